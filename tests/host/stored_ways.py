@@ -7,7 +7,8 @@ import torch
 from generation_runs import run
 from tiny_models import prompts
 
-from hillinfer.generate.answering import Generation, Sampling
+from hillinfer.generate.answering import Generation
+from hillinfer.generate.tokens import Sampling
 
 NEW_TOKENS = 6
 

@@ -71,7 +71,8 @@ def answer(loaded: Any, cold_dir: Path) -> list[int]:
     """Return the first tokens of an answer, each chosen from logits whose greatest is a number."""
     import hillinfer
     from hillinfer.errors import PromptError
-    from hillinfer.generate.answering import Generation, Sampling, TokenChooser
+    from hillinfer.generate.answering import Generation
+    from hillinfer.generate.tokens import Sampling, TokenChooser
 
     document, question = prompt_ids(loaded.tokenizer)
     words = loaded.model.get_input_embeddings().num_embeddings

@@ -160,7 +160,8 @@ def _attached(cold_dir: Path) -> Any:
 
 
 def _answer(session: Path, cold_dir: Path) -> list[int]:
-    from hillinfer.generate.answering import Generation, Sampling
+    from hillinfer.generate.answering import Generation
+    from hillinfer.generate.tokens import Sampling
 
     with _attached(cold_dir) as attachment:
         cache = attachment.load_session(session, expected_tokens=_TOKENS + 10)

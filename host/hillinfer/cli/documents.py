@@ -15,7 +15,8 @@ from hillinfer.cli.console import (
     quiet_transformers,
     reading_view,
 )
-from hillinfer.cli.generate import STOCK, Asking, GenerateRequest, read_document, reads_stdin
+from hillinfer.cli.generate import STOCK, Asking, GenerateRequest
+from hillinfer.cli.questions import read_document, reads_stdin
 from hillinfer.cli.store import (
     SaltOption,
     SizeOption,
@@ -32,9 +33,9 @@ from hillinfer.cli.store_keys import (
     tell,
 )
 from hillinfer.errors import SettingsError
-from hillinfer.generate.answering import Sampling
 from hillinfer.generate.prompt import PromptStyle
 from hillinfer.generate.special_tokens import SpecialTokens
+from hillinfer.generate.tokens import Sampling
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.native.library import native_library
 from hillinfer.secrecy.key_sources import key_source

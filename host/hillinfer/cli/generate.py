@@ -1,25 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hillinfer generate`: document, questions and options, validated, and the command over them."""
+"""`hillinfer generate`: its options, validated, and the command over them."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from hillinfer.cli.console import quiet_transformers
+from hillinfer.cli.prune import PruneOption, PruneUse, RankerOption
+from hillinfer.cli.questions import read_document, reads_stdin
 from hillinfer.cli.store import SaltOption, SizeOption, StoreUse, StrictOption, named_by
 from hillinfer.cli.store_keys import KeyFileOption, KeyringOption, PassphraseOption
 from hillinfer.errors import PromptError, SettingsError
-from hillinfer.generate.answering import Sampling
-from hillinfer.generate.prompt import PromptStyle, bounded, check_text, decoded, read_text
+from hillinfer.generate.prompt import PromptStyle, check_text
 from hillinfer.generate.special_tokens import SpecialTokens
+from hillinfer.generate.tokens import Sampling
 from hillinfer.kv.pool_policies import POOL_POLICIES, make_pool_policy
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.native.library import native_library
@@ -28,104 +27,6 @@ from hillinfer.settings import Encryption, IOChoice, ModelName, QuestionReading,
 from hillinfer.store.pool_files import insist
 from hillinfer.system.machine import NumberType
 from hillinfer.values import ByteSize, check_threads
-
-# --- The document ---
-
-_STDIN = Path("-")
-
-
-def read_document(file: Path | None, text: str | None) -> str:
-    """Return the document.
-
-    `file` holds UTF-8 text and is `-` for standard input; `text` is the document itself. Either may
-    be None. Raises PromptError where both or none are given, or what is given cannot be read or is
-    empty.
-    """
-    if file is not None and text is not None:
-        raise PromptError("give the prompt with --prompt or with --prompt-file, not both")
-    if text is None and reads_stdin(file, text):
-        document, place = _from_stdin(), "standard input"
-    elif text is None:
-        assert file is not None
-        document, place = read_text(file, "the prompt file", "--prompt-file"), str(file)
-    else:
-        check_text(text, "--prompt")
-        document, place = text, "--prompt"
-    if not document.strip():
-        raise PromptError(f"the prompt from {place} is empty: give a text to read")
-    return document
-
-
-def reads_stdin(file: Path | None, text: str | None) -> bool:
-    """Whether `read_document` would take standard input."""
-    return text is None and (file is None or file == _STDIN)
-
-
-def _from_stdin() -> str:
-    if sys.stdin.isatty():
-        raise PromptError(
-            "no prompt: give a text with --prompt-file or --prompt, or pipe one into stdin"
-        )
-    try:
-        return decoded(bounded(sys.stdin.buffer, "standard input"), "standard input")
-    except OSError as error:
-        raise PromptError(
-            f"cannot read standard input: {error.strerror}; give the text with --prompt-file"
-        ) from error
-
-
-# --- Typed questions ---
-
-_END_WORDS = frozenset({"exit", "quit"})
-# No model has room for a question as long; a line without an end must not fill memory.
-_MOST_BYTES = 1 << 20
-
-
-def typed_questions(console: Console) -> Iterator[str]:
-    """Yield a line each from standard input, until its end, an empty line or a word for the end.
-
-    A line that is no text, or too long for any model, is named and the next one is awaited.
-
-    Raises PromptError where standard input cannot be read.
-    """
-    lines = sys.stdin.buffer
-    while True:
-        if sys.stdin.isatty():
-            console.print("question (empty line to end): ", end="")
-        line = _line(lines)
-        if line is None:
-            console.print(
-                f"hillinfer: this question is longer than {_MOST_BYTES} bytes: ask a shorter one"
-            )
-            continue
-        try:
-            question = line.decode("utf-8").strip()
-        except UnicodeDecodeError as error:
-            console.print(
-                f"hillinfer: this question is not UTF-8 text (byte {error.start}): ask it again"
-            )
-            continue
-        if not question or question in _END_WORDS:
-            return
-        yield question
-
-
-def _line(lines: BinaryIO) -> bytes | None:
-    """Return the next line, empty at the end; None for one that is too long, which is passed."""
-    try:
-        line = lines.readline(_MOST_BYTES)
-        if len(line) < _MOST_BYTES or line.endswith(b"\n"):
-            return line
-        while rest := lines.readline(_MOST_BYTES):
-            if rest.endswith(b"\n"):
-                break
-        return None
-    except OSError as error:
-        raise PromptError(
-            f"cannot read questions from standard input: {error.strerror}; give them with "
-            "--question"
-        ) from error
-
 
 # --- The request ---
 
@@ -186,6 +87,8 @@ class GenerateRequest:
         The store to look the document up in; None for none.
     prompt_file
         Where the document was read from; None where it was no file.
+    prune
+        How deeper layers are to see fewer tokens of the prompt; None for all of them.
     """
 
     model: str
@@ -209,6 +112,7 @@ class GenerateRequest:
     store: StoreUse | None = None
     prompt_file: Path | None = None
     special_tokens: SpecialTokens = SpecialTokens.TEXT
+    prune: PruneUse | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing."""
@@ -234,6 +138,11 @@ class GenerateRequest:
             raise SettingsError(
                 f"--projections {self.projections} computes keys and values a little differently "
                 f"than the model a session belongs to: use --projections {STOCK} with sessions"
+            )
+        if self.prune and (self.session or self.save_session or self.store):
+            raise SettingsError(
+                "--prune leaves deeper layers without rows that sessions and stores keep: use it "
+                "without --session, --save-session and --store"
             )
         if self.compare and self.only_reads:
             raise SettingsError("--compare full needs something to answer: add --question")
@@ -376,6 +285,8 @@ def generate(
         int, typer.Option(help="Blocks of rows read before their layer begins.")
     ] = _DEFAULTS.prefetch_blocks,
     prefill_chunk: Annotated[int, typer.Option(help="Prompt tokens of one forward pass.")] = 1024,
+    prune: PruneOption = None,
+    prune_ranker: RankerOption = "weights",
     sparse_question: Annotated[
         bool,
         typer.Option("--sparse-question", help="Read the question token by token, as in decode."),
@@ -491,6 +402,7 @@ def generate(
             named_by(context),
         ),
         prompt_file=None if reads_stdin(prompt_file, prompt) else prompt_file,
+        prune=None if prune is None else PruneUse(prune, prune_ranker),
     )
     # Importing torch takes seconds: bad options and an install without the library are told first.
     native_library()

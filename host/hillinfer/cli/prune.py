@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hillinfer prune-profile`: which schedule a model keeps its answers with."""
+"""`--prune` of `hillinfer generate`, and `hillinfer prune-profile`, which finds a schedule."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,9 +16,90 @@ from rich.table import Table
 from hillinfer.cli.console import error_console, quiet_transformers
 from hillinfer.errors import SettingsError
 from hillinfer.models.registry_model import DEFAULT_MODEL
+from hillinfer.pruning.schedule import RANKER_NAMES, Schedule
 from hillinfer.system.files import prepare_report, write_whole
 from hillinfer.system.machine import NumberType
 from hillinfer.values import check_threads
+
+if TYPE_CHECKING:
+    from hillinfer.pruning.reading import Pruning
+
+# --- `--prune` ---
+
+AUTO = "auto"
+PruneOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Deeper layers see fewer tokens of the prompt: a schedule such as 15:50%, auto for "
+        "what hillinfer prune-profile found of this model; see docs/pruning.md."
+    ),
+]
+RankerOption = Annotated[
+    str, typer.Option(help=f"By which --prune chooses blocks: {', '.join(RANKER_NAMES)}.")
+]
+
+
+@dataclass(frozen=True)
+class PruneUse:
+    """How a run reads its prompts in stages.
+
+    Parameters
+    ----------
+    schedule
+        As `Schedule.parse` takes it, or `auto`.
+    ranker
+        Name of the rule that chooses blocks.
+
+    Raises
+    ------
+    SettingsError
+        Where either is unknown.
+    """
+
+    schedule: str
+    ranker: str
+
+    def __post_init__(self) -> None:
+        if self.schedule != AUTO:
+            Schedule.parse(self.schedule)
+        if self.ranker not in RANKER_NAMES:
+            raise SettingsError(
+                f"--prune-ranker {self.ranker}: choose one of {', '.join(RANKER_NAMES)}"
+            )
+
+    def begin(self, model: Any, chunk_tokens: int, say: Callable[[str], None]) -> Pruning | None:
+        """Let a model read in stages; None where `auto` finds no evidence, which is said.
+
+        Parameters
+        ----------
+        model
+            Attached, whose caches then have bands.
+        chunk_tokens
+            Tokens that go through its deeper layers at once.
+        say
+            Takes a line for people.
+        """
+        from hillinfer.pruning.passes import LaterTurns
+        from hillinfer.pruning.profile import found_schedule
+        from hillinfer.pruning.rankers import make_ranker
+        from hillinfer.pruning.reading import Pruning
+
+        schedule, ranker = self.schedule, self.ranker
+        if schedule == AUTO:
+            found = found_schedule(model)
+            if found is None:
+                say(
+                    "prune: nothing is known of this model that would keep its answers, so nothing "
+                    "is pruned: run hillinfer prune-profile with it once"
+                )
+                return None
+            schedule, ranker = found
+            say(f"prune: {schedule}, as prune-profile found ({ranker})")
+        parsed = Schedule.parse(schedule)
+        return Pruning(model, parsed, make_ranker(ranker), LaterTurns.KEEP, chunk_tokens)
+
+
+# --- `hillinfer prune-profile` ---
 
 _LEAST_TOKENS = 600
 
@@ -47,7 +129,7 @@ def prune_profile(
 
     from hillinfer.models.loader import load_model
     from hillinfer.pruning.needles import needle_document
-    from hillinfer.pruning.profile import make_profile
+    from hillinfer.pruning.profile import keep_evidence, make_profile
     from hillinfer.pruning.rankers import make_ranker
 
     chosen = make_ranker(ranker)
@@ -67,14 +149,18 @@ def prune_profile(
         tried.add_row(one.schedule or "none", right, f"{one.nll:.2f}", f"x{one.flop_limit:.2f}")
     console.print(tried)
     print(f"schedule: {found.schedule or 'none: no schedule kept the answers of a whole read'}")
+    told = {
+        "label": "measured",
+        "model": loaded.name,
+        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        "ranker": ranker,
+        "documents": documents,
+        "tokens": tokens,
+        **asdict(found),
+    }
+    try:
+        keep_evidence(loaded.model, told)
+    except OSError as error:
+        error_console().print(f"hillinfer: warning: not kept for --prune auto: {error.strerror}")
     if out is not None:
-        told = {
-            "label": "measured",
-            "model": loaded.name,
-            "dtype": str(loaded.model.dtype).removeprefix("torch."),
-            "ranker": ranker,
-            "documents": documents,
-            "tokens": tokens,
-            **asdict(found),
-        }
         write_whole(out, json.dumps(told, indent=1).encode())

@@ -20,7 +20,7 @@ from hillinfer.doctor.finding import python_version, run_packages
 from hillinfer.drive.directories import filesystem_of, prepared_cold_dir
 from hillinfer.errors import BrokenRunError, Failure
 from hillinfer.generate.answering import Answering
-from hillinfer.generate.run_report import Comparison, RunReport, SessionFacts, StoreFacts
+from hillinfer.generate.run_report import Answer, Comparison, RunReport, SessionFacts, StoreFacts
 from hillinfer.model_shape import ModelShape
 from hillinfer.models.loader import LoadedModel
 from hillinfer.statistics import CacheStatistics
@@ -78,6 +78,7 @@ def settings_facts(request: GenerateRequest, checked: CheckedRun) -> dict[str, A
         "special_tokens": request.special_tokens.value,
         "max_new_tokens": request.max_new_tokens,
         "projections": request.projections,
+        "prune": request.prune.schedule if request.prune else None,
         "threads": torch.get_num_threads(),
     }
 
@@ -138,6 +139,7 @@ def report_lines(report: RunReport) -> list[tuple[str, str]]:
             "prefill",
             f"{report.prefill_seconds:.1f} s, {report.prefill_tokens_per_second:.1f} tokens/s",
         ),
+        *pruned_lines(report),
         *first_token_lines(report),
         ("decode", f"{report.decode_tokens_per_second:.2f} tokens/s"),
         ("KV cache", f"{format_bytes(statistics.kv_bytes)} of rows"),
@@ -218,6 +220,26 @@ def report_lines(report: RunReport) -> list[tuple[str, str]]:
             ("FP16", f"{statistics.fp16_overflows} values were too large and became the largest")
         )
     return lines
+
+
+def pruned_lines(report: RunReport) -> list[tuple[str, str]]:
+    """Return what deeper layers did not see of the first prompt that lost anything."""
+    read = next((answer.pruned for answer in report.answers if answer.pruned), None)
+    if read is None:
+        return []
+    tokens, deep = read["tokens"], f"{read['choosing_seconds'] + read['deep_seconds']:.1f} s"
+    saw = ", ".join(
+        f"{tokens[layer]} from layer {layer} on"
+        for layer in range(1, len(tokens))
+        if tokens[layer] < tokens[layer - 1]
+    )
+    return [
+        (
+            "pruned",
+            f"{read['schedule']}: layers saw {tokens[0]} tokens, {saw}; these took {deep}; FLOPs "
+            f"allow {read['flop_limit']:.2f} times the speed",
+        )
+    ]
 
 
 def _pools_text(report: RunReport) -> str:
@@ -353,7 +375,7 @@ class RunRecord:
         reused = 0 if self.session is None else self.session.reused_tokens
         read = reused + answering.document_tokens
         answers = answering.answers
-        contexts = [read + answer.question_tokens + answer.decode_steps for answer in answers]
+        contexts = [_rows_per_layer(answer, read) + answer.decode_steps for answer in answers]
         statistics = self.statistics or blank.statistics
         return replace(
             blank,
@@ -362,7 +384,7 @@ class RunRecord:
             answers=answers,
             # Forks are closed by now, so the cache no longer holds the longest context.
             statistics=replace(
-                statistics, kv_bytes=max(contexts, default=read) * self._token_bytes
+                statistics, kv_bytes=round(max(contexts, default=read) * self._token_bytes)
             ),
             peak_rss_bytes=self.peak_rss_bytes,
             comparison=self.comparison,
@@ -411,3 +433,11 @@ class RunRecord:
             return f"; the text so far is in {written}"
         also = "" if written is None else f" and in {written}"
         return f"; the text so far is on standard output{also}"
+
+
+def _rows_per_layer(answer: Answer, read: int) -> float:
+    """Return the rows of an answer's prompt, as a mean over layers, behind so many tokens read."""
+    if answer.pruned is None:
+        return read + answer.question_tokens
+    tokens = answer.pruned["tokens"]
+    return float(sum(tokens)) / len(tokens)

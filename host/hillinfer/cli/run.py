@@ -23,8 +23,9 @@ from hillinfer.cli.console import (
     setup_warnings_shown,
 )
 from hillinfer.cli.ending import OutputError
-from hillinfer.cli.generate import STOCK, Asking, GenerateRequest, typed_questions
+from hillinfer.cli.generate import STOCK, Asking, GenerateRequest
 from hillinfer.cli.preflight import CheckedRun, Surroundings, check_run
+from hillinfer.cli.questions import typed_questions
 from hillinfer.cli.report import (
     RunRecord,
     machine_facts,
@@ -360,7 +361,11 @@ def _generate(
         )
         cache, session = open_cache(attachment, request, checked, saved, loaded.tokenizer)
         generation = Generation(loaded.model, cache, request.chunk_tokens)
-        answering = Answering(generation, loaded.tokenizer, prompt, options)
+        stages = None
+        if request.prune is not None:
+            stages = request.prune.begin(loaded.model, request.chunk_tokens, console.print)
+            attached.callback(lambda: None if stages is None else stages.remove())
+        answering = Answering(generation, loaded.tokenizer, prompt, options, stages)
         # Of a run that did nothing yet; at its end the drive may be gone.
         blank = RunReport(
             model=model_facts(loaded, loaded.shape),
@@ -419,7 +424,7 @@ def _read_and_answer(
     """Read the document, save it where that is wanted, and answer."""
     unread = checked.document_ids[checked.reused_tokens :]
     with reading_view(console).stage("prefill", len(unread)) as advance:
-        answering.read(unread, advance)
+        answering.read(unread, advance, int(request.asks))
     if record.session is not None and request.save_session is not None:
         record.session = save_cache(
             cache, request, prompt, answering.tokenizer, record.session, console

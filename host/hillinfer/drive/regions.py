@@ -44,6 +44,9 @@ class GroupTable:
         # A heap.
         self._free: list[int] = []
         self._in_use = 0
+        # Of groups that are used in part: which part, and what all of them leave unused.
+        self._parts: dict[int, float] = {}
+        self._unused = 0.0
         # By their first group.
         self._regions: list[_Region] = []
 
@@ -57,15 +60,30 @@ class GroupTable:
         """Groups that some sequence owns."""
         return self._in_use
 
-    def take(self) -> int:
-        """Return a group nobody owns, owned once from now on."""
+    @property
+    def parts_in_use(self) -> float:
+        """What sequences own, in whole groups: of some they use a part."""
+        return self._in_use - self._unused
+
+    def take(self, part: float = 1.0) -> int:
+        """Return a group nobody owns, owned once from now on.
+
+        Parameters
+        ----------
+        part
+            How much of it will be used, above 0 and up to 1: it has room in every layer.
+        """
         self._in_use += 1
         if self._free:
             group = heapq.heappop(self._free)
             self._owners[group] = 1
-            return group
-        self._owners.append(1)
-        return len(self._owners) - 1
+        else:
+            self._owners.append(1)
+            group = len(self._owners) - 1
+        if part < 1:
+            self._parts[group] = part
+            self._unused += 1 - part
+        return group
 
     def share(self, group: int) -> None:
         """Count one more owner; a group of a region may have had none."""
@@ -83,6 +101,7 @@ class GroupTable:
         if self._owners[group]:
             return False
         self._in_use -= 1
+        self._unused -= 1 - self._parts.pop(group, 1.0)
         region = self._region_of(group)
         if region is None:
             heapq.heappush(self._free, group)

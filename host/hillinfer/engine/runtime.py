@@ -240,8 +240,8 @@ class Runtime:
 
         Where the model has a GPU, the row of a single token comes back while it computes on.
         """
-        if self._following is not None and layer == 0:
-            self._following.cover(self._rows.tokens + keys.shape[1])
+        if self._following is not None and layer == sequence.band.start:
+            self._following.cover(self._rows.tokens_with(sequence, keys.shape[1]))
         if keys.device.type != "cpu":
             self.counters.device_to_host_bytes += 2 * keys.numel() * keys.element_size()
         if self._gpu is not None:
@@ -270,8 +270,8 @@ class Runtime:
         """
         if self._gpu is not None:
             return False
-        if self._following is not None and layer == 0:
-            self._following.cover(self._rows.tokens + 1)
+        if self._following is not None and layer == sequence.band.start:
+            self._following.cover(self._rows.tokens_with(sequence, 1))
         overflows = self._rows.append_token(layer, sequence, keys, values, batch_row)
         if overflows is None:
             return False

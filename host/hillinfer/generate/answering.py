@@ -4,154 +4,21 @@
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hillinfer.errors import CacheUseError, Failure, Finish, SettingsError
 from hillinfer.generate.prompt import QuestionPrompt
 from hillinfer.generate.run_report import Answer
+from hillinfer.generate.tokens import Sampling, TextStream, TokenChooser
 from hillinfer.settings import QuestionReading
 from hillinfer.statistics import CacheStatistics, Counters
 
 if TYPE_CHECKING:
     import torch
-
-# --- The next token ---
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Greedy at temperature 0, else drawn from what top-k and top-p leave.
-
-    Raises SettingsError where a value is outside its range.
-
-    Parameters
-    ----------
-    temperature
-        Divides the logits; 0 takes the most likely token.
-    top_k
-        Number of most likely tokens that stay; 0 for all.
-    top_p
-        Smallest probability mass that stays, above 0, at most 1.
-    seed
-        Of the random numbers; the same seed draws the same tokens from the same logits.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse values that mean nothing."""
-        if not 0 <= self.temperature < float("inf"):
-            raise SettingsError(f"temperature={self.temperature} must be 0 (greedy) or above")
-        if self.top_k < 0:
-            raise SettingsError(f"top_k={self.top_k} must be 0 (all tokens) or above")
-        if not 0 < self.top_p <= 1:
-            raise SettingsError(f"top_p={self.top_p} must be above 0 and at most 1")
-        if not 0 <= self.seed < 2**63:
-            raise SettingsError(f"seed={self.seed} must be between 0 and 2^63 - 1")
-        if self.temperature == 0 and (self.top_k or self.top_p < 1):
-            raise SettingsError(
-                "top_k and top_p do nothing at temperature 0 (greedy): set --temperature as well"
-            )
-
-    def as_json(self) -> dict[str, float]:
-        """Return the choices by name, for a report."""
-        return asdict(self)
-
-
-class TokenChooser:
-    """Draws tokens one after the other, with random numbers of its own.
-
-    `device` is where the logits lie.
-    """
-
-    def __init__(self, sampling: Sampling, device: torch.device) -> None:
-        import torch
-        from transformers import (
-            LogitsProcessorList,
-            TemperatureLogitsWarper,
-            TopKLogitsWarper,
-            TopPLogitsWarper,
-        )
-
-        self._processors: Any = LogitsProcessorList()
-        self._random: torch.Generator | None = None
-        if sampling.temperature == 0:
-            return
-        self._random = torch.Generator(device).manual_seed(sampling.seed)
-        self._processors.append(TemperatureLogitsWarper(sampling.temperature))
-        if sampling.top_k:
-            self._processors.append(TopKLogitsWarper(sampling.top_k))
-        if sampling.top_p < 1:
-            self._processors.append(TopPLogitsWarper(sampling.top_p))
-
-    def choose(self, logits: torch.Tensor) -> int:
-        """Return the id of the next token, given logits of shape (vocabulary,).
-
-        Raises CacheUseError where the greatest of them is no finite number: any token would be as
-        good then.
-        """
-        if not math.isfinite(float(logits.max())):
-            raise CacheUseError(
-                "the model's output is not finite: its weights or its number type are at fault; "
-                "try --dtype float32"
-            )
-        if self._random is None:
-            return int(logits.argmax())
-        scores: torch.Tensor = self._processors(None, logits.float()[None])
-        return int(scores.softmax(-1).multinomial(1, generator=self._random))
-
-
-# --- Text from tokens ---
-
-_REPLACEMENT = "\ufffd"
-
-
-class TextStream:
-    """Decodes a growing list of tokens piece by piece.
-
-    A character may be spread over several tokens and a token's text may depend on the one before
-    it, so each piece is the difference of two decodings that start at the same token, and is held
-    back while it ends in an incomplete character. `tokenizer` is one of transformers.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._start = 0
-        self._shown = 0
-
-    def push(self, token_id: int) -> str:
-        """Take one token and return the text that is certain now, maybe none."""
-        self._ids.append(token_id)
-        return self._take(self._text(self._start, len(self._ids)), _REPLACEMENT)
-
-    def finish(self) -> str:
-        """Return what was held back."""
-        return self._take(self._text(self._start, len(self._ids)), None)
-
-    def _take(self, text: str, unfinished: str | None) -> str:
-        before = self._text(self._start, self._shown)
-        if len(text) <= len(before) or (unfinished and text.endswith(unfinished)):
-            return ""
-        # The next difference starts at the tokens shown now, so each step decodes a few tokens.
-        self._start, self._shown = self._shown, len(self._ids)
-        return text[len(before) :]
-
-    def _text(self, begin: int, end: int) -> str:
-        return str(
-            self._tokenizer.decode(
-                self._ids[begin:end], skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
-        )
-
 
 # --- The loop ---
 
@@ -272,6 +139,33 @@ class Generation:
 
 # --- Answers ---
 
+
+class Stages(Protocol):
+    """What reads prompts in stages, where anything does: it must know how long they are."""
+
+    def prompt(
+        self, tokens: int, question_tokens: int | None = None
+    ) -> AbstractContextManager[None]:
+        """Return what encloses reading, in any chunks, of a prompt that ends behind so many."""
+
+    def told_of(self, cache: Any) -> dict[str, Any] | None:
+        """Return what a cache's prompt lost, for a report; None where it lost nothing."""
+
+
+class NoStages:
+    """Reads every token in every layer."""
+
+    def prompt(
+        self, tokens: int, question_tokens: int | None = None
+    ) -> AbstractContextManager[None]:
+        """Return what encloses nothing."""
+        return nullcontext()
+
+    def told_of(self, cache: Any) -> dict[str, Any] | None:
+        """Return None."""
+        return None
+
+
 Progress = Callable[[int], None]
 
 
@@ -306,6 +200,7 @@ class _Draft:
     finish: Finish | None = None
     counts: dict[str, float] = field(default_factory=dict)
     error: str | None = None
+    pruned: dict[str, Any] | None = None
 
     def ended(self, error: BaseException) -> None:
         """Note what ended it; what came first counts."""
@@ -327,6 +222,7 @@ class _Draft:
             finish=self.finish or Finish.INTERRUPTED,
             decode_counts=self.counts,
             error=self.error,
+            pruned=self.pruned,
         )
 
 
@@ -335,7 +231,8 @@ class Answering:
 
     Whatever ends an answer in its middle, an interrupt and a defect too, is told in it, so that
     what was generated until then is not lost. The exception itself is in `broke`. `generation` has
-    an empty cache; `prompt` makes ids of questions about the document.
+    an empty cache; `prompt` makes ids of questions about the document; `stages` are told of each
+    prompt before it is read.
 
     Attributes
     ----------
@@ -348,8 +245,14 @@ class Answering:
     """
 
     def __init__(
-        self, generation: Generation, tokenizer: Any, prompt: QuestionPrompt, options: AnswerOptions
+        self,
+        generation: Generation,
+        tokenizer: Any,
+        prompt: QuestionPrompt,
+        options: AnswerOptions,
+        stages: Stages | None = None,
     ) -> None:
+        self._stages = stages or NoStages()
         self.generation = generation
         self.tokenizer = tokenizer
         self._prompt = prompt
@@ -364,10 +267,13 @@ class Answering:
         """All answers so far, one that is not finished too."""
         return tuple(draft.answer() for draft in self._drafts)
 
-    def read(self, token_ids: list[int], on_progress: Progress = _unseen) -> float:
+    def read(
+        self, token_ids: list[int], on_progress: Progress = _unseen, follows: int = 0
+    ) -> float:
         """Read the document's ids in chunks and return the seconds that took.
 
-        Raises HillInferError where it fails in the middle.
+        `follows` is how many tokens will follow at least before anything is answered. Raises
+        HillInferError where it fails in the middle.
         """
         started = time.perf_counter()
 
@@ -376,7 +282,8 @@ class Answering:
             self.document_seconds = time.perf_counter() - started
             on_progress(done)
 
-        self.generation.read(token_ids, advance)
+        with self._stages.prompt(self._held(self.generation) + len(token_ids) + follows):
+            self.generation.read(token_ids, advance)
         self.document_seconds = time.perf_counter() - started
         return self.document_seconds
 
@@ -411,6 +318,7 @@ class Answering:
     def go_on(self, on_text: Callable[[str], None], on_progress: Progress = _unseen) -> Answer:
         """Go on from the document itself, which was the whole prompt; parameters as in `ask`."""
         draft = self._begin(None)
+        draft.pruned = self._stages.told_of(self.generation.cache)
         with self._told_in(draft):
             self._decode(self.generation, draft, on_text, on_progress)
         return draft.answer()
@@ -439,9 +347,15 @@ class Answering:
 
         singly = self._options.question_reading is QuestionReading.SINGLY
         try:
-            (generation.read_singly if singly else generation.read)(ids, advance)
+            with self._stages.prompt(self._held(generation) + len(ids), len(ids)):
+                (generation.read_singly if singly else generation.read)(ids, advance)
         finally:
             draft.question_seconds = time.perf_counter() - started
+        draft.pruned = self._stages.told_of(generation.cache)
+
+    @staticmethod
+    def _held(generation: Generation) -> int:
+        return int(generation.cache.get_seq_length())
 
     def _decode(
         self,

@@ -36,6 +36,9 @@ class Answer:
         cache that does not count.
     error
         What failed in the middle, None where nothing did.
+    pruned
+        What deeper layers did not see of the prompt, None where they saw all of it; by the names of
+        `pruning.passes.PrunedRead`.
     """
 
     question: str | None
@@ -47,6 +50,7 @@ class Answer:
     finish: Finish
     decode_counts: Mapping[str, float]
     error: str | None = None
+    pruned: Mapping[str, Any] | None = None
 
     @property
     def decode_steps(self) -> int:

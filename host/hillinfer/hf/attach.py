@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 import threading
 import warnings
 import weakref
@@ -20,11 +22,18 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.directories import memory_warning, prepared_cold_dir
 from hillinfer.engine.budget_growth import CachePlan
 from hillinfer.engine.runtime import Runtime
-from hillinfer.errors import SessionError, SettingsError, SetupWarning, UnsupportedFeatureError
+from hillinfer.errors import (
+    ColdPoolError,
+    SessionError,
+    SettingsError,
+    SetupWarning,
+    UnsupportedFeatureError,
+)
 from hillinfer.gpu.staging import CopyLane, lane_of
 from hillinfer.hf import attention
+from hillinfer.hf.attention import AttachedCache, check_ids
 from hillinfer.hf.cache import HillInferCache
-from hillinfer.hf.engine import RUNTIME_THREADS, Engine, Expectation
+from hillinfer.hf.engine import RUNTIME_THREADS, Engine, Expectation, Use
 from hillinfer.hf.features import (
     NAME,
     AttachedName,
@@ -33,16 +42,18 @@ from hillinfer.hf.features import (
     check_uses_interface,
     check_versions,
 )
-from hillinfer.hf.guarded_generate import GuardedGenerate
 from hillinfer.hf.hooks import (
     ForwardHooks,
+    Guard,
     GuardedForward,
     QueryHooks,
+    named,
     predictor_of,
+    regaining,
     with_named_query,
 )
 from hillinfer.hf.joined_cache import JoinedCache
-from hillinfer.hf.prompts import CachePrompts, PromptStore
+from hillinfer.hf.prompts import CachePrompts, PromptCall, PromptStore
 from hillinfer.hf.stored_cache import StoredCache
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.library import native_library
@@ -416,3 +427,40 @@ def checked_count(name: str, value: Any) -> int:
     if count < 1:
         raise SettingsError(f"{name}={count} must be at least 1")
     return count
+
+
+# --- what stands around `generate` ---
+
+
+class GuardedGenerate(Guard):
+    """Wraps `generate`, which slices ids before any forward pass could compare them.
+
+    Parameters as in `Guard`.
+    """
+
+    _name = "generate"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate; a cache is refused first where the ids do not continue it."""
+        cache = kwargs.get("past_key_values")
+        if not isinstance(cache, AttachedCache):
+            return self._guarded(*args, **kwargs)
+        with Use(sys._getframe()) as use:
+            around = cache.begin_generate(use)
+            try:
+                given = named(self._guarded, args, kwargs)
+                ids, mask = given.get("input_ids", given.get("inputs")), given.get("attention_mask")
+                if ids is not None:
+                    check_ids(ids)
+                    check = functools.partial(cache.check_continues, ids, mask)
+                    regaining(cache, self._model, check)
+                    call = PromptCall.of_generate(self._model, ids, given)
+                    begin = functools.partial(cache.begin_prompt, ids, mask, call)
+                    regaining(cache, self._model, begin)
+                return self._guarded(*args, **kwargs)
+            except ColdPoolError as error:
+                raise ColdPoolError(
+                    f"{error}; the tokens generated until then are in the cache's token_ids"
+                ) from error
+            finally:
+                cache.end_generate(around)

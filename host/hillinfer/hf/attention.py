@@ -311,6 +311,11 @@ def attention(
 _left_out = torch.compiler.disable(attention)  # type: ignore[no-untyped-call]
 
 
+def is_autocast() -> bool:
+    """Whether torch computes in other types than the model's."""
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+
+
 def without_autocast(device: str) -> AbstractContextManager[object]:
     """Return what has torch compute in the model's own types, on a kind of device and the host."""
     if device == "cpu" and not torch.is_autocast_enabled("cpu"):

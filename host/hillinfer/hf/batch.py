@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
 
 import torch
 
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
+from hillinfer.hf.forward_plan import ForwardPlan, SequenceShare
 from hillinfer.hf.prompts import Made
 from hillinfer.kv.sequence import Sequence
-from hillinfer.model_shape import ModelShape
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 # --- Reading attention masks ---
@@ -44,104 +42,6 @@ def left_padding(mask: torch.Tensor) -> list[int]:
             "padding after tokens is not supported: set tokenizer.padding_side = 'left'"
         )
     return [int(count) for count in (~real).sum(dim=1)]
-
-
-# --- Which sequences one forward pass works on ---
-
-
-@dataclass(frozen=True)
-class SequenceShare:
-    """One distinct sequence of a batch.
-
-    Parameters
-    ----------
-    sequence
-        Where its rows go.
-    batch_rows
-        Rows of the batch that hold it; more than one where prompts or beams are identical.
-    tokens
-        Real tokens this forward brings, the last ones of the batch row; padding comes before.
-    """
-
-    sequence: Sequence
-    batch_rows: tuple[int, ...]
-    tokens: int
-
-
-@dataclass(frozen=True)
-class ForwardPlan:
-    """One forward pass.
-
-    Parameters
-    ----------
-    start
-        Index of its first token, padding included.
-    tokens
-        Tokens of each batch row, padding included.
-    batch
-        Rows of the batch.
-    shares
-        The distinct sequences.
-    """
-
-    start: int
-    tokens: int
-    batch: int
-    shares: tuple[SequenceShare, ...]
-
-    def check_states(
-        self, shape: ModelShape, layer: int, keys: torch.Tensor, values: torch.Tensor
-    ) -> None:
-        """Refuse keys and values that are not what the config promises.
-
-        Raises
-        ------
-        UnsupportedFeatureError
-            Naming what is wrong with them.
-        """
-        if keys.requires_grad:
-            raise UnsupportedFeatureError(
-                "gradients do not pass through a cache on a drive: use torch.no_grad()"
-            )
-        if keys.shape != values.shape:
-            raise UnsupportedFeatureError(
-                f"keys {tuple(keys.shape)} and values {tuple(values.shape)} differ in shape "
-                "(latent attention): this model needs its ordinary cache"
-            )
-        expected = (self.batch, shape.kv_heads, self.tokens, shape.head_dim)
-        if tuple(keys.shape) != expected:
-            raise UnsupportedFeatureError(
-                f"layer {layer} has keys of shape {tuple(keys.shape)} where the config says "
-                f"{expected}: layers of different shapes need the ordinary cache"
-            )
-
-    def check_attended(self, lengths: SequenceOf[int], stored: Collection[int]) -> None:
-        """Refuse this pass, which is through, where some layer made it without its cache.
-
-        Parameters
-        ----------
-        lengths
-            Tokens of each layer.
-        stored
-            Layers that stored keys and values and did not attend to them.
-
-        Raises
-        ------
-        CacheUseError
-            Naming the first layer.
-        """
-        for layer, length in enumerate(lengths):
-            if length != self.start + self.tokens:
-                raise CacheUseError(
-                    f"layer {layer} brought the cache no keys and values: a model that skips "
-                    "layers needs its ordinary cache"
-                )
-        if stored:
-            raise CacheUseError(
-                f"layer {min(stored)} attended without the cache that its keys and values are in, "
-                "so its answer is wrong: leave the attention implementation of all layers as "
-                "hillinfer.attach set it, or detach first"
-            )
 
 
 # --- The rows of a batch and the sequences they hold ---
@@ -218,6 +118,13 @@ class Batch:
     def sequences(self) -> list[Sequence]:
         """Return what the rows hold, each sequence once."""
         return _distinct(self._sequences)
+
+    def lengths(self, layers: int) -> list[int]:
+        """Return the rows that each layer has, padding included, of passes that got through."""
+        if not self._sequences:
+            return [0] * layers
+        first, pad = self._sequences[0], self._pads[0]
+        return [pad + first.of(layer).lengths[layer] for layer in range(layers)]
 
     @property
     def token_ids(self) -> list[list[int]]:

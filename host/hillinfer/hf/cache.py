@@ -131,6 +131,11 @@ class HillInferCache(PassingCache):
         def save() -> SavedBytes:
             with self._alone(Use(sys._getframe())):
                 sequence = self._batch.only_sequence()
+                if sequence.deeper:
+                    raise SessionError(
+                        f"cannot save the session {directory}: its prompt was read in stages, and "
+                        "deeper layers have fewer rows: read it without prune"
+                    )
                 fingerprint = identity.fingerprint(self._runtime.settings.key_mode, tokenizer)
                 origin = SessionOrigin(fingerprint, chunk_tokens, prompt_form)
                 return self._runtime.save(sequence, Path(directory), origin)
@@ -149,9 +154,7 @@ class HillInferCache(PassingCache):
     ) -> Self:
         """Return a cache of one row, the first of its family, that continues a sequence."""
         batch = Batch.of(engine.runtime, sequence)
-        cache = cls(engine, family, batch, identity, model, prompts)
-        cache._index_lengths = list(sequence.lengths)
-        return cache
+        return cls(engine, family, batch, identity, model, prompts)
 
     def close(self) -> None:
         """Free the rows; with the last fork the files and threads go too.
@@ -206,7 +209,7 @@ class HillInferCache(PassingCache):
             except BaseException:
                 self._forget_tokens()
                 raise
-            self._index_lengths = list(sequence.lengths)
+            self._settle_lengths()
             return opened
 
     def record(self, make: Callable[[EngineSide, int], Recording | None]) -> Recording | None:
@@ -268,7 +271,6 @@ class HillInferCache(PassingCache):
         if plan is not None and plan.start:
             with self._alone_as_is(Use(sys._getframe())):
                 self._batch.truncate(plan.start)
-                self._index_lengths = [plan.start] * len(self._index_lengths)
                 self._forget_forward()
         return True
 
@@ -334,7 +336,7 @@ class HillInferCache(PassingCache):
     def _forked(self) -> Self:
         with self._alone(Use(sys._getframe())):
             batch = self._batch.fork()
-            return self._beside(batch, list(self._index_lengths))
+            return self._beside(batch)
 
     def _regaining(self, act: Callable[[], _Result]) -> _Result:
         """Do something that reads rows back, once more where rows of a store had to be regained."""
@@ -349,11 +351,11 @@ class HillInferCache(PassingCache):
                 raise
         return act()
 
-    def _beside(self, batch: Batch | None, lengths: list[int]) -> Self:
-        """Return a cache of this family with these rows, and that many tokens in each layer."""
+    def _beside(self, batch: Batch | None) -> Self:
+        """Return a cache of this family with these rows."""
         prompts = None if self._prompts is None else self._prompts.fork()
         copy = type(self)(self._engine, self._family, batch, self._identity, self._model, prompts)
-        copy._index_lengths = lengths
+        copy.notes = None if self.notes is None else self.notes.fork()
         return copy
 
     # --- what transformers calls -----------------------------------------------------------
@@ -381,7 +383,7 @@ class HillInferCache(PassingCache):
             with self._alone(Use(sys._getframe())):
                 length = max(0, self.get_seq_length() + tokens_to_remove)
                 self._batch.truncate(length)
-                self._index_lengths = [length] * len(self._index_lengths)
+                self._settle_lengths()
 
         self._regaining(crop)
 

@@ -6,14 +6,16 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from collections.abc import Callable
 
 import torch
 
 from hillinfer.errors import CacheUseError
-from hillinfer.hf.attention import AttachedCache, HillInferLayer
-from hillinfer.hf.batch import Batch, ForwardPlan, SequenceShare
+from hillinfer.hf.attention import AttachedCache, HillInferLayer, is_autocast
+from hillinfer.hf.batch import Batch
 from hillinfer.hf.engine import CacheFamily, Engine, Expectation, Use
 from hillinfer.hf.features import ModelInUse
+from hillinfer.hf.forward_plan import ForwardPlan, LayerLengths, Notes, SequenceShare
 from hillinfer.hf.prompts import CachePrompts, in_place
 from hillinfer.kv.sequence import Sequence
 from hillinfer.sessions.fingerprint import ModelIdentity
@@ -57,13 +59,14 @@ class PassingCache(AttachedCache):
         )
         self._engine, self._runtime = engine, runtime
         self._batch = Batch(runtime) if batch is None else batch
-        self._index_lengths = [0] * runtime.shape.layers
+        self.lengths = LayerLengths(runtime.shape.layers)
         self._identity = identity
         self._model = model
         self._prompts = prompts
         # Of the pass under way: whether its tokens are where and as a prompt's own pass has them.
         self._is_in_place = True
         self.spans = ForwardSpans(runtime.recorder)
+        self.notes: Notes | None = None
         self._plan: ForwardPlan | None = None
         self._pass: Use | None = None
         self._generate: Use | None = None
@@ -73,6 +76,7 @@ class PassingCache(AttachedCache):
         self._family.add(self._batch)
         engine.join()
         self._closer = weakref.finalize(self, engine.drop, self._family, self._batch)
+        self._settle_lengths()
 
     # --- what the hooks and the attention function call -------------------------------------
 
@@ -86,8 +90,8 @@ class PassingCache(AttachedCache):
         """
         plan, under_way = self._plan, self._pass
         if plan is None or (under_way is not None and under_way.is_own):
-            return self._index_lengths[layer]
-        return plan.start
+            return self.lengths.now[layer]
+        return self.lengths.before(layer)
 
     def check_continues(self, ids: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Refuse full ids that do not start with what this cache holds.
@@ -123,7 +127,7 @@ class PassingCache(AttachedCache):
         """Notice positions, or numbers, that rows of the same tokens would not be stored with."""
         plan = self._plan
         if plan is not None and plan.tokens > 1:
-            self._is_in_place = not _is_autocast() and in_place(
+            self._is_in_place = not is_autocast() and in_place(
                 positions, plan.start, plan.tokens, self._batch.pads
             )
             if not self._is_in_place:
@@ -201,22 +205,23 @@ class PassingCache(AttachedCache):
         layout, runtime = self._runtime.layout, self._runtime
         fresh: list[tuple[torch.Tensor, torch.Tensor] | None] = []
         for share in plan.shares:
+            sequence = share.sequence.of(layer)
             if plan.tokens == share.tokens == 1 and runtime.append_token(
-                layer, share.sequence, keys, values, share.batch_rows[0]
+                layer, sequence, keys, values, share.batch_rows[0]
             ):
                 fresh.append(None)
                 continue
             rounded = []
             for states in (keys, values):
-                own = _newest(states[share.batch_rows[0]], share.tokens)
+                own = share.newest(states)
                 stored, overflows = layout.round(own)
-                runtime.count_overflows(share.sequence, overflows)
+                runtime.count_overflows(sequence, overflows)
                 rounded.append(stored)
             if share.tokens:
-                runtime.append(layer, share.sequence, rounded[0], rounded[1])
+                runtime.append(layer, sequence, rounded[0], rounded[1])
             fresh.append((rounded[0], rounded[1]))
         self._fresh[layer] = fresh
-        self._index_lengths[layer] += plan.tokens
+        self.lengths.now[layer] += plan.tokens
 
     @property
     def takes_predictions(self) -> bool:
@@ -236,10 +241,12 @@ class PassingCache(AttachedCache):
             Factor on inner products.
         """
         assert self._plan is not None
+        if self.lengths.waits(layer):
+            return
         for share in self._plan.shares:
             if share.tokens:
                 own = query[share.batch_rows[0]]
-                self._runtime.announce(layer, share.sequence, own, scaling)
+                self._runtime.announce(layer, share.sequence.of(layer), own, scaling)
 
     def attend(self, layer: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
         """Attend to what `store` just completed.
@@ -259,11 +266,11 @@ class PassingCache(AttachedCache):
         """
         assert self._plan is not None
         batch, heads, tokens, head_dim = query.shape
-        shares, fresh = self._plan.shares, self._fresh.pop(layer)
+        shares = self.lengths.attending(layer, self._plan).shares
+        fresh = self._fresh.pop(layer)
         if batch == tokens == 1 and fresh[0] is None:
-            attended = self._runtime.attend_selected(
-                layer, shares[0].sequence, query[0], None, scaling
-            )
+            sequence = shares[0].sequence.of(layer)
+            attended = self._runtime.attend_selected(layer, sequence, query[0], None, scaling)
             return attended.view(1, 1, heads, head_dim)
         if batch == 1 and shares[0].tokens == tokens:
             return self._attended(layer, shares[0], query, scaling, fresh[0]).contiguous()[None]
@@ -287,7 +294,18 @@ class PassingCache(AttachedCache):
         prompts = self._prompts
         return prompts is not None and prompts.is_complete(self.get_seq_length())
 
-    # --- what a joined batch calls ---------------------------------------------------------
+    # --- what joined batches and reading in stages call ------------------------------------
+
+    @property
+    def plan(self) -> ForwardPlan:
+        """What the pass under way brings."""
+        assert self._plan is not None
+        return self._plan
+
+    @property
+    def has_store(self) -> bool:
+        """Whether prompts are looked up in a store and stored."""
+        return self._prompts is not None
 
     @property
     def engine(self) -> Engine:
@@ -301,7 +319,7 @@ class PassingCache(AttachedCache):
 
     @property
     def sequences(self) -> list[Sequence]:
-        """What the batch rows hold, each sequence of the engine's runtime once."""
+        """What the batch rows hold, each sequence once."""
         return self._batch.sequences()
 
     @property
@@ -323,7 +341,7 @@ class PassingCache(AttachedCache):
         """Learn that a pass got through, whose turn others end; as `end_forward`."""
         plan = self._plan
         if plan is not None:
-            plan.check_attended(self._index_lengths, self._fresh)
+            self.lengths.check_attended(self._fresh)
             for share in plan.shares:
                 if share.sequence.recording is not None:
                     self._runtime.parts.rows.note_pass(share.sequence)
@@ -346,14 +364,13 @@ class PassingCache(AttachedCache):
         fresh: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> torch.Tensor:
         """Return what one sequence's new tokens see, (tokens, query_heads, head_dim)."""
-        own, sequence, runtime = query[share.batch_rows[0]], share.sequence, self._runtime
+        own, runtime, sequence = share.newest(query), self._runtime, share.sequence.of(layer)
         # Only a forward of a single token selects; longer ones attend to everything.
         if query.shape[2] == 1:
             keys = None if fresh is None else fresh[0]
             attended = runtime.attend_selected(layer, sequence, own, keys, scaling)
         else:
             assert fresh is not None
-            own = _newest(own, share.tokens)
             attended = runtime.attend_dense(layer, sequence, own, *fresh, scaling)
         return attended.transpose(0, 1)
 
@@ -361,11 +378,7 @@ class PassingCache(AttachedCache):
         plan = self._plan
         if plan is None or self._pass is None or not self._pass.is_own:
             raise self._untold()
-        if self._index_lengths[layer] != plan.start:
-            raise CacheUseError(
-                f"layer {layer} brings keys and values twice in one forward pass: each layer needs "
-                "a number (layer_idx) of its own"
-            )
+        plan = self.lengths.plan(layer, plan)
         plan.check_states(self._runtime.shape, layer, keys, values)
         return plan
 
@@ -376,26 +389,26 @@ class PassingCache(AttachedCache):
 
     def _alone_as_is(self, use: Use) -> Use:
         """Return a use that has its turn, whatever a pass that broke off left behind."""
-        self._check_process()
-        self._engine.turns.take(use)
-        try:
-            self._check_open()
-            self._engine.free_dropped()
-            self._engine.serve(self._family)
-        except BaseException:
-            use.end()
-            raise
+        self._take(use, self._free)
         return use
 
     def _take_turn(self, use: Use) -> None:
+        self._take(use, self._recover)
+
+    def _take(self, use: Use, prepare: Callable[[], None]) -> None:
         self._check_process()
         self._engine.turns.take(use)
         try:
-            self._recover()
+            prepare()
             self._engine.serve(self._family)
         except BaseException:
             use.end()
             raise
+
+    def _free(self) -> None:
+        if not self._closer.alive:
+            raise CacheUseError(_CLOSED)
+        self._engine.free_dropped()
 
     def _begin(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> ForwardPlan:
         """Begin a forward pass whose turn it is."""
@@ -419,6 +432,7 @@ class PassingCache(AttachedCache):
             # Its rows are made under selection, and so is all that follows.
             self._end_recordings(plan)
         self._plan, self._pass, self._fresh = plan, use, {}
+        self.lengths.begin(plan.tokens)
         return plan
 
     def _end_recordings(self, plan: ForwardPlan) -> None:
@@ -431,8 +445,7 @@ class PassingCache(AttachedCache):
 
         The cache holds whole tokens again afterwards.
         """
-        self._check_open()
-        self._engine.free_dropped()
+        self._free()
         if self._plan is None:
             return
         start = self._plan.start
@@ -440,12 +453,7 @@ class PassingCache(AttachedCache):
             self._forget_tokens()
             return
         self._batch.truncate(start)
-        self._index_lengths = [start] * len(self._index_lengths)
         self._forget_forward()
-
-    def _check_open(self) -> None:
-        if not self._closer.alive:
-            raise CacheUseError(_CLOSED)
 
     def _repeat_rows(self, rows: int) -> None:
         copies, rest = divmod(rows, len(self._batch))
@@ -454,14 +462,18 @@ class PassingCache(AttachedCache):
 
     def _forget_tokens(self) -> None:
         self._batch.clear()
+        self.notes = None
         if self._prompts is not None:
             self._prompts.forget()
-        self._index_lengths = [0] * len(self._index_lengths)
         self._forget_forward()
 
     def _forget_forward(self) -> None:
         self._plan = self._pass = None
         self._fresh = {}
+        self._settle_lengths()
+
+    def _settle_lengths(self) -> None:
+        self.lengths.set(self._batch.lengths(self._runtime.shape.layers))
 
     def _check_process(self) -> None:
         if self._engine.is_inherited:
@@ -487,13 +499,3 @@ class PassingCache(AttachedCache):
                 "this cache was not told about the forward pass: call the model that was attached"
             )
         return self._model.untold()
-
-
-def _is_autocast() -> bool:
-    """Whether torch computes in other types than the model's."""
-    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-
-
-def _newest(states: torch.Tensor, tokens: int) -> torch.Tensor:
-    """Return the last tokens of (heads, tokens, head_dim), as a view."""
-    return states if tokens == states.shape[1] else states[:, states.shape[1] - tokens :]

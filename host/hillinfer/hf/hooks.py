@@ -200,7 +200,13 @@ class Guard(ABC):
         setattr(model, self._name, self)
 
     def remove(self) -> None:
-        """Give the model back what it had."""
+        """Give the model back what it had; a guard that came later goes on around that."""
+        outer = self._model.__dict__.get(self._name)
+        while isinstance(outer, Guard) and outer is not self and outer.replaced is not self:
+            outer = outer.replaced
+        if isinstance(outer, Guard) and outer is not self:
+            outer.replaced, outer._guarded = self.replaced, self._guarded
+            return
         delattr(self._model, self._name)
         if self.replaced is not None:
             setattr(self._model, self._name, self.replaced)

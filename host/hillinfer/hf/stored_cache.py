@@ -14,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.generate.run_report import StoreFacts
-from hillinfer.hf.batch import ForwardPlan, left_padding
+from hillinfer.hf.batch import left_padding
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.engine import Use
+from hillinfer.hf.forward_plan import ForwardPlan
 from hillinfer.hf.prompts import Made, PromptCall, Prompts, ends_singly, in_place
 
 
@@ -175,7 +176,7 @@ class StoredCache(HillInferCache):
                 return
             with self._alone(Use(sys._getframe())):
                 batch = self._batch.fork_row(row)
-                one = self._beside(batch, [len(batch.token_ids[0])] * len(self._index_lengths))
+                one = self._beside(batch)
             opened.callback(one.close)
             yield one, made
 
@@ -231,7 +232,7 @@ class StoredCache(HillInferCache):
                 # Whoever has less padding was filled before, and as far as any will be.
                 own = self._shared(filled, ids[: max(0, start - pad)])
                 is_new = own is None
-                own = own or self._beside(None, [0] * len(self._index_lengths))
+                own = own or self._beside(None)
                 opened.callback(own.close)
                 if is_new and start > pad:
                     told = _together(told, store.fill(own, ids))
@@ -248,7 +249,7 @@ class StoredCache(HillInferCache):
                     parts = [own._batch for own, _ in filled]
                     pads = [pad for pad, _ in distinct]
                     self._batch.take(parts, pads, [distinct.index(key) for key in keys])
-                    self._index_lengths = [start] * len(self._index_lengths)
+                    self._settle_lengths()
         return replace(told, found_tokens=sum(lengths))
 
     @staticmethod

@@ -235,11 +235,14 @@ class ColdStore:
         with ExitStack() as opened:
             files = []
             for layer in range(self._layers):
-                label = f"rows of layer {layer}"
-                files.append(ColdFile(self._directory, self.own_io_mode, label, self._calls))
+                files.append(self.fresh_file(f"rows of layer {layer}"))
                 opened.callback(files[-1].close)
             opened.pop_all()
         return files
+
+    def fresh_file(self, label: str) -> ColdFile:
+        """Return an empty file on the same drive; the label says what it will hold."""
+        return ColdFile(self._directory, self.own_io_mode, label, self._calls)
 
     def publish(self, layer: int, path: Path) -> None:
         """Give a layer's own file a name; the store goes on with it.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import queue
 import time
 from collections.abc import Callable, Iterable
@@ -161,20 +162,25 @@ class RowKeeper:
             self._number_types[torch.float32] = NUMBER_TYPES[torch.float32]
 
     def kv_bytes(self, sequences: Iterable[Sequence]) -> int:
-        """Return the bytes of all distinct rows of some sequences."""
-        groups: set[int] = set()
+        """Return the bytes of all distinct rows of some sequences, in all of their layers."""
+        layers_of: dict[int, int] = {}
         open_rows = 0
-        for sequence in sequences:
-            groups.update(sequence.groups)
-            open_rows += sum(length % GROUP_TOKENS for length in sequence.lengths)
-        settled = len(groups) * GROUP_TOKENS * self._shape.layers
+        for one in {id(own): own for sequence in sequences for own in sequence.bands()}.values():
+            layers_of.update(dict.fromkeys(one.groups, len(one.band)))
+            open_rows += sum(length % GROUP_TOKENS for length in one.lengths)
+        settled = sum(layers_of.values()) * GROUP_TOKENS
         return (settled + open_rows) * self._shape.row_bytes
 
     @property
     def tokens(self) -> int:
-        """Number of all distinct tokens, by the first layer: it has a forward pass's first."""
-        open_rows = sum(sequence.lengths[0] % GROUP_TOKENS for sequence in self.sequences)
-        return self._groups.groups_in_use * GROUP_TOKENS + open_rows
+        """Number of all distinct tokens, those of some layers counted as that part of a token."""
+        open_rows = sum(one.tokens % GROUP_TOKENS * len(one.band) for one in self.sequences)
+        settled = self._groups.parts_in_use * GROUP_TOKENS
+        return math.ceil(settled + open_rows / self._shape.layers)
+
+    def tokens_with(self, sequence: Sequence, tokens: int) -> int:
+        """Return what `tokens` will be with so many more in a sequence of the cache."""
+        return self.tokens + math.ceil(tokens * len(sequence.band) / self._shape.layers)
 
     def open(self) -> Sequence:
         """Return a new, empty sequence."""
@@ -187,8 +193,37 @@ class RowKeeper:
         self.sequences.append(sequence)
         return sequence
 
+    def open_bands(self, sequence: Sequence, starts: Iterable[int]) -> None:
+        """Let an empty sequence have fewer rows from each of these layers on.
+
+        Raises BudgetError where the budget does not hold their open groups: there are none then.
+        """
+        borders = [*starts, self._shape.layers]
+        parts = partial(Sequence, self._shape.layers, self._shape.row_bytes, None)
+        try:
+            for band in map(range, borders, borders[1:]):
+                sequence.deepen(self._open(partial(parts, band)))
+        except BaseException:
+            self._drop_bands(sequence)
+            raise
+        sequence.band = range(sequence.band.start, borders[0])
+
+    def _drop_bands(self, sequence: Sequence) -> None:
+        while sequence.deeper:
+            self.release(sequence.deeper.pop())
+
     def fork(self, sequence: Sequence) -> Sequence:
         """Return a sequence with the same tokens; full groups and segments are shared."""
+        copy = self._fork_band(sequence)
+        try:
+            for one in sequence.deeper:
+                copy.deepen(self._fork_band(one))
+        except BaseException:
+            self.release(copy)
+            raise
+        return copy
+
+    def _fork_band(self, sequence: Sequence) -> Sequence:
         self._pools.take_hits(sequence.hits)
         try:
             copy = self._open(sequence.fork)
@@ -202,6 +237,7 @@ class RowKeeper:
 
     def release(self, sequence: Sequence) -> None:
         """Free whatever only this sequence owned."""
+        self._drop_bands(sequence)
         self.settle_recording(sequence)
         self._tell_hits(sequence)
         self._shadow.truncate(sequence, 0)
@@ -230,6 +266,14 @@ class RowKeeper:
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Forget the tokens from position `length` on, in every layer."""
+        # Deeper bands first: what fails there may be done again.
+        for one in sequence.deeper:
+            self.truncate_band(one, one.rows_before(length))
+            one.keep(one.kept[one.kept < length], min(length, one.kept_until))
+        self.truncate_band(sequence, length)
+
+    def truncate_band(self, sequence: Sequence, length: int) -> None:
+        """Forget the rows from `length` on of one band, in each of its layers."""
         # Whatever may fail, reading rows back and copying a shared segment, comes before anything
         # of the sequence changes.
         self.settle_recording(sequence)
@@ -419,7 +463,8 @@ class RowKeeper:
 
     def _group_numbers(self, sequence: Sequence, first: int, count: int) -> NDArray[np.int64]:
         while sequence.group_count < first + count:
-            sequence.append_groups([self._groups.take()])
+            part = len(sequence.band) / self._shape.layers
+            sequence.append_groups([self._groups.take(part)])
         self._pools.cover(self._groups.groups * GROUP_TOKENS)
         self._store.cover(self._groups.groups)
         return np.asarray(sequence.groups[first : first + count], np.int64)

@@ -186,9 +186,18 @@ class Sequence:
         Bytes of a row.
     tables
         What it begins with; empty ones where None.
+    band
+        Layers whose rows it has; all of them where None.
 
     Attributes
     ----------
+    band
+        As given, until `RowKeeper.open_bands` leaves it the first layers alone.
+    deeper
+        What has the rows of the layers behind them, where those have fewer: a sequence per band.
+    kept, kept_until
+        Of a deeper band: the positions among all tokens of those that it has of the first
+        `kept_until`, int64, ascending; of later tokens it has every one.
     lengths, held_starts
         Of each layer its tokens, and the position of the first row in its tail; to be looked at.
     tails
@@ -197,7 +206,16 @@ class Sequence:
         Of each layer's table, for the native library.
     """
 
-    def __init__(self, layers: int, row_bytes: int, tables: SequenceTables | None = None) -> None:
+    def __init__(
+        self,
+        layers: int,
+        row_bytes: int,
+        tables: SequenceTables | None = None,
+        band: range | None = None,
+    ) -> None:
+        self.band = range(layers) if band is None else band
+        self.deeper: list[Sequence] = []
+        self.kept, self.kept_until = np.zeros(0, np.int64), 0
         # 4 bytes per token, where a list of numbers takes 36.
         self.token_ids = array("i")
         self.tables = SequenceTables(layers, row_bytes) if tables is None else tables
@@ -218,16 +236,44 @@ class Sequence:
         self.recording: Recording | None = None
 
     def fork(self) -> Sequence:
-        """Return a sequence of the same rows and hits; it has no segments yet."""
-        copy = Sequence(len(self.described), self.tails.shape[2], self.tables.fork())
+        """Return a sequence of the same rows and hits; it has no segments and deeper bands yet."""
+        copy = Sequence(len(self.described), self.tails.shape[2], self.tables.fork(), self.band)
+        copy.kept, copy.kept_until = self.kept, self.kept_until
         copy.token_ids = self.token_ids[:]
         copy.observed = list(self.observed)
         return copy
 
+    def of(self, layer: int) -> Sequence:
+        """Return what has a layer's rows: this, or one of its deeper bands."""
+        own = self
+        for one in self.deeper:
+            if layer < one.band.start:
+                break
+            own = one
+        return own
+
+    def bands(self) -> list[Sequence]:
+        """Return this and its deeper bands."""
+        return [self, *self.deeper]
+
+    def deepen(self, band: Sequence) -> None:
+        """Take a band of deeper layers; what is counted of it is counted of this sequence."""
+        band.counters, band.layer_hits = self.counters, self.layer_hits
+        self.deeper.append(band)
+
+    def keep(self, positions: NDArray[np.int64], until: int) -> None:
+        """Say which of the first `until` tokens a deeper band has, int64, ascending."""
+        self.kept, self.kept_until = positions, until
+
+    def rows_before(self, length: int) -> int:
+        """Return how many of the first `length` tokens a deeper band has."""
+        later = max(0, length - self.kept_until)
+        return later + int(np.searchsorted(self.kept, min(length, self.kept_until)))
+
     @property
     def tokens(self) -> int:
         """Tokens whose rows are there, by the first layer: it has a forward pass's first."""
-        return self.lengths[0]
+        return self.lengths[self.band.start]
 
     @property
     def groups(self) -> list[int]:

@@ -3,10 +3,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from hillinfer.pruning.states import States, StatesFile
+
+if TYPE_CHECKING:
+    from hillinfer.pruning.caches import StagedCache
 
 
 class LaterTurns(StrEnum):
@@ -33,7 +39,7 @@ class PrunedRead:
     choosing_seconds, deep_seconds
         Choosing blocks, and taking what stayed through the layers behind the first cut.
     boundary_bytes
-        Of boundary states, at most.
+        Of boundary states, at most, in memory or on the drive.
     """
 
     tokens: list[int]
@@ -42,6 +48,10 @@ class PrunedRead:
     choosing_seconds: float
     deep_seconds: float
     boundary_bytes: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it by name, as a report has it."""
+        return {**vars(self), "kept": [one.tolist() for one in self.kept]}
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,9 @@ class Document:
     length
         Tokens of the first layer.
     states
-        Boundary states (1, tokens, hidden_size) of all tokens; empty once nobody needs them.
+        Boundary states of all tokens, in their order; empty once nobody needs them.
+    file
+        Where they lie on the drive; None where they are in memory.
     window
         What enters the deciding layer, of the last tokens of passes so far; None for none.
     window_end
@@ -82,11 +94,16 @@ class Document:
     """
 
     length: int = 0
-    states: list[torch.Tensor] = field(default_factory=list)
+    states: list[States] = field(default_factory=list)
+    file: StatesFile | None = None
     window: torch.Tensor | None = None
     window_end: int = 0
     positions: list[torch.Tensor] = field(default_factory=list)
     read: PrunedRead | None = None
+
+    def fork(self) -> Document:
+        """Return what is known of a cache with the same tokens that goes on by itself."""
+        return replace(self, states=list(self.states), positions=list(self.positions))
 
 
 @dataclass
@@ -95,10 +112,10 @@ class Pass:
 
     Parameters
     ----------
-    document
-        Of its cache.
+    cache, document
+        Which cache, and what is known of it.
     before, tokens
-        What the cache held, and what comes.
+        What it held, and what comes.
     whole
         Tokens that the prompt has at its end, where it is one; what comes behind it is none.
     is_prompt
@@ -112,11 +129,12 @@ class Pass:
         all of them were run at once.
     """
 
+    cache: StagedCache
     document: Document
     before: int
     tokens: int
     whole: int
     is_prompt: bool
     question_tokens: int | None
-    held: tuple[list[torch.Tensor], list[torch.Tensor]]
+    held: tuple[list[States], list[torch.Tensor]]
     deeper: bool = True

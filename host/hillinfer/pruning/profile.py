@@ -8,8 +8,10 @@ Schedules that the curve allows are then tried, because a block that stays is no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -23,8 +25,10 @@ from hillinfer.pruning.needles import NeedleDocument, Question
 from hillinfer.pruning.passes import LaterTurns
 from hillinfer.pruning.rankers import Deciding, Ranker
 from hillinfer.pruning.reading import Pruning, layer_work
-from hillinfer.pruning.schedule import BLOCK_TOKENS, Cut, Schedule
+from hillinfer.pruning.schedule import BLOCK_TOKENS, RANKER_NAMES, Cut, Schedule
+from hillinfer.sessions.fingerprint import weights_digest
 from hillinfer.settings import QuerySource
+from hillinfer.system.files import user_cache_dir, write_whole
 
 CHUNK_TOKENS = 1024
 # Shares that are tried, and by how much the curve must lie below one.
@@ -235,3 +239,55 @@ def read(model: Any, cache: Any, ids: Sequence[int]) -> torch.Tensor:
         out = model(part, past_key_values=cache, logits_to_keep=1)
     logits: torch.Tensor = out.logits[0, -1].float()
     return logits
+
+
+# --- evidence that is kept ---
+
+_MOST_BYTES = 1 << 20
+
+
+def keep_evidence(model: Any, told: Mapping[str, Any]) -> Path:
+    """Keep what was found of a model for `found_schedule`, in the user's cache directory.
+
+    Parameters
+    ----------
+    model
+        Whose weights it holds for.
+    told
+        `PruneProfile` and what it was measured with, `ranker` among it, as JSON has it.
+
+    Raises
+    ------
+    OSError
+        Where it cannot be written.
+    """
+    file = _evidence_file(model)
+    write_whole(file, json.dumps(dict(told), indent=1).encode())
+    return file
+
+
+def found_schedule(model: Any) -> tuple[str, str] | None:
+    """Return the schedule that a model was found to keep its answers with, and its ranker.
+
+    None where none was found, or nobody measured.
+
+    Parameters
+    ----------
+    model
+        Its weights are hashed.
+    """
+    file = _evidence_file(model)
+    try:
+        if file.stat().st_size > _MOST_BYTES:
+            return None
+        told = json.loads(file.read_text(encoding="utf-8"))
+        schedule, ranker = told["schedule"], told["ranker"]
+        if schedule is None:
+            return None
+        return str(Schedule.parse(schedule)), RANKER_NAMES[RANKER_NAMES.index(ranker)]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, SettingsError):
+        return None
+
+
+def _evidence_file(model: Any) -> Path:
+    return user_cache_dir("schedules") / f"{weights_digest(model)}.json"

@@ -20,14 +20,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from hillinfer.errors import SettingsError, UnsupportedFeatureError
-from hillinfer.hf.features import check_model
+from hillinfer.hf.features import NAME, check_model
 from hillinfer.hf.hooks import Guard, QueryPredictor, named, predictor_of
+from hillinfer.pruning.caches import Documents, StagedCache, staged_cache
 from hillinfer.pruning.passes import ComingPrompt, Document, LaterTurns, Pass, PrunedRead
 from hillinfer.pruning.rankers import Deciding, Ranker, kept_blocks
 from hillinfer.pruning.schedule import BLOCK_TOKENS, LayerWork, Schedule
+from hillinfer.pruning.states import first_states, gathered_states
 from hillinfer.settings import QuerySource
 
 
@@ -83,7 +85,7 @@ class Pruning:
         self.schedule = schedule
         self._predictor, self._decoder = _predictor_of(model), decoder
         self._ranker, self._later, self._chunk = ranker, later, chunk_tokens
-        self._documents: weakref.WeakKeyDictionary[Any, Document] = weakref.WeakKeyDictionary()
+        self._documents: Documents = weakref.WeakKeyDictionary()
         self._own = _ThreadsOwn()
         self._guards: list[Guard] = [_Generate(model)]
         self.layers = [_Layer(self, number, one) for number, one in enumerate(decoder.layers)]
@@ -120,8 +122,14 @@ class Pruning:
 
     def read_of(self, cache: Any) -> PrunedRead | None:
         """Return what the last prompt of a cache lost; None where it lost nothing."""
-        document = self._documents.get(cache)
+        staged = staged_cache(cache, self._documents)
+        document = None if staged is None else staged.document
         return None if document is None else document.read
+
+    def told_of(self, cache: Any) -> dict[str, Any] | None:
+        """Return what `read_of` does, and by which schedule, as a report has it."""
+        read = self.read_of(cache)
+        return None if read is None else {"schedule": str(self.schedule), **read.as_json()}
 
     # --- a forward pass ---
 
@@ -139,7 +147,7 @@ class Pruning:
             out = self._run(now, number, layer, hidden, given)
         except BaseException:
             self._own.now = None
-            self._undo(now, cache)
+            self._undo(now)
             raise
         if number == len(self.layers) - 1:
             self._own.now = None
@@ -148,17 +156,17 @@ class Pruning:
     def _run(
         self, now: Pass, number: int, layer: _Layer, hidden: torch.Tensor, given: dict[str, Any]
     ) -> Any:
-        cache, first = given["past_key_values"], self.schedule.cuts[0].layer
+        first = self.schedule.cuts[0].layer
         if number == first - 1:
             self._note_window(now, hidden)
         if number < first:
             return layer.dense(hidden, given)
         if number == first:
-            hidden = self._reach_cut(now, cache, hidden, given)
+            hidden = self._reach_cut(now, hidden, given)
         if not now.deeper:
             return hidden
         # Decoded tokens, and new ones behind what was kept, see what their own layer has.
-        held = cache.get_seq_length(number)
+        held = now.cache.length(number)
         return layer.dense(hidden, given | self._mask(hidden, held))
 
     def _begin(self, cache: Any, hidden: torch.Tensor, given: dict[str, Any]) -> Pass | None:
@@ -166,31 +174,42 @@ class Pruning:
         tokens, before = hidden.shape[1], cache.get_seq_length()
         coming = _coming.get() or ComingPrompt(0)
         whole = max(coming.tokens, before + tokens)
-        if not before:
-            self._documents.pop(cache, None)
-        document = self._documents.get(cache)
+        staged = staged_cache(cache, self._documents)
+        if staged is not None and not before:
+            staged.note(None)
+        document = None if staged is None else staged.document
         if document is None:
-            if before and cache.get_seq_length(self.schedule.cuts[0].layer) != before:
+            is_pruned = before and cache.get_seq_length(self.schedule.cuts[0].layer) != before
+            if not is_pruned and (before or not self.schedule.prunes(whole)):
+                return None
+            if staged is None:
+                raise UnsupportedFeatureError(
+                    "prune: a prompt is read in stages into a DynamicCache, or a cache of "
+                    f"new_cache(), not a {type(cache).__name__}: pass one of these"
+                )
+            if is_pruned:
                 raise UnsupportedFeatureError(
                     f"prune: nothing is known of a cache with {before} tokens in its first layer "
                     "and fewer in deeper ones: go on with the cache itself and not a copy, and "
                     "with the pruning that read it"
                 )
-            if before or not self.schedule.prunes(whole):
-                return None
-        _check(cache, hidden, given)
-        document = self._documents.setdefault(cache, Document())
-        self._cut_back(document, cache, before)
+        assert staged is not None
+        staged.check(hidden, given.get("attention_mask"))
+        if document is None:
+            staged.open_bands([cut.layer for cut in self.schedule.cuts])
+            staged.note(document := Document())
+        self._cut_back(document, staged, before)
         is_prompt = before < coming.tokens if coming.tokens else tokens > 1
         held = list(document.states), list(document.positions)
-        return Pass(document, before, tokens, whole, is_prompt, coming.question_tokens, held)
+        question = coming.question_tokens
+        return Pass(staged, document, before, tokens, whole, is_prompt, question, held)
 
     def _bands(self) -> list[range]:
         """Return the layers of each band behind the first cut."""
         bounds = [*(cut.layer for cut in self.schedule.cuts), len(self.layers)]
         return [range(*two) for two in pairwise(bounds)]
 
-    def _cut_back(self, document: Document, cache: Any, length: int) -> None:
+    def _cut_back(self, document: Document, cache: StagedCache, length: int) -> None:
         """Forget what was cut off the first layer since the last pass, in the deeper ones, too."""
         if length > document.length:
             raise UnsupportedFeatureError(
@@ -198,17 +217,15 @@ class Pruning:
                 "stages: use it with this model alone, or begin with an empty one"
             )
         document.length = length
-        if document.states:
-            document.states = [torch.cat(document.states, 1)[:, :length]]
+        document.states = first_states(document.states, length)
         for band, (positions, layers) in enumerate(
             zip(document.positions, self._bands(), strict=False)
         ):
             document.positions[band] = left = positions[positions < length]
-            for layer in cache.layers[layers.start : layers.stop]:
-                if layer.get_seq_length() < len(left):
-                    self._lose(document, length)
-                    return
-                _shorten(layer, len(left))
+            if min(map(cache.length, layers)) < len(left):
+                self._lose(document, length)
+                return
+            cache.shorten(layers, len(left))
 
     def _lose(self, document: Document, length: int) -> None:
         """Go on where a cache was cropped, which takes as many rows from layers that have fewer."""
@@ -221,7 +238,7 @@ class Pruning:
         # Whatever comes next, they are read anew.
         document.positions, document.read = [], None
 
-    def _undo(self, now: Pass, cache: Any) -> None:
+    def _undo(self, now: Pass) -> None:
         """Leave a cache as it was before a pass that broke off."""
         document, (states, positions) = now.document, now.held
         document.length, document.states = now.before, states
@@ -229,12 +246,12 @@ class Pruning:
         document.positions = positions if now.deeper else []
         if not now.deeper:
             document.read = None
-        for layer in cache.layers[: self.schedule.cuts[0].layer]:
-            _shorten(layer, now.before)
+        now.cache.undo(range(self.schedule.cuts[0].layer), now.before)
         for band, layers in enumerate(self._bands()):
-            left = len(document.positions[band]) if document.positions else 0
-            for layer in cache.layers[layers.start : layers.stop]:
-                _shorten(layer, left)
+            if document.positions:
+                now.cache.undo(layers, len(document.positions[band]))
+            else:
+                now.cache.shorten(layers, 0)
 
     def _note_window(self, now: Pass, hidden: torch.Tensor) -> None:
         document, wanted = now.document, self._ranker.window(now.question_tokens)
@@ -246,15 +263,13 @@ class Pruning:
         document.window = joined[:, -wanted:].clone()
         document.window_end = now.before + now.tokens
 
-    def _reach_cut(
-        self, now: Pass, cache: Any, hidden: torch.Tensor, given: dict[str, Any]
-    ) -> torch.Tensor:
+    def _reach_cut(self, now: Pass, hidden: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
         """Let a chunk wait, or take the whole prompt through the deeper layers."""
         document, length = now.document, now.before + now.tokens
         keeps = self._later is LaterTurns.ANEW
         is_first = not document.positions
         if is_first or keeps:
-            document.states = [*document.states, hidden]
+            document.states = [*document.states, now.cache.wait_with(hidden)]
         document.length = length
         if not is_first and not (now.is_prompt and keeps):
             # Their rows come behind those that were kept.
@@ -262,26 +277,26 @@ class Pruning:
             document.positions = [torch.cat([one, new]) for one in document.positions]
             return hidden
         now.deeper = False
+        now.cache.wait(self.schedule.cuts[0].layer)
         if length < now.whole:
             return hidden
-        return self._deepen(now, cache, given)
+        return self._deepen(now, given)
 
-    def _deepen(self, now: Pass, cache: Any, given: dict[str, Any]) -> torch.Tensor:
+    def _deepen(self, now: Pass, given: dict[str, Any]) -> torch.Tensor:
         """Choose, and take what stays through band after band; return the last chunk's end."""
-        document = now.document
-        states = torch.cat(document.states, 1)
-        boundary_bytes = states.nbytes
-        document.states = [states] if self._later is LaterTurns.ANEW else []
-        tokens, bands = states.shape[1], self._bands()
-        for layer in cache.layers[bands[0].start :]:
-            _shorten(layer, 0)
-        active, window = torch.arange(tokens, device=states.device), document.window
+        document, cache = now.document, now.cache
+        waiting, bands, window = document.states, self._bands(), document.window
+        tokens = sum(one.tokens for one in waiting)
+        for band in bands:
+            cache.shorten(band, 0)
+        assert window is not None
+        active, states = torch.arange(tokens, device=window.device), None
         document.positions, kept, spent = [], [], [0.0, 0.0]
         for band, count in zip(bands, self.schedule.kept_blocks(tokens), strict=True):
             began = time.perf_counter()
-            assert window is not None
             chosen = self._chosen(cache, band.start - 1, window, active, count)
-            states, active = states[:, chosen], active[chosen]
+            active = active[chosen]
+            states = gathered_states(waiting, active) if states is None else states[:, chosen]
             kept.append(torch.unique_consecutive(_blocks_of(active)))
             document.positions.append(active)
             decided = time.perf_counter()
@@ -289,6 +304,9 @@ class Pruning:
             states, window = self._through(states, active, band, cache, given, wanted)
             spent[0] += decided - began
             spent[1] += time.perf_counter() - decided
+        cache.keep(document.positions, tokens)
+        if self._later is LaterTurns.KEEP:
+            document.states, document.file = [], None
         per_layer = [tokens] * bands[0].start
         for band, positions in zip(bands, document.positions, strict=True):
             per_layer += [len(positions)] * len(band)
@@ -300,15 +318,21 @@ class Pruning:
             flop_limit=limit,
             choosing_seconds=spent[0],
             deep_seconds=spent[1],
-            boundary_bytes=boundary_bytes,
+            boundary_bytes=sum(one.byte_count for one in waiting),
         )
+        assert states is not None
         return states[:, -self._chunk :]
 
     def _chosen(
-        self, cache: Any, layer: int, window: torch.Tensor, active: torch.Tensor, count: int
+        self,
+        cache: StagedCache,
+        layer: int,
+        window: torch.Tensor,
+        active: torch.Tensor,
+        count: int,
     ) -> torch.Tensor:
         """Return the places among the active tokens of those that stay."""
-        keys = cache.layers[layer].keys[0]
+        keys = cache.keys(layer).to(window.dtype)
         positions = active[-window.shape[1] :]
         block = self._decoder.layers[layer]
         queries = self._predictor.predict(block, window, self._rotary(window, positions))[0]
@@ -326,27 +350,25 @@ class Pruning:
         states: torch.Tensor,
         positions: torch.Tensor,
         band: range,
-        cache: Any,
+        cache: StagedCache,
         given: dict[str, Any],
         wanted: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Take tokens through a band's layers; return their states and its last layer's window."""
         out, windows = [], []
-        for start in range(0, states.shape[1], self._chunk):
-            hidden, places = (
-                states[:, start : start + self._chunk],
-                positions[start : start + self._chunk],
-            )
+        for start, stop in _pieces(states.shape[1], self._chunk):
+            hidden, places = states[:, start:stop], positions[start:stop]
             own = dict(given)
             if "position_ids" in given:
                 own["position_ids"] = places.unsqueeze(0)
             if given.get("position_embeddings") is not None:
                 own["position_embeddings"] = self._rotary(hidden, places)
             own |= self._mask(hidden, start)
-            for number in band:
-                if number == band[-1]:
-                    windows.append(hidden[:, -wanted:])
-                hidden = self.layers[number].dense(hidden, own)
+            with cache.piece(band, stop - start):
+                for number in band:
+                    if number == band[-1]:
+                        windows.append(hidden[:, -wanted:])
+                    hidden = self.layers[number].dense(hidden, own)
             out.append(hidden)
         return torch.cat(out, 1), torch.cat(windows, 1)[:, -wanted:]
 
@@ -358,9 +380,9 @@ class Pruning:
 
     def _mask(self, hidden: torch.Tensor, held: int) -> dict[str, Any]:
         """Return the mask of tokens that come behind `held` of their layer; none where none is."""
-        tokens = hidden.shape[1]
-        if tokens == 1 or (held == 0 and self._decoder.config._attn_implementation == "sdpa"):
-            # SDPA is causal by itself where as many keys come as queries.
+        tokens, kind = hidden.shape[1], self._decoder.config._attn_implementation
+        if tokens == 1 or kind == NAME or (held == 0 and kind == "sdpa"):
+            # SDPA is causal by itself where as many keys come as queries; caches on a drive always.
             return {"attention_mask": None}
         lowest = torch.finfo(hidden.dtype).min
         mask = hidden.new_full((tokens, held + tokens), lowest)
@@ -419,10 +441,10 @@ class _Layer(Guard):
 def _predictor_of(model: PreTrainedModel) -> QueryPredictor:
     """Return what makes queries of a model's layers; refuse what cannot be read in stages."""
     kind = model.config._attn_implementation
-    if kind not in ("sdpa", "eager"):
+    if kind not in ("sdpa", "eager", NAME):
         raise UnsupportedFeatureError(
             f"prune: the model's attention is {kind!r}, and each band needs a mask of its own: "
-            "call model.set_attn_implementation('sdpa'), or detach HillInfer first"
+            "call model.set_attn_implementation('sdpa')"
         )
     if any(isinstance(one.__dict__.get("forward"), _Layer) for one in model.get_decoder().layers):
         raise UnsupportedFeatureError(
@@ -439,32 +461,15 @@ def _predictor_of(model: PreTrainedModel) -> QueryPredictor:
     return predictor
 
 
-def _check(cache: Any, hidden: torch.Tensor, given: dict[str, Any]) -> None:
-    """Refuse a pass that cannot be read in stages; raises UnsupportedFeatureError."""
-    if not isinstance(cache, DynamicCache):
-        raise UnsupportedFeatureError(
-            f"prune: a prompt is read in stages into a DynamicCache, not a "
-            f"{type(cache).__name__}: pass past_key_values=DynamicCache(config=model.config)"
-        )
-    if hidden.shape[0] != 1:
-        raise UnsupportedFeatureError(
-            f"prune: {hidden.shape[0]} sequences at once would each keep other tokens: read "
-            "one at a time"
-        )
-    mask = given.get("attention_mask")
-    if mask is not None and mask.ndim == 4:
-        last = mask[0, 0, -1]
-        if not bool((last if mask.dtype == torch.bool else last == 0).all()):
-            raise UnsupportedFeatureError(
-                "prune: the prompt is padded, and padding has no place among blocks: pass it "
-                "without padding"
-            )
+def _pieces(tokens: int, chunk: int) -> list[tuple[int, int]]:
+    """Return where pieces of so many tokens begin and end, none of which has a single one.
 
-
-def _shorten(layer: Any, tokens: int) -> None:
-    """Leave the first tokens in a layer of a cache, on which versions of transformers disagree."""
-    if layer.is_initialized:
-        layer.keys, layer.values = layer.keys[..., :tokens, :], layer.values[..., :tokens, :]
+    A pass of a single token selects what it attends to.
+    """
+    starts = [*range(0, tokens, chunk)]
+    if len(starts) > 1 and tokens - starts[-1] == 1:
+        starts[-1] -= 1
+    return [*zip(starts, [*starts[1:], tokens], strict=True)]
 
 
 def _blocks_of(positions: torch.Tensor) -> torch.Tensor:

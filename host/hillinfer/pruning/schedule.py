@@ -23,6 +23,9 @@ PAPER = MappingProxyType(
     }
 )
 
+# Rules by which blocks are chosen, `rankers.RANKERS`; here, where torch need not be loaded.
+RANKER_NAMES = ("weights", "paper", "average", "max", "token", "recent", "random")
+
 
 @dataclass(frozen=True)
 class Cut:

@@ -15,7 +15,8 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.engine.budget_growth import CachePlan
 from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.errors import SetupWarning
-from hillinfer.generate.answering import Generation, Sampling
+from hillinfer.generate.answering import Generation
+from hillinfer.generate.tokens import Sampling
 from hillinfer.hf.attach import Attachment
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import IOChoice, Settings

@@ -12,8 +12,9 @@ from tiny_models import TinyModel, prompts
 
 import hillinfer
 from hillinfer.errors import ColdPoolError, Finish
-from hillinfer.generate.answering import Answering, AnswerOptions, Generation, Sampling
+from hillinfer.generate.answering import Answering, AnswerOptions, Generation
 from hillinfer.generate.prompt import DocumentPrompt, PromptStyle
+from hillinfer.generate.tokens import Sampling
 from hillinfer.hf.attach import Attachment
 from hillinfer.settings import QuestionReading, Settings
 

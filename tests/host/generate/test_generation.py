@@ -8,7 +8,8 @@ from transformers import DynamicCache
 
 import hillinfer
 from hillinfer.errors import CacheUseError, SettingsError
-from hillinfer.generate.answering import Generation, Sampling, TokenChooser
+from hillinfer.generate.answering import Generation
+from hillinfer.generate.tokens import Sampling, TokenChooser
 
 IDS = [5 + i * i % 50 for i in range(150)]
 GREEDY = Sampling()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_folder import byte_tokenizer, character_tokenizer
 
-from hillinfer.generate.answering import TextStream
+from hillinfer.generate.tokens import TextStream
 
 BYTES = byte_tokenizer()
 

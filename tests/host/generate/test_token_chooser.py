@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hillinfer.errors import CacheUseError
-from hillinfer.generate.answering import Sampling, TokenChooser
+from hillinfer.generate.tokens import Sampling, TokenChooser
 
 SAMPLINGS = (Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=3, top_p=0.5))
 

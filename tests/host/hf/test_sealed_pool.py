@@ -16,7 +16,8 @@ from tiny_models import TinyModel, prompts
 from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import ColdPoolError
-from hillinfer.generate.answering import Generation, Sampling
+from hillinfer.generate.answering import Generation
+from hillinfer.generate.tokens import Sampling
 from hillinfer.hf.attach import Attachment
 from hillinfer.model_shape import ModelShape
 from hillinfer.reuse.model_prompts import ModelPrompts

@@ -439,11 +439,6 @@ def test_a_second_pruning_and_other_attentions_are_refused(cold_dir):
         pytest.raises(UnsupportedFeatureError, match="pruned already"),
     ):
         hillinfer.prune(model, SCHEDULE)
-    with (
-        hillinfer.attach(model, cold_dir=cold_dir),
-        pytest.raises(UnsupportedFeatureError, match="or detach HillInfer first"),
-    ):
-        hillinfer.prune(model, SCHEDULE)
     sliding = TinyModel("mistral", layers=5).build()
     sliding.config.sliding_window = 64
     with pytest.raises(UnsupportedFeatureError, match="sliding"):
@@ -455,10 +450,7 @@ def test_attaching_to_a_pruned_model_and_taking_both_off_leaves_it_as_it_was(col
     plain, _ = generated(model, IDS)
     pruning = hillinfer.prune(model, SCHEDULE)
     with hillinfer.attach(model, cold_dir=cold_dir) as hill:
-        with pytest.raises(UnsupportedFeatureError, match="not a HillInferCache"):
-            generated(model, IDS, hill.new_cache(), 100)
-        # What is too short to lose a block is none of its business.
-        generated(model, ANSWER, hill.new_cache())
+        generated(model, IDS, hill.new_cache(), 100)
     pruning.remove()
     pruning.remove()
     assert generated(model, IDS)[0] == plain

@@ -9,7 +9,8 @@ from generation_runs import attached, run
 from stored_ways import ids_of
 from tiny_models import TinyModel
 
-from hillinfer.generate.answering import Generation, Sampling
+from hillinfer.generate.answering import Generation
+from hillinfer.generate.tokens import Sampling
 from hillinfer.model_shape import ModelShape
 from hillinfer.reuse.known_rates import KnownRates
 from hillinfer.reuse.ways import NoRates

@@ -19,7 +19,8 @@ from transformers import DynamicCache
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.engine.runtime import Runtime
-from hillinfer.generate.answering import Generation, Sampling
+from hillinfer.generate.answering import Generation
+from hillinfer.generate.tokens import Sampling
 from hillinfer.hf.attach import Attachment
 from hillinfer.memory_budget import Part
 from hillinfer.model_shape import ModelShape

@@ -11,7 +11,8 @@ from transformers import DynamicCache
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.errors import CacheUseError
-from hillinfer.generate.answering import Generation, Sampling
+from hillinfer.generate.answering import Generation
+from hillinfer.generate.tokens import Sampling
 from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.store.pool_files import StoreFailedError, insist
 from hillinfer.store.store import Store

@@ -16,7 +16,8 @@ from tiny_models import FAMILIES, TinyModel, prompts
 from transformers import DynamicCache
 
 from hillinfer.drive.calls import DriveCalls
-from hillinfer.generate.answering import Generation, Sampling
+from hillinfer.generate.answering import Generation
+from hillinfer.generate.tokens import Sampling
 from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.store.keys import CHUNK_TOKENS, Reuse
 from hillinfer.store.store import Store

@@ -225,7 +225,7 @@ def _rivals(
 
 
 def _next_token(generation: Generation) -> int:
-    from hillinfer.generate.answering import Sampling
+    from hillinfer.generate.tokens import Sampling
 
     (token,) = generation.decode(Sampling(), 1, frozenset())
     return token

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from hillinfer.generate.answering import Generation, Sampling
+from hillinfer.generate.answering import Generation
+from hillinfer.generate.tokens import Sampling
 
 CHUNK_FILES, SESSION = "files of 256 tokens, as LMCache lays them out", "HillInfer's session"
 VLLM, LLAMA_CPP = "vllm, recomputed", "llama.cpp, slot restored"

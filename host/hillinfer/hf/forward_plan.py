@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one forward pass brings to which sequences, and how many tokens each layer has and gets."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from hillinfer.errors import CacheUseError, UnsupportedFeatureError
+from hillinfer.kv.sequence import Sequence
+from hillinfer.model_shape import ModelShape
+
+
+class Notes(Protocol):
+    """What somebody knows of a cache; it goes when its tokens do."""
+
+    def fork(self) -> Notes:
+        """Return what is known of a fork of the cache."""
+
+
+@dataclass(frozen=True)
+class SequenceShare:
+    """One distinct sequence of a batch.
+
+    Parameters
+    ----------
+    sequence
+        Where its rows go.
+    batch_rows
+        Rows of the batch that hold it; more than one where prompts or beams are identical.
+    tokens
+        Real tokens this forward brings, the last ones of the batch row; padding comes before.
+    """
+
+    sequence: Sequence
+    batch_rows: tuple[int, ...]
+    tokens: int
+
+    def newest(self, states: torch.Tensor) -> torch.Tensor:
+        """Return its tokens of (batch, heads, columns, head_dim) without the batch, a view."""
+        own = states[self.batch_rows[0]]
+        return own if self.tokens == own.shape[1] else own[:, own.shape[1] - self.tokens :]
+
+
+@dataclass(frozen=True)
+class ForwardPlan:
+    """One forward pass.
+
+    Parameters
+    ----------
+    start
+        Index of its first token, padding included.
+    tokens
+        Tokens of each batch row, padding included.
+    batch
+        Rows of the batch.
+    shares
+        The distinct sequences.
+    """
+
+    start: int
+    tokens: int
+    batch: int
+    shares: tuple[SequenceShare, ...]
+
+    def check_states(
+        self, shape: ModelShape, layer: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Refuse keys and values that are not what the config promises.
+
+        Raises
+        ------
+        UnsupportedFeatureError
+            Naming what is wrong with them.
+        """
+        if keys.requires_grad:
+            raise UnsupportedFeatureError(
+                "gradients do not pass through a cache on a drive: use torch.no_grad()"
+            )
+        if keys.shape != values.shape:
+            raise UnsupportedFeatureError(
+                f"keys {tuple(keys.shape)} and values {tuple(values.shape)} differ in shape "
+                "(latent attention): this model needs its ordinary cache"
+            )
+        expected = (self.batch, shape.kv_heads, self.tokens, shape.head_dim)
+        if tuple(keys.shape) != expected:
+            raise UnsupportedFeatureError(
+                f"layer {layer} has keys of shape {tuple(keys.shape)} where the config says "
+                f"{expected}: layers of different shapes need the ordinary cache"
+            )
+
+
+class LayerLengths:
+    """The tokens of each layer of a cache, padding included, and those it is due in a pass.
+
+    Layers from some layer on may wait in a pass, while the others get its tokens, and get tokens of
+    a stage of their own in its place.
+
+    Parameters
+    ----------
+    layers
+        Layers of the model.
+
+    Attributes
+    ----------
+    now
+        Of each layer, what it has been brought, of the pass under way too; to be looked at.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self.now = [0] * layers
+        self._before = [0] * layers
+        self._due = [0] * layers
+        self._waits_from = layers
+        self._stage: ForwardPlan | None = None
+        self._staged = range(0)
+
+    def set(self, lengths: Iterable[int]) -> None:
+        """Say what each layer has, outside of passes."""
+        self.now = list(lengths)
+        self._before = list(self.now)
+        self._waits_from = len(self.now)
+        self.end_stage()
+
+    def before(self, layer: int) -> int:
+        """Return what a layer had before the pass under way."""
+        return self._before[layer]
+
+    def begin(self, tokens: int) -> None:
+        """Begin a pass that brings every layer so many tokens."""
+        self._before = list(self.now)
+        self._due = [length + tokens for length in self.now]
+        self._waits_from = len(self.now)
+
+    def waits(self, layer: int) -> bool:
+        """Whether a layer does not get the tokens of the pass under way."""
+        return layer >= self._waits_from
+
+    def wait(self, first: int) -> None:
+        """Let the layers from `first` on get nothing of the pass but what stages bring."""
+        self._waits_from = first
+        self._due[first:] = self.now[first:]
+
+    def empty(self, layers: range) -> None:
+        """Learn that layers that wait have nothing any more."""
+        for layer in layers:
+            self.now[layer] = self._due[layer] = 0
+
+    def begin_stage(self, layers: range, shares: tuple[SequenceShare, ...], batch: int) -> None:
+        """Begin to bring layers that wait the same tokens, those of the shares."""
+        tokens = shares[0].tokens
+        self._stage = ForwardPlan(self.now[layers.start], tokens, batch, shares)
+        self._staged = layers
+        for layer in layers:
+            self._due[layer] += tokens
+
+    def end_stage(self) -> None:
+        """Learn that they have them."""
+        self._stage, self._staged = None, range(0)
+
+    def plan(self, layer: int, of_pass: ForwardPlan) -> ForwardPlan:
+        """Return what a layer is brought now: what the pass brings, or a stage.
+
+        Raises
+        ------
+        CacheUseError
+            Where it is brought the same twice, or the layer waits.
+        """
+        if self._stage is not None and layer in self._staged:
+            return self._stage
+        if self.now[layer] != self._before[layer] or self.waits(layer):
+            raise CacheUseError(
+                f"layer {layer} brings keys and values twice in one forward pass: each layer needs "
+                "a number (layer_idx) of its own"
+            )
+        return of_pass
+
+    def attending(self, layer: int, of_pass: ForwardPlan) -> ForwardPlan:
+        """Return what a layer was brought, to which it attends now."""
+        staged = self._stage is not None and layer in self._staged
+        return self._stage if staged and self._stage is not None else of_pass
+
+    def check_attended(self, stored: Collection[int]) -> None:
+        """Refuse a pass, which is through, where some layer made it without its cache.
+
+        Parameters
+        ----------
+        stored
+            Layers that stored keys and values and did not attend to them.
+
+        Raises
+        ------
+        CacheUseError
+            Naming the first layer.
+        """
+        for layer, (length, due) in enumerate(zip(self.now, self._due, strict=True)):
+            if length != due:
+                raise CacheUseError(
+                    f"layer {layer} brought the cache no keys and values: a model that skips "
+                    "layers needs its ordinary cache"
+                )
+        if stored:
+            raise CacheUseError(
+                f"layer {min(stored)} attended without the cache that its keys and values are in, "
+                "so its answer is wrong: leave the attention implementation of all layers as "
+                "hillinfer.attach set it, or detach first"
+            )

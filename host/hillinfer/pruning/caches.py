@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What reading in stages asks of a cache: an ordinary one, or one of an attached model."""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+
+from hillinfer.errors import UnsupportedFeatureError
+from hillinfer.hf.cache import HillInferCache
+from hillinfer.hf.forward_plan import SequenceShare
+from hillinfer.memory_budget import Part
+from hillinfer.pruning.passes import Document
+from hillinfer.pruning.states import States, StatesFile, StatesInMemory
+from hillinfer.settings import Encryption
+
+Documents = weakref.WeakKeyDictionary[Any, Document]
+
+
+class StagedCache(ABC):
+    """A cache whose deeper layers may have rows of fewer tokens."""
+
+    @property
+    @abstractmethod
+    def document(self) -> Document | None:
+        """What is known of it; None where nothing is."""
+
+    @abstractmethod
+    def note(self, document: Document | None) -> None:
+        """Say what is known of it from now on."""
+
+    @abstractmethod
+    def check(self, hidden: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Refuse a pass whose rows would not all keep the same tokens.
+
+        Parameters
+        ----------
+        hidden
+            (batch, tokens, hidden_size).
+        mask
+            As decoder layers get it; None where none is needed.
+        """
+
+    @abstractmethod
+    def length(self, layer: int) -> int:
+        """Return the tokens of a layer, those of the pass under way included."""
+
+    @abstractmethod
+    def keys(self, layer: int) -> torch.Tensor:
+        """Return the keys of all tokens of a layer, (kv_heads, tokens, head_dim)."""
+
+    @abstractmethod
+    def shorten(self, layers: range, tokens: int) -> None:
+        """Leave the first tokens in layers that have fewer than the first one."""
+
+    @abstractmethod
+    def open_bands(self, starts: Sequence[int]) -> None:
+        """Learn in an empty cache from which layers on tokens will be fewer."""
+
+    @abstractmethod
+    def wait(self, first: int) -> None:
+        """Learn that the layers from `first` on get nothing of the pass but what pieces bring."""
+
+    @abstractmethod
+    def piece(self, layers: range, tokens: int) -> AbstractContextManager[None]:
+        """Return what encloses bringing so many tokens to layers that wait."""
+
+    @abstractmethod
+    def keep(self, positions: Sequence[torch.Tensor], until: int) -> None:
+        """Learn which of the first `until` tokens each band behind the first cut has."""
+
+    @abstractmethod
+    def wait_with(self, states: torch.Tensor) -> States:
+        """Keep boundary states (batch, tokens, hidden_size), and return them as they wait."""
+
+    @abstractmethod
+    def undo(self, layers: range, tokens: int) -> None:
+        """Forget what a pass that broke off brought to layers that had so many tokens before."""
+
+
+class OrdinaryCache(StagedCache):
+    """A `DynamicCache` of transformers.
+
+    Parameters
+    ----------
+    cache
+        Of one sequence.
+    documents
+        Where what is known of caches is kept.
+    """
+
+    def __init__(self, cache: DynamicCache, documents: Documents) -> None:
+        self._cache, self._documents = cache, documents
+
+    @property
+    def document(self) -> Document | None:
+        """What is known of it."""
+        return self._documents.get(self._cache)
+
+    def note(self, document: Document | None) -> None:
+        """Keep it as long as the cache lives."""
+        if document is None:
+            self._documents.pop(self._cache, None)
+        else:
+            self._documents[self._cache] = document
+
+    def check(self, hidden: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Refuse several sequences and padding; see `StagedCache`."""
+        if hidden.shape[0] != 1:
+            raise UnsupportedFeatureError(
+                f"prune: {hidden.shape[0]} sequences at once would each keep other tokens: read "
+                "one at a time"
+            )
+        if mask is not None and mask.ndim == 4:
+            last = mask[0, 0, -1]
+            if not bool((last if mask.dtype == torch.bool else last == 0).all()):
+                raise _padded()
+
+    def length(self, layer: int) -> int:
+        """Return the tokens of a layer."""
+        return int(self._cache.get_seq_length(layer))
+
+    def keys(self, layer: int) -> torch.Tensor:
+        """Return the keys of a layer where they lie."""
+        keys: torch.Tensor = self._cache.layers[layer].keys[0]
+        return keys
+
+    def shorten(self, layers: range, tokens: int) -> None:
+        """Leave the first tokens, on which versions of transformers disagree."""
+        for layer in self._cache.layers[layers.start : layers.stop]:
+            if layer.is_initialized:
+                layer.keys = layer.keys[..., :tokens, :]
+                layer.values = layer.values[..., :tokens, :]
+
+    def open_bands(self, starts: Sequence[int]) -> None:
+        """Do nothing: each layer has what it is brought."""
+
+    def wait(self, first: int) -> None:
+        """Do nothing: nothing is expected of a layer."""
+
+    def piece(self, layers: range, tokens: int) -> AbstractContextManager[None]:
+        """Return what encloses nothing."""
+        return nullcontext()
+
+    def keep(self, positions: Sequence[torch.Tensor], until: int) -> None:
+        """Do nothing: the document has them."""
+
+    def wait_with(self, states: torch.Tensor) -> States:
+        """Keep them in memory: no budget bounds this cache."""
+        return StatesInMemory(states)
+
+    def undo(self, layers: range, tokens: int) -> None:
+        """Leave the first tokens."""
+        self.shorten(layers, tokens)
+
+
+class CacheOnDrive(StagedCache):
+    """A cache of an attached model: what it keeps is selected from at each step.
+
+    Parameters
+    ----------
+    cache
+        Of one sequence, which several batch rows may hold.
+    """
+
+    def __init__(self, cache: HillInferCache) -> None:
+        self._cache, self._parts = cache, cache.engine.runtime.parts
+
+    @property
+    def document(self) -> Document | None:
+        """What is known of it; forks have their own."""
+        found = self._cache.notes
+        assert found is None or isinstance(found, Document)
+        return found
+
+    def note(self, document: Document | None) -> None:
+        """Keep it with the cache."""
+        self._cache.notes = document
+
+    def check(self, hidden: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Refuse padding; `open_bands` refuses several sequences."""
+        if mask is not None and mask.ndim == 2 and not bool(mask.all()):
+            raise _padded()
+
+    def length(self, layer: int) -> int:
+        """Return the tokens of a layer."""
+        return int(self._cache.index_length(layer))
+
+    def keys(self, layer: int) -> torch.Tensor:
+        """Return the keys of a layer in the stored type, read back where they are not hot."""
+        runtime, (sequence,) = self._cache.engine.runtime, self._cache.sequences
+        own = sequence.of(layer)
+        runtime.settle()
+        # What comes next is read into the same memory.
+        rows = [
+            runtime.layout.keys(torch.from_numpy(part.copy()))
+            for part in runtime.gather.stream(layer, own, np.arange(own.lengths[layer]))
+        ]
+        return torch.cat(rows).transpose(0, 1)
+
+    def shorten(self, layers: range, tokens: int) -> None:
+        """Leave nothing; the cache cuts all of its layers together."""
+        if tokens:
+            return
+        self._cache.engine.runtime.settle()
+        for sequence in self._cache.sequences:
+            own = sequence.of(layers.start)
+            self._parts.rows.truncate_band(own, 0)
+            own.keep(own.kept[:0], 0)
+        self._cache.lengths.empty(layers)
+
+    def open_bands(self, starts: Sequence[int]) -> None:
+        """Let layers have fewer rows from each of these on.
+
+        Raises
+        ------
+        BudgetError
+            Where the budget does not hold their open groups.
+        UnsupportedFeatureError
+            Where the rows of the batch differ, or a store is named.
+        """
+        if self._cache.has_store:
+            raise UnsupportedFeatureError(
+                "prune: a store keeps rows of all layers, and prompts that are read in stages have "
+                "fewer in deeper ones: leave the store out"
+            )
+        sequences = self._cache.sequences
+        if len(sequences) != 1:
+            raise UnsupportedFeatureError(
+                f"prune: {len(sequences)} sequences at once would each keep other tokens: read "
+                "one at a time"
+            )
+        self._parts.rows.open_bands(sequences[0], starts)
+
+    def wait(self, first: int) -> None:
+        """See `StagedCache`."""
+        self._cache.lengths.wait(first)
+
+    @contextmanager
+    def piece(self, layers: range, tokens: int) -> Iterator[None]:
+        """Bring so many tokens to layers that wait, in the block of code that this encloses."""
+        plan, lengths = self._cache.plan, self._cache.lengths
+        (share,) = plan.shares
+        own = SequenceShare(share.sequence, share.batch_rows, tokens)
+        lengths.begin_stage(layers, (own,), plan.batch)
+        try:
+            yield
+        finally:
+            lengths.end_stage()
+
+    def keep(self, positions: Sequence[torch.Tensor], until: int) -> None:
+        """See `StagedCache`; later tokens are in every band."""
+        for sequence in self._cache.sequences:
+            for own, kept in zip(sequence.deeper, positions, strict=True):
+                own.keep(kept.cpu().numpy(), until)
+
+    def wait_with(self, states: torch.Tensor) -> States:
+        """Write them to the drive, once; where that is encrypted, keep them in the DRAM budget.
+
+        Raises
+        ------
+        BudgetError
+            Where the budget does not hold them; nothing of a document lies on an encrypted pool
+            unsealed.
+        ColdPoolError
+            Where the drive fails.
+        """
+        document = self.document
+        assert document is not None
+        if self._cache.settings.encrypt_cold_pool is Encryption.YES:
+            accountant, size = self._parts.accountant, states.nbytes
+            accountant.take(Part.OTHER, size)
+            return StatesInMemory(states, partial(accountant.give, Part.OTHER, size))
+        if document.file is None:
+            document.file = StatesFile(self._parts.store.fresh_file("states that wait"))
+        return document.file.add(states)
+
+    def undo(self, layers: range, tokens: int) -> None:
+        """Do nothing: whoever uses the cache next forgets what a pass that broke off brought."""
+
+
+def staged_cache(cache: Any, documents: Documents) -> StagedCache | None:
+    """Return a cache as reading in stages knows it; None where it is of another kind.
+
+    Parameters
+    ----------
+    cache
+        As given to the model.
+    documents
+        Where what is known of ordinary caches is kept.
+    """
+    if isinstance(cache, HillInferCache):
+        return CacheOnDrive(cache)
+    if isinstance(cache, DynamicCache):
+        return OrdinaryCache(cache, documents)
+    return None
+
+
+def _padded() -> UnsupportedFeatureError:
+    return UnsupportedFeatureError(
+        "prune: the prompt is padded, and padding has no place among blocks: pass it without "
+        "padding"
+    )

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`hillinfer generate --prune`: deeper layers see fewer tokens of the prompt."""
+
+import json
+
+import pytest
+from command import read_report
+
+from hillinfer.models.loader import load_model
+from hillinfer.pruning.profile import keep_evidence
+
+QUESTIONS = ("--question", "which cat sat?", "--question", "and which mat?")
+
+
+@pytest.fixture
+def generate(command, tiny_folder, cold_dir, tmp_path, monkeypatch):
+    """Run the command and return its outcome and report; `code` is what is expected."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    document = tmp_path / "long.txt"
+    document.write_text("".join(f"cat {i} sat on mat {i * 7 % 61}. " for i in range(60)))
+
+    def run(*arguments, code=0):
+        report = tmp_path / "run.json"
+        report.unlink(missing_ok=True)
+        outcome = command(
+            *("generate", "--model", tiny_folder, "--cold-dir", cold_dir, "--report", report),
+            *("--max-new-tokens", 6, "--prefill-chunk", 200, "--prompt-file", document),
+            *arguments,
+        )
+        assert outcome.code == code, outcome.err
+        return outcome, read_report(report) if report.exists() else None
+
+    return run
+
+
+def test_each_question_chooses_its_blocks(generate):
+    _, report = generate(*QUESTIONS, "--prune", "1:25%")
+    tokens = report["document_tokens"]
+    for answer in report["answers"]:
+        read, whole = answer["pruned"], tokens + answer["question_tokens"]
+        blocks = -(-whole // 64)
+        assert read["schedule"] == "1:25%"
+        assert read["tokens"][0] == whole
+        assert [len(one) for one in read["kept"]] == [max(1, round(blocks / 4))]
+        assert read["tokens"][1] == 64 * (len(read["kept"][0]) - 1) + (whole - 1) % 64 + 1
+        # The first block, the last one and whatever the question reaches stay.
+        assert {0, blocks - 1} <= set(read["kept"][0])
+        assert read["boundary_bytes"] > whole
+        assert read["choosing_seconds"] + read["deep_seconds"] <= answer["question_seconds"]
+    assert report["settings"]["prune"] == "1:25%"
+    outcome, alone = generate(*QUESTIONS[2:], "--prune", "1:25%")
+    # On a fork as by itself.
+    assert alone["answers"][0]["token_ids"] == report["answers"][1]["token_ids"]
+    assert alone["answers"][0]["pruned"]["kept"] == report["answers"][1]["pruned"]["kept"]
+    assert f"1:25%: layers saw {alone['prompt_tokens']} tokens" in " ".join(outcome.err.split())
+    _, plain = generate(*QUESTIONS)
+    assert plain["kv_bytes"] > report["kv_bytes"]
+    assert all(answer["pruned"] is None for answer in plain["answers"])
+    assert plain["settings"]["prune"] is None
+
+
+def test_a_prompt_without_questions_chooses_at_its_end(generate):
+    _, report = generate("--prune", "1:25%", "--prune-ranker", "recent")
+    read = report["answers"][0]["pruned"]
+    blocks = -(-report["document_tokens"] // 64)
+    count = max(1, round(blocks / 4))
+    # The first block counts as one of them.
+    assert read["kept"][0] == [0, *range(blocks - count + 1, blocks)]
+    _, compared = generate("--prune", "1:25%", "--compare", "full")
+    # The ordinary cache reads all of it.
+    _, plain = generate("--alpha", 1.0)
+    assert compared["comparison"]["texts"] == [plain["answers"][0]["text"]]
+
+
+def test_auto_takes_what_was_found_of_these_weights_and_nothing_else(generate, tiny_folder):
+    outcome, report = generate("--prune", "auto")
+    assert "nothing is pruned: run hillinfer prune-profile" in " ".join(outcome.err.split())
+    assert report["answers"][0]["pruned"] is None
+    model = load_model(str(tiny_folder)).model
+    file = keep_evidence(model, {"schedule": "1:50%", "ranker": "paper"})
+    assert file.stat().st_mode & 0o777 == 0o600
+    outcome, report = generate("--prune", "auto")
+    assert "prune: 1:50%, as prune-profile found (paper)" in outcome.err
+    assert report["answers"][0]["pruned"]["schedule"] == "1:50%"
+    for wrong in ('{"schedule": "x", "ranker": "paper"}', '{"schedule": null}', "[", '{"a": 1}'):
+        file.write_text(wrong)
+        _, report = generate("--prune", "auto")
+        assert report["answers"][0]["pruned"] is None
+    model.get_decoder().layers[0].mlp.up_proj.weight.data[0, 0] += 1
+    # Other weights have no evidence of these.
+    other = keep_evidence(model, {"schedule": "1:25%", "ranker": "weights"})
+    assert other != file
+
+
+def test_what_a_profile_finds_is_kept(command, tiny_folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    outcome = command("prune-profile", tiny_folder, "--documents", 1, "--tokens", 600)
+    assert outcome.code == 0, outcome.err
+    (file,) = (tmp_path / "cache" / "hillinfer" / "schedules").iterdir()
+    assert json.loads(file.read_text())["schedule"] is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--prune", "half"), "prune='half': 'half' is no cut"),
+        (("--prune", "0:50%"), "layer 0 has no layer before it"),
+        (("--prune", "1:50%", "--prune-ranker", "best"), "--prune-ranker best: choose one of"),
+        (("--prune", "1:50%", "--save-session", "s"), "without --session, --save-session and"),
+        (("--prune", "1:50%", "--store", "s"), "without --session, --save-session and --store"),
+        (("--prune", "7:50%"), "the model has layers 0 to 1"),
+    ],
+)
+def test_bad_options_are_refused(generate, given, said):
+    outcome, report = generate(*given, "--question", "which?", code=2)
+    assert said in outcome.error_line()
+    assert report is None or report["error"]

@@ -1,0 +1,436 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading in stages into caches of an attached model: bands with rows of their own."""
+
+import errno
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+from test_reading import ANSWER, IDS, NEW, SCHEDULE, TINY, TOKENS, generated, lengths
+from tiny_models import FAMILIES, TinyModel, prompts
+from transformers import DynamicCache
+
+import hillinfer
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.errors import (
+    BudgetError,
+    CacheUseError,
+    ColdPoolError,
+    SessionError,
+    UnsupportedFeatureError,
+)
+from hillinfer.hf.attach import Attachment
+from hillinfer.store.store import Store
+
+# 11 blocks of 64, of which the cuts keep 6 and 3; the last one is of 60 tokens.
+BANDS = [700, 700, 380, 380, 188]
+
+
+@pytest.fixture
+def model():
+    return TINY.build()
+
+
+def attached(model, cold_dir, **changes):
+    settings = {"alpha": 0.2, "dram_budget": "60%"} | changes
+    return hillinfer.attach(model, cold_dir=cold_dir, **settings)
+
+
+def kept_of(pruning, cache):
+    return [one.tolist() for one in pruning.read_of(cache).kept]
+
+
+@pytest.mark.parametrize("chunk", [None, 64, 699])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_cache_on_a_drive_keeps_what_an_ordinary_one_keeps(family, chunk, cold_dir):
+    model = TinyModel(family, "mha", layers=5).build()
+    with hillinfer.prune(model, SCHEDULE, chunk_tokens=100) as pruning:
+        ordinary = DynamicCache(config=model.config)
+        tokens, logits = generated(model, IDS, ordinary)
+        kept = kept_of(pruning, ordinary)
+    with (
+        # Everything is attended to, so that rounding rows to 16 bits is all that differs.
+        attached(model, cold_dir, alpha=1.0) as hill,
+        hillinfer.prune(model, SCHEDULE, chunk_tokens=100) as pruning,
+    ):
+        cache = hill.new_cache()
+        found, own = generated(model, IDS, cache, chunk)
+        assert kept_of(pruning, cache) == kept
+        assert pruning.read_of(cache).tokens == BANDS
+        rows = [one + NEW - 1 for one in BANDS]
+        assert lengths(cache) == rows
+        row_bytes = hill.statistics().kv_bytes / sum(rows)
+        assert row_bytes == 2 * 2 * model.config.num_attention_heads * head_dim(model)
+    assert found == tokens
+    torch.testing.assert_close(own, logits, atol=0.03, rtol=0.03)
+
+
+def head_dim(model):
+    config = model.config
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+PLACEMENTS = {
+    "in DRAM": {"dram_budget": "120%"},
+    "a tenth": {"dram_budget": "10%"},
+    "one block ahead": {"dram_budget": "10%", "prefetch_blocks": 1},
+    "golden": {"device": "golden"},
+}
+
+
+@pytest.mark.parametrize("query", ["predicted", "true"])
+def test_bits_are_the_same_wherever_rows_lie(query, model, cold_dir):
+    answers = {}
+    for name, changes in PLACEMENTS.items():
+        with (
+            attached(model, cold_dir, query=query, **changes) as hill,
+            hillinfer.prune(model, SCHEDULE),
+        ):
+            tokens, logits = generated(model, IDS, hill.new_cache(), 100, 40)
+            answers[name] = tokens, logits.numpy().tobytes()
+    for name, answer in answers.items():
+        assert answer == answers["in DRAM"], name
+    with attached(model, cold_dir, query=query) as hill, hillinfer.prune(model, "2:25%"):
+        _, other = generated(model, IDS, hill.new_cache(), 100, 40)
+    # Other blocks are other bits.
+    assert other.numpy().tobytes() != answers["a tenth"][1]
+
+
+def test_forks_go_on_by_themselves(model, cold_dir):
+    ways = [prompts([80], seed=seed)[0] for seed in (5, 6)]
+    with attached(model, cold_dir) as hill, hillinfer.prune(model, SCHEDULE) as pruning:
+        alone = []
+        for way in ways:
+            cache = hill.new_cache()
+            answer, _ = generated(model, IDS, cache)
+            turn = torch.cat([IDS, torch.tensor([answer]), way], 1)
+            alone.append(generated(model, turn, cache, None, 70))
+            cache.close()
+        first = hill.new_cache()
+        answer, _ = generated(model, IDS, first)
+        second = first.fork()
+        assert pruning.read_of(second) == pruning.read_of(first)
+        for cache, way, (tokens, logits) in zip((first, second), ways, alone, strict=True):
+            turn = torch.cat([IDS, torch.tensor([answer]), way], 1)
+            found, own = generated(model, turn, cache, None, 70)
+            assert found == tokens
+            assert torch.equal(own, logits)
+        shared = hill.statistics().kv_bytes
+        first.close()
+        # Rows that the fork shares stay.
+        again, _ = generated(model, longer(second), second)
+        assert len(again) == NEW
+        assert hill.statistics().kv_bytes < shared
+    assert alone[0][0] != alone[1][0]
+
+
+def longer(cache):
+    return torch.cat([torch.tensor(cache.token_ids), ANSWER], 1)
+
+
+@pytest.mark.parametrize("tokens_to_remove", [1, 3, 90, 400, 690])
+def test_what_is_cropped_is_gone_from_every_band(tokens_to_remove, model, cold_dir):
+    with attached(model, cold_dir) as hill, hillinfer.prune(model, SCHEDULE) as pruning:
+        cache = hill.new_cache()
+        generated(model, IDS, cache, None, 30)
+        kept = [torch.tensor(one) for one in kept_of(pruning, cache)]
+        before, left = TOKENS + 29, TOKENS + 29 - tokens_to_remove
+        cache.crop(-tokens_to_remove)
+        rows = [int((positions_of(one, before) < left).sum()) for one in kept]
+        assert lengths(cache) == [left, left, rows[0], rows[0], rows[1]]
+        fork = cache.fork()
+        with torch.no_grad():
+            both = [model(ANSWER, past_key_values=one).logits for one in (cache, fork)]
+        assert torch.equal(*both)
+        assert lengths(cache) == lengths(fork)
+
+
+def positions_of(blocks, tokens):
+    inside = (blocks[:, None] * 64 + torch.arange(64)).flatten()
+    return torch.cat([inside[inside < TOKENS], torch.arange(TOKENS, tokens)])
+
+
+def test_a_cropped_answer_comes_again(model, cold_dir):
+    with attached(model, cold_dir) as hill, hillinfer.prune(model, SCHEDULE):
+        cache = hill.new_cache()
+        answer, _ = generated(model, IDS, cache)
+        fork = cache.fork()
+        turn = torch.cat([IDS, torch.tensor([answer]), ANSWER], 1)
+        expected, logits = generated(model, turn, fork)
+        generated(model, turn, cache, None, 70)
+        cache.crop(-(cache.get_seq_length() - TOKENS - NEW + 1))
+        found, own = generated(model, turn, cache)
+    assert found == expected
+    assert torch.equal(own, logits)
+
+
+def test_beams_share_what_a_prompt_kept(model, cold_dir):
+    answers = []
+    for budget in ("10%", "120%"):
+        with attached(model, cold_dir, dram_budget=budget) as hill:
+            with hillinfer.prune(model, SCHEDULE) as pruning:
+                cache = hill.new_cache()
+                out = model.generate(
+                    IDS, past_key_values=cache, num_beams=3, max_new_tokens=20, pad_token_id=0
+                )
+                assert pruning.read_of(cache).tokens == BANDS
+            answers.append(out[0].tolist())
+            assert cache.batch_size == 3
+    assert answers[0] == answers[1]
+    with attached(model, cold_dir) as hill, hillinfer.prune(model, SCHEDULE):
+        cache = hill.new_cache()
+        out = model.generate(
+            IDS, past_key_values=cache, num_return_sequences=2, do_sample=True, max_new_tokens=9,
+            pad_token_id=0,
+        )  # fmt: skip
+        assert out.shape[0] == 2
+
+
+class BrokenError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("chunk", [None, 200])
+@pytest.mark.parametrize("later", ["keep", "anew"])
+@pytest.mark.parametrize("layer", [0, 1, 2, 3, 4])
+def test_a_prompt_that_breaks_off_leaves_the_cache_as_it_was(layer, later, chunk, model, cold_dir):
+    with (
+        attached(model, cold_dir) as hill,
+        hillinfer.prune(model, SCHEDULE, later=later, chunk_tokens=100) as pruning,
+    ):
+        whole, broken = hill.new_cache(), hill.new_cache()
+        expected = generated(model, IDS, whole, chunk)
+        turn = torch.cat([IDS, torch.tensor([expected[0]]), ANSWER], 1)
+        following = generated(model, turn, whole, chunk)
+        for ids, (tokens, logits) in ((IDS, expected), (turn, following)):
+            for after in (0, 0, 1) if layer > 1 and ids is IDS else (0, 0):
+                with breaking(model, layer, after), pytest.raises(BrokenError):
+                    generated(model, ids, broken, chunk, 1)
+            found, own = generated(model, ids, broken, chunk)
+            assert found == tokens
+            assert torch.equal(own, logits)
+        assert lengths(broken) == lengths(whole)
+        assert kept_of(pruning, broken) == kept_of(pruning, whole)
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2, 3, 4])
+def test_a_decoded_token_that_breaks_off_comes_again(layer, model, cold_dir):
+    with attached(model, cold_dir) as hill, hillinfer.prune(model, SCHEDULE):
+        cache = hill.new_cache()
+        generated(model, IDS, cache)
+        fork = cache.fork()
+        token = ANSWER[:, :1]
+        for _ in range(2):
+            with breaking(model, layer, 0), pytest.raises(BrokenError), torch.no_grad():
+                model(token, past_key_values=cache)
+        with torch.no_grad():
+            both = [model(token, past_key_values=one).logits for one in (cache, fork)]
+        assert torch.equal(*both)
+        assert lengths(cache) == lengths(fork)
+
+
+class breaking:  # noqa: N801
+    """Breaks off in a layer, after so many calls of it."""
+
+    def __init__(self, model, layer, after):
+        self._module, self._left = model.get_decoder().layers[layer].mlp, after
+
+    def __enter__(self):
+        self._hook = self._module.register_forward_pre_hook(self._count)
+
+    def __exit__(self, *error):
+        self._hook.remove()
+
+    def _count(self, *given):
+        self._left -= 1
+        if self._left < 0:
+            raise BrokenError
+
+
+def test_a_later_question_chooses_anew(model, cold_dir):
+    questions = [prompts([90], seed=seed)[0] for seed in (8, 9)]
+    chosen = []
+    for attaches in (False, True):
+        with hillinfer.prune(model, SCHEDULE, later="anew") as pruning:
+            hill = attached(model, cold_dir, alpha=1.0) if attaches else None
+            cache = hill.new_cache() if hill else DynamicCache(config=model.config)
+            ids, kept = IDS, []
+            for question in questions:
+                ids = torch.cat([ids, question], 1)
+                generated(model, ids, cache, 100, 1)
+                kept.append(kept_of(pruning, cache))
+            chosen.append(kept)
+            if hill:
+                fork = cache.fork()
+                assert (
+                    generated(model, longer(fork), fork, 100)[0]
+                    == (generated(model, longer(cache), cache, 100)[0])
+                )
+                hill.detach()
+    assert chosen[0] == chosen[1]
+    assert chosen[0][0] != chosen[0][1]
+
+
+def test_what_is_too_short_has_the_bits_of_no_pruning(model, cold_dir):
+    short = IDS[:, :60]
+    with attached(model, cold_dir) as hill:
+        tokens, logits = generated(model, short, hill.new_cache(), None, 20)
+        with hillinfer.prune(model, SCHEDULE) as pruning:
+            cache = hill.new_cache()
+            found, own = generated(model, short, cache, None, 20)
+            assert pruning.read_of(cache) is None
+            # Where nothing is dropped, either.
+    with attached(model, cold_dir) as hill, hillinfer.prune(model, "2:100%") as pruning:
+        whole = hill.new_cache()
+        _, all_kept = generated(model, IDS, whole, 100)
+        assert pruning.read_of(whole) is None
+    with attached(model, cold_dir) as hill:
+        _, plain = generated(model, IDS, hill.new_cache(), 100)
+    assert found == tokens
+    assert torch.equal(own, logits)
+    assert torch.equal(all_kept, plain)
+
+
+class Failing(DriveCalls):
+    """Fails, or brings other bytes, where it is told to."""
+
+    reading = writing = None
+
+    def preadv(self, descriptor, into, offset):
+        if isinstance(self.reading, OSError):
+            raise self.reading
+        count = super().preadv(descriptor, into, offset)
+        if self.reading is not None:
+            into[count // 2] ^= self.reading
+        return count
+
+    def pwrite(self, descriptor, data, offset):
+        if self.writing is not None:
+            raise self.writing
+        return super().pwrite(descriptor, data, offset)
+
+
+@pytest.mark.parametrize(
+    ("name", "failure"),
+    [
+        ("reading", 1),
+        ("reading", OSError(errno.EIO, "broken")),
+        ("writing", OSError(errno.ENOSPC, "full")),
+    ],
+)
+def test_states_that_a_drive_does_not_take_or_give_are_an_error_and_no_answer(
+    name, failure, model, cold_dir
+):
+    calls, settings = Failing(), hillinfer.Settings().changed(cold_dir=cold_dir, alpha=0.2)
+    with Attachment(model, settings, calls) as hill, hillinfer.prune(model, SCHEDULE) as pruning:
+        cache = hill.new_cache()
+        # No row leaves its open group before these states are written.
+        first = 600 if name == "reading" else 0
+        with pruning.prompt(TOKENS), torch.no_grad():
+            for chunk in IDS[:, :first].split(100, 1)[: first // 100]:
+                model(chunk, past_key_values=cache, logits_to_keep=1)
+            setattr(calls, name, failure)
+            with pytest.raises(ColdPoolError, match="of states that wait of the cold pool"):
+                model(IDS[:, first : first + 50 if name == "writing" else None],
+                      past_key_values=cache, logits_to_keep=1)  # fmt: skip
+        setattr(calls, name, None)
+        found = generated(model, IDS, cache, 100)
+        whole = hill.new_cache()
+        expected = generated(model, IDS, whole, 100)
+        assert found[0] == expected[0]
+        assert torch.equal(found[1], expected[1])
+        assert lengths(cache) == lengths(whole)
+
+
+@pytest.mark.parametrize("later", ["keep", "anew"])
+def test_states_lie_in_files_that_go_with_them(later, model, cold_dir):
+    with attached(model, cold_dir) as hill, hillinfer.prune(model, SCHEDULE, later=later):
+        cache = hill.new_cache()
+        generated(model, IDS, cache, None, 1)
+        turn, answers = torch.cat([IDS, ANSWER], 1), []
+        gc.collect()
+        before = descriptors()
+        for _ in range(3):
+            fork = cache.fork()
+            answers.append(generated(model, turn, fork, 64, 1))
+            fork.close()
+        del fork
+        gc.collect()
+        # A fork writes what is its own, behind what it shares.
+        assert descriptors() == before
+        generated(model, turn, cache, 64, 1)
+        cache.close()
+        del cache
+        gc.collect()
+        assert descriptors() < before
+    assert all(torch.equal(one[1], answers[0][1]) for one in answers)
+
+
+def descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_states_of_an_encrypted_pool_stay_in_the_budget(model, cold_dir):
+    with (
+        attached(model, cold_dir, encrypt_cold_pool="yes", dram_budget="3MiB") as hill,
+        hillinfer.prune(model, SCHEDULE) as pruning,
+    ):
+        cache = hill.new_cache(expected_tokens=1000)
+        generated(model, IDS, cache, 100)
+        read = pruning.read_of(cache)
+        assert read.boundary_bytes == TOKENS * model.config.hidden_size * 4
+        assert cache.notes.file is None
+        assert hill.statistics().dram_peak_bytes <= 3 << 20
+        # Nothing of them is counted once they are gone.
+        held = hill.statistics().other_bytes
+        with pytest.raises(BudgetError, match="raise --dram-budget"):
+            generated(model, prompts([30000], seed=3)[0], hill.new_cache(), 1000)
+    assert held < 3 << 20
+
+
+def test_what_cannot_be_read_in_stages_is_refused(model, cold_dir, tmp_path):
+    two, _ = prompts([700, 700], seed=4)
+    padded, mask = prompts([700, 650], seed=4)
+    with attached(model, cold_dir) as hill, hillinfer.prune(model, SCHEDULE):
+        cache = hill.new_cache()
+        with pytest.raises(UnsupportedFeatureError, match="2 sequences at once"):
+            model.generate(two, past_key_values=cache, max_new_tokens=2, pad_token_id=0)
+        with pytest.raises(UnsupportedFeatureError, match="the prompt is padded"):
+            model.generate(
+                padded, attention_mask=mask, past_key_values=hill.new_cache(), max_new_tokens=2,
+                pad_token_id=0,
+            )  # fmt: skip
+        generated(model, IDS, cache)
+        with pytest.raises(SessionError, match="read in stages"):
+            cache.save_session(tmp_path / "session")
+        other = hill.new_cache()
+        generated(model, IDS, other)
+        joined = hill.join([cache, other])
+        with pytest.raises((UnsupportedFeatureError, CacheUseError), match="not a JoinedCache"):
+            model(**joined.inputs(ANSWER[:, :1].expand(2, -1)))
+        # Both go on.
+        generated(model, longer(cache), cache)
+        generated(model, longer(other), other)
+    Store.create(tmp_path / "store", 64 << 20)
+    with attached(model, cold_dir, store=tmp_path / "store") as hill:
+        with (
+            hillinfer.prune(model, SCHEDULE),
+            pytest.raises(UnsupportedFeatureError, match="leave the store out"),
+        ):
+            generated(model, IDS, hill.new_cache())
+        generated(model, IDS, hill.new_cache())
+
+
+@pytest.mark.parametrize("first", ["attachment", "pruning"])
+def test_whichever_is_taken_off_first_the_model_is_as_it_was(first, model, cold_dir):
+    plain, _ = generated(model, IDS)
+    before = dict(model.__dict__)
+    hill = attached(model, cold_dir)
+    pruning = hillinfer.prune(model, SCHEDULE)
+    generated(model, IDS, hill.new_cache())
+    endings = [hill.detach, pruning.remove]
+    for end in endings if first == "attachment" else reversed(endings):
+        end()
+    assert generated(model, IDS)[0] == plain
+    assert model.__dict__.keys() == before.keys()
