@@ -11,6 +11,10 @@ from hillinfer.models.loader import load_model
 from hillinfer.pruning.needles import needle_document
 from hillinfer_bench.slim.quality import FULL
 from hillinfer_bench.slim.run import GOOD, PAPERS, WAYS, SlimRequest, run
+from hillinfer_bench.slim.speed import CACHES, DRIVE
+
+# A whole read, and one that selects; the other ways take as long.
+ASKED = WAYS[:2]
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +23,9 @@ def report(tmp_path_factory):
     folder = save_tiny(tmp_path_factory.mktemp("model"), TinyModel(layers=30))
     out = tmp_path_factory.mktemp("slim") / "new" / "slim.json"
     said = []
-    table = run(SlimRequest(str(folder), out, (320,), 1, (200,), 2, ()), said.append)
-    assert len(said) == 6 + len(WAYS)
+    request = SlimRequest(str(folder), out, (320,), 1, (200,), 2, (), ASKED)
+    table = run(request, said.append)
+    assert len(said) == 12 + len(ASKED)
     return table, json.loads(out.read_text(encoding="utf-8"))
 
 
@@ -28,8 +33,11 @@ def test_every_way_is_measured_beside_what_operations_allow(report):
     table, told = report
     assert len(table.splitlines()) == len(told["goals"])
     assert told["label"] == "measured"
-    assert [(row["schedule"], row["new_tokens"]) for row in told["rows"]] == [
-        (schedule, new) for new in (1, 16) for schedule in (FULL, GOOD, PAPERS)
+    assert [(row["cache"], row["schedule"], row["new_tokens"]) for row in told["rows"]] == [
+        (cache, schedule, new)
+        for new in (1, 16)
+        for cache in CACHES
+        for schedule in (FULL, GOOD, PAPERS)
     ]
     for row in told["rows"]:
         assert len(row["seconds"]) == 2
@@ -38,12 +46,13 @@ def test_every_way_is_measured_beside_what_operations_allow(report):
         assert row["share_of_limit"] == pytest.approx(row["speedup"] / row["flop_limit"])
         states = 320 * 32 * 4
         assert row["boundary_bytes"] == (0 if row["schedule"] == FULL else states)
+        assert (row["dram_peak_bytes"] is None) == (row["cache"] != DRIVE)
     assert told["paper_schedule"] is None
 
 
 def test_every_way_is_asked_about_every_needle(report):
     _, told = report
-    assert [row["way"] for row in told["quality"]] == [way.name for way in WAYS]
+    assert [row["way"] for row in told["quality"]] == [way.name for way in ASKED]
     full, *others = told["quality"]
     assert (full["flop_limit"], full["second_share"]) == (1, None)
     for row in others:
@@ -54,7 +63,9 @@ def test_every_way_is_asked_about_every_needle(report):
     assert len(told["second_question"]) == len(others)
     named = [one["goal"] for one in told["goals"]]
     assert sum("right at least" in one for one in named) == 2
-    assert sum("at least 0.90 of" in one for one in named) == 2
+    assert sum("at least 0.90 of" in one for one in named) == 4
+    assert sum("DRAM peak at most 0.60" in one for one in named) == 1
+    assert sum("as fast as the ordinary cache's" in one for one in named) == 2
 
 
 def test_documents_are_the_same_for_the_same_seed(tiny_folder):

@@ -234,7 +234,9 @@ def slim(
     rounds: Annotated[int, typer.Option(help="Repetitions of each timed figure.")] = 3,
     shapes: Annotated[
         list[str] | None,
-        typer.Option(help="Timed with random weights: llama-3.2-1b, llama-3.1-8b; none if none."),
+        typer.Option(
+            help="Timed with random weights: llama-3.2-1b, qwen2.5-7b, llama-3.1-8b; none if none."
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the figures go as JSON.")] = Path(
         "build/reports/slim.json"

@@ -5,21 +5,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from transformers import DynamicCache
 
 import hillinfer
+from hillinfer.pruning.passes import PrunedRead
 from hillinfer.pruning.profile import read
 from hillinfer_bench.report.rows import LARGEST_SPREAD, Timing
 from hillinfer_bench.slim.quality import FULL
 
 # Of the limit; attention takes longer per operation than linear layers do.
 _BEYOND = 1.1
+ORDINARY, DRIVE = "ordinary", "drive"
+# In this order: the first is the rival.
+CACHES = (ORDINARY, DRIVE)
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,8 @@ class SpeedRow:
     ----------
     shape, layers, context
         What was read by which model, and how many of its layers were built.
+    cache
+        `ordinary`, transformers' own in memory, or `drive`, HillInfer's of an attached model.
     schedule
         `full` for reading all of it.
     new_tokens
@@ -37,27 +44,34 @@ class SpeedRow:
     seconds, cpu_seconds
         Of each round: wall and of all threads, to the logits of the last token.
     speedup, cpu_speedup
-        Median over rounds of the whole read's time over this one's in the same round.
+        Median over rounds of the time of a whole read into the same cache over this one's.
+    over_ordinary
+        The same with a whole read into the ordinary cache.
     flop_limit
         What operations of linear layers and attention allow.
     choosing_share
         Of the time, for choosing blocks.
     boundary_bytes
-        Of hidden states that wait, at most.
+        Of hidden states that wait, at most: in memory, or on the drive.
+    dram_peak_bytes
+        Of rows, shadows and buffers; None where nobody counts.
     """
 
     shape: str
     layers: int
     context: int
+    cache: str
     schedule: str
     new_tokens: int
     seconds: list[float]
     cpu_seconds: list[float]
     speedup: float
     cpu_speedup: float
+    over_ordinary: float
     flop_limit: float
     choosing_share: float
     boundary_bytes: int
+    dram_peak_bytes: int | None
 
     @property
     def flagged(self) -> bool:
@@ -99,29 +113,34 @@ def measure_speed(
     say
         Takes a line of progress.
     """
-    taken: dict[str, list[tuple[float, float, Any]]] = {}
+    ways = [(cache, schedule) for cache in CACHES for schedule in (FULL, *schedules)]
+    taken: dict[tuple[str, str], list[_Read]] = {way: [] for way in ways}
     for number in range(rounds + 1):
-        for schedule in (FULL, *schedules):
-            one = _timed(model, ids, schedule, new_tokens)
+        for way in ways:
+            one = _timed(model, ids, *way, new_tokens)
             if number:
-                taken.setdefault(schedule, []).append(one)
+                taken[way].append(one)
     rows = []
-    for schedule, own in taken.items():
-        both = list(zip(taken[FULL], own, strict=True))
-        pruned = own[-1][2]
+    for (cache, schedule), own in taken.items():
+        both = list(zip(taken[cache, FULL], own, strict=True))
+        rivals = list(zip(taken[CACHES[0], FULL], own, strict=True))
+        pruned = own[-1].pruned
         row = SpeedRow(
             shape,
             len(model.get_decoder().layers),
             len(ids),
+            cache,
             schedule,
             new_tokens,
-            [one[0] for one in own],
-            [one[1] for one in own],
-            median(whole[0] / one[0] for whole, one in both),
-            median(whole[1] / one[1] for whole, one in both),
+            [one.seconds for one in own],
+            [one.cpu_seconds for one in own],
+            median(whole.seconds / one.seconds for whole, one in both),
+            median(whole.cpu_seconds / one.cpu_seconds for whole, one in both),
+            median(whole.seconds / one.seconds for whole, one in rivals),
             1.0 if pruned is None else pruned.flop_limit,
-            0.0 if pruned is None else pruned.choosing_seconds / own[-1][0],
+            0.0 if pruned is None else pruned.choosing_seconds / own[-1].seconds,
             0 if pruned is None else pruned.boundary_bytes,
+            own[-1].dram_peak_bytes,
         )
         say(row_text(row))
         rows.append(row)
@@ -132,24 +151,52 @@ def row_text(row: SpeedRow) -> str:
     """Return a row for reading."""
     flag = " !" if row.flagged else ""
     return (
-        f"{row.shape:<14} {row.context:>6} tokens, {row.new_tokens} new, {row.schedule:<26} "
-        f"{median(row.seconds):8.2f} s{flag}  x{row.speedup:.2f} (CPU x{row.cpu_speedup:.2f}) of "
-        f"{row.flop_limit:.2f} possible: {row.share_of_limit:.0%}; choosing "
-        f"{row.choosing_share:.2%}"
+        f"{row.shape:<14} {row.context:>6} tokens, {row.new_tokens} new, {row.cache:<8} "
+        f"{row.schedule:<26} {median(row.seconds):8.2f} s{flag}  x{row.speedup:.2f} (CPU "
+        f"x{row.cpu_speedup:.2f}) of {row.flop_limit:.2f} possible: {row.share_of_limit:.0%}; over "
+        f"the ordinary cache x{row.over_ordinary:.2f}; choosing {row.choosing_share:.2%}"
+        f"{_peak(row)}"
     )
+
+
+def _peak(row: SpeedRow) -> str:
+    return "" if row.dram_peak_bytes is None else f"; peak {row.dram_peak_bytes / 2**20:.0f} MiB"
+
+
+@dataclass(frozen=True)
+class _Read:
+    seconds: float
+    cpu_seconds: float
+    pruned: PrunedRead | None
+    dram_peak_bytes: int | None
 
 
 @torch.no_grad()
 def _timed(
-    model: Any, ids: Sequence[int], schedule: str, new_tokens: int
-) -> tuple[float, float, Any]:
-    around = nullcontext() if schedule == FULL else hillinfer.prune(model, schedule)
-    with around as pruning:
-        cache = DynamicCache(config=model.config)
+    model: Any, ids: Sequence[int], cache_kind: str, schedule: str, new_tokens: int
+) -> _Read:
+    with ExitStack() as stack:
+        attached = None
+        if cache_kind == DRIVE:
+            place = stack.enter_context(TemporaryDirectory(prefix="hillinfer-slim-"))
+            # A tenth is selected, and memory would hold all: time goes to computing alone.
+            made = hillinfer.attach(model, cold_dir=place, alpha=0.1, dram_budget="120%")
+            attached = stack.enter_context(made)
+        pruning = None
+        if schedule != FULL:
+            pruning = stack.enter_context(hillinfer.prune(model, schedule))
+        cache: Any = DynamicCache(config=model.config)
+        if attached is not None:
+            cache = attached.new_cache(expected_tokens=len(ids) + new_tokens)
         wall, cpu = time.perf_counter(), time.process_time()
         with nullcontext() if pruning is None else pruning.prompt(len(ids)):
             logits = read(model, cache, ids)
         for _ in range(new_tokens - 1):
             logits = read(model, cache, [int(logits.argmax())])
         spent = time.perf_counter() - wall, time.process_time() - cpu
-        return *spent, None if pruning is None else pruning.read_of(cache)
+        told = None if pruning is None else pruning.read_of(cache)
+        peak = None
+        if attached is not None:
+            peak = cache.statistics().dram_peak_bytes
+            cache.close()
+        return _Read(*spent, told, peak)

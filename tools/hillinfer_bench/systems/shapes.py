@@ -78,9 +78,14 @@ PAPER_SHAPES = ("opt-6.7b", "llama-13b")
 # The paper's models are built in part: as many layers as memory has room for beside every system's
 # KV of 32k tokens. The first two never have a predicted query, the two others do.
 _BUILT = {"tiny-opt": 2, "opt-6.7b": 4, "llama-13b": 4}
+# SlimInfer's models. Qwen2 differs from Llama by biases, which cost nothing.
+_SLIMMED = {
+    "llama-3.1-8b": profile.ModelFigures("llama", 32, 4096, 14336, 32, 8, 128),
+    "qwen2.5-7b": profile.ModelFigures("llama", 28, 3584, 18944, 28, 4, 128),
+}
 SHAPES: Mapping[str, BenchShape] = MappingProxyType(
     {
         name: BenchShape(**asdict(figures), layers=_BUILT.get(name, figures.all_layers))
-        for name, figures in profile.SHAPES.items()
+        for name, figures in {**profile.SHAPES, **_SLIMMED}.items()
     }
 )
