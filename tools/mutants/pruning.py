@@ -6,6 +6,7 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 _READING, _RANKERS = "host/hillinfer/pruning/reading.py", "host/hillinfer/pruning/rankers.py"
+_BANDS = "tests/host/pruning/test_bands.py"
 _READ_TESTS = "tests/host/pruning/test_reading.py"
 _RANK_TESTS = "tests/host/pruning/test_rankers.py"
 _REFERENCE = f"{_READ_TESTS}::test_a_prompt_keeps_what_the_reference_keeps_and_answers_as_it_does"
@@ -63,15 +64,15 @@ PRUNING: tuple[Mutant, ...] = (
         "deeper-rows-are-not-cut-off",
         "Where a cache was cut off, deeper layers keep rows of what is gone.",
         _READING,
-        "                _shorten(layer, len(left))\n",
-        "                pass\n",
+        "            cache.shorten(layers, len(left))\n",
+        "",
         (f"{_READ_TESTS}::test_what_is_cut_off_is_cut_off_everywhere",),
     ),
     Mutant(
         "a-broken-stage-leaves-rows",
         "A pass that broke off in a deeper layer leaves rows in those before it.",
         _READING,
-        "                _shorten(layer, left)\n",
+        "                now.cache.undo(layers, len(document.positions[band]))\n",
         "                pass\n",
         (f"{_READ_TESTS}::test_a_pass_that_breaks_off_in_a_stage_can_be_made_again",),
     ),
@@ -82,5 +83,47 @@ PRUNING: tuple[Mutant, ...] = (
         "        if is_first or keeps:\n",
         "        if is_first or (keeps and now.is_prompt):\n",
         (f"{_READ_TESTS}::test_a_turn_may_choose_anew",),
+    ),
+    Mutant(
+        "bands-cut-by-tokens",
+        "A cropped cache leaves as many rows in deeper bands as it has tokens.",
+        "host/hillinfer/kv/rows.py",
+        "self.truncate_band(one, one.rows_before(length))",
+        "self.truncate_band(one, min(one.tokens, length))",
+        (f"{_BANDS}::test_what_is_cropped_is_gone_from_every_band",),
+    ),
+    Mutant(
+        "forks-share-deeper-rows",
+        "A fork goes on in the deeper bands of the cache that it comes from.",
+        "host/hillinfer/kv/rows.py",
+        "copy.deepen(self._fork_band(one))",
+        "copy.deepen(one)",
+        (f"{_BANDS}::test_forks_go_on_by_themselves",),
+    ),
+    Mutant(
+        "states-not-compared",
+        "Boundary states that a drive changed are read on.",
+        "host/hillinfer/pruning/states.py",
+        "        if _sum(memory) != expected:\n",
+        "        if False:\n",
+        (f"{_BANDS}::test_states_that_a_drive_does_not_take_or_give_are_an_error_and_no_answer",),
+    ),
+    Mutant(
+        "a-piece-of-one-token",
+        "What stays goes through deeper layers in pieces of which one may be of a single token.",
+        _READING,
+        "    if len(starts) > 1 and tokens - starts[-1] == 1:\n",
+        "    if False:\n",
+        (f"{_BANDS}::test_a_piece_of_a_single_token_is_none",),
+    ),
+    Mutant(
+        "evidence-of-other-weights",
+        "A schedule that was found of a model is taken for every other one.",
+        "host/hillinfer/pruning/profile.py",
+        'f"{weights_digest(model)}.json"',
+        '"model.json"',
+        (
+            "tests/host/cli/test_prune_option.py::test_auto_takes_what_was_found_of_these_weights_and_nothing_else",
+        ),
     ),
 )

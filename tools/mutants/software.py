@@ -279,8 +279,8 @@ _CAUGHT = (
         "overflow-of-values-not-counted",
         "Values too large for FP16 are not counted, only keys.",
         "host/hillinfer/hf/cache_pass.py",
-        "runtime.count_overflows(share.sequence, overflows)",
-        "runtime.count_overflows(share.sequence, overflows if states is keys else 0)",
+        "runtime.count_overflows(sequence, overflows)",
+        "runtime.count_overflows(sequence, overflows if states is keys else 0)",
         (
             f"{_TESTS}/hf/test_same_as_ordinary_cache.py::test_fp32_values_beyond_fp16_are_saturated_and_counted",
         ),

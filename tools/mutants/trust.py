@@ -110,7 +110,7 @@ TRUST: tuple[Mutant, ...] = (
     Mutant(
         "tokens-of-no-numbers",
         "A token is chosen from logits that are no numbers.",
-        f"{_HOST}/generate/answering.py",
+        f"{_HOST}/generate/tokens.py",
         "        if not math.isfinite(float(logits.max())):",
         "        if False:",
         (f"{_TESTS}/generate/test_token_chooser.py",),

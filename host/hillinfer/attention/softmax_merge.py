@@ -367,7 +367,8 @@ class DenseAttention:
             yield rows
             started = time.perf_counter_ns()
         following = layer + 1
-        if following >= self._layers:
+        # The next layer may have other rows, or there is none.
+        if following >= self._layers or following not in sequence.band:
             if windows is not None:
                 windows.end()
             return

@@ -37,6 +37,11 @@ class GroupTable:
     A region is a run of groups that lie in files which are never written: they may be shared and
     given back, and nobody gets them to write to. Their numbers can be handed out again once the
     region is closed.
+
+    Attributes
+    ----------
+    parts_in_use
+        What sequences own, in whole groups: of some they use a part. To be looked at.
     """
 
     def __init__(self) -> None:
@@ -44,9 +49,9 @@ class GroupTable:
         # A heap.
         self._free: list[int] = []
         self._in_use = 0
-        # Of groups that are used in part: which part, and what all of them leave unused.
+        # Of groups that are used in part: which part.
         self._parts: dict[int, float] = {}
-        self._unused = 0.0
+        self.parts_in_use = 0.0
         # By their first group.
         self._regions: list[_Region] = []
 
@@ -60,11 +65,6 @@ class GroupTable:
         """Groups that some sequence owns."""
         return self._in_use
 
-    @property
-    def parts_in_use(self) -> float:
-        """What sequences own, in whole groups: of some they use a part."""
-        return self._in_use - self._unused
-
     def take(self, part: float = 1.0) -> int:
         """Return a group nobody owns, owned once from now on.
 
@@ -74,6 +74,7 @@ class GroupTable:
             How much of it will be used, above 0 and up to 1: it has room in every layer.
         """
         self._in_use += 1
+        self.parts_in_use += part
         if self._free:
             group = heapq.heappop(self._free)
             self._owners[group] = 1
@@ -82,7 +83,6 @@ class GroupTable:
             group = len(self._owners) - 1
         if part < 1:
             self._parts[group] = part
-            self._unused += 1 - part
         return group
 
     def share(self, group: int) -> None:
@@ -93,6 +93,7 @@ class GroupTable:
                 raise ValueError(f"nobody owns group {group}, which lies in no region")
             region.in_use += 1
             self._in_use += 1
+            self.parts_in_use += 1
         self._owners[group] += 1
 
     def give(self, group: int) -> bool:
@@ -101,7 +102,7 @@ class GroupTable:
         if self._owners[group]:
             return False
         self._in_use -= 1
-        self._unused -= 1 - self._parts.pop(group, 1.0)
+        self.parts_in_use -= self._parts.pop(group, 1.0)
         region = self._region_of(group)
         if region is None:
             heapq.heappush(self._free, group)

@@ -176,7 +176,8 @@ class RowKeeper:
         """Number of all distinct tokens, those of some layers counted as that part of a token."""
         open_rows = sum(one.tokens % GROUP_TOKENS * len(one.band) for one in self.sequences)
         settled = self._groups.parts_in_use * GROUP_TOKENS
-        return math.ceil(settled + open_rows / self._shape.layers)
+        # Parts of groups add up to whole ones but for rounding.
+        return math.ceil(round(settled + open_rows / self._shape.layers, 3))
 
     def tokens_with(self, sequence: Sequence, tokens: int) -> int:
         """Return what `tokens` will be with so many more in a sequence of the cache."""

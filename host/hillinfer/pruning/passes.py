@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hillinfer.pruning.schedule import Schedule
 from hillinfer.pruning.states import States, StatesFile
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ class Document:
 
     Parameters
     ----------
+    schedule
+        By which it is read: which layers are in which band.
     length
         Tokens of the first layer.
     states
@@ -93,6 +96,7 @@ class Document:
         Of the last prompt; None where nothing was pruned.
     """
 
+    schedule: Schedule
     length: int = 0
     states: list[States] = field(default_factory=list)
     file: StatesFile | None = None

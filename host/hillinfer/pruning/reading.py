@@ -194,10 +194,15 @@ class Pruning:
                     "with the pruning that read it"
                 )
         assert staged is not None
+        if document is not None and document.schedule != self.schedule:
+            raise UnsupportedFeatureError(
+                f"prune: this cache was read by the schedule {document.schedule}, and not by "
+                f"{self.schedule}: go on with that one, or begin with an empty cache"
+            )
         staged.check(hidden, given.get("attention_mask"))
         if document is None:
             staged.open_bands([cut.layer for cut in self.schedule.cuts])
-            staged.note(document := Document())
+            staged.note(document := Document(self.schedule))
         self._cut_back(document, staged, before)
         is_prompt = before < coming.tokens if coming.tokens else tokens > 1
         held = list(document.states), list(document.positions)

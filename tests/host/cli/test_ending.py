@@ -26,6 +26,7 @@ REFUSED = {
     "pool-picture": ("pool-picture", "/nowhere/file", "--out", "/proc/picture.png"),
     "trace-picture": ("trace-picture", "/nowhere/file"),
     "store-picture": ("store-picture", "/nowhere/file"),
+    "prune-picture": ("prune-picture", "/nowhere/file"),
     "store-put": ("store", "put", "--prompt", "text", "--store", "/nowhere/store"),
     "store-import": ("store", "import", "/nowhere/session", "--store", "/nowhere/store"),
     "specs": ("specs", "no-preset"),

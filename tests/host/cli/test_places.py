@@ -36,6 +36,7 @@ OPTIONS = {
     "pool-picture": ("pool-picture", "/no/timeline", "--out"),
     "trace-picture": ("trace-picture", "/no/trace", "--out"),
     "store-picture": ("store-picture", "/no/stats", "--out"),
+    "prune-picture": ("prune-picture", "/no/report", "--out"),
     "session": ("generate", "--model", "/no/model", "--prompt", "text", "--save-session"),
 }
 
@@ -248,7 +249,9 @@ def test_the_name_of_a_model_is_no_folder(generate, tmp_path, monkeypatch, name)
     assert "the places are good" in line
 
 
-@pytest.mark.parametrize("name", ["pool-picture", "trace-picture", "store-picture"])
+@pytest.mark.parametrize(
+    "name", ["pool-picture", "trace-picture", "store-picture", "prune-picture"]
+)
 def test_a_picture_does_not_replace_what_it_shows(command, tmp_path, name):
     file = tmp_path / "file"
     file.write_text("of a run")

@@ -2,12 +2,14 @@
 """`hillinfer generate --prune`: deeper layers see fewer tokens of the prompt."""
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 from command import read_report
 
 from hillinfer.models.loader import load_model
 from hillinfer.pruning.profile import keep_evidence
+from hillinfer_bench.figures.prune_figure import read_seen_blocks
 
 QUESTIONS = ("--question", "which cat sat?", "--question", "and which mat?")
 
@@ -98,6 +100,26 @@ def test_what_a_profile_finds_is_kept(command, tiny_folder, monkeypatch, tmp_pat
     assert outcome.code == 0, outcome.err
     (file,) = (tmp_path / "cache" / "hillinfer" / "schedules").iterdir()
     assert json.loads(file.read_text())["schedule"] is None
+
+
+def test_a_picture_of_what_layers_saw(generate, command, tmp_path):
+    pytest.importorskip("matplotlib", reason="pip install 'hillinfer[figures]'")
+    _, report = generate(*QUESTIONS, "--prune", "1:25%")
+    run, out = tmp_path / "run.json", tmp_path / "kept.svg"
+    drawn = command("prune-picture", run, "--out", out)
+    assert drawn.code == 0, drawn.err
+    assert ElementTree.parse(out).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    assert "layers 0 to 0 saw 100% of it" in drawn.out
+    for one, answer in zip(read_seen_blocks(run), report["answers"], strict=True):
+        blocks = -(-answer["pruned"]["tokens"][0] // 64)
+        assert one.seen[0].tolist() == [True] * blocks
+        assert one.seen[1].nonzero()[0].tolist() == answer["pruned"]["kept"][0]
+    report["answers"][0]["pruned"]["kept"] = [[10**6]]
+    for said in (json.dumps(report), "[]", '{"answers": 3}', '{"answers": [{"pruned": {}}]}'):
+        run.write_text(said)
+        assert "is no report of hillinfer generate" in command("prune-picture", run).error_line()
+    run.write_text('{"answers": [{"pruned": null}]}')
+    assert "is of a run that pruned nothing" in command("prune-picture", run).error_line()
 
 
 @pytest.mark.parametrize(

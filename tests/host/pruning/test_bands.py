@@ -71,6 +71,20 @@ def head_dim(model):
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
+def test_a_piece_of_a_single_token_is_none(model, cold_dir):
+    """Rows of a band are the same in whatever pieces its tokens come; a single one would select."""
+    answers = []
+    # 380 and 188 tokens stay: pieces of 379 and 187 would leave one.
+    for chunk in (379, 187, 1024):
+        with (
+            attached(model, cold_dir, alpha=0.05) as hill,
+            hillinfer.prune(model, SCHEDULE, chunk_tokens=chunk),
+        ):
+            answers.append(generated(model, IDS, hill.new_cache(), None, 8))
+    for _, logits in answers:
+        torch.testing.assert_close(logits, answers[-1][1], atol=1e-3, rtol=1e-3)
+
+
 PLACEMENTS = {
     "in DRAM": {"dram_budget": "120%"},
     "a tenth": {"dram_budget": "10%"},
@@ -420,6 +434,27 @@ def test_what_cannot_be_read_in_stages_is_refused(model, cold_dir, tmp_path):
         ):
             generated(model, IDS, hill.new_cache())
         generated(model, IDS, hill.new_cache())
+
+
+def test_a_cache_goes_on_by_the_schedule_that_it_began_with_or_by_none(model, cold_dir):
+    with attached(model, cold_dir) as hill:
+        caches = [hill.new_cache() for _ in range(2)]
+        with hillinfer.prune(model, SCHEDULE):
+            for cache in caches:
+                generated(model, IDS, cache)
+        turn = longer(caches[0])
+        with (
+            hillinfer.prune(model, "2:50%"),
+            pytest.raises(UnsupportedFeatureError, match="2:50%,4:25%, and not by 2:50%"),
+        ):
+            generated(model, turn, caches[0])
+        with hillinfer.prune(model, SCHEDULE):
+            expected = generated(model, turn, caches[0])
+        # New tokens meet what each band has, whoever knows of bands.
+        found = generated(model, turn, caches[1])
+        assert lengths(caches[0]) == lengths(caches[1])
+    assert found[0] == expected[0]
+    assert torch.equal(found[1], expected[1])
 
 
 @pytest.mark.parametrize("first", ["attachment", "pruning"])

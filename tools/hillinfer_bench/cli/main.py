@@ -15,6 +15,7 @@ from hillinfer.system.files import check_apart, prepare_report
 from hillinfer.system.machine import NumberType
 from hillinfer_bench.decode.request import BenchRequest, Chosen
 from hillinfer_bench.figures.canvas import require_matplotlib, save_figure
+from hillinfer_bench.figures.prune_figure import prune_figure, prune_text, read_seen_blocks
 from hillinfer_bench.figures.store_figures import StoreRecord, store_figure, store_text
 from hillinfer_bench.figures.timeline_figures import TimelineRecord, timeline_figure
 from hillinfer_bench.figures.trace_figures import TraceRecord, lanes_figure, step_text
@@ -335,6 +336,26 @@ def store_picture(
         print(out)
 
 
+def prune_picture(
+    file: Annotated[Path, typer.Argument(help="Report of `hillinfer generate --prune`.")],
+    *,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the picture goes: SVG by its name, else PNG.")
+    ] = None,
+) -> None:
+    """Say which part of a prompt each layer saw, and draw which blocks."""
+    if out is not None:
+        require_matplotlib()
+        check_apart((("FILE", file), ("--out", out)))
+        prepare_report(out, "--out", "the picture")
+    found = read_seen_blocks(file)
+    if out is not None:
+        save_figure(prune_figure(found), out)
+    print(prune_text(found))
+    if out is not None:
+        print(out)
+
+
 main = Program(
     "hillinfer-bench",
     "Measures of HillInfer: decode beside rivals, selection quality, pools, traces, stores.",
@@ -349,5 +370,6 @@ main = Program(
         pool_picture,
         trace_picture,
         store_picture,
+        prune_picture,
     ),
 )

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 BENCH = frozenset(
     {
-        *("decode", "quality", "pools", "traces", "storing", "compare"),
-        *("pool-picture", "trace-picture", "store-picture"),
+        *("decode", "quality", "pools", "traces", "storing", "slim", "compare"),
+        *("pool-picture", "trace-picture", "store-picture", "prune-picture"),
     }
 )
 
