@@ -35,7 +35,8 @@ class Accountant:
         self.budget_bytes = budget_bytes
         self._held = dict.fromkeys(Part, 0)
         self._peak = dict(self._held)
-        self._changing = threading.Lock()
+        # What is collected as garbage in the middle of a change gives its bytes back.
+        self._changing = threading.RLock()
         self._make_room: Callable[[], None] | None = None
         self._least_hot: Callable[[], int] | None = None
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hillinfer.cli.console import error_console, quiet_transformers
-from hillinfer.errors import SettingsError
+from hillinfer.errors import HillInferError, SettingsError
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.pruning.schedule import RANKER_NAMES, Schedule
 from hillinfer.system.files import prepare_report, write_whole
@@ -89,8 +89,9 @@ class PruneUse:
             found = found_schedule(model)
             if found is None:
                 say(
-                    "prune: nothing is known of this model that would keep its answers, so nothing "
-                    "is pruned: run hillinfer prune-profile with it once"
+                    "prune: nothing is known of these weights that would keep their answers, so "
+                    "nothing is pruned: run hillinfer prune-profile with the model once, and give "
+                    "--prune its schedule where --projections changes weights"
                 )
                 return None
             schedule, ranker = found
@@ -158,9 +159,9 @@ def prune_profile(
         "tokens": tokens,
         **asdict(found),
     }
-    try:
-        keep_evidence(loaded.model, told)
-    except OSError as error:
-        error_console().print(f"hillinfer: warning: not kept for --prune auto: {error.strerror}")
     if out is not None:
         write_whole(out, json.dumps(told, indent=1).encode())
+    try:
+        keep_evidence(loaded.model, told)
+    except (OSError, HillInferError) as error:
+        error_console().print(f"hillinfer: warning: not kept for --prune auto: {error}")

@@ -28,7 +28,7 @@ from hillinfer.kv.saved_sequences import (
     parts_of,
     save_sequence,
 )
-from hillinfer.kv.sequence import Sequence
+from hillinfer.kv.sequence import Sequence, distinct_rows
 from hillinfer.memory_budget import Part
 from hillinfer.model_shape import ModelShape
 from hillinfer.scoring.scorer import ImportanceEvaluation, Scorer
@@ -432,7 +432,7 @@ class Runtime:
         self._count()
         peak = self._accountant.peak()
         return CacheStatistics(
-            kv_bytes=self._rows.kv_bytes(self._rows.sequences),
+            kv_bytes=self.kv_bytes(self._rows.sequences),
             dram_budget_bytes=self._accountant.budget_bytes,
             dram_peak_bytes=sum(peak.values()),
             hot_bytes=peak[Part.HOT],
@@ -454,7 +454,7 @@ class Runtime:
 
     def kv_bytes(self, sequences: list[Sequence]) -> int:
         """Return the bytes of all distinct rows of some sequences."""
-        return self._rows.kv_bytes(sequences)
+        return distinct_rows(sequences) * self.shape.row_bytes
 
     def counted(self) -> tuple[Counters, LayerHits]:
         """Return what is counted so far, promotions that are under way included."""

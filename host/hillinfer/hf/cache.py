@@ -163,6 +163,7 @@ class HillInferCache(PassingCache):
         share files and threads with are freed when the next of them is used. Does nothing in a fork
         of the process that made the cache.
         """
+        self.notes = None
         if self._engine.is_inherited:
             self._closer.detach()
             return
@@ -195,7 +196,8 @@ class HillInferCache(PassingCache):
                 fresh = self._fresh.pop(layer)
                 for share, new in zip(plan.shares, fresh, strict=True):
                     if new is not None:
-                        self._runtime.code_full_segments(layer, share.sequence, new[0])
+                        own = share.sequence.of(layer)
+                        self._runtime.code_full_segments(layer, own, new[0])
             self.end_forward()
 
     # --- what a store brings and takes -----------------------------------------------------
@@ -356,6 +358,7 @@ class HillInferCache(PassingCache):
         prompts = None if self._prompts is None else self._prompts.fork()
         copy = type(self)(self._engine, self._family, batch, self._identity, self._model, prompts)
         copy.notes = None if self.notes is None else self.notes.fork()
+        copy.passes = self.passes
         return copy
 
     # --- what transformers calls -----------------------------------------------------------
@@ -382,8 +385,10 @@ class HillInferCache(PassingCache):
         def crop() -> None:
             with self._alone(Use(sys._getframe())):
                 length = max(0, self.get_seq_length() + tokens_to_remove)
-                self._batch.truncate(length)
-                self._settle_lengths()
+                try:
+                    self._batch.truncate(length)
+                finally:
+                    self._settle_lengths()
 
         self._regaining(crop)
 

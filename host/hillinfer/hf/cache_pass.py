@@ -67,6 +67,7 @@ class PassingCache(AttachedCache):
         self._is_in_place = True
         self.spans = ForwardSpans(runtime.recorder)
         self.notes: Notes | None = None
+        self.passes = 0
         self._plan: ForwardPlan | None = None
         self._pass: Use | None = None
         self._generate: Use | None = None
@@ -297,12 +298,6 @@ class PassingCache(AttachedCache):
     # --- what joined batches and reading in stages call ------------------------------------
 
     @property
-    def plan(self) -> ForwardPlan:
-        """What the pass under way brings."""
-        assert self._plan is not None
-        return self._plan
-
-    @property
     def has_store(self) -> bool:
         """Whether prompts are looked up in a store and stored."""
         return self._prompts is not None
@@ -342,6 +337,7 @@ class PassingCache(AttachedCache):
         plan = self._plan
         if plan is not None:
             self.lengths.check_attended(self._fresh)
+            self.passes += 1
             for share in plan.shares:
                 if share.sequence.recording is not None:
                     self._runtime.parts.rows.note_pass(share.sequence)

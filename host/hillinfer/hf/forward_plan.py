@@ -167,10 +167,15 @@ class LayerLengths:
         Raises
         ------
         CacheUseError
-            Where it is brought the same twice, or the layer waits.
+            Where it is brought the same twice, or tokens before these wait for the layer.
         """
         if self._stage is not None and layer in self._staged:
             return self._stage
+        if not self.now[layer] and self._before[0]:
+            raise CacheUseError(
+                f"the {self._before[0]} tokens of this cache wait to be read by deeper layers: go "
+                "on with the pruning that read them, or begin with an empty cache"
+            )
         if self.now[layer] != self._before[layer] or self.waits(layer):
             raise CacheUseError(
                 f"layer {layer} brings keys and values twice in one forward pass: each layer needs "

@@ -93,6 +93,11 @@ class JoinedCache(AttachedCache):
         return self._engine.statistics(self._family)
 
     @property
+    def caches(self) -> list[HillInferCache]:
+        """The caches that take steps together."""
+        return [one.cache for one in self._members]
+
+    @property
     def token_ids(self) -> list[list[int]]:
         """The tokens of each row so far, padding left out."""
         return [row for one in self._members for row in one.cache.token_ids]

@@ -9,6 +9,7 @@ import queue
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import ExitStack
 from functools import partial
 
 import numpy as np
@@ -23,7 +24,12 @@ from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import PoolKeeper
-from hillinfer.kv.sequence import NUMBER_TYPES, RowLayout, Sequence, observed_bytes
+from hillinfer.kv.sequence import (
+    NUMBER_TYPES,
+    RowLayout,
+    Sequence,
+    observed_bytes,
+)
 from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.model_shape import ModelShape
@@ -161,16 +167,6 @@ class RowKeeper:
         if stored is torch.float16:
             self._number_types[torch.float32] = NUMBER_TYPES[torch.float32]
 
-    def kv_bytes(self, sequences: Iterable[Sequence]) -> int:
-        """Return the bytes of all distinct rows of some sequences, in all of their layers."""
-        layers_of: dict[int, int] = {}
-        open_rows = 0
-        for one in {id(own): own for sequence in sequences for own in sequence.bands()}.values():
-            layers_of.update(dict.fromkeys(one.groups, len(one.band)))
-            open_rows += sum(length % GROUP_TOKENS for length in one.lengths)
-        settled = sum(layers_of.values()) * GROUP_TOKENS
-        return (settled + open_rows) * self._shape.row_bytes
-
     @property
     def tokens(self) -> int:
         """Number of all distinct tokens, those of some layers counted as that part of a token."""
@@ -199,6 +195,7 @@ class RowKeeper:
 
         Raises BudgetError where the budget does not hold their open groups: there are none then.
         """
+        self._drop_bands(sequence)
         borders = [*starts, self._shape.layers]
         parts = partial(Sequence, self._shape.layers, self._shape.row_bytes, None)
         try:
@@ -267,17 +264,37 @@ class RowKeeper:
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Forget the tokens from position `length` on, in every layer."""
-        # Deeper bands first: what fails there may be done again.
+        cuts = [(one, one.rows_before(length)) for one in sequence.deeper]
+        self._truncate([*cuts, (sequence, length)])
         for one in sequence.deeper:
-            self.truncate_band(one, one.rows_before(length))
             one.keep(one.kept[one.kept < length], min(length, one.kept_until))
-        self.truncate_band(sequence, length)
 
-    def truncate_band(self, sequence: Sequence, length: int) -> None:
-        """Forget the rows from `length` on of one band, in each of its layers."""
+    def empty_band(self, band: Sequence) -> None:
+        """Forget all rows of one band."""
+        self._truncate([(band, 0)])
+        band.keep(band.kept[:0], 0)
+
+    def _truncate(self, cuts: list[tuple[Sequence, int]]) -> None:
         # Whatever may fail, reading rows back and copying a shared segment, comes before anything
-        # of the sequence changes.
-        self.settle_recording(sequence)
+        # of any band changes.
+        with ExitStack() as taken:
+            for own, _ in cuts:
+                self.settle_recording(own)
+            tails = [self._tails_behind(own, rows, taken) for own, rows in cuts]
+            for own, rows in cuts:
+                self._shadow.truncate(own, rows)
+            for (own, rows), (layers, kept) in zip(cuts, tails, strict=True):
+                own.tails[layers, : kept.shape[1]] = kept
+                self._tell_hits(own)
+                if max(own.lengths) > rows:
+                    own.observed = [None] * self._shape.layers
+                self._give_groups(own.truncate(rows))
+                del own.token_ids[rows:]
+
+    def _tails_behind(
+        self, sequence: Sequence, length: int, taken: ExitStack
+    ) -> tuple[list[int], NDArray[np.uint8]]:
+        """Return the layers whose open group is another one of fewer rows, and what is in it."""
         start = length // GROUP_TOKENS * GROUP_TOKENS
         reopened = [
             layer
@@ -286,22 +303,14 @@ class RowKeeper:
         ]
         size = len(reopened) * (length - start) * self._shape.row_bytes
         self._accountant.take(Part.STAGING, size)
-        try:
-            tails = np.empty((len(reopened), length - start, self._shape.row_bytes), np.uint8)
-            for tail, layer in zip(tails, reopened, strict=True):
-                done = 0
-                for rows in self._gather.stream(layer, sequence, np.arange(start, length)):
-                    tail[done : done + len(rows)] = rows
-                    done += len(rows)
-            self._shadow.truncate(sequence, length)
-            sequence.tails[reopened, : length - start] = tails
-        finally:
-            self._accountant.give(Part.STAGING, size)
-        self._tell_hits(sequence)
-        if max(sequence.lengths) > length:
-            sequence.observed = [None] * self._shape.layers
-        self._give_groups(sequence.truncate(length))
-        del sequence.token_ids[length:]
+        taken.callback(self._accountant.give, Part.STAGING, size)
+        tails = np.empty((len(reopened), length - start, self._shape.row_bytes), np.uint8)
+        for tail, layer in zip(tails, reopened, strict=True):
+            done = 0
+            for rows in self._gather.stream(layer, sequence, np.arange(start, length)):
+                tail[done : done + len(rows)] = rows
+                done += len(rows)
+        return reopened, tails
 
     def append(
         self,
@@ -418,17 +427,9 @@ class RowKeeper:
         return self._layout.keys(row).transpose(0, 1)
 
     def reserve(self, layer: int, sequence: Sequence) -> NDArray[np.uint8] | None:
-        """Take one token in whose row comes later.
+        """Take one token in whose row, uint8 (row_bytes,), is to be filled before anyone looks.
 
-        Parameters
-        ----------
-        layer, sequence
-            Where it belongs.
-
-        Returns
-        -------
-        uint8 (row_bytes,), to be filled before anyone looks; None, and nothing is taken in, where
-        the token would fill its group, which goes to the drive at once.
+        None, and nothing is taken in, where it would fill its group, which goes to the drive.
         """
         length = sequence.lengths[layer]
         filled = length % GROUP_TOKENS

@@ -332,6 +332,16 @@ class Sequence:
         self.counters.cold_useful_bytes += rows * self.tails.shape[2]
 
 
+def distinct_rows(sequences: Iterable[Sequence]) -> int:
+    """Return how many distinct rows some sequences have, in all of their layers."""
+    layers_of: dict[int, int] = {}
+    open_rows = 0
+    for one in {id(own): own for sequence in sequences for own in sequence.bands()}.values():
+        layers_of.update(dict.fromkeys(one.groups, len(one.band)))
+        open_rows += sum(length % GROUP_TOKENS for length in one.lengths)
+    return sum(layers_of.values()) * GROUP_TOKENS + open_rows
+
+
 # --- hits that pools do not know of yet ---
 
 

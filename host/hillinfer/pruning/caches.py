@@ -37,6 +37,25 @@ class StagedCache(ABC):
     def note(self, document: Document | None) -> None:
         """Say what is known of it from now on."""
 
+    @property
+    @abstractmethod
+    def passes(self) -> int | None:
+        """How many passes got through so far, whoever made them; None where nobody counts."""
+
+    @property
+    @abstractmethod
+    def is_alike(self) -> bool:
+        """Whether all rows of the batch hold the same tokens."""
+
+    @property
+    @abstractmethod
+    def is_causal(self) -> bool:
+        """Whether its attention needs no mask to be causal."""
+
+    @abstractmethod
+    def check_place(self) -> None:
+        """Refuse prompts that lose blocks where its rows are kept for others."""
+
     @abstractmethod
     def check(self, hidden: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Refuse a pass whose rows would not all keep the same tokens.
@@ -98,12 +117,36 @@ class OrdinaryCache(StagedCache):
     """
 
     def __init__(self, cache: DynamicCache, documents: Documents) -> None:
-        self._cache, self._documents = cache, documents
+        self._known, self._documents = weakref.ref(cache), documents
+
+    @property
+    def _cache(self) -> DynamicCache:
+        cache = self._known()
+        assert cache is not None, "a pass is with its cache"
+        return cache
 
     @property
     def document(self) -> Document | None:
         """What is known of it."""
         return self._documents.get(self._cache)
+
+    @property
+    def passes(self) -> int | None:
+        """Return None: nobody counts."""
+        return None
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether there is one row: `check` sees to it."""
+        return True
+
+    @property
+    def is_causal(self) -> bool:
+        """Return False: an SDPA without a mask takes the first keys for the queries' own."""
+        return False
+
+    def check_place(self) -> None:
+        """Refuse nothing: its rows are its own."""
 
     def note(self, document: Document | None) -> None:
         """Keep it as long as the cache lives."""
@@ -172,7 +215,46 @@ class CacheOnDrive(StagedCache):
     """
 
     def __init__(self, cache: HillInferCache) -> None:
-        self._cache, self._parts = cache, cache.engine.runtime.parts
+        self._known = weakref.ref(cache)
+
+    @property
+    def _cache(self) -> HillInferCache:
+        cache = self._known()
+        assert cache is not None, "a pass is with its cache"
+        return cache
+
+    @property
+    def _parts(self) -> Any:
+        return self._cache.engine.runtime.parts
+
+    @property
+    def passes(self) -> int | None:
+        """How many passes got through so far."""
+        return self._cache.passes
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether the batch is one sequence."""
+        return len(self._cache.sequences) == 1
+
+    @property
+    def is_causal(self) -> bool:
+        """Return True: it attends by itself."""
+        return True
+
+    def check_place(self) -> None:
+        """Refuse a cache that looks prompts up in a store.
+
+        Raises
+        ------
+        UnsupportedFeatureError
+            A store keeps rows of all layers.
+        """
+        if self._cache.has_store:
+            raise UnsupportedFeatureError(
+                "prune: a store keeps rows of all layers, and prompts that are read in stages have "
+                "fewer in deeper ones: leave the store out"
+            )
 
     @property
     def document(self) -> Document | None:
@@ -186,7 +268,12 @@ class CacheOnDrive(StagedCache):
         self._cache.notes = document
 
     def check(self, hidden: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Refuse padding; `open_bands` refuses several sequences."""
+        """Refuse padding, and sequences that would each keep other tokens."""
+        if not self.is_alike:
+            raise UnsupportedFeatureError(
+                f"prune: {len(self._cache.sequences)} sequences at once would each keep other "
+                "tokens: read one at a time"
+            )
         if mask is not None and mask.ndim == 2 and not bool(mask.all()):
             raise _padded()
 
@@ -200,11 +287,11 @@ class CacheOnDrive(StagedCache):
         own = sequence.of(layer)
         runtime.settle()
         # What comes next is read into the same memory.
-        rows = [
-            runtime.layout.keys(torch.from_numpy(part.copy()))
-            for part in runtime.gather.stream(layer, own, np.arange(own.lengths[layer]))
+        keys = [
+            runtime.layout.keys(torch.from_numpy(rows)).clone()
+            for rows in runtime.gather.stream(layer, own, np.arange(own.lengths[layer]))
         ]
-        return torch.cat(rows).transpose(0, 1)
+        return torch.cat(keys).transpose(0, 1)
 
     def shorten(self, layers: range, tokens: int) -> None:
         """Leave nothing; the cache cuts all of its layers together."""
@@ -212,33 +299,16 @@ class CacheOnDrive(StagedCache):
             return
         self._cache.engine.runtime.settle()
         for sequence in self._cache.sequences:
-            own = sequence.of(layers.start)
-            self._parts.rows.truncate_band(own, 0)
-            own.keep(own.kept[:0], 0)
+            self._parts.rows.empty_band(sequence.of(layers.start))
         self._cache.lengths.empty(layers)
 
     def open_bands(self, starts: Sequence[int]) -> None:
         """Let layers have fewer rows from each of these on.
 
-        Raises
-        ------
-        BudgetError
-            Where the budget does not hold their open groups.
-        UnsupportedFeatureError
-            Where the rows of the batch differ, or a store is named.
+        Raises BudgetError where the budget does not hold their open groups.
         """
-        if self._cache.has_store:
-            raise UnsupportedFeatureError(
-                "prune: a store keeps rows of all layers, and prompts that are read in stages have "
-                "fewer in deeper ones: leave the store out"
-            )
-        sequences = self._cache.sequences
-        if len(sequences) != 1:
-            raise UnsupportedFeatureError(
-                f"prune: {len(sequences)} sequences at once would each keep other tokens: read "
-                "one at a time"
-            )
-        self._parts.rows.open_bands(sequences[0], starts)
+        (sequence,) = self._cache.sequences
+        self._parts.rows.open_bands(sequence, starts)
 
     def wait(self, first: int) -> None:
         """See `StagedCache`."""
@@ -247,10 +317,9 @@ class CacheOnDrive(StagedCache):
     @contextmanager
     def piece(self, layers: range, tokens: int) -> Iterator[None]:
         """Bring so many tokens to layers that wait, in the block of code that this encloses."""
-        plan, lengths = self._cache.plan, self._cache.lengths
-        (share,) = plan.shares
-        own = SequenceShare(share.sequence, share.batch_rows, tokens)
-        lengths.begin_stage(layers, (own,), plan.batch)
+        lengths, (sequence,) = self._cache.lengths, self._cache.sequences
+        # Once for all rows of the batch.
+        lengths.begin_stage(layers, (SequenceShare(sequence, (0,), tokens),), 1)
         try:
             yield
         finally:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ class LaterTurns(StrEnum):
 
     # The new tokens meet what was kept.
     KEEP = "keep"
-    # All of it is chosen anew from boundary states, which stay in memory.
+    # All of it is chosen anew from boundary states, which are kept.
     ANEW = "anew"
 
 
@@ -71,6 +72,12 @@ class ComingPrompt:
     question_tokens: int | None = None
 
 
+# Of the call that this thread is in.
+coming_prompt: ContextVar[ComingPrompt | None] = ContextVar(
+    "hillinfer_prompt_that_comes", default=None
+)
+
+
 @dataclass
 class Document:
     """What is known of one cache, of passes that got through.
@@ -83,8 +90,13 @@ class Document:
         Tokens of the first layer.
     states
         Boundary states of all tokens, in their order; empty once nobody needs them.
+        Of a prompt that was just read they stay until a pass behind it shows that it counted.
     file
         Where they lie on the drive; None where they are in memory.
+    waits
+        Whether tokens wait behind those that deeper layers have.
+    passes
+        What the cache had counted when the last pass began; None where it counts none.
     window
         What enters the deciding layer, of the last tokens of passes so far; None for none.
     window_end
@@ -100,6 +112,8 @@ class Document:
     length: int = 0
     states: list[States] = field(default_factory=list)
     file: StatesFile | None = None
+    waits: bool = False
+    passes: int | None = None
     window: torch.Tensor | None = None
     window_end: int = 0
     positions: list[torch.Tensor] = field(default_factory=list)
@@ -108,6 +122,11 @@ class Document:
     def fork(self) -> Document:
         """Return what is known of a cache with the same tokens that goes on by itself."""
         return replace(self, states=list(self.states), positions=list(self.positions))
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Of how many tokens boundary states are there."""
+        return sum(one.tokens for one in self.states)
 
 
 @dataclass
@@ -122,15 +141,14 @@ class Pass:
         What it held, and what comes.
     whole
         Tokens that the prompt has at its end, where it is one; what comes behind it is none.
-    is_prompt
-        Whether these are tokens of a prompt, and not one that was just decoded.
     question_tokens
         As in `ComingPrompt`.
+    stages
+        Whether what comes waits at the first cut, and goes deeper once the prompt is whole.
     held
-        Boundary states and positions of the document before this pass.
-    deeper
-        Whether layers behind the first cut are still to run: not where a chunk waits, nor where
-        all of them were run at once.
+        What was known before.
+    emptied
+        Whether a stage has begun, which first forgets what deeper layers had.
     """
 
     cache: StagedCache
@@ -138,7 +156,7 @@ class Pass:
     before: int
     tokens: int
     whole: int
-    is_prompt: bool
     question_tokens: int | None
-    held: tuple[list[States], list[torch.Tensor]]
-    deeper: bool = True
+    stages: bool
+    held: Document
+    emptied: bool = False

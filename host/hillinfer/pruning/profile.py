@@ -249,6 +249,8 @@ _MOST_BYTES = 1 << 20
 def keep_evidence(model: Any, told: Mapping[str, Any]) -> Path:
     """Keep what was found of a model for `found_schedule`, in the user's cache directory.
 
+    What was found of it before stays where it names a schedule, and this none, by another ranker.
+
     Parameters
     ----------
     model
@@ -258,10 +260,12 @@ def keep_evidence(model: Any, told: Mapping[str, Any]) -> Path:
 
     Raises
     ------
-    OSError
+    OSError, SettingsError
         Where it cannot be written.
     """
-    file = _evidence_file(model)
+    file, known = _evidence_file(model), found_schedule(model)
+    if told["schedule"] is None and known is not None and known[1] != told["ranker"]:
+        return file
     write_whole(file, json.dumps(dict(told), indent=1).encode())
     return file
 
@@ -276,15 +280,18 @@ def found_schedule(model: Any) -> tuple[str, str] | None:
     model
         Its weights are hashed.
     """
-    file = _evidence_file(model)
     try:
+        file = _evidence_file(model)
         if file.stat().st_size > _MOST_BYTES:
             return None
         told = json.loads(file.read_text(encoding="utf-8"))
         schedule, ranker = told["schedule"], told["ranker"]
-        if schedule is None:
+        if not isinstance(schedule, str):
             return None
         return str(Schedule.parse(schedule)), RANKER_NAMES[RANKER_NAMES.index(ranker)]
+    except NotImplementedError:
+        # Weights that were taken apart for other projections.
+        return None
     except (OSError, ValueError, TypeError, KeyError, RecursionError, SettingsError):
         return None
 

@@ -14,7 +14,6 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from itertools import pairwise
 from typing import Any
 
@@ -22,24 +21,29 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from hillinfer.errors import SettingsError, UnsupportedFeatureError
-from hillinfer.hf.features import NAME, check_model
-from hillinfer.hf.hooks import Guard, QueryPredictor, named, predictor_of
+from hillinfer.errors import UnsupportedFeatureError
+from hillinfer.hf.features import check_model
+from hillinfer.hf.hooks import Guard
+from hillinfer.hf.joined_cache import JoinedCache
 from hillinfer.pruning.caches import Documents, StagedCache, staged_cache
-from hillinfer.pruning.passes import ComingPrompt, Document, LaterTurns, Pass, PrunedRead
+from hillinfer.pruning.guards import LayerGuard, PromptGuard, predictor_for
+from hillinfer.pruning.passes import (
+    ComingPrompt,
+    Document,
+    LaterTurns,
+    Pass,
+    PrunedRead,
+    coming_prompt,
+)
 from hillinfer.pruning.rankers import Deciding, Ranker, kept_blocks
 from hillinfer.pruning.schedule import BLOCK_TOKENS, LayerWork, Schedule
 from hillinfer.pruning.states import first_states, gathered_states
-from hillinfer.settings import QuerySource
 
 
 class _ThreadsOwn(threading.local):
-    """The pass that a thread is in."""
+    """The pass that a thread is in; it does not keep its cache alive."""
 
     now: Pass | None = None
-
-
-_coming: ContextVar[ComingPrompt | None] = ContextVar("hillinfer_prompt_that_comes", default=None)
 
 
 class Pruning:
@@ -83,12 +87,12 @@ class Pruning:
         decoder = model.get_decoder()
         schedule.check_layers(len(decoder.layers))
         self.schedule = schedule
-        self._predictor, self._decoder = _predictor_of(model), decoder
+        self._predictor, self._decoder = predictor_for(model), decoder
         self._ranker, self._later, self._chunk = ranker, later, chunk_tokens
         self._documents: Documents = weakref.WeakKeyDictionary()
         self._own = _ThreadsOwn()
-        self._guards: list[Guard] = [_Generate(model)]
-        self.layers = [_Layer(self, number, one) for number, one in enumerate(decoder.layers)]
+        self._guards: list[Guard] = [PromptGuard(model, schedule)]
+        self.layers = [LayerGuard(self, number, one) for number, one in enumerate(decoder.layers)]
         self._guards += self.layers
 
     def __enter__(self) -> Pruning:
@@ -114,11 +118,11 @@ class Pruning:
         question_tokens
             How many of the last ones are the question, by whose queries blocks are chosen.
         """
-        token = _coming.set(ComingPrompt(tokens, question_tokens))
+        token = coming_prompt.set(ComingPrompt(tokens, question_tokens))
         try:
             yield
         finally:
-            _coming.reset(token)
+            coming_prompt.reset(token)
 
     def read_of(self, cache: Any) -> PrunedRead | None:
         """Return what the last prompt of a cache lost; None where it lost nothing."""
@@ -133,12 +137,15 @@ class Pruning:
 
     # --- a forward pass ---
 
-    def run(self, number: int, layer: _Layer, hidden: torch.Tensor, given: dict[str, Any]) -> Any:
+    def run(
+        self, number: int, layer: LayerGuard, hidden: torch.Tensor, given: dict[str, Any]
+    ) -> Any:
         """Take hidden states (1, tokens, hidden_size) through one layer, or see that they wait."""
         cache = given.get("past_key_values")
         if cache is None:
             return layer.dense(hidden, given)
         if number == 0:
+            self._own.now = None
             self._own.now = self._begin(cache, hidden, given)
         now = self._own.now
         if now is None:
@@ -154,60 +161,82 @@ class Pruning:
         return out
 
     def _run(
-        self, now: Pass, number: int, layer: _Layer, hidden: torch.Tensor, given: dict[str, Any]
+        self, now: Pass, number: int, layer: LayerGuard, hidden: torch.Tensor, given: dict[str, Any]
     ) -> Any:
         first = self.schedule.cuts[0].layer
         if number == first - 1:
-            self._note_window(now, hidden)
+            self._note_window(now, hidden[:1])
         if number < first:
             return layer.dense(hidden, given)
         if number == first:
             hidden = self._reach_cut(now, hidden, given)
-        if not now.deeper:
+        if now.stages:
             return hidden
         # Decoded tokens, and new ones behind what was kept, see what their own layer has.
-        held = now.cache.length(number)
-        return layer.dense(hidden, given | self._mask(hidden, held))
+        return layer.dense(hidden, given | self._mask(now.cache, number, hidden))
 
     def _begin(self, cache: Any, hidden: torch.Tensor, given: dict[str, Any]) -> Pass | None:
         """Return what a pass brings; None where it is none of ours."""
         tokens, before = hidden.shape[1], cache.get_seq_length()
-        coming = _coming.get() or ComingPrompt(0)
+        coming = coming_prompt.get() or ComingPrompt(0)
         whole = max(coming.tokens, before + tokens)
         staged = staged_cache(cache, self._documents)
         if staged is not None and not before:
             staged.note(None)
         document = None if staged is None else staged.document
-        if document is None:
-            is_pruned = before and cache.get_seq_length(self.schedule.cuts[0].layer) != before
-            if not is_pruned and (before or not self.schedule.prunes(whole)):
-                return None
-            if staged is None:
-                raise UnsupportedFeatureError(
-                    "prune: a prompt is read in stages into a DynamicCache, or a cache of "
-                    f"new_cache(), not a {type(cache).__name__}: pass one of these"
-                )
-            if is_pruned:
-                raise UnsupportedFeatureError(
-                    f"prune: nothing is known of a cache with {before} tokens in its first layer "
-                    "and fewer in deeper ones: go on with the cache itself and not a copy, and "
-                    "with the pruning that read it"
-                )
+        if document is None and not self._begins(cache, staged, before, whole):
+            return None
         assert staged is not None
         if document is not None and document.schedule != self.schedule:
             raise UnsupportedFeatureError(
                 f"prune: this cache was read by the schedule {document.schedule}, and not by "
                 f"{self.schedule}: go on with that one, or begin with an empty cache"
             )
-        staged.check(hidden, given.get("attention_mask"))
         if document is None:
-            staged.open_bands([cut.layer for cut in self.schedule.cuts])
-            staged.note(document := Document(self.schedule))
-        self._cut_back(document, staged, before)
+            document = Document(self.schedule)
+        elif document.length or before:
+            self._cut_back(document, staged, before)
         is_prompt = before < coming.tokens if coming.tokens else tokens > 1
-        held = list(document.states), list(document.positions)
-        question = coming.question_tokens
-        return Pass(staged, document, before, tokens, whole, is_prompt, question, held)
+        anew = self._later is LaterTurns.ANEW and is_prompt
+        stages = not document.positions or document.waits or anew
+        if stages:
+            staged.check(hidden, given.get("attention_mask"))
+            if document.waiting_tokens != before:
+                raise UnsupportedFeatureError(
+                    f"prune: nothing can be chosen anew, because hidden states of "
+                    f"{before - document.waiting_tokens} of {before} tokens are not there (of "
+                    'answers in several rows, of turns with later="keep" or without prune): go on '
+                    'with later="keep", or begin with an empty cache'
+                )
+        if not before:
+            staged.open_bands([cut.layer for cut in self.schedule.cuts])
+            staged.note(document)
+        document.passes = staged.passes
+        held, question = document.fork(), coming.question_tokens
+        return Pass(staged, document, before, tokens, whole, question, stages, held)
+
+    def _begins(self, cache: Any, staged: StagedCache | None, before: int, whole: int) -> bool:
+        """Whether a prompt begins that loses blocks, in a cache of which nothing is known."""
+        is_pruned = before and cache.get_seq_length(self.schedule.cuts[0].layer) != before
+        prunes = self.schedule.prunes(whole)
+        if isinstance(cache, JoinedCache):
+            is_pruned = is_pruned or any(one.notes is not None for one in cache.caches)
+        if staged is not None and prunes:
+            staged.check_place()
+        if not is_pruned and (before or not prunes):
+            return False
+        if staged is None:
+            raise UnsupportedFeatureError(
+                "prune: a prompt is read in stages into a DynamicCache, or a cache of "
+                f"new_cache(), not a {type(cache).__name__}: pass one of these"
+            )
+        if is_pruned:
+            raise UnsupportedFeatureError(
+                f"prune: nothing is known of a cache with {before} tokens in its first layer "
+                "and fewer in deeper ones: go on with the cache itself and not a copy, and "
+                "with the pruning that read it"
+            )
+        return True
 
     def _bands(self) -> list[range]:
         """Return the layers of each band behind the first cut."""
@@ -215,18 +244,34 @@ class Pruning:
         return [range(*two) for two in pairwise(bounds)]
 
     def _cut_back(self, document: Document, cache: StagedCache, length: int) -> None:
-        """Forget what was cut off the first layer since the last pass, in the deeper ones, too."""
-        if length > document.length:
+        """Learn what became of a cache since its last pass, in the deeper layers, too."""
+        known = (None, document.passes, (document.passes or 0) + 1)
+        if cache.passes not in known:
+            # Others used it: tokens that came are in every band, and their states are not here.
+            document.states, document.window = [], None
+        elif length > document.length:
             raise UnsupportedFeatureError(
                 f"prune: the cache has {length} tokens, of which {document.length} were read in "
                 "stages: use it with this model alone, or begin with an empty one"
             )
+        is_new = document.states and document.positions and self._later is LaterTurns.KEEP
+        if is_new and not document.waits:
+            if length >= document.length:
+                document.states, document.file = [], None
+            else:
+                # The prompt's last pass did not count, nor does what it chose.
+                document.positions, document.read = [], None
+                for band in self._bands():
+                    cache.shorten(band, 0)
+        if length > document.length:
+            new = torch.arange(document.length, length)
+            document.positions = [torch.cat([one, new.to(one)]) for one in document.positions]
         document.length = length
         document.states = first_states(document.states, length)
-        for band, (positions, layers) in enumerate(
+        for number, (positions, layers) in enumerate(
             zip(document.positions, self._bands(), strict=False)
         ):
-            document.positions[band] = left = positions[positions < length]
+            document.positions[number] = left = positions[positions < length]
             if min(map(cache.length, layers)) < len(left):
                 self._lose(document, length)
                 return
@@ -245,12 +290,12 @@ class Pruning:
 
     def _undo(self, now: Pass) -> None:
         """Leave a cache as it was before a pass that broke off."""
-        document, (states, positions) = now.document, now.held
-        document.length, document.states = now.before, states
-        # A stage that was begun has emptied the deeper layers; they are read anew by what comes.
-        document.positions = positions if now.deeper else []
-        if not now.deeper:
-            document.read = None
+        document, held = now.document, now.held
+        document.length, document.states, document.waits = now.before, held.states, held.waits
+        document.positions = held.positions
+        if now.emptied:
+            # Deeper layers have nothing any more; they are read anew by what comes.
+            document.positions, document.read, document.waits = [], None, False
         now.cache.undo(range(self.schedule.cuts[0].layer), now.before)
         for band, layers in enumerate(self._bands()):
             if document.positions:
@@ -271,27 +316,28 @@ class Pruning:
     def _reach_cut(self, now: Pass, hidden: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
         """Let a chunk wait, or take the whole prompt through the deeper layers."""
         document, length = now.document, now.before + now.tokens
-        keeps = self._later is LaterTurns.ANEW
-        is_first = not document.positions
-        if is_first or keeps:
-            document.states = [*document.states, now.cache.wait_with(hidden)]
+        if now.stages or self._later is LaterTurns.ANEW:
+            # Rows of a batch that are one sequence have the same.
+            alike = now.cache.is_alike
+            own = [now.cache.wait_with(hidden[:1])] if alike else []
+            document.states = [*document.states, *own] if alike else []
         document.length = length
-        if not is_first and not (now.is_prompt and keeps):
+        if not now.stages:
             # Their rows come behind those that were kept.
             new = torch.arange(now.before, length, device=hidden.device)
-            document.positions = [torch.cat([one, new]) for one in document.positions]
+            document.positions = [torch.cat([one, new.to(one)]) for one in document.positions]
             return hidden
-        now.deeper = False
         now.cache.wait(self.schedule.cuts[0].layer)
+        document.waits = length < now.whole and bool(document.positions)
         if length < now.whole:
             return hidden
-        return self._deepen(now, given)
+        return self._deepen(now, given).expand(hidden.shape[0], -1, -1)
 
     def _deepen(self, now: Pass, given: dict[str, Any]) -> torch.Tensor:
         """Choose, and take what stays through band after band; return the last chunk's end."""
         document, cache = now.document, now.cache
         waiting, bands, window = document.states, self._bands(), document.window
-        tokens = sum(one.tokens for one in waiting)
+        tokens, now.emptied = document.waiting_tokens, True
         for band in bands:
             cache.shorten(band, 0)
         assert window is not None
@@ -310,8 +356,6 @@ class Pruning:
             spent[0] += decided - began
             spent[1] += time.perf_counter() - decided
         cache.keep(document.positions, tokens)
-        if self._later is LaterTurns.KEEP:
-            document.states, document.file = [], None
         per_layer = [tokens] * bands[0].start
         for band, positions in zip(bands, document.positions, strict=True):
             per_layer += [len(positions)] * len(band)
@@ -368,7 +412,7 @@ class Pruning:
                 own["position_ids"] = places.unsqueeze(0)
             if given.get("position_embeddings") is not None:
                 own["position_embeddings"] = self._rotary(hidden, places)
-            own |= self._mask(hidden, start)
+            own |= self._mask(cache, band.start, hidden)
             with cache.piece(band, stop - start):
                 for number in band:
                     if number == band[-1]:
@@ -383,87 +427,16 @@ class Pruning:
         rotary = getattr(self._decoder, "rotary_emb", None)
         return None if rotary is None else rotary(hidden, position_ids=positions.unsqueeze(0))
 
-    def _mask(self, hidden: torch.Tensor, held: int) -> dict[str, Any]:
-        """Return the mask of tokens that come behind `held` of their layer; none where none is."""
-        tokens, kind = hidden.shape[1], self._decoder.config._attn_implementation
-        if tokens == 1 or kind == NAME or (held == 0 and kind == "sdpa"):
-            # SDPA is causal by itself where as many keys come as queries; caches on a drive always.
+    def _mask(self, cache: StagedCache, layer: int, hidden: torch.Tensor) -> dict[str, Any]:
+        """Return the mask of tokens that come to a layer; none where none is needed."""
+        tokens, held = hidden.shape[1], cache.length(layer)
+        # SDPA is causal by itself where as many keys come as queries.
+        causal = held == 0 and self._decoder.config._attn_implementation != "eager"
+        if tokens == 1 or cache.is_causal or causal:
             return {"attention_mask": None}
         lowest = torch.finfo(hidden.dtype).min
         mask = hidden.new_full((tokens, held + tokens), lowest)
         return {"attention_mask": mask.triu(held + 1)[None, None]}
-
-
-class _Generate(Guard):
-    """Wraps `generate`, which alone knows how long a prompt is that it cuts into chunks."""
-
-    _name = "generate"
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate; forward passes learn how many tokens the prompt has.
-
-        Raises UnsupportedFeatureError where tokens are to be taken back at every step.
-        """
-        given = named(self._guarded, args, kwargs)
-        for name in ("assistant_model", "prompt_lookup_num_tokens"):
-            if given.get(name) is not None:
-                raise UnsupportedFeatureError(
-                    f"prune: {name} asks for logits of tokens that are dropped: call generate "
-                    "without it"
-                )
-        ids, mask = given.get("input_ids", given.get("inputs")), given.get("attention_mask")
-        if _coming.get() is not None or not isinstance(ids, torch.Tensor):
-            return self._guarded(*args, **kwargs)
-        # Ids may be those of new tokens alone; the mask then covers all.
-        of_mask = mask.shape[-1] if isinstance(mask, torch.Tensor) else 0
-        token = _coming.set(ComingPrompt(max(ids.shape[1], of_mask)))
-        try:
-            return self._guarded(*args, **kwargs)
-        finally:
-            _coming.reset(token)
-
-
-class _Layer(Guard):
-    """Wraps a decoder layer's `forward`."""
-
-    _name = "forward"
-
-    def __init__(self, pruning: Pruning, number: int, layer: nn.Module) -> None:
-        self._pruning, self._number = pruning, number
-        super().__init__(layer)
-
-    def dense(self, hidden: torch.Tensor, given: dict[str, Any]) -> Any:
-        """Do what the layer does."""
-        return self._guarded(hidden, **given)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Take hidden states through the layer as far as they go."""
-        given = named(self._guarded, args, kwargs)
-        hidden = given.pop("hidden_states")
-        return self._pruning.run(self._number, self, hidden, given)
-
-
-def _predictor_of(model: PreTrainedModel) -> QueryPredictor:
-    """Return what makes queries of a model's layers; refuse what cannot be read in stages."""
-    kind = model.config._attn_implementation
-    if kind not in ("sdpa", "eager", NAME):
-        raise UnsupportedFeatureError(
-            f"prune: the model's attention is {kind!r}, and each band needs a mask of its own: "
-            "call model.set_attn_implementation('sdpa')"
-        )
-    if any(isinstance(one.__dict__.get("forward"), _Layer) for one in model.get_decoder().layers):
-        raise UnsupportedFeatureError(
-            "prune: the model is pruned already: end that one with .remove() first"
-        )
-    try:
-        predictor = predictor_of(model.config.model_type, QuerySource.PREDICTED)
-    except SettingsError as error:
-        raise SettingsError(
-            f"prune: nothing makes the queries of {model.config.model_type} models: take one of "
-            "Llama, Mistral, Qwen2, Qwen3 or OPT"
-        ) from error
-    assert predictor is not None
-    return predictor
 
 
 def _pieces(tokens: int, chunk: int) -> list[tuple[int, int]]:
@@ -471,9 +444,9 @@ def _pieces(tokens: int, chunk: int) -> list[tuple[int, int]]:
 
     A pass of a single token selects what it attends to.
     """
-    starts = [*range(0, tokens, chunk)]
+    starts = [*range(0, tokens, max(2, chunk))]
     if len(starts) > 1 and tokens - starts[-1] == 1:
-        starts[-1] -= 1
+        del starts[-1]
     return [*zip(starts, [*starts[1:], tokens], strict=True)]
 
 

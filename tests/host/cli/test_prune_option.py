@@ -8,7 +8,7 @@ import pytest
 from command import read_report
 
 from hillinfer.models.loader import load_model
-from hillinfer.pruning.profile import keep_evidence
+from hillinfer.pruning.profile import found_schedule, keep_evidence
 from hillinfer_bench.figures.prune_figure import read_seen_blocks
 
 QUESTIONS = ("--question", "which cat sat?", "--question", "and which mat?")
@@ -84,7 +84,16 @@ def test_auto_takes_what_was_found_of_these_weights_and_nothing_else(generate, t
     outcome, report = generate("--prune", "auto")
     assert "prune: 1:50%, as prune-profile found (paper)" in outcome.err
     assert report["answers"][0]["pruned"]["schedule"] == "1:50%"
-    for wrong in ('{"schedule": "x", "ranker": "paper"}', '{"schedule": null}', "[", '{"a": 1}'):
+    # What another rule does not find takes nothing from it.
+    keep_evidence(model, {"schedule": None, "ranker": "recent"})
+    assert found_schedule(model) == ("1:50%", "paper")
+    for wrong in (
+        '{"schedule": "x", "ranker": "paper"}',
+        '{"schedule": 5, "ranker": "paper"}',
+        '{"schedule": null}',
+        "[",
+        '{"a": 1}',
+    ):
         file.write_text(wrong)
         _, report = generate("--prune", "auto")
         assert report["answers"][0]["pruned"] is None

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.errors import HillInferError, reason_of
-from hillinfer.pruning.schedule import BLOCK_TOKENS
+from hillinfer.errors import HillInferError, SettingsError, reason_of
+from hillinfer.pruning.schedule import BLOCK_TOKENS, Schedule
 from hillinfer.system.files import read_plain
 from hillinfer_bench.figures.canvas import new_figure, plain_text
 
@@ -69,7 +69,9 @@ def read_seen_blocks(file: Path) -> list[SeenBlocks]:
         found = [_seen(one) for one in answers if one.get("pruned") is not None]
     except OSError as error:
         raise PruneRecordError(f"cannot read {file}: {reason_of(error)}") from error
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (
+        *(ValueError, TypeError, LookupError, AttributeError, RecursionError, SettingsError),
+    ) as error:
         raise PruneRecordError(
             f"{file} is no report of hillinfer generate: {error!s:.200}"
         ) from error
@@ -86,13 +88,11 @@ def _seen(answer: dict[str, Any]) -> SeenBlocks:
     if not 0 < len(tokens) <= _MOST_LAYERS or not 0 < tokens[0] <= _MOST_TOKENS:
         raise ValueError("it names no layers")
     seen = np.zeros((len(tokens), -(-tokens[0] // BLOCK_TOKENS)), bool)
-    band = -1
-    for layer, count in enumerate(tokens):
-        # Each cut has its blocks, in the order of layers.
-        if layer and count < tokens[layer - 1]:
-            band += 1
-        blocks = slice(None) if band < 0 else np.asarray(kept[band], np.int64)
-        if not isinstance(blocks, slice) and (blocks.min() < 0 or blocks.max() >= seen.shape[1]):
+    cuts = Schedule.parse(str(read["schedule"])).cuts
+    for layer in range(len(tokens)):
+        passed = sum(cut.layer <= layer for cut in cuts)
+        blocks = np.asarray(kept[passed - 1] if passed else range(seen.shape[1]), np.int64)
+        if blocks.min() < 0 or blocks.max() >= seen.shape[1]:
             raise ValueError("it names blocks that the prompt has not")
         seen[layer, blocks] = True
     return SeenBlocks(str(answer["question"] or ""), str(read["schedule"]), tokens[0], seen)
