@@ -172,7 +172,6 @@ class RowKeeper:
         """Number of all distinct tokens, those of some layers counted as that part of a token."""
         open_rows = sum(one.tokens % GROUP_TOKENS * len(one.band) for one in self.sequences)
         settled = self._groups.parts_in_use * GROUP_TOKENS
-        # Parts of groups add up to whole ones but for rounding.
         return math.ceil(round(settled + open_rows / self._shape.layers, 3))
 
     def tokens_with(self, sequence: Sequence, tokens: int) -> int:

@@ -284,8 +284,8 @@ def test_a_crop_takes_rows_that_are_still_wanted_and_that_is_said_or_mended():
         generated(model, torch.cat([longer, ANSWER], 1), cache)
     with hillinfer.prune(model, SCHEDULE):
         cache = DynamicCache(config=model.config)
-        generated(model, IDS, cache, new=1)
-        cache.crop(-(TOKENS - 300))
+        generated(model, IDS, cache, new=2)
+        cache.crop(-(TOKENS + 1 - 300))
         with pytest.raises(UnsupportedFeatureError, match="deeper layers lost as many rows"):
             generated(model, longer, cache)
 
