@@ -106,12 +106,13 @@ def prune(
 ) -> Pruning:
     """Let a transformers model read prompts in stages, deeper layers with fewer of their tokens.
 
-    For ordinary caches, one sequence at a time; `.remove()` or a `with` block ends it.
+    For ordinary caches, and for HillInfer's where the model is attached; one prompt at a time.
+    `.remove()` or a `with` block ends it.
 
     Parameters
     ----------
     model
-        A decoder-only model, unmodified: Llama, Mistral, Qwen2, Qwen3 or OPT.
+        A decoder-only model, unmodified or attached: Llama, Mistral, Qwen2, Qwen3 or OPT.
     schedule
         Which layers keep how much, such as ``"15:50%"``: from layer 15 on, half of the blocks of 64
         tokens. Or the name of one in print, such as ``"llama-3.1-8b"``.
@@ -120,7 +121,8 @@ def prune(
         `paper`, SlimInfer's unit scores; and others, see `hillinfer.pruning.rankers.RANKERS`.
     later
         What a turn behind an answer does: `keep`, go on with what was kept; `anew`, choose again
-        from hidden states of the first cut, which stay in memory.
+        from hidden states of the first cut, which are kept in memory, or on an attached model's
+        drive.
     chunk_tokens
         Tokens that go through the deeper layers at once.
 

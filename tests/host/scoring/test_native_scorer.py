@@ -23,6 +23,7 @@ from scorer_cases import (
 from twins.torch_scorer import TorchScorer
 
 from hillinfer.devices.opening import GoldenScorer
+from hillinfer.native.library import Variant
 from hillinfer.scoring.layout import ProbeShadow, ShadowLayout
 from hillinfer.scoring.scorer import SegmentShadow, StreamedShadow
 from hillinfer_model.choices import KeyMode, Rule, Scope
@@ -64,6 +65,11 @@ def assert_scores_equal_golden(scorer, segments, query, scaling):
     for other in (with_copies(scorer.spec, segments), streamed(segments)):
         assert_same_blocks(list(scorer.score(query, scaling, other)), golden)
     return mine
+
+
+@pytest.mark.parametrize("variant", Variant)
+def test_a_variant_is_tested_where_the_processor_has_it(variant):
+    assert native_scorer(variant, KernelSpec(64, 3, 3), Scope.LAYER).scope is Scope.LAYER
 
 
 @every_variant
