@@ -72,7 +72,7 @@ PRUNING: tuple[Mutant, ...] = (
         "a-broken-stage-leaves-rows",
         "A pass that broke off in a deeper layer leaves rows in those before it.",
         _READING,
-        "                now.cache.undo(layers, len(document.positions[band]))\n",
+        "                now.cache.shorten(layers, 0)\n",
         "                pass\n",
         (f"{_READ_TESTS}::test_a_pass_that_breaks_off_in_a_stage_can_be_made_again",),
     ),
