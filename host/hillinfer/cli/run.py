@@ -364,7 +364,8 @@ def _generate(
         stages = None
         if request.prune is not None:
             stages = request.prune.begin(loaded.model, request.chunk_tokens, console.print)
-            attached.callback(lambda: None if stages is None else stages.remove())
+        if stages is not None:
+            attached.enter_context(stages)
         answering = Answering(generation, loaded.tokenizer, prompt, options, stages)
         # Of a run that did nothing yet; at its end the drive may be gone.
         blank = RunReport(

@@ -185,8 +185,9 @@ class LayerLengths:
 
     def attending(self, layer: int, of_pass: ForwardPlan) -> ForwardPlan:
         """Return what a layer was brought, to which it attends now."""
-        staged = self._stage is not None and layer in self._staged
-        return self._stage if staged and self._stage is not None else of_pass
+        if self._stage is not None and layer in self._staged:
+            return self._stage
+        return of_pass
 
     def check_attended(self, stored: Collection[int]) -> None:
         """Refuse a pass, which is through, where some layer made it without its cache.

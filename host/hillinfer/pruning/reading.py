@@ -140,7 +140,7 @@ class Pruning:
     def run(
         self, number: int, layer: LayerGuard, hidden: torch.Tensor, given: dict[str, Any]
     ) -> Any:
-        """Take hidden states (1, tokens, hidden_size) through one layer, or see that they wait."""
+        """Take hidden states (batch, tokens, hidden_size) through a layer, or let them wait."""
         cache = given.get("past_key_values")
         if cache is None:
             return layer.dense(hidden, given)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -62,11 +62,18 @@ class StatesInMemory(States):
     states
         (batch, tokens, hidden_size).
     released
-        Called once nobody has them any more.
+        Called once nobody has them any more; None where nobody counts their memory.
+    whole
+        What these are a part of, whose memory is counted as long as they are there; None for none.
     """
 
-    def __init__(self, states: torch.Tensor, released: Callable[[], None] | None = None) -> None:
-        self._states = states
+    def __init__(
+        self,
+        states: torch.Tensor,
+        released: Callable[[], None] | None = None,
+        whole: States | None = None,
+    ) -> None:
+        self._states, self._whole = states, whole
         self.tokens, self.byte_count = states.shape[1], states.nbytes
         if released is not None:
             weakref.finalize(self, released).atexit = False
@@ -76,12 +83,8 @@ class StatesInMemory(States):
         return self._states[:, places.to(self._states.device)]
 
     def first(self, tokens: int) -> States:
-        """Return those of the first tokens; memory is counted as long as these are there."""
-        part = StatesInMemory(self._states[:, :tokens])
-        part._whole = self
-        return part
-
-    _whole: States | None = None
+        """Return those of the first tokens, in the same memory."""
+        return StatesInMemory(self._states[:, :tokens], whole=self)
 
 
 class StatesFile:
@@ -106,7 +109,9 @@ class StatesFile:
         self._file.write(memory.data, offset)
         # What fails before is written over by what comes next.
         self._end = offset + memory.nbytes
-        return _StatesOnDrive(self, offset, states, _sum(memory), states.shape[1])
+        like = torch.empty_like(states, device="meta")
+        expected, tokens = _sum(memory), states.shape[1]
+        return _StatesOnDrive(self, offset, like, states.device, expected, tokens)
 
     def read(self, offset: int, byte_count: int, expected: int) -> NDArray[np.uint8]:
         """Return bytes that were written; ColdPoolError where others come back."""
@@ -117,28 +122,45 @@ class StatesFile:
         return memory[:byte_count]
 
 
+@dataclass(frozen=True, eq=False)
 class _StatesOnDrive(States):
-    """States in a file; parameters say where, of what shape, and which checksum they have."""
+    """States in a file.
 
-    def __init__(
-        self, file: StatesFile, offset: int, like: torch.Tensor, expected: int, tokens: int
-    ) -> None:
-        self._place = partial(file.read, offset, like.nbytes, expected)
-        self._shape, self._dtype, self._device = like.shape, like.dtype, like.device
-        self.tokens = tokens
-        self.byte_count = like.nbytes // like.shape[1] * tokens
+    Parameters
+    ----------
+    file, offset
+        Where they lie.
+    like
+        Of the same shape and type and for the same device, without memory of its own.
+    device
+        Where the model wants them.
+    expected
+        Their checksum.
+    tokens
+        How many of the first ones these are.
+    """
+
+    file: StatesFile
+    offset: int
+    like: torch.Tensor
+    device: torch.device
+    expected: int
+    tokens: int
+
+    @property
+    def byte_count(self) -> int:  # type: ignore[override]
+        """What they take."""
+        return self.like.nbytes // self.like.shape[1] * self.tokens
 
     def take(self, places: torch.Tensor) -> torch.Tensor:
         """Read all of them and return the states of some of the tokens."""
-        read = torch.from_numpy(self._place()).view(self._dtype).view(self._shape)
-        return read[:, places.cpu()].to(self._device)
+        content = self.file.read(self.offset, self.like.nbytes, self.expected)
+        states = torch.from_numpy(content).view(self.like.dtype).view(self.like.shape)
+        return states[:, places.cpu()].to(self.device)
 
     def first(self, tokens: int) -> States:
         """Return those of the first tokens, which lie where they lay."""
-        part = object.__new__(_StatesOnDrive)
-        part.__dict__.update(self.__dict__)
-        part.tokens, part.byte_count = tokens, self.byte_count // self.tokens * tokens
-        return part
+        return replace(self, tokens=tokens)
 
 
 def first_states(pieces: Sequence[States], tokens: int) -> list[States]:

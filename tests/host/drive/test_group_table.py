@@ -123,3 +123,20 @@ def test_a_group_of_no_region_is_not_shared_before_somebody_takes_it():
         table.share(0)
     with pytest.raises(IndexError):
         table.share(7)
+
+
+def test_parts_of_groups_add_up_as_long_as_somebody_owns_them():
+    table = GroupTable()
+    half, whole = table.take(0.5), table.take()
+    assert table.parts_in_use == 1.5
+    table.share(half)
+    assert not table.give(half)
+    assert table.parts_in_use == 1.5
+    assert table.give(half)
+    assert table.parts_in_use == 1
+    # The number is handed out again, and used as a whole.
+    assert table.take() == half
+    assert table.parts_in_use == 2
+    table.give(half)
+    table.give(whole)
+    assert table.parts_in_use == 0

@@ -268,6 +268,14 @@ def compare(
     print(kinds_table(read_reports(files)))
 
 
+def _prepare_picture(out: Path | None, *files: Path) -> None:
+    """Refuse a place for a picture, where one is wanted, before anything is read for it."""
+    if out is not None:
+        require_matplotlib()
+        check_apart((*(("FILE", file) for file in files), ("--out", out)))
+        prepare_report(out, "--out", "the picture")
+
+
 def pool_picture(
     file: Annotated[
         Path, typer.Argument(help="Timeline that `hillinfer generate --pool-timeline` wrote.")
@@ -276,9 +284,7 @@ def pool_picture(
     out: Annotated[Path, typer.Option(help="Where the PNG goes.")],
 ) -> None:
     """Draw hits, promotions, demotions, reads and waits per layer and step."""
-    require_matplotlib()
-    check_apart((("FILE", file), ("--out", out)))
-    prepare_report(out, "--out", "the picture")
+    _prepare_picture(out, file)
     record = TimelineRecord.read(file)
     save_figure(timeline_figure(record, file.name), out)
     print(out)
@@ -295,10 +301,7 @@ def trace_picture(
     ] = None,
 ) -> None:
     """Say how busy each lane was in one step and how much compute hid, and draw it."""
-    if out is not None:
-        require_matplotlib()
-        check_apart((("FILE", file), ("--out", out)))
-        prepare_report(out, "--out", "the picture")
+    _prepare_picture(out, file)
     record = TraceRecord.read(file)
     trace = record.step(record.median_step if step is None else step)
     if out is not None:
@@ -324,10 +327,7 @@ def store_picture(
     ] = None,
 ) -> None:
     """Say what a store holds and where the time to the first token went, and draw it."""
-    if out is not None:
-        require_matplotlib()
-        check_apart((*(("FILE", file) for file in files), ("--out", out)))
-        prepare_report(out, "--out", "the picture")
+    _prepare_picture(out, *files)
     record = StoreRecord.read(files)
     if out is not None:
         save_figure(store_figure(record), out)
@@ -344,10 +344,7 @@ def prune_picture(
     ] = None,
 ) -> None:
     """Say which part of a prompt each layer saw, and draw which blocks."""
-    if out is not None:
-        require_matplotlib()
-        check_apart((("FILE", file), ("--out", out)))
-        prepare_report(out, "--out", "the picture")
+    _prepare_picture(out, file)
     found = read_seen_blocks(file)
     if out is not None:
         save_figure(prune_figure(found), out)
