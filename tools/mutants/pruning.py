@@ -6,6 +6,7 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 _READING, _RANKERS = "host/hillinfer/pruning/reading.py", "host/hillinfer/pruning/rankers.py"
+_STAGES = "host/hillinfer/pruning/stages.py"
 _BANDS = "tests/host/pruning/test_bands.py"
 _READ_TESTS = "tests/host/pruning/test_reading.py"
 _RANK_TESTS = "tests/host/pruning/test_rankers.py"
@@ -47,7 +48,7 @@ PRUNING: tuple[Mutant, ...] = (
     Mutant(
         "kept-tokens-move-together",
         "Kept tokens are turned to the places that they have among each other.",
-        _READING,
+        _STAGES,
         'own["position_embeddings"] = self._rotary(hidden, places)',
         'own["position_embeddings"] = self._rotary(hidden, torch.arange(len(places)) + start)',
         (_REFERENCE,),
@@ -55,7 +56,7 @@ PRUNING: tuple[Mutant, ...] = (
     Mutant(
         "deeper-chunks-see-ahead",
         "In deeper layers a token sees the next one.",
-        _READING,
+        _STAGES,
         "mask.triu(held + 1)",
         "mask.triu(held + 2)",
         (_REFERENCE,),
@@ -111,7 +112,7 @@ PRUNING: tuple[Mutant, ...] = (
     Mutant(
         "a-piece-of-one-token",
         "What stays goes through deeper layers in pieces of which one may be of a single token.",
-        _READING,
+        _STAGES,
         "    if len(starts) > 1 and tokens - starts[-1] == 1:\n",
         "    if False:\n",
         (f"{_BANDS}::test_a_piece_of_a_single_token_is_none",),

@@ -24,8 +24,9 @@ from hillinfer.hf.hooks import predictor_of
 from hillinfer.pruning.needles import NeedleDocument, Question
 from hillinfer.pruning.passes import LaterTurns
 from hillinfer.pruning.rankers import Deciding, Ranker
-from hillinfer.pruning.reading import Pruning, layer_work
+from hillinfer.pruning.reading import Pruning
 from hillinfer.pruning.schedule import BLOCK_TOKENS, RANKER_NAMES, Cut, Schedule
+from hillinfer.pruning.stages import layer_work
 from hillinfer.sessions.fingerprint import weights_digest
 from hillinfer.settings import QuerySource
 from hillinfer.system.files import user_cache_dir, write_whole

@@ -14,11 +14,9 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from hillinfer.errors import UnsupportedFeatureError
@@ -35,8 +33,9 @@ from hillinfer.pruning.passes import (
     PrunedRead,
     coming_prompt,
 )
-from hillinfer.pruning.rankers import Deciding, Ranker, kept_blocks
-from hillinfer.pruning.schedule import BLOCK_TOKENS, LayerWork, Schedule
+from hillinfer.pruning.rankers import Ranker
+from hillinfer.pruning.schedule import Schedule
+from hillinfer.pruning.stages import Stages, blocks_of, layer_work
 from hillinfer.pruning.states import first_states, gathered_states
 
 
@@ -87,13 +86,14 @@ class Pruning:
         decoder = model.get_decoder()
         schedule.check_layers(len(decoder.layers))
         self.schedule = schedule
-        self._predictor, self._decoder = predictor_for(model), decoder
-        self._ranker, self._later, self._chunk = ranker, later, chunk_tokens
+        predictor, self._decoder = predictor_for(model), decoder
+        self._ranker, self._later = ranker, later
         self._documents: Documents = weakref.WeakKeyDictionary()
         self._own = _ThreadsOwn()
         self._guards: list[Guard] = [PromptGuard(model, schedule)]
         self.layers = [LayerGuard(self, number, one) for number, one in enumerate(decoder.layers)]
         self._guards += self.layers
+        self._stages = Stages(decoder, self.layers, predictor, ranker, schedule, chunk_tokens)
 
     def __enter__(self) -> Pruning:
         return self
@@ -105,7 +105,7 @@ class Pruning:
         """Give the model back as it was; harmless when done twice."""
         while self._guards:
             self._guards.pop().remove()
-        self.layers = []
+        self.layers.clear()
 
     @contextmanager
     def prompt(self, tokens: int, question_tokens: int | None = None) -> Iterator[None]:
@@ -173,7 +173,7 @@ class Pruning:
         if now.stages:
             return hidden
         # Decoded tokens, and new ones behind what was kept, see what their own layer has.
-        return layer.dense(hidden, given | self._mask(now.cache, number, hidden))
+        return layer.dense(hidden, given | self._stages.mask(now.cache, number, hidden))
 
     def _begin(self, cache: Any, hidden: torch.Tensor, given: dict[str, Any]) -> Pass | None:
         """Return what a pass brings; None where it is none of ours."""
@@ -238,11 +238,6 @@ class Pruning:
             )
         return True
 
-    def _bands(self) -> list[range]:
-        """Return the layers of each band behind the first cut."""
-        bounds = [*(cut.layer for cut in self.schedule.cuts), len(self.layers)]
-        return [range(*two) for two in pairwise(bounds)]
-
     def _cut_back(self, document: Document, cache: StagedCache, length: int) -> None:
         """Learn what became of a cache since its last pass, in the deeper layers, too."""
         known = (None, document.passes, (document.passes or 0) + 1)
@@ -261,7 +256,7 @@ class Pruning:
             else:
                 # The prompt's last pass did not count, nor does what it chose.
                 document.positions, document.read = [], None
-                for band in self._bands():
+                for band in self._stages.bands:
                     cache.shorten(band, 0)
         if length > document.length:
             new = torch.arange(document.length, length)
@@ -269,7 +264,7 @@ class Pruning:
         document.length = length
         document.states = first_states(document.states, length)
         for number, (positions, layers) in enumerate(
-            zip(document.positions, self._bands(), strict=False)
+            zip(document.positions, self._stages.bands, strict=False)
         ):
             document.positions[number] = left = positions[positions < length]
             if min(map(cache.length, layers)) < len(left):
@@ -297,7 +292,7 @@ class Pruning:
             # Deeper layers have nothing any more; they are read anew by what comes.
             document.positions, document.read, document.waits = [], None, False
         now.cache.undo(range(self.schedule.cuts[0].layer), now.before)
-        for band, layers in enumerate(self._bands()):
+        for band, layers in enumerate(self._stages.bands):
             if document.positions:
                 now.cache.undo(layers, len(document.positions[band]))
             else:
@@ -336,7 +331,7 @@ class Pruning:
     def _deepen(self, now: Pass, given: dict[str, Any]) -> torch.Tensor:
         """Choose, and take what stays through band after band; return the last chunk's end."""
         document, cache = now.document, now.cache
-        waiting, bands, window = document.states, self._bands(), document.window
+        waiting, bands, window = document.states, self._stages.bands, document.window
         tokens, now.emptied = document.waiting_tokens, True
         for band in bands:
             cache.shorten(band, 0)
@@ -345,14 +340,14 @@ class Pruning:
         document.positions, kept, spent = [], [], [0.0, 0.0]
         for band, count in zip(bands, self.schedule.kept_blocks(tokens), strict=True):
             began = time.perf_counter()
-            chosen = self._chosen(cache, band.start - 1, window, active, count)
+            chosen = self._stages.chosen(cache, band.start - 1, window, active, count)
             active = active[chosen]
             states = gathered_states(waiting, active) if states is None else states[:, chosen]
-            kept.append(torch.unique_consecutive(_blocks_of(active)))
+            kept.append(torch.unique_consecutive(blocks_of(active)))
             document.positions.append(active)
             decided = time.perf_counter()
             wanted = self._ranker.window(now.question_tokens)
-            states, window = self._through(states, active, band, cache, given, wanted)
+            states, window = self._stages.through(states, active, band, cache, given, wanted)
             spent[0] += decided - began
             spent[1] += time.perf_counter() - decided
         cache.keep(document.positions, tokens)
@@ -370,94 +365,4 @@ class Pruning:
             boundary_bytes=sum(one.byte_count for one in waiting),
         )
         assert states is not None
-        return states[:, -self._chunk :]
-
-    def _chosen(
-        self,
-        cache: StagedCache,
-        layer: int,
-        window: torch.Tensor,
-        active: torch.Tensor,
-        count: int,
-    ) -> torch.Tensor:
-        """Return the places among the active tokens of those that stay."""
-        keys = cache.keys(layer).to(window.dtype)
-        positions = active[-window.shape[1] :]
-        block = self._decoder.layers[layer]
-        queries = self._predictor.predict(block, window, self._rotary(window, positions))[0]
-        scaling = self._predictor.scaling(block)
-        deciding = Deciding(keys, queries.to(keys.device), scaling, seed=keys.shape[1])
-        # Whole blocks go, so what is left of them lies together.
-        numbers, places = torch.unique_consecutive(_blocks_of(active), return_inverse=True)
-        reached = int(places[-1] - places[len(active) - window.shape[1]]) + 1
-        stay = kept_blocks(self._ranker.scores(deciding), count, reached)
-        assert len(numbers) == deciding.blocks
-        return torch.isin(places, stay.to(places.device)).nonzero().flatten()
-
-    def _through(
-        self,
-        states: torch.Tensor,
-        positions: torch.Tensor,
-        band: range,
-        cache: StagedCache,
-        given: dict[str, Any],
-        wanted: int,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take tokens through a band's layers; return their states and its last layer's window."""
-        out, windows = [], []
-        for start, stop in _pieces(states.shape[1], self._chunk):
-            hidden, places = states[:, start:stop], positions[start:stop]
-            own = dict(given)
-            if "position_ids" in given:
-                own["position_ids"] = places.unsqueeze(0)
-            if given.get("position_embeddings") is not None:
-                own["position_embeddings"] = self._rotary(hidden, places)
-            own |= self._mask(cache, band.start, hidden)
-            with cache.piece(band, stop - start):
-                for number in band:
-                    if number == band[-1]:
-                        windows.append(hidden[:, -wanted:])
-                    hidden = self.layers[number].dense(hidden, own)
-            out.append(hidden)
-        return torch.cat(out, 1), torch.cat(windows, 1)[:, -wanted:]
-
-    def _rotary(
-        self, hidden: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        rotary = getattr(self._decoder, "rotary_emb", None)
-        return None if rotary is None else rotary(hidden, position_ids=positions.unsqueeze(0))
-
-    def _mask(self, cache: StagedCache, layer: int, hidden: torch.Tensor) -> dict[str, Any]:
-        """Return the mask of tokens that come to a layer; none where none is needed."""
-        tokens, held = hidden.shape[1], cache.length(layer)
-        # SDPA is causal by itself where as many keys come as queries.
-        causal = held == 0 and self._decoder.config._attn_implementation != "eager"
-        if tokens == 1 or cache.is_causal or causal:
-            return {"attention_mask": None}
-        lowest = torch.finfo(hidden.dtype).min
-        mask = hidden.new_full((tokens, held + tokens), lowest)
-        return {"attention_mask": mask.triu(held + 1)[None, None]}
-
-
-def _pieces(tokens: int, chunk: int) -> list[tuple[int, int]]:
-    """Return where pieces of so many tokens begin and end, none of which has a single one.
-
-    A pass of a single token selects what it attends to.
-    """
-    starts = [*range(0, tokens, max(2, chunk))]
-    if len(starts) > 1 and tokens - starts[-1] == 1:
-        del starts[-1]
-    return [*zip(starts, [*starts[1:], tokens], strict=True)]
-
-
-def _blocks_of(positions: torch.Tensor) -> torch.Tensor:
-    return positions.div(BLOCK_TOKENS, rounding_mode="floor")
-
-
-def layer_work(decoder: Any) -> LayerWork:
-    """Return what a layer of a model's decoder computes."""
-    linear = [one for one in decoder.layers[0].modules() if isinstance(one, nn.Linear)]
-    weights, config = sum(one.weight.numel() for one in linear), decoder.config
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return LayerWork(weights, heads * head_dim)
+        return states[:, -self._stages.chunk :]
