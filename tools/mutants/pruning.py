@@ -118,6 +118,14 @@ PRUNING: tuple[Mutant, ...] = (
         (f"{_BANDS}::test_a_piece_of_a_single_token_is_none",),
     ),
     Mutant(
+        "alpha-of-a-bands-own-rows",
+        "A band selects a share of the rows that it has, and not of the context.",
+        "host/hillinfer/scoring/scorer.py",
+        "        tokens = length + lacking\n",
+        "        tokens = length\n",
+        (f"{_BANDS}::test_alpha_counts_what_a_band_has_not",),
+    ),
+    Mutant(
         "evidence-of-other-weights",
         "A schedule that was found of a model is taken for every other one.",
         "host/hillinfer/pruning/profile.py",

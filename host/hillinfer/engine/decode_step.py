@@ -54,7 +54,8 @@ class _Asked:
     address
         Where that lies.
     of
-        The tokens that are stored and the scaling that it is filled in for, or None.
+        What it is filled in for, or None: the tokens that are stored, how many the sequence has
+        beside them, and the scaling.
     count
         How many tokens are chosen for each set.
     """
@@ -62,18 +63,18 @@ class _Asked:
     def __init__(self, step: DecodeStep) -> None:
         self.step = step
         self.address = ctypes.addressof(step)
-        self.of: tuple[int, float] | None = None
+        self.of: tuple[int, int, float] | None = None
         self.count = 0
 
-    def tell(self, stored: int, scaling: float, coming: int, wanted: Wanted) -> None:
+    def tell(self, of: tuple[int, int, float], coming: int, wanted: Wanted) -> None:
         """Fill in how much is to be chosen, and with which factors."""
-        step = self.step
-        if self.of is None or self.of[1] != scaling:
+        step, scaling = self.step, of[2]
+        if self.of is None or self.of[2] != scaling:
             step.scaling, step.factor = scaling, query_factor(scaling)
         step.coming = coming
         step.sinks, step.recent, step.count = wanted.sinks, wanted.recent, wanted.count
         step.threads = torch.get_num_threads()
-        self.of, self.count = (stored, scaling), wanted.count
+        self.of, self.count = of, wanted.count
 
 
 class NativeDecode:
@@ -192,7 +193,8 @@ class NativeDecode:
             Where the query is not finite.
         """
         length, both = sequence.lengths[layer], self._both
-        if both.of != (length, scaling) and not self._prepare(length, scaling):
+        asked = length, sequence.lacking, scaling
+        if both.of != asked and not self._prepare(asked):
             return None
         if sequence.observed[layer] is not None or not self._tell_query(both.step, query):
             return None
@@ -334,13 +336,14 @@ class NativeDecode:
         past, ahead = sequence.lengths[layer], self._ahead
         if self._choosing_number is None or sequence.observed[layer] is not None:
             return None
-        if ahead.of != (past, scaling):
+        asked = past, sequence.lacking, scaling
+        if ahead.of != asked:
             if not math.isfinite(scaling):
                 return None
             self._selection.make_room(past)
-            wanted = self._evaluation.wanted(past + 1)
+            wanted = self._evaluation.wanted(past + 1, sequence.lacking)
             wanted.check(past + 1, 1)
-            ahead.tell(past, scaling, 1, wanted)
+            ahead.tell(asked, 1, wanted)
         if not self._tell_query(ahead.step, query):
             return None
         try:
@@ -381,17 +384,18 @@ class NativeDecode:
 
     # --- inside ----------------------------------------------------------------------------
 
-    def _prepare(self, length: int, scaling: float) -> bool:
+    def _prepare(self, asked: tuple[int, int, float]) -> bool:
         """Ask for the step of a token in all layers; False where one call is not to choose it."""
+        length, lacking, scaling = asked
         # Where both compute alike one call does both.
         if self._choosing_number != self._number or not math.isfinite(scaling):
             return False
-        wanted, both = self._evaluation.wanted(length), self._both
+        wanted, both = self._evaluation.wanted(length, lacking), self._both
         if wanted.count == length:
             return False
         wanted.check(length, 0)
         self._selection.make_room(length)
-        both.tell(length, scaling, 0, wanted)
+        both.tell(asked, 0, wanted)
         if both.count > self._room or length > self._longest:
             self._make_room(both.count, length)
         return True

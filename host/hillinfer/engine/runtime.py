@@ -332,7 +332,7 @@ class Runtime:
             Factor on inner products.
         """
         past = sequence.lengths[layer]
-        if self._selection.selects_all(past + 1):
+        if self._selection.selects_all(past + 1, sequence.lacking):
             return
         is_quick = (
             self._gpu is None
@@ -397,7 +397,7 @@ class Runtime:
                 keys = self._rows.newest_keys(layer, sequence)
         if ahead is not None:
             selected, landed, copied = ahead.sets, ahead.landed, ahead.copied
-        elif self._selection.selects_all(length):
+        elif self._selection.selects_all(length, sequence.lacking):
             assert keys is not None
             selected = self._selection.everything(layer, sequence, keys)
         else:

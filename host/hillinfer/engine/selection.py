@@ -92,9 +92,15 @@ class TokenSelection:
         self._score_bytes = self._room_tokens = 0
         self.scoring = threading.Lock()
 
-    def selects_all(self, length: int) -> bool:
-        """Say whether a sequence of this length is selected whole, so that nothing is scored."""
-        return self._evaluation.selects_all(length)
+    def selects_all(self, length: int, lacking: int) -> bool:
+        """Say whether so many rows are selected whole, so that nothing is scored.
+
+        Parameters
+        ----------
+        length, lacking
+            As in `ImportanceEvaluation.wanted`.
+        """
+        return self._evaluation.selects_all(length, lacking)
 
     def everything(self, layer: int, sequence: Sequence, keys: torch.Tensor) -> Sets:
         """Return the sets of a sequence that is selected whole.
@@ -155,7 +161,9 @@ class TokenSelection:
                 shadows = self._shadow.code_all(layer, sequence, _shadow_keys(keys))
             with self._recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=length):
                 self._count_observed(layer, sequence, scaling, shadows)
-                return self._evaluation.select(_host_query(query), scaling, shadows)
+                return self._evaluation.select(
+                    _host_query(query), scaling, shadows, sequence.lacking
+                )
 
     def is_quick(self, layer: int, sequence: Sequence) -> bool:
         """Say whether scoring a layer takes no longer than having another thread do it.
@@ -190,7 +198,7 @@ class TokenSelection:
         bring
             Returns the predicted query, float32 (query_heads, head_dim) on the CPU; may wait.
         """
-        past = sequence.lengths[layer]
+        past, lacking = sequence.lengths[layer], sequence.lacking
         self.make_room(past)
         if sequence.observed[layer] is not None or not self._shadow.codes_from_tail(
             layer, sequence
@@ -204,7 +212,7 @@ class TokenSelection:
             with self.scoring, _Explained(layer):
                 shadows = self._past(layer, sequence, past)
                 with self._recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=past):
-                    return self._evaluation.select_next(query, scaling, shadows)
+                    return self._evaluation.select_next(query, scaling, shadows, lacking)
 
         return select
 
@@ -218,7 +226,7 @@ class TokenSelection:
         """Count what the last prefill queries would select as the first hits, once."""
         observed, sequence.observed[layer] = sequence.observed[layer], None
         for query in () if observed is None else observed:
-            sets = self._evaluation.select(query, scaling, shadows)
+            sets = self._evaluation.select(query, scaling, shadows, sequence.lacking)
             self._keeper.tally(layer, sequence, np.unique(np.concatenate(sets)))
 
     def expect(self, tokens: int) -> None:

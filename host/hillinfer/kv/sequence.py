@@ -198,6 +198,8 @@ class Sequence:
     kept, kept_until
         Of a deeper band: the positions among all tokens of those that it has of the first
         `kept_until`, int64, ascending; of later tokens it has every one.
+    lacking
+        How many tokens of the sequence have no row in this band.
     lengths, held_starts
         Of each layer its tokens, and the position of the first row in its tail; to be looked at.
     tails
@@ -216,6 +218,7 @@ class Sequence:
         self.band = range(layers) if band is None else band
         self.deeper: list[Sequence] = []
         self.kept, self.kept_until = np.zeros(0, np.int64), 0
+        self.lacking = 0
         # 4 bytes per token, where a list of numbers takes 36.
         self.token_ids = array("i")
         self.tables = SequenceTables(layers, row_bytes) if tables is None else tables
@@ -238,7 +241,7 @@ class Sequence:
     def fork(self) -> Sequence:
         """Return a sequence of the same rows and hits; it has no segments and deeper bands yet."""
         copy = Sequence(len(self.described), self.tails.shape[2], self.tables.fork(), self.band)
-        copy.kept, copy.kept_until = self.kept, self.kept_until
+        copy.keep(self.kept, self.kept_until)
         copy.token_ids = self.token_ids[:]
         copy.observed = list(self.observed)
         return copy
@@ -264,6 +267,7 @@ class Sequence:
     def keep(self, positions: NDArray[np.int64], until: int) -> None:
         """Say which of the first `until` tokens a deeper band has, int64, ascending."""
         self.kept, self.kept_until = positions, until
+        self.lacking = until - len(positions)
 
     def rows_before(self, length: int) -> int:
         """Return how many of the first `length` tokens a deeper band has."""

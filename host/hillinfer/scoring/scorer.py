@@ -384,7 +384,7 @@ class ImportanceEvaluation:
         self._kept = settings.kept_tokens
         self._sets = 1 if scorer.scope is Scope.LAYER else scorer.spec.kv_heads
         # Of the length that was asked for last: all layers of a step have the same.
-        self._last = 0, self._wanted_of(0)
+        self._last = (0, 0), self._wanted_of(0, 0)
 
     @property
     def is_fast(self) -> bool:
@@ -396,16 +396,20 @@ class ImportanceEvaluation:
         """The variant of the native library that chooses as this does; None where nothing does."""
         return self._scorer.table_variant
 
-    def selects_all(self, length: int) -> bool:
+    def selects_all(self, length: int, lacking: int = 0) -> bool:
         """Say whether a sequence of this length is selected whole, so that nothing is scored."""
-        return self.wanted(length).count == length
+        return self.wanted(length, lacking).count == length
 
     def everything(self, length: int) -> list[NDArray[np.int64]]:
         """Return the sets of a sequence that is selected whole."""
         return [np.arange(length)] * self._sets
 
     def select(
-        self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        lacking: int = 0,
     ) -> list[NDArray[np.int64]]:
         """Select tokens for one query of one layer.
 
@@ -417,6 +421,8 @@ class ImportanceEvaluation:
             Factor on inner products.
         segments
             All segments of the sequence in this layer.
+        lacking
+            As in `wanted`.
 
         Returns
         -------
@@ -424,12 +430,17 @@ class ImportanceEvaluation:
         head.
         """
         length = total_tokens(segments)
-        if self.selects_all(length):
+        wanted = self.wanted(length, lacking)
+        if wanted.count == length:
             return self.everything(length)
-        return self._scorer.choose(query, scaling, segments, 0, self.wanted(length))
+        return self._scorer.choose(query, scaling, segments, 0, wanted)
 
     def select_next(
-        self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        lacking: int = 0,
     ) -> list[NDArray[np.int64]]:
         """Select for the token after those of `segments`, which has a query and no key yet.
 
@@ -438,28 +449,39 @@ class ImportanceEvaluation:
 
         Parameters
         ----------
-        query, scaling, segments
+        query, scaling, segments, lacking
             As in `select`; the query is a predicted one.
 
         Returns
         -------
         As `select` of one token more: as many positions, the last of them the new token's.
         """
-        past = total_tokens(segments)
-        if self.selects_all(past + 1):
-            return self.everything(past + 1)
-        return self._scorer.choose(query, scaling, segments, 1, self.wanted(past + 1))
+        length = total_tokens(segments) + 1
+        wanted = self.wanted(length, lacking)
+        if wanted.count == length:
+            return self.everything(length)
+        return self._scorer.choose(query, scaling, segments, 1, wanted)
 
-    def wanted(self, length: int) -> Wanted:
-        """Return how much is selected of so many tokens."""
+    def wanted(self, length: int, lacking: int = 0) -> Wanted:
+        """Return how much is selected of so many tokens.
+
+        Parameters
+        ----------
+        length
+            Tokens that there are.
+        lacking
+            How many more the sequence has, without rows in this band: α counts them, and of rows
+            there are no more than there are.
+        """
         # One pair, because several threads ask.
         known, wanted = self._last
-        if known != length:
-            wanted = self._wanted_of(length)
-            self._last = length, wanted
+        if known != (length, lacking):
+            wanted = self._wanted_of(length, lacking)
+            self._last = (length, lacking), wanted
         return wanted
 
-    def _wanted_of(self, length: int) -> Wanted:
+    def _wanted_of(self, length: int, lacking: int) -> Wanted:
         settings = self._settings
-        count = selected_count(length, settings.alpha, self._kept, settings.max_selected)
-        return Wanted(count, settings.kept_sinks, settings.kept_recent)
+        tokens = length + lacking
+        count = selected_count(tokens, settings.alpha, self._kept, settings.max_selected)
+        return Wanted(min(count, length), settings.kept_sinks, settings.kept_recent)

@@ -3,6 +3,7 @@
 
 import errno
 import gc
+import math
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -117,6 +118,26 @@ def test_bits_are_the_same_wherever_rows_lie(query, model, cold_dir):
         _, other = generated(model, IDS, hill.new_cache(), 100, 40)
     # Other blocks are other bits.
     assert other.numpy().tobytes() != answers["a tenth"][1]
+
+
+@pytest.mark.parametrize("device", ["nvme", "golden"])
+@pytest.mark.parametrize("query", ["predicted", "true"])
+@pytest.mark.parametrize("alpha", [0.1, 0.4])
+def test_alpha_counts_what_a_band_has_not(alpha, query, device, model, cold_dir):
+    """Each layer attends to as many tokens as without pruning, as long as it has them."""
+    with (
+        attached(model, cold_dir, alpha=alpha, query=query, device=device) as hill,
+        hillinfer.prune(model, SCHEDULE),
+    ):
+        cache = hill.new_cache()
+        generated(model, IDS, cache)
+        found = hill.statistics().selected_tokens
+    steps = range(1, NEW)
+    assert found == sum(
+        min(rows + step, math.floor(alpha * (TOKENS + step) + 0.5))
+        for step in steps
+        for rows in BANDS
+    )
 
 
 def test_forks_go_on_by_themselves(model, cold_dir):

@@ -249,17 +249,25 @@ class ReplayedEvaluation(ImportanceEvaluation):
         return
 
     def select(
-        self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        lacking: int = 0,
     ) -> list[NDArray[np.int64]]:
         """Score all tokens, then return the recorded set; see `ImportanceEvaluation`."""
-        own = super().select(query, scaling, segments)
+        own = super().select(query, scaling, segments, lacking)
         return self._replayed(segments, 0, len(own))
 
     def select_next(
-        self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        lacking: int = 0,
     ) -> list[NDArray[np.int64]]:
         """Score all tokens there are, then return the recorded set; see `ImportanceEvaluation`."""
-        own = super().select_next(query, scaling, segments)
+        own = super().select_next(query, scaling, segments, lacking)
         return self._replayed(segments, 1, len(own))
 
     def _replayed(
