@@ -10,6 +10,7 @@ _STAGES = "host/hillinfer/pruning/stages.py"
 _BANDS = "tests/host/pruning/test_bands.py"
 _READ_TESTS = "tests/host/pruning/test_reading.py"
 _RANK_TESTS = "tests/host/pruning/test_rankers.py"
+_COMPLETION = "tests/host/pruning/test_completion.py"
 _REFERENCE = f"{_READ_TESTS}::test_a_prompt_keeps_what_the_reference_keeps_and_answers_as_it_does"
 
 PRUNING: tuple[Mutant, ...] = (
@@ -73,8 +74,8 @@ PRUNING: tuple[Mutant, ...] = (
         "a-broken-stage-leaves-rows",
         "A pass that broke off in a deeper layer leaves rows in those before it.",
         _READING,
-        "                now.cache.shorten(layers, 0)\n",
-        "                pass\n",
+        "            self._empty(document, now.cache)\n            return\n",
+        "            return\n",
         (f"{_READ_TESTS}::test_a_pass_that_breaks_off_in_a_stage_can_be_made_again",),
     ),
     Mutant(
@@ -124,6 +125,30 @@ PRUNING: tuple[Mutant, ...] = (
         "        tokens = length + lacking\n",
         "        tokens = length\n",
         (f"{_BANDS}::test_alpha_counts_what_a_band_has_not",),
+    ),
+    Mutant(
+        "completed-pieces-begin-at-zero",
+        "Tokens of later pieces get the positions of the first piece's.",
+        _STAGES,
+        "positions = torch.arange(first, first + states.shape[1], device=states.device)",
+        "positions = torch.arange(states.shape[1], device=states.device)",
+        (f"{_COMPLETION}::test_rows_of_an_ordinary_cache_are_those_of_a_whole_read",),
+    ),
+    Mutant(
+        "half-whole-counts-as-whole",
+        "Layers that have a part of what waits for them take new tokens behind it.",
+        "host/hillinfer/hf/batch.py",
+        "            if band.tokens < band.rows_before(one.tokens)\n",
+        "            if not band.tokens and one.tokens\n",
+        (f"{_COMPLETION}::test_a_document_that_is_half_whole_is_not_answered_without_its_pruning",),
+    ),
+    Mutant(
+        "a-broken-completion-leaves-rows",
+        "Deeper layers keep what a piece brought to some of them before it broke off.",
+        _READING,
+        "        except BaseException:\n            self._empty(document, staged)\n            raise\n",
+        "        except BaseException:\n            raise\n",
+        (f"{_COMPLETION}::test_what_breaks_off_leaves_a_document_that_waits",),
     ),
     Mutant(
         "evidence-of-other-weights",

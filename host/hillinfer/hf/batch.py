@@ -126,6 +126,16 @@ class Batch:
         first, pad = self._sequences[0], self._pads[0]
         return [pad + first.of(layer).lengths[layer] for layer in range(layers)]
 
+    def lacking_from(self, layers: int) -> int:
+        """Return the first layer for which tokens wait that it should have; `layers` for none."""
+        bands = [
+            band.band.start
+            for one in self._sequences[:1]
+            for band in one.deeper
+            if band.tokens < band.rows_before(one.tokens)
+        ]
+        return min(bands, default=layers)
+
     @property
     def token_ids(self) -> list[list[int]]:
         """The tokens of each row so far, padding left out."""

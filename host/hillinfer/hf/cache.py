@@ -21,6 +21,7 @@ from hillinfer.hf.batch import Batch
 from hillinfer.hf.cache_pass import PassingCache
 from hillinfer.hf.engine import CacheFamily, Engine, Use
 from hillinfer.hf.features import ModelInUse
+from hillinfer.hf.forward_plan import ForwardPlan, SequenceShare
 from hillinfer.hf.prompts import CachePrompts, ends_singly
 from hillinfer.kv.opened_sequences import OpenedRows, StoredRows
 from hillinfer.kv.saved_sequences import SavedBytes, SessionOrigin
@@ -199,6 +200,34 @@ class HillInferCache(PassingCache):
                         own = share.sequence.of(layer)
                         self._runtime.code_full_segments(layer, own, new[0])
             self.end_forward()
+
+    def bring(self, first: int, act: Callable[[], None]) -> None:
+        """Do something that brings the layers from `first` on tokens that the cache holds already.
+
+        It is a forward pass of no new token, in which these layers get what stages bring them.
+
+        Parameters
+        ----------
+        first
+            Of the layers that get tokens.
+        act
+            Calls layers of the attached model.
+
+        Raises
+        ------
+        CacheUseError
+            Where the batch is not one sequence, or `act` left layers with different tokens.
+        """
+        with self._alone(Use(sys._getframe())) as use:
+            shares = (SequenceShare(self._batch.only_sequence(), (0,), 0),)
+            self._plan = ForwardPlan(self.get_seq_length(), 0, 1, shares)
+            self._pass, self._fresh = use, {}
+            self.lengths.begin(0)
+            self.lengths.wait(first)
+            self._runtime.begin_step()
+            act()
+            self.lengths.check_attended(self._fresh)
+            self._forget_forward()
 
     # --- what a store brings and takes -----------------------------------------------------
 

@@ -469,7 +469,8 @@ class PassingCache(AttachedCache):
         self._settle_lengths()
 
     def _settle_lengths(self) -> None:
-        self.lengths.set(self._batch.lengths(self._runtime.shape.layers))
+        layers = self._runtime.shape.layers
+        self.lengths.set(self._batch.lengths(layers), self._batch.lacking_from(layers))
 
     def _check_process(self) -> None:
         if self._engine.is_inherited:

@@ -114,13 +114,21 @@ class LayerLengths:
         self.now = [0] * layers
         self._before = [0] * layers
         self._due = [0] * layers
-        self._waits_from = layers
+        self._waits_from = self._lacking_from = layers
         self._stage: ForwardPlan | None = None
         self._staged = range(0)
 
-    def set(self, lengths: Iterable[int]) -> None:
-        """Say what each layer has, outside of passes."""
-        self.now = list(lengths)
+    def set(self, lengths: Iterable[int], lacking_from: int) -> None:
+        """Say what each layer has, outside of passes.
+
+        Parameters
+        ----------
+        lengths
+            Tokens of each layer.
+        lacking_from
+            The first layer for which tokens wait that it should have; behind the last for none.
+        """
+        self.now, self._lacking_from = list(lengths), lacking_from
         self._before = list(self.now)
         self._waits_from = len(self.now)
         self.end_stage()
@@ -171,7 +179,7 @@ class LayerLengths:
         """
         if self._stage is not None and layer in self._staged:
             return self._stage
-        if not self.now[layer] and self._before[0]:
+        if layer >= self._lacking_from:
             raise CacheUseError(
                 f"the {self._before[0]} tokens of this cache wait to be read by deeper layers: go "
                 "on with the pruning that read them, or begin with an empty cache"

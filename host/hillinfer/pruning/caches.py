@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -99,6 +99,13 @@ class StagedCache(ABC):
     @abstractmethod
     def wait_with(self, states: torch.Tensor) -> States:
         """Keep boundary states (batch, tokens, hidden_size), and return them as they wait."""
+
+    @abstractmethod
+    def bring(self, first: int, act: Callable[[], None]) -> None:
+        """Do something that brings the layers from `first` on pieces, outside of a forward pass.
+
+        Raises whatever `act` raises.
+        """
 
     @abstractmethod
     def undo(self, layers: range, tokens: int) -> None:
@@ -199,6 +206,10 @@ class OrdinaryCache(StagedCache):
     def wait_with(self, states: torch.Tensor) -> States:
         """Keep them in memory: no budget bounds this cache."""
         return StatesInMemory(states)
+
+    def bring(self, first: int, act: Callable[[], None]) -> None:
+        """Do it: nothing is expected of a layer."""
+        act()
 
     def undo(self, layers: range, tokens: int) -> None:
         """Leave the first tokens."""
@@ -351,6 +362,10 @@ class CacheOnDrive(StagedCache):
         if document.file is None:
             document.file = StatesFile(self._parts.store.fresh_file("states that wait"))
         return document.file.add(states)
+
+    def bring(self, first: int, act: Callable[[], None]) -> None:
+        """Do it once no other thread uses what the cache shares with others."""
+        self._cache.bring(first, act)
 
     def undo(self, layers: range, tokens: int) -> None:
         """Do nothing: whoever uses the cache next forgets what a pass that broke off brought."""

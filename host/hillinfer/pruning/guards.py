@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,6 +69,11 @@ class LayerGuard(Guard):
     def __init__(self, pruning: Pruning, number: int, layer: nn.Module) -> None:
         self._pruning, self._number = pruning, number
         super().__init__(layer)
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        """The names of what the layer takes."""
+        return frozenset(inspect.signature(self._guarded).parameters)
 
     def dense(self, hidden: torch.Tensor, given: dict[str, Any]) -> Any:
         """Do what the layer does."""

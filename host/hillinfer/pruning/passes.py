@@ -106,6 +106,9 @@ class Document:
         deeper layers are to be read.
     read
         Of the last prompt; None where nothing was pruned.
+    completed
+        How many first tokens all of the deeper layers have, dropped or not; 0 where they have what
+        was chosen, or nothing.
     """
 
     schedule: Schedule
@@ -118,6 +121,7 @@ class Document:
     window_end: int = 0
     positions: list[torch.Tensor] = field(default_factory=list)
     read: PrunedRead | None = None
+    completed: int = 0
 
     def fork(self) -> Document:
         """Return what is known of a cache with the same tokens that goes on by itself."""
@@ -127,6 +131,27 @@ class Document:
     def waiting_tokens(self) -> int:
         """Of how many tokens boundary states are there."""
         return sum(one.tokens for one in self.states)
+
+
+@dataclass(frozen=True)
+class Completed:
+    """How far a prompt that was read in stages is read whole.
+
+    Parameters
+    ----------
+    tokens
+        Of the prompt, and of answers behind it.
+    done
+        How many of them every layer has.
+    """
+
+    tokens: int
+    done: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every layer has every token."""
+        return self.done == self.tokens
 
 
 @dataclass

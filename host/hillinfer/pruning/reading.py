@@ -12,8 +12,9 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from hillinfer.pruning.caches import Documents, StagedCache, staged_cache
 from hillinfer.pruning.guards import LayerGuard, PromptGuard, predictor_for
 from hillinfer.pruning.passes import (
     ComingPrompt,
+    Completed,
     Document,
     LaterTurns,
     Pass,
@@ -37,6 +39,13 @@ from hillinfer.pruning.rankers import Ranker
 from hillinfer.pruning.schedule import Schedule
 from hillinfer.pruning.stages import Stages, blocks_of, layer_work
 from hillinfer.pruning.states import first_states, gathered_states
+
+# Of one piece that nobody waits for; a question that comes waits for the rest of it.
+PIECE_TOKENS = 512
+
+
+def _never() -> bool:
+    return False
 
 
 class _ThreadsOwn(threading.local):
@@ -135,6 +144,90 @@ class Pruning:
         read = self.read_of(cache)
         return None if read is None else {"schedule": str(self.schedule), **read.as_json()}
 
+    # --- while nobody waits ---
+
+    @torch.no_grad()
+    def complete(
+        self, cache: Any, is_over: Callable[[], bool] = _never, piece_tokens: int = PIECE_TOKENS
+    ) -> Completed:
+        """Read whole what was read in stages: what was dropped goes through deeper layers, too.
+
+        They begin anew, from boundary states of all tokens, and see all tokens before theirs. A
+        cache that is whole then is as if nothing had been pruned, up to rounding, and stays so.
+        What is not whole yet goes on here, or is chosen from by the next prompt.
+
+        Parameters
+        ----------
+        cache
+            That prompts were read into, of one sequence.
+        is_over
+            Asked before each piece: whether to stop, and go on another time.
+        piece_tokens
+            Of one piece.
+
+        Returns
+        -------
+        How far it is.
+
+        Raises
+        ------
+        UnsupportedFeatureError
+            Where boundary states are not there: of answers they are kept with later="anew" alone.
+        BudgetError, ColdPoolError
+            As of a forward pass. Deeper layers have nothing then, and are read again by whatever
+            comes.
+        """
+        staged = staged_cache(cache, self._documents)
+        document = None if staged is None else staged.document
+        tokens = cache.get_seq_length()
+        if staged is None or document is None:
+            # Nothing of it was ever dropped.
+            return Completed(tokens, tokens)
+        if tokens != document.length or not self._is_as_left(document, staged):
+            self._cut_back(document, staged, tokens)
+        if document.waiting_tokens != tokens:
+            raise _no_states(tokens - document.waiting_tokens, tokens)
+        bring = partial(self._complete, cache, staged, document, is_over, max(2, piece_tokens))
+        staged.bring(self.schedule.cuts[0].layer, bring)
+        done = document.completed
+        if done == tokens:
+            staged.note(None)
+        return Completed(tokens, done)
+
+    def _complete(
+        self,
+        cache: Any,
+        staged: StagedCache,
+        document: Document,
+        is_over: Callable[[], bool],
+        piece_tokens: int,
+    ) -> None:
+        """Bring deeper layers pieces until they have all, or it is over."""
+        tokens, bands = document.length, self._stages.bands
+        try:
+            if document.positions or tokens - document.completed == 1:
+                # A single token would select what it attends to.
+                self._empty(document, staged)
+            while document.completed < tokens and not is_over():
+                start = document.completed
+                # None of a single token is left.
+                more = tokens - start - piece_tokens
+                stop = tokens if more <= 1 else start + piece_tokens
+                states = gathered_states(document.states, torch.arange(start, stop))
+                self._stages.whole(states, start, staged, cache)
+                document.completed = stop
+            if document.completed == tokens:
+                staged.keep([torch.arange(tokens)] * len(bands), tokens)
+        except BaseException:
+            self._empty(document, staged)
+            raise
+
+    def _empty(self, document: Document, cache: StagedCache) -> None:
+        """Forget what deeper layers have: they are read anew by what comes."""
+        document.positions, document.read, document.completed = [], None, 0
+        for band in self._stages.bands:
+            cache.shorten(band, 0)
+
     # --- a forward pass ---
 
     def run(
@@ -202,12 +295,7 @@ class Pruning:
         if stages:
             staged.check(hidden, given.get("attention_mask"))
             if document.waiting_tokens != before:
-                raise UnsupportedFeatureError(
-                    f"prune: nothing can be chosen anew, because hidden states of "
-                    f"{before - document.waiting_tokens} of {before} tokens are not there (of "
-                    'answers in several rows, of turns with later="keep" or without prune): go on '
-                    'with later="keep", or begin with an empty cache'
-                )
+                raise _no_states(before - document.waiting_tokens, before)
         if not before:
             staged.open_bands([cut.layer for cut in self.schedule.cuts])
             staged.note(document)
@@ -238,10 +326,14 @@ class Pruning:
             )
         return True
 
+    @staticmethod
+    def _is_as_left(document: Document, cache: StagedCache) -> bool:
+        """Whether no pass went into a cache but those of ours, as far as anybody counts them."""
+        return cache.passes in (None, document.passes, (document.passes or 0) + 1)
+
     def _cut_back(self, document: Document, cache: StagedCache, length: int) -> None:
         """Learn what became of a cache since its last pass, in the deeper layers, too."""
-        known = (None, document.passes, (document.passes or 0) + 1)
-        if cache.passes not in known:
+        if not self._is_as_left(document, cache):
             # Others used it: tokens that came are in every band, and their states are not here.
             document.states, document.window = [], None
         elif length > document.length:
@@ -255,9 +347,9 @@ class Pruning:
                 document.states, document.file = [], None
             else:
                 # The prompt's last pass did not count, nor does what it chose.
-                document.positions, document.read = [], None
-                for band in self._stages.bands:
-                    cache.shorten(band, 0)
+                self._empty(document, cache)
+        if length < document.completed:
+            self._empty(document, cache)
         if length > document.length:
             new = torch.arange(document.length, length)
             document.positions = [torch.cat([one, new.to(one)]) for one in document.positions]
@@ -288,15 +380,14 @@ class Pruning:
         document, held = now.document, now.held
         document.length, document.states, document.waits = now.before, held.states, held.waits
         document.positions = held.positions
-        if now.emptied:
-            # Deeper layers have nothing any more; they are read anew by what comes.
-            document.positions, document.read, document.waits = [], None, False
         now.cache.undo(range(self.schedule.cuts[0].layer), now.before)
-        for band, layers in enumerate(self._stages.bands):
-            if document.positions:
-                now.cache.undo(layers, len(document.positions[band]))
-            else:
-                now.cache.shorten(layers, 0)
+        if now.emptied or not document.positions:
+            # Deeper layers have nothing any more; they are read anew by what comes.
+            document.waits = document.waits and not now.emptied
+            self._empty(document, now.cache)
+            return
+        for layers, positions in zip(self._stages.bands, document.positions, strict=True):
+            now.cache.undo(layers, len(positions))
 
     def _note_window(self, now: Pass, hidden: torch.Tensor) -> None:
         document, wanted = now.document, self._ranker.window(now.question_tokens)
@@ -333,8 +424,7 @@ class Pruning:
         document, cache = now.document, now.cache
         waiting, bands, window = document.states, self._stages.bands, document.window
         tokens, now.emptied = document.waiting_tokens, True
-        for band in bands:
-            cache.shorten(band, 0)
+        self._empty(document, cache)
         assert window is not None
         active, states = torch.arange(tokens, device=window.device), None
         document.positions, kept, spent = [], [], [0.0, 0.0]
@@ -366,3 +456,11 @@ class Pruning:
         )
         assert states is not None
         return states[:, -self._stages.chunk :]
+
+
+def _no_states(missing: int, tokens: int) -> UnsupportedFeatureError:
+    return UnsupportedFeatureError(
+        f"prune: nothing can be chosen anew or read whole, because hidden states of {missing} of "
+        f'{tokens} tokens are not there (of answers in several rows, of turns with later="keep" '
+        'or without prune): go on with later="keep", or begin with an empty cache and later="anew"'
+    )

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chooses tokens at a cut, and takes them through the layers behind it, chunk by chunk."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from hillinfer.hf.hooks import QueryPredictor
+from hillinfer.pruning.caches import StagedCache
+from hillinfer.pruning.guards import LayerGuard
+from hillinfer.pruning.rankers import Deciding, Ranker, kept_blocks
+from hillinfer.pruning.schedule import BLOCK_TOKENS, LayerWork, Schedule
+
+
+class Stages:
+    """The layers of a model's decoder in the bands of a schedule.
+
+    Parameters
+    ----------
+    decoder
+        The model's, unmodified.
+    layers
+        What stands around its layers.
+    predictor
+        Makes the queries of a layer from what enters it.
+    ranker
+        Chooses blocks.
+    schedule
+        Which layers lose tokens.
+    chunk
+        Tokens that go through a band at once.
+
+    Attributes
+    ----------
+    bands
+        The layers of each band behind the first cut.
+    """
+
+    def __init__(
+        self,
+        decoder: Any,
+        layers: list[LayerGuard],
+        predictor: QueryPredictor,
+        ranker: Ranker,
+        schedule: Schedule,
+        chunk: int,
+    ) -> None:
+        self._decoder, self._layers, self._predictor = decoder, layers, predictor
+        self._ranker, self.chunk = ranker, chunk
+        bounds = [*(cut.layer for cut in schedule.cuts), len(layers)]
+        self.bands = [range(*two) for two in pairwise(bounds)]
+
+    def whole(self, states: torch.Tensor, first: int, cache: StagedCache, given: Any) -> None:
+        """Take tokens through all bands, whether they were to be dropped or not.
+
+        Parameters
+        ----------
+        states
+            Boundary states (batch, tokens, hidden_size).
+        first
+            The position of the first of them, behind what all bands have.
+        cache
+            As reading in stages knows it.
+        given
+            What it is to the model's layers.
+        """
+        positions = torch.arange(first, first + states.shape[1], device=states.device)
+        known = self._layers[self.bands[0].start].parameters
+        own = {"past_key_values": given, "use_cache": True}
+        own |= {name: True for name in ("position_ids", "position_embeddings") if name in known}
+        for band in self.bands:
+            states, _ = self.through(states, positions, band, cache, own, 1)
+
+    def chosen(
+        self,
+        cache: StagedCache,
+        layer: int,
+        window: torch.Tensor,
+        active: torch.Tensor,
+        count: int,
+    ) -> torch.Tensor:
+        """Return the places among the active tokens of those that stay."""
+        keys = cache.keys(layer).to(window.dtype)
+        positions = active[-window.shape[1] :]
+        block = self._decoder.layers[layer]
+        queries = self._predictor.predict(block, window, self._rotary(window, positions))[0]
+        scaling = self._predictor.scaling(block)
+        deciding = Deciding(keys, queries.to(keys.device), scaling, seed=keys.shape[1])
+        # Whole blocks go, so what is left of them lies together.
+        numbers, places = torch.unique_consecutive(blocks_of(active), return_inverse=True)
+        reached = int(places[-1] - places[len(active) - window.shape[1]]) + 1
+        stay = kept_blocks(self._ranker.scores(deciding), count, reached)
+        assert len(numbers) == deciding.blocks
+        return torch.isin(places, stay.to(places.device)).nonzero().flatten()
+
+    def through(
+        self,
+        states: torch.Tensor,
+        positions: torch.Tensor,
+        band: range,
+        cache: StagedCache,
+        given: dict[str, Any],
+        wanted: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take tokens through a band's layers; return their states and its last layer's window."""
+        out, windows = [], []
+        for start, stop in _pieces(states.shape[1], self.chunk):
+            hidden, places = states[:, start:stop], positions[start:stop]
+            own = dict(given)
+            if "position_ids" in given:
+                own["position_ids"] = places.unsqueeze(0)
+            if given.get("position_embeddings") is not None:
+                own["position_embeddings"] = self._rotary(hidden, places)
+            own |= self.mask(cache, band.start, hidden)
+            with cache.piece(band, stop - start):
+                for number in band:
+                    if number == band[-1]:
+                        windows.append(hidden[:, -wanted:])
+                    hidden = self._layers[number].dense(hidden, own)
+            out.append(hidden)
+        return torch.cat(out, 1), torch.cat(windows, 1)[:, -wanted:]
+
+    def _rotary(
+        self, hidden: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        rotary = getattr(self._decoder, "rotary_emb", None)
+        return None if rotary is None else rotary(hidden, position_ids=positions.unsqueeze(0))
+
+    def mask(self, cache: StagedCache, layer: int, hidden: torch.Tensor) -> dict[str, Any]:
+        """Return the mask of tokens that come to a layer; none where none is needed."""
+        tokens, held = hidden.shape[1], cache.length(layer)
+        # SDPA is causal by itself where as many keys come as queries.
+        causal = held == 0 and self._decoder.config._attn_implementation != "eager"
+        if tokens == 1 or cache.is_causal or causal:
+            return {"attention_mask": None}
+        lowest = torch.finfo(hidden.dtype).min
+        mask = hidden.new_full((tokens, held + tokens), lowest)
+        return {"attention_mask": mask.triu(held + 1)[None, None]}
+
+
+def _pieces(tokens: int, chunk: int) -> list[tuple[int, int]]:
+    """Return where pieces of so many tokens begin and end, none of which has a single one.
+
+    A pass of a single token selects what it attends to.
+    """
+    starts = [*range(0, tokens, max(2, chunk))]
+    if len(starts) > 1 and tokens - starts[-1] == 1:
+        del starts[-1]
+    return [*zip(starts, [*starts[1:], tokens], strict=True)]
+
+
+def blocks_of(positions: torch.Tensor) -> torch.Tensor:
+    """Return the block of each position, int64 like `positions`."""
+    return positions.div(BLOCK_TOKENS, rounding_mode="floor")
+
+
+def layer_work(decoder: Any) -> LayerWork:
+    """Return what a layer of a model's decoder computes."""
+    linear = [one for one in decoder.layers[0].modules() if isinstance(one, nn.Linear)]
+    weights, config = sum(one.weight.numel() for one in linear), decoder.config
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return LayerWork(weights, heads * head_dim)

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A prompt that was read in stages is read whole while nobody waits."""
+
+import errno
+from contextlib import contextmanager
+
+import pytest
+import torch
+from test_bands import PLACEMENTS, Failing, attached, kept_of
+from test_reading import ANSWER, IDS, SCHEDULE, TINY, TOKENS, generated, lengths
+from tiny_models import FAMILIES, TinyModel, prompts
+from transformers import DynamicCache
+
+import hillinfer
+from hillinfer.errors import CacheUseError, ColdPoolError, UnsupportedFeatureError
+from hillinfer.hf.attach import Attachment
+from hillinfer.pruning.passes import Completed
+
+QUESTION, _ = prompts([40], seed=31)
+# Of answers that are read from rows that were made in other pieces.
+CLOSE = {"atol": 2e-3, "rtol": 2e-3}
+
+
+@pytest.fixture
+def model():
+    return TINY.build()
+
+
+def asked(pruning, model, cache, question=QUESTION):
+    """Ask about what a cache holds, and return the logits behind the question."""
+    held = cache.get_seq_length()
+    with pruning.prompt(held + question.shape[1], question.shape[1]), torch.no_grad():
+        return model(question, past_key_values=cache, logits_to_keep=1).logits
+
+
+def waits(pruning, model, cache, ids=IDS, chunk=350):
+    """Read a document that waits at the cut for what is asked about it."""
+    with pruning.prompt(ids.shape[1] + 1), torch.no_grad():
+        for part in ids.split(chunk, 1):
+            model(part, past_key_values=cache, logits_to_keep=1)
+
+
+def stopping_after(pieces):
+    asked = iter([False] * pieces)
+    return lambda: next(asked, True)
+
+
+@contextmanager
+def read_whole(model, hill=None, ids=IDS):
+    cache = hill.new_cache() if hill else DynamicCache(config=model.config)
+    with torch.no_grad():
+        for part in ids.split(350, 1):
+            model(part, past_key_values=cache, logits_to_keep=1)
+    yield cache
+
+
+@pytest.mark.parametrize("attaches", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_document_that_was_completed_is_as_one_that_was_read_whole(family, attaches, cold_dir):
+    model = TinyModel(family, "mha", layers=5).build()
+    hill = attached(model, cold_dir, alpha=1.0) if attaches else None
+    with torch.no_grad(), read_whole(model, hill) as whole:
+        expected = model(QUESTION, past_key_values=whole, logits_to_keep=1).logits
+    with hillinfer.prune(model, SCHEDULE, chunk_tokens=100) as pruning:
+        cache = hill.new_cache() if hill else DynamicCache(config=model.config)
+        waits(pruning, model, cache)
+        assert pruning.complete(cache, piece_tokens=130) == Completed(TOKENS, TOKENS)
+        assert lengths(cache) == [TOKENS] * 5
+        found = asked(pruning, model, cache)
+        assert pruning.read_of(cache) is None
+        torch.testing.assert_close(found, expected, **CLOSE)
+        # What is whole stays so.
+        assert lengths(cache) == [TOKENS + 40] * 5
+        assert pruning.complete(cache).is_whole
+    # The same question where half is left out has another answer.
+    with hillinfer.prune(model, SCHEDULE, chunk_tokens=100) as pruning:
+        cache = hill.new_cache() if hill else DynamicCache(config=model.config)
+        waits(pruning, model, cache)
+        other = asked(pruning, model, cache)
+    assert not torch.allclose(other, expected, **CLOSE)
+    if hill:
+        hill.detach()
+
+
+def test_rows_of_an_ordinary_cache_are_those_of_a_whole_read(model):
+    with read_whole(model) as whole, hillinfer.prune(model, SCHEDULE) as pruning:
+        cache = DynamicCache(config=model.config)
+        waits(pruning, model, cache)
+        pruning.complete(cache)
+    for own, other in zip(cache.layers, whole.layers, strict=True):
+        torch.testing.assert_close(own.keys, other.keys, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(own.values, other.values, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_bits_of_a_completed_document_are_the_same_wherever_rows_lie(name, model, cold_dir):
+    answers = []
+    for changes in (PLACEMENTS["in DRAM"], PLACEMENTS[name]):
+        with (
+            attached(model, cold_dir, **changes) as hill,
+            hillinfer.prune(model, SCHEDULE) as pruning,
+        ):
+            cache = hill.new_cache(expected_tokens=800)
+            waits(pruning, model, cache)
+            pruning.complete(cache)
+            answers.append(generated(model, torch.cat([IDS, QUESTION], 1), cache, None, 40))
+    assert answers[0][0] == answers[1][0]
+    assert torch.equal(answers[0][1], answers[1][1])
+
+
+@pytest.mark.parametrize("attaches", [False, True])
+@pytest.mark.parametrize("pieces", [0, 1, 3])
+def test_a_question_that_comes_earlier_is_answered_as_without(pieces, attaches, model, cold_dir):
+    hill = attached(model, cold_dir) if attaches else None
+    with hillinfer.prune(model, SCHEDULE, chunk_tokens=100) as pruning:
+        answers = []
+        for begun in (0, pieces):
+            cache = hill.new_cache() if hill else DynamicCache(config=model.config)
+            waits(pruning, model, cache)
+            done = pruning.complete(cache, stopping_after(begun), piece_tokens=100)
+            assert done == Completed(TOKENS, 100 * begun)
+            answers.append((asked(pruning, model, cache), kept_of(pruning, cache)))
+    assert torch.equal(answers[0][0], answers[1][0])
+    assert answers[0][1] == answers[1][1]
+    if hill:
+        hill.detach()
+
+
+@pytest.mark.parametrize("attaches", [False, True])
+def test_it_goes_on_where_it_stopped_and_behind_what_comes(attaches, model, cold_dir):
+    hill = attached(model, cold_dir, alpha=1.0) if attaches else None
+    more = torch.cat([IDS, prompts([90], seed=33)[0]], 1)
+    with read_whole(model, hill, more) as whole, torch.no_grad():
+        expected = model(QUESTION, past_key_values=whole, logits_to_keep=1).logits
+    with hillinfer.prune(model, SCHEDULE) as pruning:
+        cache = hill.new_cache() if hill else DynamicCache(config=model.config)
+        waits(pruning, model, cache)
+        assert pruning.complete(cache, stopping_after(2), 200) == Completed(TOKENS, 400)
+        # More of the document.
+        with pruning.prompt(TOKENS + 91), torch.no_grad():
+            model(more[:, TOKENS:], past_key_values=cache, logits_to_keep=1)
+        assert lengths(cache) == [790, 790, 400, 400, 400]
+        assert pruning.complete(cache, stopping_after(1), 200) == Completed(790, 600)
+        assert pruning.complete(cache, piece_tokens=200).is_whole
+        torch.testing.assert_close(asked(pruning, model, cache), expected, **CLOSE)
+    if hill:
+        hill.detach()
+
+
+@pytest.mark.parametrize("attaches", [False, True])
+def test_an_answer_is_completed_with_its_prompt(attaches, model, cold_dir):
+    hill = attached(model, cold_dir, alpha=1.0) if attaches else None
+    with hillinfer.prune(model, SCHEDULE, later="anew") as pruning:
+        cache = hill.new_cache() if hill else DynamicCache(config=model.config)
+        answer, _ = generated(model, IDS, cache)
+        held = TOKENS + len(answer) - 1
+        assert pruning.complete(cache) == Completed(held, held)
+        found = asked(pruning, model, cache)
+    ids = torch.cat([IDS, torch.tensor([answer[:-1]])], 1)
+    with read_whole(model, hill, ids) as whole, torch.no_grad():
+        expected = model(QUESTION, past_key_values=whole, logits_to_keep=1).logits
+    torch.testing.assert_close(found, expected, **CLOSE)
+    if hill:
+        hill.detach()
+
+
+def test_what_was_chosen_just_now_is_completed_too(model, cold_dir):
+    """With later="keep" states are there until a pass behind the prompt shows that it counted."""
+    with attached(model, cold_dir) as hill, hillinfer.prune(model, SCHEDULE) as pruning:
+        cache = hill.new_cache()
+        with torch.no_grad():
+            model(IDS, past_key_values=cache, logits_to_keep=1)
+        assert lengths(cache)[4] < TOKENS
+        assert pruning.complete(cache).is_whole
+        assert lengths(cache) == [TOKENS] * 5
+        other = hill.new_cache()
+        generated(model, IDS, other)
+        with pytest.raises(UnsupportedFeatureError, match="or read whole, because"):
+            pruning.complete(other)
+
+
+def test_forks_are_completed_by_themselves(model, cold_dir):
+    with attached(model, cold_dir) as hill, hillinfer.prune(model, SCHEDULE) as pruning:
+        cache = hill.new_cache()
+        waits(pruning, model, cache)
+        pruning.complete(cache, stopping_after(2), 200)
+        fork = cache.fork()
+        pruning.complete(cache)
+        assert lengths(fork) == [TOKENS, TOKENS, 400, 400, 400]
+        assert pruning.complete(fork).is_whole
+        twin = cache.fork()
+        assert lengths(twin) == [TOKENS] * 5
+        answers = [asked(pruning, model, one) for one in (cache, twin)]
+    assert torch.equal(*answers)
+
+
+@pytest.mark.parametrize("attaches", [False, True])
+@pytest.mark.parametrize("left", [650, 450, 130])
+def test_what_is_cropped_before_it_is_whole_is_read_again(left, attaches, model, cold_dir):
+    hill = attached(model, cold_dir) if attaches else None
+    with hillinfer.prune(model, SCHEDULE, later="anew") as pruning:
+        answers = []
+        for pieces in (0, 3):
+            cache = hill.new_cache() if hill else DynamicCache(config=model.config)
+            waits(pruning, model, cache)
+            pruning.complete(cache, stopping_after(pieces), 150)
+            cache.crop(left - TOKENS)
+            answers.append(asked(pruning, model, cache))
+            assert pruning.complete(cache).is_whole
+            answers[-1] = answers[-1], asked(pruning, model, cache)
+    for own, other in zip(*answers, strict=True):
+        torch.testing.assert_close(own, other, **CLOSE)
+    if hill:
+        hill.detach()
+
+
+@pytest.mark.parametrize("attaches", [False, True])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_what_breaks_off_leaves_a_document_that_waits(error, attaches, model, cold_dir):
+    hill = attached(model, cold_dir) if attaches else None
+    calls = iter(range(9))
+
+    def breaks(*given):
+        # In the second piece.
+        if next(calls) == 1:
+            raise error
+
+    with hillinfer.prune(model, SCHEDULE, chunk_tokens=100) as pruning:
+        answers = []
+        for broken in (False, True):
+            cache = hill.new_cache() if hill else DynamicCache(config=model.config)
+            waits(pruning, model, cache)
+            if broken:
+                hook = model.model.layers[3].mlp.register_forward_pre_hook(breaks)
+                with pytest.raises(error):
+                    pruning.complete(cache, piece_tokens=200)
+                hook.remove()
+                assert lengths(cache) == [TOKENS, TOKENS, 0, 0, 0]
+            fork = cache.fork() if hill else None
+            answers.append(asked(pruning, model, cache))
+            if fork:
+                assert pruning.complete(fork).is_whole
+    assert torch.equal(*answers)
+    if hill:
+        hill.detach()
+
+
+def test_a_document_that_is_half_whole_is_not_answered_without_its_pruning(model, cold_dir):
+    with attached(model, cold_dir) as hill:
+        cache = hill.new_cache()
+        with hillinfer.prune(model, SCHEDULE) as pruning:
+            waits(pruning, model, cache)
+            pruning.complete(cache, stopping_after(1), 200)
+        with pytest.raises(CacheUseError, match="wait to be read by deeper layers"):
+            generated(model, torch.cat([IDS, ANSWER], 1), cache)
+        with hillinfer.prune(model, SCHEDULE) as pruning:
+            assert pruning.complete(cache).is_whole
+        # Whole, it needs none.
+        found = generated(model, torch.cat([IDS, ANSWER], 1), cache)
+        assert len(found[0]) > 1
+
+
+def test_states_that_do_not_come_back_end_it_with_their_name(model, cold_dir):
+    calls, settings = Failing(), hillinfer.Settings().changed(cold_dir=cold_dir, alpha=0.2)
+    with Attachment(model, settings, calls) as hill, hillinfer.prune(model, SCHEDULE) as pruning:
+        cache = hill.new_cache()
+        waits(pruning, model, cache)
+        calls.reading = errno.EIO
+        with pytest.raises(ColdPoolError, match="of states that wait of the cold pool"):
+            pruning.complete(cache)
+        calls.reading = None
+        assert lengths(cache) == [TOKENS, TOKENS, 0, 0, 0]
+        assert pruning.complete(cache).is_whole
