@@ -139,10 +139,10 @@ class GenerateRequest:
                 f"--projections {self.projections} computes keys and values a little differently "
                 f"than the model a session belongs to: use --projections {STOCK} with sessions"
             )
-        if self.prune and (self.session or self.save_session or self.store):
+        if self.prune and self.session:
             raise SettingsError(
-                "--prune leaves deeper layers without rows that sessions and stores keep: use it "
-                "without --session, --save-session and --store"
+                "--prune has nothing to leave out of a session, which has been read: use it "
+                "without --session"
             )
         if self.compare and self.only_reads:
             raise SettingsError("--compare full needs something to answer: add --question")
@@ -161,7 +161,13 @@ class GenerateRequest:
     @property
     def forks(self) -> int:
         """Forks of the document's cache alive at a time: the last question needs none."""
-        return int(self.asking is Asking.INTERACTIVE or len(self.questions) > 1)
+        several = self.asking is Asking.INTERACTIVE or len(self.questions) > 1
+        return int(several or self.completes)
+
+    @property
+    def completes(self) -> bool:
+        """Whether a document that is read in stages is read whole in the end, to be kept."""
+        return self.prune is not None and bool(self.save_session or self.store)
 
 
 # --- The command ---

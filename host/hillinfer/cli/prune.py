@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hillinfer.cli.console import error_console, quiet_transformers
-from hillinfer.errors import HillInferError, SettingsError
+from hillinfer.errors import HillInferError, SettingsError, without_python_names
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.pruning.schedule import RANKER_NAMES, Schedule
 from hillinfer.system.files import prepare_report, write_whole
@@ -22,6 +22,7 @@ from hillinfer.system.machine import NumberType
 from hillinfer.values import check_threads
 
 if TYPE_CHECKING:
+    from hillinfer.generate.answering import Answering
     from hillinfer.pruning.reading import Pruning
 
 # --- `--prune` ---
@@ -98,6 +99,54 @@ class PruneUse:
             say(f"prune: {schedule}, as prune-profile found ({ranker})")
         parsed = Schedule.parse(schedule)
         return Pruning(model, parsed, make_ranker(ranker), LaterTurns.KEEP, chunk_tokens)
+
+
+# --- reading the rest of it ---
+
+
+def complete_document(
+    answering: Answering, console: Console, is_over: Callable[[], bool] = lambda: False
+) -> bool:
+    """Read a document whole that was read in stages, until it is over; what fails is said.
+
+    Returns whether nothing failed.
+    """
+    before = answering.completed
+    try:
+        completed = answering.complete(is_over)
+    except HillInferError as error:
+        console.print(f"hillinfer: warning: not read whole: {without_python_names(str(error))}")
+        return False
+    if completed.is_whole and completed.seconds and completed != before:
+        console.print(f"the document is read whole now, which took {completed.seconds:.1f} s")
+    return True
+
+
+class Completing:
+    """Reads the document whole between questions, as far as that goes; a failure is said once.
+
+    Parameters
+    ----------
+    answering
+        Has it.
+    console
+        Is told.
+    """
+
+    def __init__(self, answering: Answering, console: Console) -> None:
+        import torch
+
+        self._answering, self._console = answering, console
+        self._threads, self._is_broken = torch.get_num_threads(), False
+
+    def __call__(self, is_over: Callable[[], bool]) -> None:
+        """Go on with it, in a thread of its own, until it is over."""
+        import torch
+
+        # A new thread computes with as many as the machine has, and not with what was chosen.
+        torch.set_num_threads(self._threads)
+        if not self._is_broken:
+            self._is_broken = not complete_document(self._answering, self._console, is_over)
 
 
 # --- `hillinfer prune-profile` ---

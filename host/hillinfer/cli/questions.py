@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -90,6 +91,42 @@ def typed_questions(console: Console) -> Iterator[str]:
             )
             continue
         if not question or question in _END_WORDS:
+            return
+        yield question
+
+
+def worked_between(
+    questions: Iterator[str], work: Callable[[Callable[[], bool]], None]
+) -> Iterator[str]:
+    """Yield questions; while each is awaited, another thread works, which it ends.
+
+    Parameters
+    ----------
+    questions
+        As they come.
+    work
+        Gets what says whether the next question is there, and ends soon then. What it raises is
+        raised here.
+    """
+    while True:
+        came, broke = threading.Event(), list[BaseException]()
+
+        def between(came: threading.Event = came, broke: list[BaseException] = broke) -> None:
+            try:
+                work(came.is_set)
+            except BaseException as error:
+                broke.append(error)
+
+        thread = threading.Thread(target=between, name="hillinfer-between-questions")
+        thread.start()
+        try:
+            question = next(questions, None)
+        finally:
+            came.set()
+            thread.join()
+        if broke:
+            raise broke[0]
+        if question is None:
             return
         yield question
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +140,7 @@ def report_lines(report: RunReport) -> list[tuple[str, str]]:
             f"{report.prefill_seconds:.1f} s, {report.prefill_tokens_per_second:.1f} tokens/s",
         ),
         *pruned_lines(report),
+        *_completed_lines(report),
         *first_token_lines(report),
         ("decode", f"{report.decode_tokens_per_second:.2f} tokens/s"),
         ("KV cache", f"{format_bytes(statistics.kv_bytes)} of rows"),
@@ -240,6 +241,21 @@ def pruned_lines(report: RunReport) -> list[tuple[str, str]]:
             f"allow {read['flop_limit']:.2f} times the speed",
         )
     ]
+
+
+def _completed_lines(report: RunReport) -> list[tuple[str, str]]:
+    told = report.completion
+    if told is None:
+        return []
+    done, tokens = told["done"], told["tokens"]
+    of = "all" if done == tokens else f"{done} of"
+    return [("read whole", f"{of} {tokens} tokens in every layer, {told['seconds']:.1f} s of it")]
+
+
+def _completion_of(answering: Answering) -> dict[str, Any] | None:
+    completed = answering.completed
+    # Where nothing was left out nothing took time.
+    return None if completed is None or not completed.seconds else asdict(completed)
 
 
 def _pools_text(report: RunReport) -> str:
@@ -391,6 +407,7 @@ class RunRecord:
             failure=None if self._broke is None else Failure.of(self._broke),
             session=self.session,
             store=getattr(answering.generation.cache, "read_from_store", None) or blank.store,
+            completion=_completion_of(answering),
         )
 
     def finish(self, console: Console) -> None:

@@ -25,7 +25,8 @@ from hillinfer.cli.console import (
 from hillinfer.cli.ending import OutputError
 from hillinfer.cli.generate import STOCK, Asking, GenerateRequest
 from hillinfer.cli.preflight import CheckedRun, Surroundings, check_run
-from hillinfer.cli.questions import typed_questions
+from hillinfer.cli.prune import Completing, complete_document
+from hillinfer.cli.questions import typed_questions, worked_between
 from hillinfer.cli.report import (
     RunRecord,
     machine_facts,
@@ -426,11 +427,16 @@ def _read_and_answer(
     unread = checked.document_ids[checked.reused_tokens :]
     with reading_view(console).stage("prefill", len(unread)) as advance:
         answering.read(unread, advance, int(request.asks))
+    if request.completes:
+        # Whoever waits for an answer has it before the rest is read.
+        if not request.only_reads:
+            _answer(request, checked, prompt, answering, console)
+        complete_document(answering, console)
     if record.session is not None and request.save_session is not None:
         record.session = save_cache(
             cache, request, prompt, answering.tokenizer, record.session, console
         )
-    if not request.only_reads:
+    if not request.completes and not request.only_reads:
         _answer(request, checked, prompt, answering, console)
 
 
@@ -443,20 +449,23 @@ def _answer(
 ) -> None:
     """Answer whatever was asked, the text on standard output; raise what ends it."""
     if request.asking is Asking.INTERACTIVE:
-        questions = _fitting(typed_questions(console), checked, prompt, console)
+        typed = typed_questions(console)
+        if request.prune is not None:
+            typed = worked_between(typed, Completing(answering, console))
+        questions = _fitting(typed, checked, prompt, console)
         asked: Iterator[Callable[[Progress], Answer]] = (
             partial(answering.ask, question, _show_text) for question in questions
         )
-    elif request.questions:
-        *others, last = request.questions
-        asked = iter(
-            [
-                *(partial(answering.ask, question, _show_text) for question in others),
-                partial(answering.ask_last, last, _show_text),
-            ]
-        )
     else:
-        asked = iter([partial(answering.go_on, _show_text)])
+        each = [partial(answering.ask, one, _show_text) for one in request.questions or (None,)]
+        if not request.completes:
+            # On the document's own cache, which nothing else needs any more.
+            each[-1] = (
+                partial(answering.ask_last, request.questions[-1], _show_text)
+                if request.questions
+                else partial(answering.go_on, _show_text)
+            )
+        asked = iter(each)
     for number, answer_next in enumerate(asked):
         if len(request.questions) > 1:
             console.print(f"question: {request.questions[number]}")

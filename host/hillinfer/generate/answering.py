@@ -140,6 +140,30 @@ class Generation:
 # --- Answers ---
 
 
+@dataclass(frozen=True)
+class Completed:
+    """How far a prompt that was read in stages is read whole.
+
+    Parameters
+    ----------
+    tokens
+        Of the prompt, and of answers behind it.
+    done
+        How many of them every layer has.
+    seconds
+        What that took so far; 0 where nothing was left out.
+    """
+
+    tokens: int
+    done: int
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every layer has every token."""
+        return self.done == self.tokens
+
+
 class Stages(Protocol):
     """What reads prompts in stages, where anything does: it must know how long they are."""
 
@@ -150,6 +174,9 @@ class Stages(Protocol):
 
     def told_of(self, cache: Any) -> dict[str, Any] | None:
         """Return what a cache's prompt lost, for a report; None where it lost nothing."""
+
+    def complete(self, cache: Any, is_over: Callable[[], bool]) -> Completed:
+        """Read whole what a cache's prompt lost, as far as it goes until `is_over()`."""
 
 
 class NoStages:
@@ -164,6 +191,11 @@ class NoStages:
     def told_of(self, cache: Any) -> dict[str, Any] | None:
         """Return None."""
         return None
+
+    def complete(self, cache: Any, is_over: Callable[[], bool]) -> Completed:
+        """Return that nothing is missing."""
+        tokens = int(cache.get_seq_length())
+        return Completed(tokens, tokens)
 
 
 Progress = Callable[[int], None]
@@ -240,6 +272,8 @@ class Answering:
         The model's.
     document_tokens, document_seconds
         Tokens of the document read so far and the time that took; right even after reading failed.
+    completed
+        How far a document that was read in stages is read whole; None where nobody began.
     broke
         What ended the last answer in its middle; None where nothing did.
     """
@@ -260,6 +294,7 @@ class Answering:
         self._drafts: list[_Draft] = []
         self.document_tokens = 0
         self.document_seconds = 0.0
+        self.completed: Completed | None = None
         self.broke: BaseException | None = None
 
     @property
@@ -287,19 +322,32 @@ class Answering:
         self.document_seconds = time.perf_counter() - started
         return self.document_seconds
 
+    def complete(self, is_over: Callable[[], bool] = lambda: False) -> Completed:
+        """Read whole what reading in stages left out of the document, as far as it goes.
+
+        `is_over` is asked now and then whether to stop. Raises HillInferError where it fails; the
+        document then waits as before.
+        """
+        if self.completed is None or not self.completed.is_whole:
+            self.completed = self._stages.complete(self.generation.cache, is_over)
+        return self.completed
+
     def ask(
-        self, question: str, on_text: Callable[[str], None], on_progress: Progress = _unseen
+        self, question: str | None, on_text: Callable[[str], None], on_progress: Progress = _unseen
     ) -> Answer:
         """Answer one question on a fork that is closed afterwards; others may follow.
 
-        `on_text` is called with each piece of text as it comes, `on_progress` with the number of
-        new tokens so far.
+        Without a question the fork goes on from the document itself. `on_text` is called with each
+        piece of text as it comes, `on_progress` with the number of new tokens so far.
         """
         draft = self._begin(question)
         with self._told_in(draft):
             fork = self.generation.fork()
             try:
-                self._read_question(fork, draft, question)
+                if question is None:
+                    draft.pruned = self._stages.told_of(fork.cache)
+                else:
+                    self._read_question(fork, draft, question)
                 self._decode(fork, draft, on_text, on_progress)
             finally:
                 fork.close()

@@ -223,6 +223,9 @@ class RunReport:
         None where no session was used or saved.
     store
         None where no store was named, or the document was not read.
+    completion
+        Of a document that was read in stages and then whole while nobody waited: its tokens, how
+        many of them every layer has, and the time that took; None where nobody began.
     """
 
     model: Mapping[str, Any]
@@ -239,6 +242,7 @@ class RunReport:
     failure: Failure | None = None
     session: SessionFacts | None = None
     store: StoreFacts | None = None
+    completion: Mapping[str, Any] | None = None
 
     @property
     def error(self) -> str | None:
@@ -335,6 +339,7 @@ class RunReport:
             "comparison": asdict(self.comparison) if self.comparison else None,
             "session": asdict(self.session) if self.session else None,
             "store": asdict(self.store) if self.store else None,
+            "completion": dict(self.completion) if self.completion else None,
             "model": dict(self.model),
             "settings": dict(self.settings),
             "sampling": dict(self.sampling),

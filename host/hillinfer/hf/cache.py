@@ -132,10 +132,11 @@ class HillInferCache(PassingCache):
         def save() -> SavedBytes:
             with self._alone(Use(sys._getframe())):
                 sequence = self._batch.only_sequence()
-                if sequence.deeper:
+                if len({own.tokens for own in sequence.bands()}) > 1:
                     raise SessionError(
                         f"cannot save the session {directory}: its prompt was read in stages, and "
-                        "deeper layers have fewer rows: read it without prune"
+                        "deeper layers have fewer rows: complete it with the pruning that read "
+                        "it, or read it without prune"
                     )
                 fingerprint = identity.fingerprint(self._runtime.settings.key_mode, tokenizer)
                 origin = SessionOrigin(fingerprint, chunk_tokens, prompt_form)
@@ -228,6 +229,12 @@ class HillInferCache(PassingCache):
             act()
             self.lengths.check_attended(self._fresh)
             self._forget_forward()
+
+    def begin_stages(self) -> None:
+        """Learn that layers get fewer tokens of the pass under way, so no store takes its rows."""
+        assert self._plan is not None
+        self._is_in_place = False
+        self._end_recordings(self._plan)
 
     # --- what a store brings and takes -----------------------------------------------------
 
@@ -353,6 +360,17 @@ class HillInferCache(PassingCache):
     def read_from_store(self) -> StoreFacts | None:
         """What a store did for the prompt that this cache began with; None where none is named."""
         return None
+
+    def keep_read(self, tokens: int, seconds: float) -> None:
+        """Store the rows of a prompt that this cache holds, where a store is named.
+
+        Parameters
+        ----------
+        tokens
+            How many of the first ones attended to all before them.
+        seconds
+            What computing their rows took.
+        """
 
     def await_stored(self) -> None:
         """Wait until everybody finds what of a complete prompt is on its way to a store."""

@@ -298,11 +298,6 @@ class PassingCache(AttachedCache):
     # --- what joined batches and reading in stages call ------------------------------------
 
     @property
-    def has_store(self) -> bool:
-        """Whether prompts are looked up in a store and stored."""
-        return self._prompts is not None
-
-    @property
     def engine(self) -> Engine:
         """What this cache shares with others."""
         return self._engine

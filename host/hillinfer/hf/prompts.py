@@ -387,6 +387,38 @@ class CachePrompts:
         """Whether a cache of this length holds a prompt that was under way, or rows to store."""
         return (self._until > 0 or self._is_grown) and not self.awaits(length)
 
+    def keep_read(self, cache: HillInferCache, made: Made, seconds: float) -> None:
+        """Store the rows of a prompt that is complete, and was not stored as it was read.
+
+        Parameters
+        ----------
+        cache
+            Of one row.
+        made
+            How its rows were made.
+        seconds
+            What computing them took.
+        """
+        begun, store = time.perf_counter(), self.store
+        stored, failure, before = 0, "", store.counts.refused_chunks
+        ids = cache.token_ids[0][: store.storable(made)]
+        if len(ids) >= GROUP_TOKENS:
+            try:
+                stored = store.keep_from(cache, ids, seconds)
+            except ColdPoolError as error:
+                failure = str(error)
+        told = self.facts or StoreFacts(made.dense)
+        self._facts, self._reading = (
+            replace(
+                told,
+                stored_tokens=max(0, stored - told.found_tokens),
+                store_seconds=time.perf_counter() - begun,
+                failure=told.failure or failure,
+                refused_chunks=store.counts.refused_chunks - before,
+            ),
+            None,
+        )
+
     def keep(self, rows: Iterable[tuple[HillInferCache, Made]]) -> None:
         """Store what was computed of a prompt that is complete; a failure costs the answer nothing.
 

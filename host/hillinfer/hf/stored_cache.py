@@ -122,6 +122,14 @@ class StoredCache(HillInferCache):
         with ExitStack() as opened:
             self._prompts.keep(self._kept_rows(opened))
 
+    def keep_read(self, tokens: int, seconds: float) -> None:
+        """Store the rows of a prompt that was read in another way than by passes of all layers.
+
+        A store that fails costs nothing but that. Parameters as in `HillInferCache.keep_read`.
+        """
+        if self._prompts is not None:
+            self._prompts.keep_read(self, Made(tokens), seconds)
+
     def copy_rows(self, layer: int, start: int, out: NDArray[np.uint8]) -> None:
         """Copy rows as they are stored, for whoever stores them elsewhere.
 
@@ -143,7 +151,7 @@ class StoredCache(HillInferCache):
             runtime, sequence = self._runtime, self._batch.only_sequence()
             runtime.settle()
             positions, done = np.arange(start, start + len(out)), 0
-            for rows in runtime.gather.stream(layer, sequence, positions):
+            for rows in runtime.gather.stream(layer, sequence.of(layer), positions):
                 out[done : done + len(rows)] = rows
                 done += len(rows)
 

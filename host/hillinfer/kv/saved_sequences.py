@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ from hillinfer.sessions.manifest import (
 )
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.sessions.writing import SessionWriter
+from hillinfer.shadow.segments import SegmentLayer
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -114,14 +116,16 @@ class SavedShadow:
 
 # Stands for a segment of a layer that has taken no statistics yet.
 UNCODED = -1
+# Of each segment what each layer has; None where a layer has not begun it.
+_Segments = list[list[SegmentLayer | None]]
 
 
 def extent_of(sequence: Sequence) -> SessionExtent:
     """Return how much a session of this sequence holds."""
-    queries = {0 if one is None else len(one) for one in sequence.observed}
+    queries = {0 if one is None else len(one) for one in _observed_of(sequence)}
     return SessionExtent(
         tokens=len(sequence.token_ids),
-        segments=len(sequence.segments),
+        segments=max(len(own.segments) for own in sequence.bands()),
         # Queries count once, in all layers of a step; without those of one layer none matter.
         observed_queries=queries.pop() if len(queries) == 1 else 0,
     )
@@ -135,20 +139,29 @@ def parts_of(
     Parameters
     ----------
     sequence
-        What to save.
+        What to save; all of its bands have all tokens.
     shape
         The model's.
     shadow
         Keeps the sequence's shadow.
     """
-    extent = extent_of(sequence)
+    extent, layers = extent_of(sequence), range(shape.layers)
     # A copy: an array that others look into cannot grow, and a held error looks into it.
     yield Part.TOKENS, iter([_bytes(np.array(sequence.token_ids, "<i4"))])
-    yield Part.TAILS, (_bytes(tail[: extent.open_rows]) for tail in sequence.tails)
-    yield Part.CODED, iter([_bytes(_coded(sequence))])
-    yield Part.STATISTICS, _statistics(sequence, shape.kv_heads * shape.head_dim)
-    yield Part.SHADOW, _shadow(sequence, shape, shadow)
-    yield Part.HITS, _hits(sequence, extent.tokens)
+    tails = (sequence.of(layer).tails[layer] for layer in layers)
+    yield Part.TAILS, (_bytes(tail[: extent.open_rows]) for tail in tails)
+    made = [
+        [
+            own.segments[number].layers[layer] if number < len(own.segments) else None
+            for layer in layers
+            for own in [sequence.of(layer)]
+        ]
+        for number in range(extent.segments)
+    ]
+    yield Part.CODED, iter([_bytes(_coded(made))])
+    yield Part.STATISTICS, _statistics(made, shape.kv_heads * shape.head_dim)
+    yield Part.SHADOW, _shadow(sequence, extent.segments, shape, shadow)
+    yield Part.HITS, _hits(sequence, shape, extent.tokens)
     yield Part.OBSERVED, _observed(sequence) if extent.observed_queries else iter(())
 
 
@@ -185,46 +198,52 @@ def fill_sequence(saved: SavedSession, sequence: Sequence, tokens: int, most_que
         sequence.observed = [torch.from_numpy(own[-most_queries:].copy()) for own in queries]
 
 
-def _coded(sequence: Sequence) -> NDArray[np.int32]:
+def _coded(made: _Segments) -> NDArray[np.int32]:
     return np.array(
         [
-            [UNCODED if own.statistics is None else own.coded_tokens for own in segment.layers]
-            for segment in sequence.segments
+            [UNCODED if own is None or own.statistics is None else own.coded_tokens for own in one]
+            for one in made
         ],
         "<i4",
     )
 
 
-def _statistics(sequence: Sequence, channels: int) -> Iterator[memoryview]:
-    for segment in sequence.segments:
-        for statistics in (own.statistics for own in segment.layers):
-            if statistics is None:
-                yield memoryview(bytes(channels * CHANNEL_BYTES))
-            else:
-                yield _bytes(statistics.exponents)
-                yield _bytes(statistics.means.astype("<i4"))
+def _statistics(made: _Segments, channels: int) -> Iterator[memoryview]:
+    for own in chain.from_iterable(made):
+        if own is None or own.statistics is None:
+            yield memoryview(bytes(channels * CHANNEL_BYTES))
+        else:
+            yield _bytes(own.statistics.exponents)
+            yield _bytes(own.statistics.means.astype("<i4"))
 
 
-def _shadow(sequence: Sequence, shape: ModelShape, shadow: ShadowKeeper) -> Iterator[memoryview]:
+def _shadow(
+    sequence: Sequence, segments: int, shape: ModelShape, shadow: ShadowKeeper
+) -> Iterator[memoryview]:
     for layer in range(shape.layers):
-        made = shadow.shadows(layer, sequence)
+        made = shadow.shadows(layer, sequence.of(layer))
         padding = slot_bytes(shadow.spec) - shadow.spec.segment_bytes
         for segment in made:
             yield _bytes(segment.shadow)
             yield memoryview(bytes(padding))
-        for _ in range(len(sequence.segments) - len(made)):
+        for _ in range(segments - len(made)):
             yield memoryview(bytes(slot_bytes(shadow.spec)))
 
 
-def _hits(sequence: Sequence, tokens: int) -> Iterator[memoryview]:
-    for counts in sequence.hits.counts:
+def _hits(sequence: Sequence, shape: ModelShape, tokens: int) -> Iterator[memoryview]:
+    for layer in range(shape.layers):
+        counts = sequence.of(layer).hits.counts[layer]
         own = np.zeros(tokens, "<u2")
         own[: len(counts)] = counts[:tokens]
         yield _bytes(own)
 
 
+def _observed_of(sequence: Sequence) -> list[torch.Tensor | None]:
+    return [sequence.of(layer).observed[layer] for layer in range(len(sequence.observed))]
+
+
 def _observed(sequence: Sequence) -> Iterator[memoryview]:
-    for queries in sequence.observed:
+    for queries in _observed_of(sequence):
         assert isinstance(queries, torch.Tensor)
         yield _bytes(queries.contiguous().numpy().astype("<f4"))
 
@@ -288,7 +307,7 @@ class RowOwner:
         if self.store.pages.are_sealed:
             # Nobody could read them once this process has ended.
             return False
-        in_order = sequence.groups == list(range(self.groups.groups))
+        in_order = sequence.groups == list(range(self.groups.groups)) and not sequence.deeper
         return in_order and not self.store.others.are_used and bool(sequence.groups)
 
 
@@ -341,9 +360,10 @@ def save_sequence(
                 undo.callback(file.close)
         copied = 0
         for layer in range(shape.layers):
-            byte_count = len(sequence.groups) * GROUP_TOKENS * shape.row_bytes
+            groups = sequence.of(layer).groups
+            byte_count = len(groups) * GROUP_TOKENS * shape.row_bytes
             rows.store.settle_all(layer)
-            content = partial(rows.store.groups_in_order, layer, sequence.groups)
+            content = partial(rows.store.groups_in_order, layer, groups)
             name = rows_file(layer)
             publish = partial(rows.store.publish, layer)
             if not (fresh and writer.link(name, publish, byte_count, content)):

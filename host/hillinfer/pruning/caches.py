@@ -53,8 +53,20 @@ class StagedCache(ABC):
         """Whether its attention needs no mask to be causal."""
 
     @abstractmethod
-    def check_place(self) -> None:
-        """Refuse prompts that lose blocks where its rows are kept for others."""
+    def begin_stages(self) -> None:
+        """Learn that the pass under way is read in stages: its rows are for nobody else."""
+
+    @abstractmethod
+    def keep_whole(self, dense: int, seconds: float) -> None:
+        """Learn that all layers have all tokens now, as if nothing had been read in stages.
+
+        Parameters
+        ----------
+        dense
+            How many of the first tokens attended to all before them.
+        seconds
+            What reading them took, or would have taken.
+        """
 
     @abstractmethod
     def check(self, hidden: torch.Tensor, mask: torch.Tensor | None) -> None:
@@ -152,8 +164,11 @@ class OrdinaryCache(StagedCache):
         """Return False: an SDPA without a mask takes the first keys for the queries' own."""
         return False
 
-    def check_place(self) -> None:
-        """Refuse nothing: its rows are its own."""
+    def begin_stages(self) -> None:
+        """Do nothing: its rows are its own."""
+
+    def keep_whole(self, dense: int, seconds: float) -> None:
+        """Do nothing: nobody keeps its rows."""
 
     def note(self, document: Document | None) -> None:
         """Keep it as long as the cache lives."""
@@ -253,19 +268,13 @@ class CacheOnDrive(StagedCache):
         """Return True: it attends by itself."""
         return True
 
-    def check_place(self) -> None:
-        """Refuse a cache that looks prompts up in a store.
+    def begin_stages(self) -> None:
+        """Let a store take nothing of the pass: it keeps rows of all layers."""
+        self._cache.begin_stages()
 
-        Raises
-        ------
-        UnsupportedFeatureError
-            A store keeps rows of all layers.
-        """
-        if self._cache.has_store:
-            raise UnsupportedFeatureError(
-                "prune: a store keeps rows of all layers, and prompts that are read in stages have "
-                "fewer in deeper ones: leave the store out"
-            )
+    def keep_whole(self, dense: int, seconds: float) -> None:
+        """Store what a store would have taken of a prompt that was read whole at once."""
+        self._cache.keep_read(dense, seconds)
 
     @property
     def document(self) -> Document | None:

@@ -109,6 +109,10 @@ class Document:
     completed
         How many first tokens all of the deeper layers have, dropped or not; 0 where they have what
         was chosen, or nothing.
+    dense
+        How many first tokens came in passes of several, which attended to all before them.
+    completing_seconds
+        What completing took so far.
     """
 
     schedule: Schedule
@@ -122,6 +126,8 @@ class Document:
     positions: list[torch.Tensor] = field(default_factory=list)
     read: PrunedRead | None = None
     completed: int = 0
+    dense: int = 0
+    completing_seconds: float = 0.0
 
     def fork(self) -> Document:
         """Return what is known of a cache with the same tokens that goes on by itself."""
@@ -131,27 +137,6 @@ class Document:
     def waiting_tokens(self) -> int:
         """Of how many tokens boundary states are there."""
         return sum(one.tokens for one in self.states)
-
-
-@dataclass(frozen=True)
-class Completed:
-    """How far a prompt that was read in stages is read whole.
-
-    Parameters
-    ----------
-    tokens
-        Of the prompt, and of answers behind it.
-    done
-        How many of them every layer has.
-    """
-
-    tokens: int
-    done: int
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every layer has every token."""
-        return self.done == self.tokens
 
 
 @dataclass

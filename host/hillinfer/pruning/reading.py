@@ -21,6 +21,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hillinfer.errors import UnsupportedFeatureError
+from hillinfer.generate.answering import Completed
 from hillinfer.hf.features import check_model
 from hillinfer.hf.hooks import Guard
 from hillinfer.hf.joined_cache import JoinedCache
@@ -28,7 +29,6 @@ from hillinfer.pruning.caches import Documents, StagedCache, staged_cache
 from hillinfer.pruning.guards import LayerGuard, PromptGuard, predictor_for
 from hillinfer.pruning.passes import (
     ComingPrompt,
-    Completed,
     Document,
     LaterTurns,
     Pass,
@@ -179,7 +179,7 @@ class Pruning:
         """
         staged = staged_cache(cache, self._documents)
         document = None if staged is None else staged.document
-        tokens = cache.get_seq_length()
+        tokens, began = cache.get_seq_length(), time.perf_counter()
         if staged is None or document is None:
             # Nothing of it was ever dropped.
             return Completed(tokens, tokens)
@@ -188,11 +188,18 @@ class Pruning:
         if document.waiting_tokens != tokens:
             raise _no_states(tokens - document.waiting_tokens, tokens)
         bring = partial(self._complete, cache, staged, document, is_over, max(2, piece_tokens))
-        staged.bring(self.schedule.cuts[0].layer, bring)
-        done = document.completed
+        first = self.schedule.cuts[0].layer
+        try:
+            staged.bring(first, bring)
+        finally:
+            document.completing_seconds += time.perf_counter() - began
+        done, seconds = document.completed, document.completing_seconds
         if done == tokens:
             staged.note(None)
-        return Completed(tokens, done)
+            # What reading all of it would have taken, by what its deeper layers did.
+            layers = len(self.layers)
+            staged.keep_whole(document.dense, seconds * layers / (layers - first))
+        return Completed(tokens, done, seconds)
 
     def _complete(
         self,
@@ -299,6 +306,8 @@ class Pruning:
         if not before:
             staged.open_bands([cut.layer for cut in self.schedule.cuts])
             staged.note(document)
+        if stages:
+            staged.begin_stages()
         document.passes = staged.passes
         held, question = document.fork(), coming.question_tokens
         return Pass(staged, document, before, tokens, whole, question, stages, held)
@@ -309,8 +318,6 @@ class Pruning:
         prunes = self.schedule.prunes(whole)
         if isinstance(cache, JoinedCache):
             is_pruned = is_pruned or any(one.notes is not None for one in cache.caches)
-        if staged is not None and prunes:
-            staged.check_place()
         if not is_pruned and (before or not prunes):
             return False
         if staged is None:
@@ -353,7 +360,7 @@ class Pruning:
         if length > document.length:
             new = torch.arange(document.length, length)
             document.positions = [torch.cat([one, new.to(one)]) for one in document.positions]
-        document.length = length
+        document.length, document.dense = length, min(document.dense, length)
         document.states = first_states(document.states, length)
         for number, (positions, layers) in enumerate(
             zip(document.positions, self._stages.bands, strict=False)
@@ -379,7 +386,7 @@ class Pruning:
         """Leave a cache as it was before a pass that broke off."""
         document, held = now.document, now.held
         document.length, document.states, document.waits = now.before, held.states, held.waits
-        document.positions = held.positions
+        document.positions, document.dense = held.positions, held.dense
         now.cache.undo(range(self.schedule.cuts[0].layer), now.before)
         if now.emptied or not document.positions:
             # Deeper layers have nothing any more; they are read anew by what comes.
@@ -408,6 +415,8 @@ class Pruning:
             own = [now.cache.wait_with(hidden[:1])] if alike else []
             document.states = [*document.states, *own] if alike else []
         document.length = length
+        if now.tokens > 1 and document.dense == now.before:
+            document.dense = length
         if not now.stages:
             # Their rows come behind those that were kept.
             new = torch.arange(now.before, length, device=hidden.device)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.extents.slot import ShadowSlot
 from hillinfer.hf.cache import HillInferCache
-from hillinfer.hf.hooks import GuardedForward, ModelHook, nothing
+from hillinfer.hf.hooks import Guard, ModelHook, nothing
 from hillinfer.model_shape import ModelShape
 from hillinfer.sessions.fingerprint import Fingerprint, weights_digest
 from hillinfer.settings import Settings
@@ -96,8 +96,9 @@ def _told(module: torch.nn.Module) -> Iterator[object]:
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
         yield [_name(one) for one in hooks.values() if not _is_looking_on(one)]
     covered: Callable[..., Any] | None = own.get("forward")
-    if isinstance(covered, GuardedForward):
-        # It changes nothing: an attached model has the rows of one that is not.
+    while isinstance(covered, Guard):
+        # They change no row that is stored: an attached model has those of one that is not, and of
+        # what is read in stages nothing is stored before it is read whole.
         covered = covered.replaced
     # A copy of an attached model has its class's.
     if covered is not None and getattr(covered, "__func__", None) is not type(module).forward:

@@ -215,9 +215,15 @@ class StoredPrompts:
         ids
             Token numbers of what it holds.
         seconds
-            What computing them took.
+            What computing them took. CacheUseError is raised where some layer has fewer tokens.
         """
         layers = [(one.keys[0], one.values[0]) for one in cache.layers]  # type: ignore[attr-defined]
+        held = {keys.shape[1] for keys, _ in layers}
+        if len(held) > 1 or min(held) < len(ids):
+            raise CacheUseError(
+                f"layers hold {sorted(held)} tokens, where the prompt has {len(ids)}: what was "
+                "read in stages is stored once complete() has read it whole"
+            )
 
         def rows(layer: int, start: int, out: NDArray[np.uint8]) -> None:
             keys, values = (

@@ -54,10 +54,11 @@ class Started:
     def __init__(self, python):
         self._python = python
 
-    def __call__(self, *arguments, stderr=subprocess.PIPE, prepare=None):
+    def __call__(self, *arguments, stdin=None, stderr=subprocess.PIPE, prepare=None):
         program = "from hillinfer_command import main; main()"
         return subprocess.Popen(
             [*self._python, "-c", program, *(str(argument) for argument in arguments)],
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=stderr,
             preexec_fn=prepare or default_interrupts,

@@ -2,6 +2,7 @@
 """`hillinfer generate --prune`: deeper layers see fewer tokens of the prompt."""
 
 import json
+import subprocess
 from xml.etree import ElementTree
 
 import pytest
@@ -15,18 +16,23 @@ QUESTIONS = ("--question", "which cat sat?", "--question", "and which mat?")
 
 
 @pytest.fixture
-def generate(command, tiny_folder, cold_dir, tmp_path, monkeypatch):
-    """Run the command and return its outcome and report; `code` is what is expected."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def long_text(tmp_path):
     document = tmp_path / "long.txt"
     document.write_text("".join(f"cat {i} sat on mat {i * 7 % 61}. " for i in range(60)))
+    return document
+
+
+@pytest.fixture
+def generate(command, tiny_folder, cold_dir, long_text, tmp_path, monkeypatch):
+    """Run the command and return its outcome and report; `code` is what is expected."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def run(*arguments, code=0):
         report = tmp_path / "run.json"
         report.unlink(missing_ok=True)
         outcome = command(
             *("generate", "--model", tiny_folder, "--cold-dir", cold_dir, "--report", report),
-            *("--max-new-tokens", 6, "--prefill-chunk", 200, "--prompt-file", document),
+            *("--max-new-tokens", 6, "--prefill-chunk", 200, "--prompt-file", long_text),
             *arguments,
         )
         assert outcome.code == code, outcome.err
@@ -131,14 +137,83 @@ def test_a_picture_of_what_layers_saw(generate, command, tmp_path):
     assert "is of a run that pruned nothing" in command("prune-picture", run).error_line()
 
 
+@pytest.mark.parametrize("asked", [QUESTIONS[2:], ()])
+def test_what_is_kept_is_read_whole_behind_the_answer(asked, generate, tmp_path):
+    """A session and a store have what they would have of a document that was read whole at once."""
+    stored = ("--store", tmp_path / "store", "--store-size", "64MiB")
+    pruned = ("--prune", "1:25%", "--save-session", tmp_path / "s", *stored)
+    outcome, report = generate(*asked, *pruned)
+    tokens = report["document_tokens"]
+    (answer,) = report["answers"] or [None]
+    if asked:
+        assert answer["pruned"]["tokens"][1] < tokens
+        assert (
+            answer["token_ids"]
+            == generate(*asked, "--prune", "1:25%")[1]["answers"][0]["token_ids"]
+        )
+    assert (report["completion"]["done"], report["completion"]["tokens"]) == (tokens, tokens)
+    assert report["store"]["found_tokens"] == 0
+    assert report["store"]["stored_tokens"] == tokens // 64 * 64
+    assert "tokens in every layer" in outcome.err
+    assert report["session"]["saved_bytes"] > 0
+    _, plain = generate(*QUESTIONS[2:])
+    for again in (("--session", tmp_path / "s"), stored):
+        # All of it is there, so nothing is left out of it.
+        _, found = generate(*QUESTIONS[2:], *again, *(() if "--session" in again else pruned[:2]))
+        assert found["answers"][0]["pruned"] is None
+        assert found["answers"][0]["token_ids"] == plain["answers"][0]["token_ids"]
+        assert found["completion"] is None
+    assert found["store"]["found_tokens"] == tokens // 64 * 64
+
+
+def test_exact_reuse_stores_nothing_that_was_read_in_stages(generate, tmp_path):
+    stored = ("--store", tmp_path / "store", "--store-size", "64MiB", "--reuse", "exact")
+    _, report = generate(*QUESTIONS, "--prune", "1:25%", *stored)
+    assert report["completion"]["done"] == report["document_tokens"]
+    assert report["store"]["stored_tokens"] == 0
+
+
+def test_a_document_is_read_whole_while_a_question_is_awaited(
+    started, tiny_folder, long_text, cold_dir, tmp_path
+):
+    process = started(
+        *("generate", "--model", tiny_folder, "--cold-dir", cold_dir, "--max-new-tokens", 6),
+        *("--prefill-chunk", 200, "--prompt-file", long_text, "--prune", "1:25%", "--interactive"),
+        *("--report", tmp_path / "run.json"),
+        stdin=subprocess.PIPE,
+    )
+    said = b""
+    while b"read whole now" not in said:
+        said += (line := process.stderr.readline())
+        assert line, said.decode()
+    out, _ = process.communicate(b"which cat sat?\n", timeout=60)
+    assert process.returncode == 0
+    report = read_report(tmp_path / "run.json")
+    assert report["completion"]["done"] == report["document_tokens"]
+    (answer,) = report["answers"]
+    assert answer["pruned"] is None
+    assert out.decode().startswith(answer["text"])
+
+
+def test_a_question_that_is_there_at_once_is_answered_at_once(
+    command, tiny_folder, long_text, cold_dir
+):
+    outcome = command(
+        *("generate", "--model", tiny_folder, "--cold-dir", cold_dir, "--max-new-tokens", 6),
+        *("--prefill-chunk", 200, "--prompt-file", long_text, "--prune", "1:25%", "--interactive"),
+        stdin="which cat sat?\nand which mat?\n",
+    )
+    assert outcome.code == 0, outcome.err
+    assert len(outcome.out.splitlines()) >= 2
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         (("--prune", "half"), "prune='half': 'half' is no cut"),
         (("--prune", "0:50%"), "layer 0 has no layer before it"),
         (("--prune", "1:50%", "--prune-ranker", "best"), "--prune-ranker best: choose one of"),
-        (("--prune", "1:50%", "--save-session", "s"), "without --session, --save-session and"),
-        (("--prune", "1:50%", "--store", "s"), "without --session, --save-session and --store"),
+        (("--prune", "1:50%", "--session", "s"), "--prune has nothing to leave out of a session"),
         (("--prune", "7:50%"), "the model has layers 0 to 1"),
     ],
 )

@@ -28,7 +28,6 @@ from hillinfer.errors import (
 )
 from hillinfer.hf.attach import Attachment
 from hillinfer.model_shape import ModelShape
-from hillinfer.store.store import Store
 
 # 11 blocks of 64, of which the cuts keep 6 and 3; the last one is of 60 tokens.
 BANDS = [700, 700, 380, 380, 188]
@@ -638,20 +637,6 @@ def test_what_cannot_be_read_in_stages_is_refused(model, cold_dir, tmp_path):
         # Both go on.
         generated(model, longer(cache), cache)
         generated(model, longer(other), other)
-    Store.create(tmp_path / "store", 64 << 20)
-    with attached(model, cold_dir, store=tmp_path / "store") as hill:
-        with (
-            hillinfer.prune(model, SCHEDULE),
-            pytest.raises(UnsupportedFeatureError, match="leave the store out"),
-        ):
-            generated(model, IDS, hill.new_cache())
-        generated(model, IDS, hill.new_cache())
-        # What it holds already is refused likewise.
-        with (
-            hillinfer.prune(model, SCHEDULE),
-            pytest.raises(UnsupportedFeatureError, match="leave the store out"),
-        ):
-            generated(model, IDS, hill.new_cache())
 
 
 def test_a_cache_goes_on_by_the_schedule_that_it_began_with_or_by_none(model, cold_dir):

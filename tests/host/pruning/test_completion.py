@@ -2,6 +2,9 @@
 """A prompt that was read in stages is read whole while nobody waits."""
 
 import errno
+import signal
+import subprocess
+import sys
 from contextlib import contextmanager
 
 import pytest
@@ -12,9 +15,11 @@ from tiny_models import FAMILIES, TinyModel, prompts
 from transformers import DynamicCache
 
 import hillinfer
-from hillinfer.errors import CacheUseError, ColdPoolError, UnsupportedFeatureError
+from hillinfer.errors import CacheUseError, ColdPoolError, SessionError, UnsupportedFeatureError
+from hillinfer.generate.answering import Completed
 from hillinfer.hf.attach import Attachment
-from hillinfer.pruning.passes import Completed
+from hillinfer.reuse.stored_prompts import StoredPrompts
+from hillinfer.store.store import Store
 
 QUESTION, _ = prompts([40], seed=31)
 # Of answers that are read from rows that were made in other pieces.
@@ -271,3 +276,137 @@ def test_states_that_do_not_come_back_end_it_with_their_name(model, cold_dir):
         calls.reading = None
         assert lengths(cache) == [TOKENS, TOKENS, 0, 0, 0]
         assert pruning.complete(cache).is_whole
+
+
+@pytest.mark.parametrize("later", ["keep", "anew"])
+def test_a_completed_document_is_saved_as_any_other(later, model, cold_dir, tmp_path):
+    """Its session is one of a whole read, for whoever knows nothing of pruning."""
+    with attached(model, cold_dir) as hill:
+        with hillinfer.prune(model, SCHEDULE, later=later) as pruning:
+            cache = hill.new_cache()
+            if later == "anew":
+                # Layers before the cut have begun to code what they decoded.
+                generated(model, IDS, cache)
+            else:
+                waits(pruning, model, cache)
+            with pytest.raises(SessionError, match="complete it with the pruning"):
+                cache.save_session(tmp_path / "half")
+            pruning.complete(cache)
+        cache.save_session(tmp_path / "whole")
+        turn = torch.cat([torch.tensor(cache.token_ids), ANSWER], 1)
+        answers = [generated(model, turn, cache, None, 40)]
+    with attached(model, cold_dir) as hill:
+        again = hill.load_session(tmp_path / "whole")
+        assert lengths(again) == [turn.shape[1] - ANSWER.shape[1]] * 5
+        answers.append(generated(model, turn, again, None, 40))
+    assert answers[0][0] == answers[1][0]
+    assert torch.equal(answers[0][1], answers[1][1])
+
+
+def test_a_store_takes_a_prompt_once_it_is_read_whole(model, cold_dir, tmp_path):
+    """Answers and rows of what was chosen are never stored; what is stored is not chosen from."""
+    Store.create(tmp_path / "store", 64 << 20)
+    with attached(model, cold_dir, store=tmp_path / "store") as hill:
+        with hillinfer.prune(model, SCHEDULE, later="anew") as pruning:
+            cache = hill.new_cache()
+            answer, _ = generated(model, IDS, cache, 100)
+            other = hill.new_cache()
+            # Nothing was stored, so another cache chooses, too.
+            assert generated(model, IDS, other, 100)[0] == answer
+            assert other.read_from_store.found_tokens == 0
+            assert lengths(other)[4] < TOKENS
+            pruning.complete(cache)
+            assert cache.read_from_store.stored_tokens == 640
+            expected = asked(pruning, model, cache, ANSWER)
+            found = hill.new_cache()
+            turn = torch.cat([IDS, torch.tensor([answer[:-1]]), ANSWER], 1)
+            _, own = generated(model, turn, found, None, 1)
+            assert found.read_from_store.found_tokens == 640
+            assert lengths(found) == [turn.shape[1]] * 5
+            torch.testing.assert_close(own[0], expected[0], atol=0.03, rtol=0.03)
+        # A cache that knows nothing of pruning finds it, too.
+        plain = hill.new_cache()
+        generated(model, turn, plain, None, 1)
+        # The turn's own group was read densely behind it, and stored.
+        assert plain.read_from_store.found_tokens == 704
+    with attached(model, cold_dir, alpha=1.0) as hill, read_whole(model, hill) as whole:
+        dense, _ = generated(model, torch.cat([IDS, QUESTION], 1), whole)
+    with attached(model, cold_dir, alpha=1.0, store=tmp_path / "store") as hill:
+        cache = hill.new_cache()
+        stored, _ = generated(model, torch.cat([IDS, QUESTION], 1), cache)
+        assert cache.read_from_store.found_tokens == 640
+    assert stored == dense
+
+
+def test_an_ordinary_cache_is_stored_once_it_is_whole(model, tmp_path):
+    Store.create(tmp_path / "store", 64 << 20)
+    ids = IDS[0].tolist()
+    with Store(tmp_path / "store") as store:
+        prompts_of_model = StoredPrompts(store, model)
+        with hillinfer.prune(model, SCHEDULE) as pruning:
+            # What stands around a model's layers makes no other model of it.
+            assert StoredPrompts(store, model).namespace == prompts_of_model.namespace
+            cache = DynamicCache(config=model.config)
+            with torch.no_grad():
+                model(IDS, past_key_values=cache, logits_to_keep=1)
+            with pytest.raises(CacheUseError, match="once complete"):
+                prompts_of_model.keep(cache, ids)
+            pruning.complete(cache)
+            assert prompts_of_model.keep(cache, ids) == 640
+        loaded = DynamicCache(config=model.config)
+        assert prompts_of_model.load_into(loaded, ids) == 640
+        assert lengths(loaded) == [640] * 5
+
+
+# --- processes that are killed ---
+
+READER = """
+import os, signal, sys
+sys.path[:0] = sys.argv[2].split(":")
+import torch
+import hillinfer
+from pathlib import Path
+from test_bands import attached
+from test_completion import waits
+from test_reading import IDS, SCHEDULE, TINY, generated
+
+def kills(*given):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+model = TINY.build()
+place, before = sys.argv[3:5]
+with attached(model, Path(sys.argv[1])) as hill, hillinfer.prune(model, SCHEDULE) as pruning:
+    cache = hill.new_cache()
+    if before == "completion":
+        waits(pruning, model, cache)
+    model.get_submodule(place).register_forward_pre_hook(kills)
+    if before == "completion":
+        pruning.complete(cache)
+    else:
+        generated(model, IDS, cache, 200)
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "before"),
+    [
+        # A chunk waits; either band has rows; the layers are behind it; and as it is completed.
+        ("model.layers.1.mlp", "nothing"),
+        ("model.layers.2.mlp", "nothing"),
+        ("model.layers.4.mlp", "nothing"),
+        ("lm_head", "nothing"),
+        ("model.layers.3.mlp", "completion"),
+    ],
+)
+def test_a_process_that_is_killed_leaves_nothing_on_the_drive(
+    place, before, model, cold_dir, warm_python
+):
+    arguments = [str(cold_dir), ":".join(sys.path), place, before]
+    ended = subprocess.run([*warm_python, "-c", READER, *arguments], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    with attached(model, cold_dir) as hill, hillinfer.prune(model, SCHEDULE):
+        found = generated(model, IDS, hill.new_cache(), 200)
+        # States have no name, so they went with the process; rows are swept by who comes next.
+        assert sum(file.stat().st_blocks for file in cold_dir.rglob("*") if file.is_file()) == 0
+        assert found[0] == generated(model, IDS, hill.new_cache(), 200)[0]
+    assert [one for one in cold_dir.rglob("*") if one.is_file()] == []
