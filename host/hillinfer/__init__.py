@@ -115,7 +115,8 @@ def prune(
         A decoder-only model, unmodified or attached: Llama, Mistral, Qwen2, Qwen3 or OPT.
     schedule
         Which layers keep how much, such as ``"15:50%"``: from layer 15 on, half of the blocks of 64
-        tokens. Or the name of one in print, such as ``"llama-3.1-8b"``.
+        tokens. ``"15:mass=97%"`` keeps as many as hold that share of attention's weights. Or the
+        name of one in print, such as ``"llama-3.1-8b"``.
     ranker
         Which blocks stay: `weights`, what attention of the prompt's last tokens gives them;
         `paper`, SlimInfer's unit scores; and others, see `hillinfer.pruning.rankers.RANKERS`.

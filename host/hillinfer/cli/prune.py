@@ -54,19 +54,25 @@ class PruneUse:
     Raises
     ------
     SettingsError
-        Where either is unknown.
+        Where either is unknown, or the schedule keeps by weights and the rule has none.
     """
 
     schedule: str
     ranker: str
 
     def __post_init__(self) -> None:
-        if self.schedule != AUTO:
-            Schedule.parse(self.schedule)
         if self.ranker not in RANKER_NAMES:
             raise SettingsError(
                 f"--prune-ranker {self.ranker}: choose one of {', '.join(RANKER_NAMES)}"
             )
+        if self.schedule == AUTO:
+            return
+        schedule = Schedule.parse(self.schedule)
+        if any(cut.weighs for cut in schedule.cuts):
+            # Before a model is loaded; torch loads for these alone.
+            from hillinfer.pruning.rankers import check_weights, make_ranker
+
+            check_weights(schedule, make_ranker(self.ranker))
 
     def begin(self, model: Any, chunk_tokens: int, say: Callable[[str], None]) -> Pruning | None:
         """Let a model read in stages; None where `auto` finds no evidence, which is said.

@@ -10,11 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import ClassVar
 
 import torch
 
 from hillinfer.errors import SettingsError
-from hillinfer.pruning.schedule import BLOCK_TOKENS
+from hillinfer.pruning.schedule import BLOCK_TOKENS, Schedule
 
 # Of a block's units, and the window of queries (SlimInfer section 3.2).
 UNIT_TOKENS, PAPER_WINDOW = 8, 4
@@ -55,7 +56,15 @@ class Deciding:
 
 
 class Ranker(ABC):
-    """Says how much a prompt's blocks matter to what comes."""
+    """Says how much a prompt's blocks matter to what comes.
+
+    Attributes
+    ----------
+    adds_up
+        Whether its scores are parts of one whole, none below 0, so that a cut may keep a share.
+    """
+
+    adds_up: ClassVar[bool] = False
 
     def window(self, question_tokens: int | None) -> int:
         """Return how many of the prompt's last queries it looks at.
@@ -109,6 +118,8 @@ class MaxPooling(UnitScores):
 class SoftmaxWeights(Ranker):
     """What attention of the window's queries gives to a block's tokens, over all heads."""
 
+    adds_up = True
+
     def scores(self, deciding: Deciding) -> torch.Tensor:
         """Return scores; see `Ranker`."""
         return _blocks(token_weights(deciding), BLOCK_TOKENS, torch.sum)
@@ -159,6 +170,18 @@ def make_ranker(name: str) -> Ranker:
     return RANKERS[name]()
 
 
+def check_weights(schedule: Schedule, ranker: Ranker) -> None:
+    """Refuse cuts by mass where scores are no weights; raises SettingsError."""
+    weighing = [str(cut) for cut in schedule.cuts if cut.weighs]
+    if weighing and not ranker.adds_up:
+        fitting = " or ".join(name for name, made in RANKERS.items() if made().adds_up)
+        raise SettingsError(
+            f"prune={schedule}: {weighing[0]} keeps a share of attention's weights, and "
+            f"{type(ranker).__name__} gives scores that do not add up to any: choose blocks by "
+            f"{fitting}, or keep a share of the blocks, such as 15:50%"
+        )
+
+
 def token_weights(deciding: Deciding) -> torch.Tensor:
     """Return what attention of the window gives to each token, float32 (tokens,).
 
@@ -173,7 +196,9 @@ def token_weights(deciding: Deciding) -> torch.Tensor:
     return products.masked_fill_(later, -torch.inf).softmax(-1).sum((0, 1, 2))
 
 
-def kept_blocks(scores: torch.Tensor, count: int, window_blocks: int) -> torch.Tensor:
+def kept_blocks(
+    scores: torch.Tensor, count: int, window_blocks: int, mass: float | None = None
+) -> torch.Tensor:
     """Return the numbers of the blocks that stay, in order, int64.
 
     The first block and those of the window stay whatever their scores, and take no part in the
@@ -187,6 +212,9 @@ def kept_blocks(scores: torch.Tensor, count: int, window_blocks: int) -> torch.T
         How many are to stay; more do where the forced ones are more.
     window_blocks
         How many of the last blocks the window reaches into.
+    mass
+        Of all scores, which then add up: fewer than `count` stay where they hold so much together
+        with the forced ones. None, or 1, for no such bound.
     """
     blocks = len(scores)
     forced = torch.zeros(blocks, dtype=torch.bool)
@@ -196,6 +224,11 @@ def kept_blocks(scores: torch.Tensor, count: int, window_blocks: int) -> torch.T
     others = torch.where(forced, -torch.inf, scores.float().cpu())
     # Of equal scores the earlier block stays.
     best = torch.argsort(others, descending=True, stable=True)[:left]
+    if mass is not None and mass < 1:
+        weights = scores.double().cpu()
+        before = weights[forced].sum() + weights[best].cumsum(0) - weights[best]
+        # One stays where those before it hold too little.
+        best = best[before < mass * weights.sum()]
     forced[best] = True
     return forced.nonzero().flatten()
 

@@ -35,7 +35,7 @@ from hillinfer.pruning.passes import (
     PrunedRead,
     coming_prompt,
 )
-from hillinfer.pruning.rankers import Ranker
+from hillinfer.pruning.rankers import Ranker, check_weights
 from hillinfer.pruning.schedule import Schedule
 from hillinfer.pruning.stages import Stages, blocks_of, layer_work
 from hillinfer.pruning.states import first_states, gathered_states
@@ -78,7 +78,8 @@ class Pruning:
     Raises
     ------
     SettingsError
-        Where the schedule has layers that the model has not.
+        Where the schedule has layers that the model has not, or keeps by weights and the ranker has
+        none.
     UnsupportedFeatureError
         Where the model's attention is another one, or it is pruned already.
     """
@@ -94,6 +95,7 @@ class Pruning:
         check_model(model)
         decoder = model.get_decoder()
         schedule.check_layers(len(decoder.layers))
+        check_weights(schedule, ranker)
         self.schedule = schedule
         predictor, self._decoder = predictor_for(model), decoder
         self._ranker, self._later = ranker, later
@@ -437,9 +439,9 @@ class Pruning:
         assert window is not None
         active, states = torch.arange(tokens, device=window.device), None
         document.positions, kept, spent = [], [], [0.0, 0.0]
-        for band, count in zip(bands, self.schedule.kept_blocks(tokens), strict=True):
+        for number, band in enumerate(bands):
             began = time.perf_counter()
-            chosen = self._stages.chosen(cache, band.start - 1, window, active, count)
+            chosen = self._stages.chosen(cache, number, window, active, tokens)
             active = active[chosen]
             states = gathered_states(waiting, active) if states is None else states[:, chosen]
             kept.append(torch.unique_consecutive(blocks_of(active)))

@@ -13,7 +13,9 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 # Of one pruned unit (SlimInfer section 3.2); a group of rows, too.
 BLOCK_TOKENS = GROUP_TOKENS
-_CUT = re.compile(r"(\d+):(?:(\d+(?:\.\d+)?)%|(\d+))")
+_CUT = re.compile(r"(\d+):(?:(mass=)?(\d+(?:\.\d+)?)%|(\d+))")
+# The first block and the last one, at least: a prompt of no more loses none.
+_FORCED_BLOCKS = 2
 # SlimInfer, implementation details: budgets of 8k, 4k, 2k and 12k, 6k, 4k. The tenth layer decides,
 # so layer 10, counted from 0, is the first with fewer tokens; its table 2 comes out so.
 PAPER = MappingProxyType(
@@ -36,14 +38,18 @@ class Cut:
     layer
         The first that sees fewer, counted from 0; the layer before it decides.
     share
-        Of the prompt, above 0 and up to 1; None where `tokens` says it.
+        Of the prompt, above 0 and up to 1; None where another says it.
     tokens
-        Most tokens of the prompt; None where `share` says it.
+        Most tokens of the prompt; None where another says it.
+    mass
+        Of the weights that the layer that decides gives to what is left, above 0 and up to 1: as
+        many blocks stay as hold it. None where another says it.
     """
 
     layer: int
     share: float | None = None
     tokens: int | None = None
+    mass: float | None = None
 
     def __post_init__(self) -> None:
         if self.layer < 1:
@@ -51,19 +57,34 @@ class Cut:
                 f"prune={self}: layer {self.layer} has no layer before it that could decide; "
                 "cut from layer 1 on"
             )
-        if self.share is not None and not 0 < self.share <= 1:
-            raise SettingsError(f"prune={self}: keep more than 0 % and at most 100 %")
+        if sum(one is not None for one in (self.share, self.tokens, self.mass)) != 1:
+            raise SettingsError(
+                f"prune: the cut at layer {self.layer} keeps share={self.share}, "
+                f"tokens={self.tokens}, mass={self.mass}: give one of the three"
+            )
+        for part in (self.share, self.mass):
+            if part is not None and not 0 < part <= 1:
+                raise SettingsError(f"prune={self}: keep more than 0 % and at most 100 %")
         if self.tokens is not None and self.tokens < BLOCK_TOKENS:
             raise SettingsError(f"prune={self}: keep {BLOCK_TOKENS} tokens at least, one block")
 
     def __str__(self) -> str:
         kept = f"{100 * self.share:g}%" if self.share is not None else str(self.tokens)
+        if self.mass is not None:
+            kept = f"mass={100 * self.mass:g}%"
         return f"{self.layer}:{kept}"
 
+    @property
+    def weighs(self) -> bool:
+        """Whether weights say how many blocks stay, so that nobody knows before they are there."""
+        return self.mass is not None and self.mass < 1
+
     def blocks_of(self, blocks: int) -> int:
-        """Return how many of a prompt's blocks stay, one at least."""
+        """Return how many of a prompt's blocks stay, one at least; at most, where it `weighs`."""
         if self.share is not None:
             return max(1, round(self.share * blocks))
+        if self.mass is not None:
+            return blocks
         assert self.tokens is not None
         return min(blocks, self.tokens // BLOCK_TOKENS)
 
@@ -105,7 +126,7 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        """Return what a text says: `15:50%`, `10:8192,20:4096`, or the name of one in print.
+        """Return what a text says: `15:50%`, `10:8192,20:4096`, `15:mass=95%`, or a name in print.
 
         Parameters
         ----------
@@ -122,17 +143,17 @@ class Schedule:
             found = _CUT.fullmatch(part.strip())
             if found is None:
                 raise SettingsError(
-                    f"prune={text!r}: {part.strip()!r} is no cut; write LAYER:SHARE% or "
-                    f"LAYER:TOKENS, such as 15:50%, or one of {', '.join(PAPER)}"
+                    f"prune={text!r}: {part.strip()!r} is no cut; write LAYER:SHARE%, LAYER:TOKENS "
+                    f"or LAYER:mass=SHARE%, such as 15:50%, or one of {', '.join(PAPER)}"
                 )
-            layer, share, tokens = found.groups()
-            cuts.append(
-                Cut(
-                    int(layer),
-                    None if share is None else float(share) / 100,
-                    None if tokens is None else int(tokens),
+            layer, mass, share, tokens = found.groups()
+            if share is None:
+                cuts.append(Cut(int(layer), tokens=int(tokens)))
+            else:
+                part = float(share) / 100
+                cuts.append(
+                    Cut(int(layer), share=part) if mass is None else Cut(int(layer), mass=part)
                 )
-            )
         return cls(tuple(cuts))
 
     def check_layers(self, layers: int) -> None:
@@ -145,7 +166,10 @@ class Schedule:
             )
 
     def kept_blocks(self, tokens: int) -> list[int]:
-        """Return how many blocks of a prompt each cut keeps, never more than the one before it."""
+        """Return how many blocks of a prompt each cut keeps, never more than the one before it.
+
+        Of a cut that weighs it is the most that it may keep.
+        """
         blocks = -(-tokens // BLOCK_TOKENS)
         kept = []
         for cut in self.cuts:
@@ -154,11 +178,13 @@ class Schedule:
         return kept
 
     def prunes(self, tokens: int) -> bool:
-        """Whether a prompt is long enough that any cut drops a block of it."""
-        return self.kept_blocks(tokens)[-1] < -(-tokens // BLOCK_TOKENS)
+        """Whether a prompt is long enough that any cut drops a block of it, or may by weights."""
+        blocks = -(-tokens // BLOCK_TOKENS)
+        may = blocks > _FORCED_BLOCKS and any(cut.weighs for cut in self.cuts)
+        return may or self.kept_blocks(tokens)[-1] < blocks
 
     def band_tokens(self, tokens: int, layers: int) -> list[int]:
-        """Return the prompt's tokens in each layer."""
+        """Return the prompt's tokens in each layer; behind a cut that weighs, the most."""
         found, at = [], tokens
         kept = dict(zip((cut.layer for cut in self.cuts), self.kept_blocks(tokens), strict=True))
         for layer in range(layers):
@@ -193,6 +219,9 @@ class LayerWork:
 
     def limit(self, schedule: Schedule, tokens: int, layers: int) -> float:
         """Return by how much a schedule may make reading faster: operations without it over with.
+
+        Where a cut weighs it is the least that it allows, as if that cut kept all that it may;
+        `PrunedRead.flop_limit` says it of a prompt that was read.
 
         Parameters
         ----------

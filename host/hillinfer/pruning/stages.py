@@ -50,7 +50,7 @@ class Stages:
         chunk: int,
     ) -> None:
         self._decoder, self._layers, self._predictor = decoder, layers, predictor
-        self._ranker, self.chunk = ranker, chunk
+        self._ranker, self._schedule, self.chunk = ranker, schedule, chunk
         bounds = [*(cut.layer for cut in schedule.cuts), len(layers)]
         self.bands = [range(*two) for two in pairwise(bounds)]
 
@@ -78,12 +78,28 @@ class Stages:
     def chosen(
         self,
         cache: StagedCache,
-        layer: int,
+        number: int,
         window: torch.Tensor,
         active: torch.Tensor,
-        count: int,
+        tokens: int,
     ) -> torch.Tensor:
-        """Return the places among the active tokens of those that stay."""
+        """Return the places among the active tokens of those that a cut keeps.
+
+        Parameters
+        ----------
+        cache
+            Whose layer before the cut decides.
+        number
+            Of the cut.
+        window
+            (1, tokens, hidden_size), what entered that layer of the last active tokens.
+        active
+            int64, positions of the tokens that are left.
+        tokens
+            Of the whole prompt.
+        """
+        cut, count = self._schedule.cuts[number], self._schedule.kept_blocks(tokens)[number]
+        layer = cut.layer - 1
         keys = cache.keys(layer).to(window.dtype)
         positions = active[-window.shape[1] :]
         block = self._decoder.layers[layer]
@@ -93,7 +109,7 @@ class Stages:
         # Whole blocks go, so what is left of them lies together.
         numbers, places = torch.unique_consecutive(blocks_of(active), return_inverse=True)
         reached = int(places[-1] - places[len(active) - window.shape[1]]) + 1
-        stay = kept_blocks(self._ranker.scores(deciding), count, reached)
+        stay = kept_blocks(self._ranker.scores(deciding), count, reached, cut.mass)
         assert len(numbers) == deciding.blocks
         return torch.isin(places, stay.to(places.device)).nonzero().flatten()
 

@@ -80,6 +80,16 @@ def test_a_prompt_without_questions_chooses_at_its_end(generate):
     assert compared["comparison"]["texts"] == [plain["answers"][0]["text"]]
 
 
+def test_a_question_keeps_as_much_as_its_weights_say(generate):
+    _, report = generate(*QUESTIONS, "--prune", "1:mass=60%")
+    for answer in report["answers"]:
+        read = answer["pruned"]
+        blocks = -(-read["tokens"][0] // 64)
+        assert read["schedule"] == "1:mass=60%"
+        assert 2 < len(read["kept"][0]) < blocks
+        assert read["flop_limit"] > 1
+
+
 def test_auto_takes_what_was_found_of_these_weights_and_nothing_else(generate, tiny_folder):
     outcome, report = generate("--prune", "auto")
     assert "nothing is pruned: run hillinfer prune-profile" in " ".join(outcome.err.split())
@@ -213,6 +223,10 @@ def test_a_question_that_is_there_at_once_is_answered_at_once(
         (("--prune", "half"), "prune='half': 'half' is no cut"),
         (("--prune", "0:50%"), "layer 0 has no layer before it"),
         (("--prune", "1:50%", "--prune-ranker", "best"), "--prune-ranker best: choose one of"),
+        (
+            ("--prune", "1:mass=90%", "--prune-ranker", "token"),
+            "BestToken gives scores that do not",
+        ),
         (("--prune", "1:50%", "--session", "s"), "--prune has nothing to leave out of a session"),
         (("--prune", "7:50%"), "the model has layers 0 to 1"),
     ],

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from generation_runs import SETTINGS
-from test_reading import ANSWER, IDS, NEW, SCHEDULE, TINY, TOKENS, generated, lengths
+from test_reading import ANSWER, BY_MASS, IDS, NEW, SCHEDULE, TINY, TOKENS, generated, lengths
 from tiny_models import FAMILIES, TinyModel, prompts
 from transformers import DynamicCache
 
@@ -70,6 +70,24 @@ def test_a_cache_on_a_drive_keeps_what_an_ordinary_one_keeps(family, chunk, cold
         assert lengths(cache) == rows
         row_bytes = hill.statistics().kv_bytes / sum(rows)
         assert row_bytes == 2 * 2 * model.config.num_attention_heads * head_dim(model)
+    assert found == tokens
+    torch.testing.assert_close(own, logits, atol=0.03, rtol=0.03)
+
+
+@pytest.mark.parametrize("schedule", BY_MASS)
+def test_a_cut_by_mass_keeps_as_much_on_a_drive(schedule, model, cold_dir):
+    with hillinfer.prune(model, schedule) as pruning:
+        ordinary = DynamicCache(config=model.config)
+        tokens, logits = generated(model, IDS, ordinary)
+        kept = kept_of(pruning, ordinary)
+    with attached(model, cold_dir, alpha=1.0) as hill, hillinfer.prune(model, schedule) as pruning:
+        cache = hill.new_cache()
+        found, own = generated(model, IDS, cache, 100)
+        assert kept_of(pruning, cache) == kept
+        assert lengths(cache) == lengths(ordinary)
+        # A fork goes on with as much.
+        fork = cache.fork()
+        assert generated(model, longer(fork), fork)[0] == generated(model, longer(cache), cache)[0]
     assert found == tokens
     torch.testing.assert_close(own, logits, atol=0.03, rtol=0.03)
 
@@ -509,7 +527,7 @@ def test_what_is_too_short_has_the_bits_of_no_pruning(model, cold_dir):
             found, own = generated(model, short, cache, None, 20)
             assert pruning.read_of(cache) is None
             # Where nothing is dropped, either.
-    with attached(model, cold_dir) as hill, hillinfer.prune(model, "2:100%") as pruning:
+    with attached(model, cold_dir) as hill, hillinfer.prune(model, "2:mass=100%") as pruning:
         whole = hill.new_cache()
         _, all_kept = generated(model, IDS, whole, 100)
         assert pruning.read_of(whole) is None

@@ -11,9 +11,11 @@ from hillinfer.pruning.rankers import (
     DEFAULT_WINDOW,
     RANKERS,
     Deciding,
+    check_weights,
     kept_blocks,
     make_ranker,
 )
+from hillinfer.pruning.schedule import Schedule
 
 BLOCK, UNIT = 64, 8
 
@@ -160,3 +162,66 @@ def test_an_unknown_rule_is_refused_with_those_that_there_are():
 )
 def test_the_choice_among_blocks(scores, count, window, kept):
     assert kept_blocks(torch.tensor(scores), count, window).tolist() == kept
+
+
+@pytest.mark.parametrize(
+    ("scores", "count", "window", "mass", "kept"),
+    [
+        # Forced ones hold 50 of 100, so 30 are missing.
+        ([30, 5, 20, 10, 15, 20], 6, 1, 0.8, [0, 2, 4, 5]),
+        # Just so much is enough.
+        ([30, 5, 20, 10, 15, 20], 6, 1, 0.7, [0, 2, 5]),
+        ([30, 5, 20, 10, 15, 20], 6, 1, 0.71, [0, 2, 4, 5]),
+        # What is forced holds it.
+        ([30, 5, 20, 10, 15, 20], 6, 1, 0.5, [0, 5]),
+        ([30, 5, 20, 10, 15, 20], 6, 2, 0.6, [0, 4, 5]),
+        # Never more than are to stay.
+        ([30, 5, 20, 10, 15, 20], 3, 1, 0.99, [0, 2, 5]),
+        # All of it is all blocks, of no weight, too.
+        ([50, 0, 20, 0, 10, 20], 6, 1, 1.0, [0, 1, 2, 3, 4, 5]),
+        ([50, 0, 20, 0, 10, 20], 6, 1, 0.999, [0, 2, 4, 5]),
+        ([1], 1, 1, 0.5, [0]),
+        ([1, 1], 2, 1, 0.5, [0, 1]),
+    ],
+)
+def test_the_choice_by_mass(scores, count, window, mass, kept):
+    assert kept_blocks(torch.tensor(scores), count, window, mass).tolist() == kept
+    assert by_mass(scores, count, window, mass) == kept
+
+
+def by_mass(scores, count, window, mass):
+    """Take the heaviest until together with the forced ones they are heavy enough."""
+    blocks = range(len(scores))
+    kept = {0, *blocks[len(scores) - window :]}
+    for block in sorted(set(blocks) - kept, key=lambda one: (-scores[one], one)):
+        is_enough = mass < 1 and sum(scores[one] for one in kept) >= mass * sum(scores)
+        if len(kept) < count and not is_enough:
+            kept.add(block)
+    return sorted(kept)
+
+
+def test_what_stays_by_mass_is_what_the_restatement_keeps():
+    counts = set()
+    for seed, mass in enumerate((0.2, 0.4, 0.5, 0.6, 0.7, 0.9)):
+        scores = make_ranker("weights").scores(made(900, seed=seed))
+        kept = kept_blocks(scores, 12, 2, mass).tolist()
+        assert kept == by_mass(scores.tolist(), 12, 2, mass)
+        counts.add(len(kept))
+    assert len(counts) >= 4
+
+
+@pytest.mark.parametrize("name", RANKERS)
+def test_only_weights_are_kept_by_mass(name):
+    """Those whose scores are parts of one whole: of all that the window's queries give."""
+    deciding, ranker = made(253), make_ranker(name)
+    whole = deciding.queries.shape[0] * deciding.queries.shape[1]
+    adds_up = float(ranker.scores(deciding).sum()) == pytest.approx(whole, rel=1e-5)
+    for text in ("3:50%", "3:mass=100%", "3:128"):
+        check_weights(Schedule.parse(text), ranker)
+    weighing = Schedule.parse("3:50%,5:mass=90%")
+    if adds_up:
+        check_weights(weighing, ranker)
+        return
+    kind = type(ranker).__name__
+    with pytest.raises(SettingsError, match=f"5:mass=90% keeps .* and {kind} gives .* by weights"):
+        check_weights(weighing, ranker)

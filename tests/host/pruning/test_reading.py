@@ -12,14 +12,17 @@ from tiny_models import FAMILIES, TinyModel, prompts
 from transformers import DynamicCache, StaticCache
 
 import hillinfer
-from hillinfer.errors import UnsupportedFeatureError
+from hillinfer.errors import SettingsError, UnsupportedFeatureError
 from hillinfer.pruning.rankers import Deciding, kept_blocks, make_ranker
+from hillinfer.pruning.stages import layer_work
 
 TINY = TinyModel(layers=5)
 SCHEDULE = "2:50%,4:25%"
 TOKENS, BLOCKS = 700, 11
 IDS, _ = prompts([TOKENS], seed=3)
 NEW = 6
+BY_MASS = ["2:mass=70%,4:mass=70%", "2:mass=60%,4:25%", "2:50%,4:mass=60%"]
+NOTHING_DROPPED = ["2:100%", "1:100000", "1:704,3:100%", "2:mass=100%", "1:100%,3:mass=100%"]
 
 
 def generated(model, ids, cache=None, chunk=None, new=NEW):
@@ -43,9 +46,10 @@ def reference(model, ids, schedule, ranker):
     """
     decoder, config = model.get_decoder(), model.config
     hidden, places = decoder.embed_tokens(ids), torch.arange(ids.shape[1])
-    kept_by_cut = dict(
-        zip((cut.layer for cut in schedule.cuts), schedule.kept_blocks(ids.shape[1]), strict=True)
-    )
+    counts = schedule.kept_blocks(ids.shape[1])
+    kept_by_cut = {
+        cut.layer: (count, cut.mass) for cut, count in zip(schedule.cuts, counts, strict=True)
+    }
     found, before = [], None
     for number, layer in enumerate(decoder.layers):
         if number in kept_by_cut:
@@ -58,7 +62,8 @@ def reference(model, ids, schedule, ranker):
             blocks = places // 64
             numbers = blocks.unique()
             reached = len(blocks[-window:].unique())
-            stay = kept_blocks(ranker.scores(deciding), kept_by_cut[number], reached)
+            count, mass = kept_by_cut[number]
+            stay = kept_blocks(ranker.scores(deciding), count, reached, mass)
             chosen = torch.isin(blocks, numbers[stay])
             hidden, places = hidden[:, chosen], places[chosen]
             found.append(places)
@@ -110,6 +115,37 @@ def test_a_prompt_keeps_what_the_reference_keeps_and_answers_as_it_does(
     assert (dense - logits).abs().max() > 0.01
 
 
+@pytest.mark.parametrize("chunk", [None, 64])
+@pytest.mark.parametrize("schedule", BY_MASS)
+def test_a_cut_by_mass_keeps_what_the_reference_keeps(schedule, chunk):
+    model = TINY.build()
+    with hillinfer.prune(model, schedule, chunk_tokens=100) as pruning:
+        logits, kept = reference_of(model, pruning, "weights")
+        cache = DynamicCache(config=model.config)
+        _, found = generated(model, IDS, cache, chunk)
+        read = pruning.read_of(cache)
+    assert [(one // 64).unique().tolist() for one in kept] == [one.tolist() for one in read.kept]
+    # Neither all blocks nor the forced ones alone, and fewer with each cut.
+    counts = [BLOCKS, *(len(one) for one in read.kept)]
+    assert counts == sorted(set(counts), reverse=True)
+    assert counts[1] > 3
+    assert read.tokens == [TOKENS] * 2 + [len(kept[0])] * 2 + [len(kept[1])]
+    assert lengths(cache) == [one + NEW - 1 for one in read.tokens]
+    torch.testing.assert_close(found[0, 0], logits, atol=2e-4, rtol=2e-4)
+    # What was kept, and not what might have been.
+    assert read.flop_limit > layer_work(model.get_decoder()).limit(pruning.schedule, TOKENS, 5)
+
+
+def test_a_cut_by_mass_needs_weights():
+    model = TINY.build()
+    plain, _ = generated(model, IDS)
+    with pytest.raises(SettingsError, match="2:mass=90% keeps a share of attention's weights"):
+        hillinfer.prune(model, "2:mass=90%", ranker="paper")
+    # Nothing is left around its layers.
+    assert generated(model, IDS)[0] == plain
+    assert not any("forward" in one.__dict__ for one in model.get_decoder().layers)
+
+
 def reference_of(model, pruning, ranker):
     own = copy.deepcopy(model)
     return reference(own, IDS, pruning.schedule, make_ranker(ranker))
@@ -133,7 +169,7 @@ def test_chunks_change_no_choice(family):
 
 
 @pytest.mark.parametrize("chunk", [None, 100])
-@pytest.mark.parametrize("schedule", ["2:100%", "1:100000", "1:704,3:100%"])
+@pytest.mark.parametrize("schedule", NOTHING_DROPPED)
 def test_where_nothing_is_dropped_the_bits_are_those_of_today(schedule, chunk):
     model = TINY.build()
     plain, logits = generated(model, IDS, DynamicCache(config=model.config), chunk)
@@ -219,10 +255,11 @@ def test_a_turn_behind_an_answer_meets_what_was_kept():
     torch.testing.assert_close(together[0, 0], singly[0, -1], atol=2e-4, rtol=2e-4)
 
 
+@pytest.mark.parametrize("schedule", [SCHEDULE, BY_MASS[0]])
 @pytest.mark.parametrize("chunk", [None, 100])
-def test_a_turn_may_choose_anew(chunk):
+def test_a_turn_may_choose_anew(chunk, schedule):
     model = TINY.build()
-    with hillinfer.prune(model, SCHEDULE, later="anew") as pruning:
+    with hillinfer.prune(model, schedule, later="anew") as pruning:
         cache = DynamicCache(config=model.config)
         first, _ = generated(model, IDS, cache, chunk)
         before = [one.tolist() for one in pruning.read_of(cache).kept]
@@ -541,3 +578,13 @@ def test_short_prompts_and_a_cache_that_was_read_densely_stay_dense():
         generated(model, IDS, cache)
         assert pruning.read_of(cache) is None
         assert len(set(lengths(cache))) == 1
+    plain, logits = generated(model, IDS[:, :128])
+    with hillinfer.prune(model, "2:mass=10%") as pruning:
+        cache = DynamicCache(config=model.config)
+        found, own = generated(model, IDS[:, :128], cache)
+        # The first block and the last one.
+        assert pruning.read_of(cache) is None
+        assert found == plain
+        assert torch.equal(own, logits)
+        generated(model, IDS[:, :129], again := DynamicCache(config=model.config))
+        assert pruning.read_of(again) is not None

@@ -10,9 +10,18 @@ from hillinfer.pruning.schedule import PAPER, Cut, LayerWork, Schedule
 SMOLLM2 = LayerWork(576 * 576 * 2 + 576 * 192 * 2 + 3 * 576 * 1536, 576)
 LLAMA_8B = LayerWork(4096 * 4096 * 2 + 4096 * 1024 * 2 + 3 * 4096 * 14336, 4096)
 K = 1024
+TEXTS = [
+    "15:50%",
+    "9:25%,19:12.5%,28:6.25%",
+    "10:8192,20:4096",
+    "15:mass=95%",
+    "9:25%,19:mass=99.5%,28:64",
+    # Of what is left there, which may be less.
+    "9:mass=90%,15:mass=95%",
+]
 
 
-@pytest.mark.parametrize("text", ["15:50%", "9:25%,19:12.5%,28:6.25%", "10:8192,20:4096"])
+@pytest.mark.parametrize("text", TEXTS)
 def test_a_schedule_is_written_as_it_is_read(text):
     assert str(Schedule.parse(text)) == text
 
@@ -21,7 +30,10 @@ def test_a_schedule_is_written_as_it_is_read(text):
     ("text", "said"),
     [
         ("", "'' is no cut"),
-        ("fifteen", "'fifteen' is no cut; write LAYER:SHARE% or"),
+        ("fifteen", "'fifteen' is no cut; write LAYER:SHARE%, LAYER:TOKENS or LAYER:mass=SHARE%"),
+        ("15:mass=95", "'15:mass=95' is no cut"),
+        ("15:mass=0%", "15:mass=0%: keep more than 0 %"),
+        ("15:mass=101%", "at most 100 %"),
         ("15:50", "keep 64 tokens at least"),
         ("15:0%", "keep more than 0 %"),
         ("15:101%", "at most 100 %"),
@@ -54,12 +66,36 @@ def test_cuts_behind_the_last_layer_are_refused():
         ("1:100000", 512, [8]),
         ("1:256,2:100%", 512, [4, 4]),
         ("1:100%", 512, [8]),
+        ("1:mass=100%", 512, [8]),
+        ("1:50%,2:mass=100%", 512, [4, 4]),
     ],
 )
 def test_kept_blocks(text, tokens, kept):
     schedule = Schedule.parse(text)
     assert schedule.kept_blocks(tokens) == kept
     assert schedule.prunes(tokens) == (kept[-1] < 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "tokens_of_layers"),
+    [
+        ("1:mass=95%", [8], [512] * 4),
+        ("1:50%,2:mass=90%", [4, 4], [512, 256, 256, 256]),
+        ("1:mass=90%,2:25%", [8, 2], [512, 512, 128, 128]),
+    ],
+)
+def test_of_a_cut_by_mass_the_most_it_keeps_is_known_before(text, most, tokens_of_layers):
+    schedule = Schedule.parse(text)
+    assert schedule.kept_blocks(512) == most
+    assert schedule.band_tokens(512, 4) == tokens_of_layers
+    assert schedule.prunes(512)
+    dense, known = SMOLLM2.flops([512] * 4), SMOLLM2.flops(tokens_of_layers)
+    assert SMOLLM2.limit(schedule, 512, 4) == dense / known
+
+
+def test_two_blocks_cannot_lose_any_by_mass():
+    schedule = Schedule.parse("1:mass=1%")
+    assert [schedule.prunes(tokens) for tokens in (1, 64, 128, 129)] == [False, False, False, True]
 
 
 def test_the_papers_budgets_do_nothing_up_to_their_size():
@@ -94,6 +130,9 @@ def test_limits_of_speed(work, layers, text, tokens, limit):
     assert work.limit(Schedule.parse(text), tokens, layers) == pytest.approx(limit, abs=0.015)
 
 
-def test_a_cut_needs_a_share_or_tokens():
+def test_a_cut_keeps_a_share_or_tokens_or_mass():
     assert Cut(3, share=0.5).blocks_of(9) == 4
     assert Cut(3, tokens=200).blocks_of(9) == 3
+    for wrong in ({}, {"share": 0.5, "mass": 0.5}, {"tokens": 64, "mass": 1.0}):
+        with pytest.raises(SettingsError, match="layer 3 keeps share=.*: give one of the three"):
+            Cut(3, **wrong)

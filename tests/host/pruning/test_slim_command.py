@@ -7,9 +7,10 @@ import pytest
 from tiny_folder import save_tiny
 from tiny_models import TinyModel
 
+from hillinfer.errors import SettingsError
 from hillinfer.models.loader import load_model
 from hillinfer.pruning.needles import needle_document
-from hillinfer_bench.slim.quality import FULL
+from hillinfer_bench.slim.quality import FULL, Way
 from hillinfer_bench.slim.run import GOOD, PAPERS, WAYS, SlimRequest, run
 from hillinfer_bench.slim.speed import CACHES, DRIVE
 
@@ -54,11 +55,12 @@ def test_every_way_is_asked_about_every_needle(report):
     _, told = report
     assert [row["way"] for row in told["quality"]] == [way.name for way in ASKED]
     full, *others = told["quality"]
-    assert (full["flop_limit"], full["second_share"]) == (1, None)
+    assert (full["flop_limit"], full["kept_share"], full["second_share"]) == (1, 1, None)
     for row in others:
         assert row["documents"] == 1
         assert 0 <= row["right"] <= 1
         assert row["nll"] > 0
+        assert 0 < row["kept_share"] < 1
         assert 0 < row["second_share"] < 1
     assert len(told["second_question"]) == len(others)
     named = [one["goal"] for one in told["goals"]]
@@ -66,6 +68,25 @@ def test_every_way_is_asked_about_every_needle(report):
     assert sum("at least 0.90 of" in one for one in named) == 4
     assert sum("DRAM peak at most 0.60" in one for one in named) == 1
     assert sum("as fast as the ordinary cache's" in one for one in named) == 2
+
+
+@pytest.mark.parametrize("way", [*WAYS, Way("15:mass=95%", "weights")])
+def test_a_way_is_written_as_tables_call_it(way):
+    assert Way.parse(way.name) == way
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("half", "'half' is no cut"),
+        ("15:50% best", "ranker='best'"),
+        ("15:mass=95% paper", "do not add up"),
+    ],
+)
+def test_what_is_no_way_is_refused(text, said):
+    with pytest.raises(SettingsError, match=said):
+        Way.parse(text)
+    assert Way.parse("15:50%") == Way("15:50%", "weights")
 
 
 def test_documents_are_the_same_for_the_same_seed(tiny_folder):

@@ -226,11 +226,19 @@ def storing(
 def slim(
     model: Model = DEFAULT_MODEL,
     contexts: Annotated[
-        list[int] | None, typer.Option(help="Tokens of timed prompts; 4096 and 7800 if none.")
+        list[int] | None,
+        typer.Option(help="Tokens of timed prompts; 4096 and 7800 if none, 0 for no timed rows."),
     ] = None,
     documents: Annotated[int, typer.Option(help="Documents with needles, of each length.")] = 20,
     lengths: Annotated[
         list[int] | None, typer.Option(help="Tokens of documents; 2000 and 7000 if none.")
+    ] = None,
+    ways: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="How documents are read besides whole: a schedule, or one with a ranker such as "
+            "'15:50% paper'; all ways of the results page if none."
+        ),
     ] = None,
     rounds: Annotated[int, typer.Option(help="Repetitions of each timed figure.")] = 3,
     shapes: Annotated[
@@ -245,16 +253,18 @@ def slim(
 ) -> None:
     """Measure reading in stages: time to the first token beside FLOPs, answers about needles."""
     quiet_transformers()
-    from hillinfer_bench.slim.run import SlimRequest, run
+    from hillinfer_bench.slim.quality import FULL, Way
+    from hillinfer_bench.slim.run import WAYS, SlimRequest, run
 
     request = SlimRequest(
         model,
         out,
-        tuple(contexts or (4096, 7800)),
+        tuple(one for one in contexts or (4096, 7800) if one),
         documents,
         tuple(lengths or (2000, 7000)),
         rounds,
         tuple(shapes or ()),
+        WAYS if ways is None else (Way(FULL), *(Way.parse(one) for one in ways if one != FULL)),
     )
     print(run(request, error_console().print))
 

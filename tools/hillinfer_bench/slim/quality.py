@@ -15,8 +15,11 @@ from transformers import DynamicCache
 
 import hillinfer
 from hillinfer.pruning.needles import NeedleDocument, Question
+from hillinfer.pruning.passes import PrunedRead
 from hillinfer.pruning.profile import answer, read
+from hillinfer.pruning.rankers import check_weights, make_ranker
 from hillinfer.pruning.reading import Pruning
+from hillinfer.pruning.schedule import BLOCK_TOKENS, Schedule
 
 FULL = "full"
 
@@ -35,6 +38,21 @@ class Way:
 
     schedule: str
     ranker: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Way:
+        """Return what a text says: `full`, a schedule, or a schedule, a space and a ranker.
+
+        Raises
+        ------
+        SettingsError
+            Where it says neither.
+        """
+        if text == FULL:
+            return cls(FULL)
+        schedule, _, ranker = text.partition(" ")
+        check_weights(Schedule.parse(schedule), make_ranker(ranker or "weights"))
+        return cls(schedule, ranker or "weights")
 
     @property
     def name(self) -> str:
@@ -56,6 +74,8 @@ class QualityRow:
         Mean negative log-likelihood of a digit, in nats.
     flop_limit
         How much faster reading may get; 1 where all of it is read.
+    kept_share
+        Of a prompt's blocks, mean, behind the last cut; 1 where all of it is read.
     second_right, second_nll
         Of a second question about the same document, chosen anew; None where it was not asked.
     second_share
@@ -68,6 +88,7 @@ class QualityRow:
     right: int
     nll: float
     flop_limit: float
+    kept_share: float
     second_right: int | None = None
     second_nll: float | None = None
     second_share: float | None = None
@@ -102,17 +123,17 @@ def measure_quality(
     rows: list[QualityRow] = []
     whole_seconds = 0.0
     for way in ways:
-        first, second, limits = [], [], []
+        first, second, lost = [], [], []
         for document in documents:
             with ExitStack() as stack:
                 pruning = None
                 if way.schedule != FULL:
                     made = hillinfer.prune(model, way.schedule, ranker=way.ranker, later="anew")
                     pruning = stack.enter_context(made)
-                answered, limit = _asked(model, document, pruning)
+                answered, own = _asked(model, document, pruning)
             first.append(answered[0])
             second.append(answered[1])
-            limits.append(limit)
+            lost.append(own)
         if way.schedule == FULL:
             whole_seconds = median(one.seconds for one in first)
         rows.append(
@@ -122,7 +143,8 @@ def measure_quality(
                 len(documents),
                 sum(one.right for one in first),
                 mean(one.nll for one in first),
-                mean(limits),
+                mean(1.0 if one is None else one.flop_limit for one in lost),
+                mean(_kept_share(one) for one in lost),
                 sum(one.right for one in second),
                 mean(one.nll for one in second),
                 None
@@ -140,23 +162,28 @@ def row_text(row: QualityRow) -> str:
     return (
         f"{row.way:<28} {row.tokens:>6} tokens: {row.right:>3} of {row.documents} right, NLL "
         f"{row.nll:.2f}; a second question: {row.second_right} right, {row.second_nll:.2f}{share}; "
-        f"FLOPs allow {row.flop_limit:.2f}"
+        f"{row.kept_share:.1%} of blocks kept, FLOPs allow {row.flop_limit:.2f}"
     )
+
+
+def _kept_share(read: PrunedRead | None) -> float:
+    return 1.0 if read is None else len(read.kept[-1]) / -(-read.tokens[0] // BLOCK_TOKENS)
 
 
 @torch.no_grad()
 def _asked(
     model: Any, document: NeedleDocument, pruning: Pruning | None
-) -> tuple[list[_Answered], float]:
-    cache, answers, limit = DynamicCache(config=model.config), [], 1.0
+) -> tuple[list[_Answered], PrunedRead | None]:
+    """Return the answers to both questions, and what the first one's prompt lost."""
+    cache, answers, lost = DynamicCache(config=model.config), [], None
     for number, question in enumerate(document.questions):
         if number:
             # The question before, its answer, and whatever of them lies in deeper layers.
             _leave(cache, len(document.ids))
         answers.append(_answer(model, cache, document, question, pruning))
-        read = None if pruning is None else pruning.read_of(cache)
-        limit = limit if read is None or number else read.flop_limit
-    return answers, limit
+        if pruning is not None and not number:
+            lost = pruning.read_of(cache)
+    return answers, lost
 
 
 def _answer(
