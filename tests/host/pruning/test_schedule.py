@@ -134,5 +134,5 @@ def test_a_cut_keeps_a_share_or_tokens_or_mass():
     assert Cut(3, share=0.5).blocks_of(9) == 4
     assert Cut(3, tokens=200).blocks_of(9) == 3
     for wrong in ({}, {"share": 0.5, "mass": 0.5}, {"tokens": 64, "mass": 1.0}):
-        with pytest.raises(SettingsError, match="layer 3 keeps share=.*: give one of the three"):
+        with pytest.raises(SettingsError, match="give one of the three"):
             Cut(3, **wrong)
