@@ -31,8 +31,9 @@ AUTO = "auto"
 PruneOption = Annotated[
     str | None,
     typer.Option(
-        help="Deeper layers see fewer tokens of the prompt: a schedule such as 15:50%, auto for "
-        "what hillinfer prune-profile found of this model; see docs/pruning.md."
+        help="Deeper layers see fewer tokens of the prompt: a schedule such as 15:50% or "
+        "15:mass=97%, auto for what hillinfer prune-profile found of this model; see "
+        "docs/pruning.md."
     ),
 ]
 RankerOption = Annotated[

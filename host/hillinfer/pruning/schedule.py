@@ -150,9 +150,9 @@ class Schedule:
             if share is None:
                 cuts.append(Cut(int(layer), tokens=int(tokens)))
             else:
-                part = float(share) / 100
+                kept = float(share) / 100
                 cuts.append(
-                    Cut(int(layer), share=part) if mass is None else Cut(int(layer), mass=part)
+                    Cut(int(layer), share=kept) if mass is None else Cut(int(layer), mass=kept)
                 )
         return cls(tuple(cuts))
 

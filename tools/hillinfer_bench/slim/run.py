@@ -22,7 +22,9 @@ from hillinfer_bench.systems.shapes import SHAPES
 
 # Of SmolLM2-135M: what keeps its answers, and the paper's shares, which do not.
 GOOD, PAPERS = "15:50%", "9:25%,19:12.5%,28:6.25%"
-# Equal FLOPs for each rule, and the paper's schedule with the paper's rule.
+# Keeps what holds so much of attention's weight: other shares for other prompts.
+BY_MASS = "15:mass=97%"
+# Equal FLOPs for each rule, the paper's schedule with the paper's rule, and a cut by mass.
 WAYS = (
     Way(FULL),
     Way(GOOD, "weights"),
@@ -31,6 +33,7 @@ WAYS = (
     Way(GOOD, "recent"),
     Way(GOOD, "random"),
     Way(PAPERS, "paper"),
+    Way(BY_MASS, "weights"),
 )
 # Shapes with random weights: layers that are built, cuts, and tokens.
 _SHAPED = (
