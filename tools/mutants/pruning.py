@@ -170,7 +170,8 @@ PRUNING: tuple[Mutant, ...] = (
         "a-broken-completion-leaves-rows",
         "Deeper layers keep what a piece brought to some of them before it broke off.",
         _READING,
-        "        except BaseException:\n            self._empty(document, staged)\n            raise\n",
+        "        except BaseException:\n"
+        "            self._empty(document, staged)\n            raise\n",
         "        except BaseException:\n            raise\n",
         (f"{_COMPLETION}::test_what_breaks_off_leaves_a_document_that_waits",),
     ),
