@@ -249,7 +249,8 @@ def _completed_lines(report: RunReport) -> list[tuple[str, str]]:
         return []
     done, tokens = told["done"], told["tokens"]
     of = "all" if done == tokens else f"{done} of"
-    return [("read whole", f"{of} {tokens} tokens in every layer, {told['seconds']:.1f} s of it")]
+    took = f"which took {told['seconds']:.1f} s"
+    return [("read whole", f"{of} {tokens} tokens in every layer, {took}")]
 
 
 def _completion_of(answering: Answering) -> dict[str, Any] | None:

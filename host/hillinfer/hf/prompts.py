@@ -399,25 +399,10 @@ class CachePrompts:
         seconds
             What computing them took.
         """
-        begun, store = time.perf_counter(), self.store
-        stored, failure, before = 0, "", store.counts.refused_chunks
-        ids = cache.token_ids[0][: store.storable(made)]
-        if len(ids) >= GROUP_TOKENS:
-            try:
-                stored = store.keep_from(cache, ids, seconds)
-            except ColdPoolError as error:
-                failure = str(error)
-        told = self.facts or StoreFacts(made.dense)
-        self._facts, self._reading = (
-            replace(
-                told,
-                stored_tokens=max(0, stored - told.found_tokens),
-                store_seconds=time.perf_counter() - begun,
-                failure=told.failure or failure,
-                refused_chunks=store.counts.refused_chunks - before,
-            ),
-            None,
-        )
+        self._facts, self._reading = self.facts or StoreFacts(made.dense), None
+        self._seconds, self._computed = seconds, made.dense
+        self._is_first, self._is_grown, self._is_recording = True, True, False
+        self.keep([(cache, made)])
 
     def keep(self, rows: Iterable[tuple[HillInferCache, Made]]) -> None:
         """Store what was computed of a prompt that is complete; a failure costs the answer nothing.

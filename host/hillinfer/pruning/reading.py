@@ -185,9 +185,7 @@ class Pruning:
         if staged is None or document is None:
             # Nothing of it was ever dropped.
             return Completed(tokens, tokens)
-        if tokens != document.length or not self._is_as_left(document, staged):
-            self._cut_back(document, staged, tokens)
-        if document.waiting_tokens != tokens:
+        if document.waiting_tokens < tokens:
             raise _no_states(tokens - document.waiting_tokens, tokens)
         bring = partial(self._complete, cache, staged, document, is_over, max(2, piece_tokens))
         first = self.schedule.cuts[0].layer
@@ -212,7 +210,12 @@ class Pruning:
         piece_tokens: int,
     ) -> None:
         """Bring deeper layers pieces until they have all, or it is over."""
-        tokens, bands = document.length, self._stages.bands
+        tokens, bands = cache.get_seq_length(), self._stages.bands
+        # Here, where no other thread uses what rows lie in.
+        if tokens != document.length or not self._is_as_left(document, staged):
+            self._cut_back(document, staged, tokens)
+        if document.waiting_tokens != tokens:
+            raise _no_states(tokens - document.waiting_tokens, tokens)
         try:
             if document.positions or tokens - document.completed == 1:
                 # A single token would select what it attends to.

@@ -70,6 +70,7 @@ class Stages:
         """
         positions = torch.arange(first, first + states.shape[1], device=states.device)
         known = self._layers[self.bands[0].start].parameters
+        # `through` puts the positions of each piece in the place of the last two.
         own = {"past_key_values": given, "use_cache": True}
         own |= {name: True for name in ("position_ids", "position_embeddings") if name in known}
         for band in self.bands:
