@@ -11,7 +11,7 @@ from hillinfer.errors import SettingsError
 from hillinfer.models.loader import load_model
 from hillinfer.pruning.needles import needle_document
 from hillinfer_bench.slim.quality import FULL, Way
-from hillinfer_bench.slim.run import GOOD, PAPERS, WAYS, SlimRequest, run
+from hillinfer_bench.slim.run import GOOD, PAPERS, WAYS, ShapeTokens, SlimRequest, run
 from hillinfer_bench.slim.speed import CACHES, DRIVE
 
 # A whole read, and one that selects; the other ways take as long.
@@ -87,6 +87,19 @@ def test_what_is_no_way_is_refused(text, said):
     with pytest.raises(SettingsError, match=said):
         Way.parse(text)
     assert Way.parse("15:50%") == Way("15:50%", "weights")
+
+
+def test_a_shape_is_timed_at_both_lengths_or_at_one():
+    assert [one.tokens for one in ShapeTokens.parse("qwen2.5-7b")] == [16384, 32768]
+    assert ShapeTokens.parse("llama-3.1-8b:4096") == (ShapeTokens("llama-3.1-8b", 4096),)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("gpt-2", "no shape 'gpt-2'"), ("llama-3.1-8b:16k", "'16k' is no number")]
+)
+def test_what_is_no_shape_is_refused(text, said):
+    with pytest.raises(SettingsError, match=said):
+        ShapeTokens.parse(text)
 
 
 def test_documents_are_the_same_for_the_same_seed(tiny_folder):

@@ -244,7 +244,8 @@ def slim(
     shapes: Annotated[
         list[str] | None,
         typer.Option(
-            help="Timed with random weights: llama-3.2-1b, qwen2.5-7b, llama-3.1-8b; none if none."
+            help="Timed with random weights: llama-3.2-1b, qwen2.5-7b, llama-3.1-8b, at 16k and "
+            "32k, or as llama-3.1-8b:32768; none if none."
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the figures go as JSON.")] = Path(
@@ -254,7 +255,7 @@ def slim(
     """Measure reading in stages: time to the first token beside FLOPs, answers about needles."""
     quiet_transformers()
     from hillinfer_bench.slim.quality import FULL, Way
-    from hillinfer_bench.slim.run import WAYS, SlimRequest, run
+    from hillinfer_bench.slim.run import WAYS, ShapeTokens, SlimRequest, run
 
     request = SlimRequest(
         model,
@@ -263,7 +264,7 @@ def slim(
         documents,
         tuple(lengths or (2000, 7000)),
         rounds,
-        tuple(shapes or ()),
+        tuple(one for text in shapes or () for one in ShapeTokens.parse(text)),
         WAYS if ways is None else (Way(FULL), *(Way.parse(one) for one in ways if one != FULL)),
     )
     print(run(request, error_console().print))

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import torch
 
+from hillinfer.errors import SettingsError
 from hillinfer.models.loader import load_model
 from hillinfer.pruning.needles import needle_document
+from hillinfer.pruning.schedule import BLOCK_TOKENS
 from hillinfer.system.files import prepare_report
 from hillinfer.system.machine import NumberType
 from hillinfer_bench.quality.texts import standard_library_samples
@@ -35,12 +37,52 @@ WAYS = (
     Way(PAPERS, "paper"),
     Way(BY_MASS, "weights"),
 )
-# Shapes with random weights: layers that are built, cuts, and tokens.
-_SHAPED = (
-    ("llama-3.2-1b", 3, "1:25%,2:12.5%", 16384),
-    ("qwen2.5-7b", 3, "1:37.5%,2:18.75%", 16384),
-)
-_PAPER = ("llama-3.1-8b", 3, "1:8192,2:4096", 32768)
+# Shapes with random weights, of which three layers are built: cuts as the paper's at 32k.
+SHAPED = {
+    "llama-3.2-1b": "1:25%,2:12.5%",
+    "qwen2.5-7b": "1:37.5%,2:18.75%",
+    "llama-3.1-8b": "1:25%,2:12.5%",
+}
+_LAYERS, _SHAPE_TOKENS, _WARM_TOKENS = 3, (16384, 32768), 2048
+_PAPER = ("llama-3.1-8b", 32768)
+
+
+@dataclass(frozen=True)
+class ShapeTokens:
+    """A shape of the table, and how long its prompt is.
+
+    Parameters
+    ----------
+    name
+        Of the shape.
+    tokens
+        Of the prompt.
+    """
+
+    name: str
+    tokens: int
+
+    @classmethod
+    def parse(cls, text: str) -> tuple[ShapeTokens, ...]:
+        """Return what a text says: a shape for 16k and 32k, or one with `:` and tokens.
+
+        Raises
+        ------
+        SettingsError
+            Where there is no such shape, or no such number.
+        """
+        name, colon, tokens = text.partition(":")
+        if name not in SHAPED:
+            raise SettingsError(
+                f"--shapes {text}: no shape {name!r}; there are {', '.join(SHAPED)}"
+            )
+        if not colon:
+            return tuple(cls(name, one) for one in _SHAPE_TOKENS)
+        if not tokens.isdecimal() or int(tokens) < 2 * BLOCK_TOKENS:
+            raise SettingsError(
+                f"--shapes {text}: {tokens!r} is no number of tokens from {2 * BLOCK_TOKENS} on"
+            )
+        return (cls(name, int(tokens)),)
 
 
 @dataclass(frozen=True)
@@ -60,7 +102,7 @@ class SlimRequest:
     rounds
         Of each timed figure.
     shapes
-        Shapes with random weights that are timed, by their names in the table.
+        Shapes with random weights that are timed, and their tokens.
     ways
         How questions are asked, the first of all of a document.
     """
@@ -71,7 +113,7 @@ class SlimRequest:
     documents: int
     lengths: tuple[int, ...]
     rounds: int
-    shapes: tuple[str, ...]
+    shapes: tuple[ShapeTokens, ...]
     ways: tuple[Way, ...] = WAYS
 
 
@@ -97,7 +139,7 @@ def run(request: SlimRequest, say: Callable[[str], None]) -> str:
         for new_tokens in (1, 16):
             schedules = (GOOD, PAPERS)
             rows += measure_speed(
-                loaded.name, model, ids, schedules, request.rounds, new_tokens, say
+                loaded.name, model, ids, schedules, request.rounds, new_tokens, tokens, say
             )
     for tokens in request.lengths:
         documents = [
@@ -106,10 +148,8 @@ def run(request: SlimRequest, say: Callable[[str], None]) -> str:
         quality += measure_quality(model, documents, request.ways, say)
     kind = MachineKind.here(model.dtype)
     del loaded, model
-    shaped = [one for one in _SHAPED if one[0] in request.shapes]
-    paper = [one for one in (_PAPER,) if one[0] in request.shapes]
-    shape_rows = [_of_shape(one, request.rounds, say) for one in (*shaped, *paper)]
-    rows += [row for own in shape_rows for row in own]
+    for one in request.shapes:
+        rows += _of_shape(one, request.rounds, say)
     goals = goals_of(rows, quality)
     record = {
         "label": "measured",
@@ -130,7 +170,9 @@ def run(request: SlimRequest, say: Callable[[str], None]) -> str:
                     "flop_limit": row.flop_limit,
                 }
                 for row in rows
-                if (row.shape, row.cache) == (_PAPER[0], DRIVE) and row.schedule != FULL
+                if (row.shape, row.context) == _PAPER
+                and row.cache == DRIVE
+                and row.schedule != FULL
             ),
             None,
         ),
@@ -218,11 +260,11 @@ def _drive_goals(rows: Sequence[SpeedRow]) -> list[dict[str, object]]:
     return goals
 
 
-def _of_shape(
-    chosen: tuple[str, int, str, int], rounds: int, say: Callable[[str], None]
-) -> list[SpeedRow]:
-    name, layers, schedule, tokens = chosen
-    model = replace(SHAPES[name], layers=layers).build(tokens + 16, torch.float32)
+def _of_shape(chosen: ShapeTokens, rounds: int, say: Callable[[str], None]) -> list[SpeedRow]:
+    name, tokens = chosen.name, chosen.tokens
+    model = replace(SHAPES[name], layers=_LAYERS).build(tokens + 16, torch.float32)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(1, 256, (tokens,), generator=generator).tolist()
-    return measure_speed(name, model, ids, (schedule,), rounds, 1, say)
+    # A read takes minutes, and a short one warms up as well.
+    warm = min(tokens, _WARM_TOKENS)
+    return measure_speed(name, model, ids, (SHAPED[name],), rounds, 1, warm, say)

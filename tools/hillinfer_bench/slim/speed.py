@@ -92,6 +92,7 @@ def measure_speed(
     schedules: Sequence[str],
     rounds: int,
     new_tokens: int,
+    warm_tokens: int,
     say: Callable[[str], None],
 ) -> list[SpeedRow]:
     """Read a prompt in every way, in turns.
@@ -110,6 +111,8 @@ def measure_speed(
         Counted ones; one more warms up.
     new_tokens
         Decoded behind the prompt, 1 at least: the first one comes with the prompt.
+    warm_tokens
+        Of the prompt, in the round that warms up.
     say
         Takes a line of progress.
     """
@@ -117,7 +120,7 @@ def measure_speed(
     taken: dict[tuple[str, str], list[_Read]] = {way: [] for way in ways}
     for number in range(rounds + 1):
         for way in ways:
-            one = _timed(model, ids, *way, new_tokens)
+            one = _timed(model, ids if number else ids[:warm_tokens], *way, new_tokens)
             if number:
                 taken[way].append(one)
     rows = []
