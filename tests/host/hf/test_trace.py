@@ -162,8 +162,9 @@ def outside(events):
     steps = {one["args"]["step"]: ends(one) for one in spans(events, "steps", "step")}
     found = []
     for one in spans(events):
-        # The background may go on after a step; and reads for the next layer may be ahead.
-        if one["cat"] in (Lane.COPIES, Lane.WRITES) and one["name"] != "store":
+        # The background may go on after a step, and what it writes may wait until one after.
+        background = one["cat"] in (Lane.COPIES, Lane.WRITES) and one["name"] != "store"
+        if background or one["name"] == "put off":
             continue
         begin, end = steps[one["args"]["step"]]
         start, stop = ends(one)
