@@ -11,6 +11,8 @@ _BANDS = "tests/host/pruning/test_bands.py"
 _READ_TESTS = "tests/host/pruning/test_reading.py"
 _RANK_TESTS = "tests/host/pruning/test_rankers.py"
 _COMPLETION = "tests/host/pruning/test_completion.py"
+_TEXT = "tools/hillinfer_bench/slim/text.py"
+_SLIM_TESTS = "tests/host/pruning/test_slim_text.py"
 _REFERENCE = f"{_READ_TESTS}::test_a_prompt_keeps_what_the_reference_keeps_and_answers_as_it_does"
 
 PRUNING: tuple[Mutant, ...] = (
@@ -174,6 +176,40 @@ PRUNING: tuple[Mutant, ...] = (
         "            self._empty(document, staged)\n            raise\n",
         "        except BaseException:\n            raise\n",
         (f"{_COMPLETION}::test_what_breaks_off_leaves_a_document_that_waits",),
+    ),
+    Mutant(
+        "mass-named-though-slower",
+        "A cut by mass is named where it keeps answers, and more blocks than a share does.",
+        "host/hillinfer/pruning/profile.py",
+        " and tried[-1].flop_limit > limit:",
+        " and tried[-1].flop_limit > 0:",
+        (
+            "tests/host/pruning/test_profile.py::test_mass_is_named_where_it_keeps_answers_and_fewer_blocks",
+        ),
+    ),
+    Mutant(
+        "divergence-the-other-way",
+        "KL on text is weighed by what pruning expects, not by what a whole read does.",
+        _TEXT,
+        "(expected.exp() * (expected - found))",
+        "(found.exp() * (found - expected))",
+        (f"{_SLIM_TESTS}::test_a_row_is_what_logits_by_hand_say",),
+    ),
+    Mutant(
+        "goal-without-selection",
+        "Both together are compared with pruning alone.",
+        _TEXT,
+        "most = alone.kl + selected.kl",
+        "most = alone.kl",
+        (f"{_SLIM_TESTS}::test_goals_of_text_are_met_up_to_their_bar",),
+    ),
+    Mutant(
+        "completed-in-name-alone",
+        "The bench asks about a completed document before a piece of it was read.",
+        "tools/hillinfer_bench/slim/quality.py",
+        "        pruning.complete(cache)\n",
+        "        pruning.complete(cache, lambda: True)\n",
+        (f"{_SLIM_TESTS}::test_a_completed_document_answers_as_one_that_was_read_whole",),
     ),
     Mutant(
         "evidence-of-other-weights",

@@ -10,9 +10,10 @@ from tiny_models import TinyModel
 from hillinfer.errors import SettingsError
 from hillinfer.models.loader import load_model
 from hillinfer.pruning.needles import needle_document
-from hillinfer_bench.slim.quality import FULL, Way
+from hillinfer_bench.slim.quality import FULL, Held, Way
 from hillinfer_bench.slim.run import GOOD, PAPERS, WAYS, ShapeTokens, SlimRequest, run
 from hillinfer_bench.slim.speed import CACHES, DRIVE
+from hillinfer_bench.slim.text import TEXT_WAYS, TextPlan
 
 # A whole read, and one that selects; the other ways take as long.
 ASKED = WAYS[:2]
@@ -24,9 +25,9 @@ def report(tmp_path_factory):
     folder = save_tiny(tmp_path_factory.mktemp("model"), TinyModel(layers=30))
     out = tmp_path_factory.mktemp("slim") / "new" / "slim.json"
     said = []
-    request = SlimRequest(str(folder), out, (320,), 1, (200,), 1, (), ASKED)
+    request = SlimRequest(str(folder), out, (320,), 1, (200,), 1, (), ASKED, TextPlan(1, 300, 3))
     table = run(request, said.append)
-    assert len(said) == 12 + len(ASKED)
+    assert len(said) == 12 + len(ASKED) + len(TEXT_WAYS)
     return table, json.loads(out.read_text(encoding="utf-8"))
 
 
@@ -66,11 +67,23 @@ def test_every_way_is_asked_about_every_needle(report):
     named = [one["goal"] for one in told["goals"]]
     assert sum("right at least" in one for one in named) == 2
     assert sum("at least 0.90 of" in one for one in named) == 4
+    assert sum("choosing at most 1 %" in one for one in named) == 4
     assert sum("DRAM peak at most 0.60" in one for one in named) == 1
     assert sum("as fast as the ordinary cache's" in one for one in named) == 2
 
 
-@pytest.mark.parametrize("way", [*WAYS, Way("15:mass=95%", "weights")])
+def test_every_text_is_read_on_in_every_way(report):
+    _, told = report
+    assert [row["way"] for row in told["text"]] == [way.name for way in TEXT_WAYS]
+    for row in told["text"]:
+        assert (row["texts"], row["read_tokens"], row["forced_tokens"]) == (1, 297, 3)
+        assert row["kl"] > 0
+    named = [one["goal"] for one in told["goals"] if one["goal"].startswith("text, ")]
+    assert sum("the sum of pruning's and" in one for one in named) == 2
+    assert len(named) == 4
+
+
+@pytest.mark.parametrize("way", [*WAYS, *TEXT_WAYS, Way("15:mass=95%", "weights")])
 def test_a_way_is_written_as_tables_call_it(way):
     assert Way.parse(way.name) == way
 
@@ -81,12 +94,17 @@ def test_a_way_is_written_as_tables_call_it(way):
         ("half", "'half' is no cut"),
         ("15:50% best", "ranker='best'"),
         ("15:mass=95% paper", "do not add up"),
+        ("15:50% weights completed drive", "ranker='weights completed'"),
+        ("full completed", "neither chosen from nor completed"),
+        ("full weights", "neither chosen from nor completed"),
+        ("drive", "'' is no cut"),
     ],
 )
 def test_what_is_no_way_is_refused(text, said):
     with pytest.raises(SettingsError, match=said):
         Way.parse(text)
     assert Way.parse("15:50%") == Way("15:50%", "weights")
+    assert Way.parse("15:50% drive") == Way("15:50%", "weights", Held.DRIVE)
 
 
 def test_a_shape_is_timed_at_both_lengths_or_at_one():

@@ -231,15 +231,20 @@ def slim(
     ] = None,
     documents: Annotated[int, typer.Option(help="Documents with needles, of each length.")] = 20,
     lengths: Annotated[
-        list[int] | None, typer.Option(help="Tokens of documents; 2000 and 7000 if none.")
+        list[int] | None,
+        typer.Option(help="Tokens of documents; 2000 and 7000 if none, 0 for no documents."),
     ] = None,
     ways: Annotated[
         list[str] | None,
         typer.Option(
             help="How documents are read besides whole: a schedule, or one with a ranker such as "
-            "'15:50% paper'; all ways of the results page if none."
+            "'15:50% paper', with completed or drive behind it; all ways of the results page if "
+            "none."
         ),
     ] = None,
+    texts: Annotated[
+        int, typer.Option(help="Texts that are read on token by token; 0 for none.")
+    ] = 3,
     rounds: Annotated[int, typer.Option(help="Repetitions of each timed figure.")] = 3,
     shapes: Annotated[
         list[str] | None,
@@ -252,20 +257,22 @@ def slim(
         "build/reports/slim.json"
     ),
 ) -> None:
-    """Measure reading in stages: time to the first token beside FLOPs, answers about needles."""
+    """Measure reading in stages: first token beside FLOPs, answers about needles, KL on text."""
     quiet_transformers()
     from hillinfer_bench.slim.quality import FULL, Way
     from hillinfer_bench.slim.run import WAYS, ShapeTokens, SlimRequest, run
+    from hillinfer_bench.slim.text import TextPlan
 
     request = SlimRequest(
         model,
         out,
         tuple(one for one in contexts or (4096, 7800) if one),
         documents,
-        tuple(lengths or (2000, 7000)),
+        tuple(one for one in lengths or (2000, 7000) if one),
         rounds,
         tuple(one for text in shapes or () for one in ShapeTokens.parse(text)),
         WAYS if ways is None else (Way(FULL), *(Way.parse(one) for one in ways if one != FULL)),
+        TextPlan(texts),
     )
     print(run(request, error_console().print))
 

@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from statistics import mean, median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from transformers import DynamicCache
 
 import hillinfer
+from hillinfer.errors import SettingsError
 from hillinfer.pruning.needles import NeedleDocument, Question
 from hillinfer.pruning.passes import PrunedRead
 from hillinfer.pruning.profile import answer, read
@@ -22,6 +25,21 @@ from hillinfer.pruning.reading import Pruning
 from hillinfer.pruning.schedule import BLOCK_TOKENS, Schedule
 
 FULL = "full"
+# Of the context's rows, in DRAM, where questions are answered from the drive.
+QUARTER = "25%"
+# Selected while decoding, where a cache is HillInfer's own.
+ALPHA = 0.1
+
+
+class Held(StrEnum):
+    """What becomes of a document that was read, before it is asked about."""
+
+    ORDINARY = "ordinary"
+    """It lies in transformers' own cache, and deeper layers have what the question chose."""
+    COMPLETED = "completed"
+    """The same, but all of it goes through the deeper layers before anybody asks."""
+    DRIVE = "drive"
+    """It lies in HillInfer's cache, and each question chooses on a fork of its own."""
 
 
 @dataclass(frozen=True)
@@ -34,30 +52,77 @@ class Way:
         As `hillinfer.prune` takes it; `full` for reading all of it.
     ranker
         As `hillinfer.prune` takes it; empty where all of it is read.
+    held
+        Where a document lies, and what happens to it before a question.
     """
 
     schedule: str
     ranker: str = ""
+    held: Held = Held.ORDINARY
 
     @classmethod
     def parse(cls, text: str) -> Way:
-        """Return what a text says: `full`, a schedule, or a schedule, a space and a ranker.
+        """Return what a text says: `full` or a schedule, a ranker perhaps, `completed` or `drive`.
+
+        A space stands between them.
 
         Raises
         ------
         SettingsError
-            Where it says neither.
+            Where it says nothing of the kind.
         """
-        if text == FULL:
-            return cls(FULL)
-        schedule, _, ranker = text.partition(" ")
+        words, held = text.split(" "), Held.ORDINARY
+        if words[-1] in (Held.COMPLETED, Held.DRIVE):
+            held = Held(words.pop())
+        schedule, ranker = words[0] if words else "", " ".join(words[1:])
+        if schedule == FULL:
+            if ranker or held is Held.COMPLETED:
+                raise SettingsError(
+                    f"--ways {text!r}: what is read whole is neither chosen from "
+                    "nor completed; write full, or full drive"
+                )
+            return cls(FULL, held=held)
         check_weights(Schedule.parse(schedule), make_ranker(ranker or "weights"))
-        return cls(schedule, ranker or "weights")
+        return cls(schedule, ranker or "weights", held)
 
     @property
     def name(self) -> str:
         """As tables call it."""
-        return f"{self.schedule} {self.ranker}".strip()
+        place = "" if self.held is Held.ORDINARY else self.held.value
+        return " ".join(one for one in (self.schedule, self.ranker, place) if one)
+
+
+@contextmanager
+def opened(
+    model: Any, way: Way, tokens: int, dram_budget: str, later: str
+) -> Iterator[tuple[Any, Pruning | None]]:
+    """Give an empty cache of the kind that a way names, and what reads into it in stages.
+
+    Parameters
+    ----------
+    model
+        Of transformers, unmodified.
+    way
+        How prompts are read; None is given for the pruning where all of it is.
+    tokens
+        That the cache will hold.
+    dram_budget
+        Of HillInfer's own cache, as `hillinfer.attach` takes it.
+    later
+        As `hillinfer.prune` takes it.
+    """
+    with ExitStack() as stack:
+        cache: Any = None
+        if way.held is Held.DRIVE:
+            place = stack.enter_context(TemporaryDirectory(prefix="hillinfer-slim-"))
+            made = hillinfer.attach(model, cold_dir=place, alpha=ALPHA, dram_budget=dram_budget)
+            cache = stack.enter_context(made).new_cache(expected_tokens=tokens)
+            stack.callback(cache.close)
+        pruning = None
+        if way.schedule != FULL:
+            own = hillinfer.prune(model, way.schedule, ranker=way.ranker, later=later)
+            pruning = stack.enter_context(own)
+        yield DynamicCache(config=model.config) if cache is None else cache, pruning
 
 
 @dataclass(frozen=True)
@@ -80,6 +145,9 @@ class QualityRow:
         Of a second question about the same document, chosen anew; None where it was not asked.
     second_share
         Time of reading a second question over that of reading all of it; None as above.
+    complete_seconds, complete_share
+        Processor time until a document that was read in stages is whole, and that over the time of
+        reading all of it; None where it is not completed.
     """
 
     way: str
@@ -92,6 +160,8 @@ class QualityRow:
     second_right: int | None = None
     second_nll: float | None = None
     second_share: float | None = None
+    complete_seconds: float | None = None
+    complete_share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +169,15 @@ class _Answered:
     right: bool
     nll: float
     seconds: float
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Of one document: both answers, what the first one's prompt lost, and completing it."""
+
+    answers: list[_Answered]
+    lost: PrunedRead | None
+    complete_seconds: float | None = None
 
 
 def measure_quality(
@@ -123,19 +202,12 @@ def measure_quality(
     rows: list[QualityRow] = []
     whole_seconds = 0.0
     for way in ways:
-        first, second, lost = [], [], []
-        for document in documents:
-            with ExitStack() as stack:
-                pruning = None
-                if way.schedule != FULL:
-                    made = hillinfer.prune(model, way.schedule, ranker=way.ranker, later="anew")
-                    pruning = stack.enter_context(made)
-                answered, own = _asked(model, document, pruning)
-            first.append(answered[0])
-            second.append(answered[1])
-            lost.append(own)
-        if way.schedule == FULL:
+        asked = [_ASK[way.held](model, document, way) for document in documents]
+        first, second = ([one.answers[number] for one in asked] for number in (0, 1))
+        if way == Way(FULL):
             whole_seconds = median(one.seconds for one in first)
+        completing = [one.complete_seconds for one in asked if one.complete_seconds is not None]
+        seconds = median(completing) if completing else None
         rows.append(
             QualityRow(
                 way.name,
@@ -143,13 +215,13 @@ def measure_quality(
                 len(documents),
                 sum(one.right for one in first),
                 mean(one.nll for one in first),
-                mean(1.0 if one is None else one.flop_limit for one in lost),
-                mean(_kept_share(one) for one in lost),
+                mean(1.0 if one.lost is None else one.lost.flop_limit for one in asked),
+                mean(_kept_share(one.lost) for one in asked),
                 sum(one.right for one in second),
                 mean(one.nll for one in second),
-                None
-                if way.schedule == FULL
-                else median(one.seconds for one in second) / whole_seconds,
+                None if way == Way(FULL) else median(one.seconds for one in second) / whole_seconds,
+                seconds,
+                None if seconds is None else seconds / whole_seconds,
             )
         )
         say(row_text(rows[-1]))
@@ -159,10 +231,15 @@ def measure_quality(
 def row_text(row: QualityRow) -> str:
     """Return a row for reading."""
     share = "" if row.second_share is None else f", in {row.second_share:.1%} of a whole read"
+    whole = (
+        ""
+        if row.complete_seconds is None
+        else f"; whole after {row.complete_seconds:.2f} s, {row.complete_share:.1%} of a whole read"
+    )
     return (
         f"{row.way:<28} {row.tokens:>6} tokens: {row.right:>3} of {row.documents} right, NLL "
         f"{row.nll:.2f}; a second question: {row.second_right} right, {row.second_nll:.2f}{share}; "
-        f"{row.kept_share:.1%} of blocks kept, FLOPs allow {row.flop_limit:.2f}"
+        f"{row.kept_share:.1%} of blocks kept, FLOPs allow {row.flop_limit:.2f}{whole}"
     )
 
 
@@ -171,34 +248,71 @@ def _kept_share(read: PrunedRead | None) -> float:
 
 
 @torch.no_grad()
-def _asked(
-    model: Any, document: NeedleDocument, pruning: Pruning | None
-) -> tuple[list[_Answered], PrunedRead | None]:
-    """Return the answers to both questions, and what the first one's prompt lost."""
-    cache, answers, lost = DynamicCache(config=model.config), [], None
-    for number, question in enumerate(document.questions):
-        if number:
-            # The question before, its answer, and whatever of them lies in deeper layers.
+def _ordinary(model: Any, document: NeedleDocument, way: Way) -> _Asked:
+    """Read the document with the first question, and the second one behind the document."""
+    with opened(model, way, len(document.ids), QUARTER, "anew") as (cache, pruning):
+        first, second = document.questions
+        answers = [_answer(model, cache, document, first, pruning)]
+        lost = None if pruning is None else pruning.read_of(cache)
+        # The question before, its answer, and whatever of them lies in deeper layers.
+        _leave(cache, len(document.ids))
+        answers.append(_answer(model, cache, document, second, pruning))
+        return _Asked(answers, lost)
+
+
+@torch.no_grad()
+def _completed(model: Any, document: NeedleDocument, way: Way) -> _Asked:
+    """Let the document wait at the cut, read the rest while nobody asks, and ask then."""
+    with opened(model, way, len(document.ids), QUARTER, "keep") as (cache, pruning):
+        assert pruning is not None
+        with pruning.prompt(len(document.ids) + 1):
+            read(model, cache, document.ids)
+        began = time.process_time()
+        pruning.complete(cache)
+        seconds = time.process_time() - began
+        answers = []
+        for question in document.questions:
+            answers.append(_answer(model, cache, document, question, pruning))
             _leave(cache, len(document.ids))
-        answers.append(_answer(model, cache, document, question, pruning))
-        if pruning is not None and not number:
-            lost = pruning.read_of(cache)
-    return answers, lost
+        return _Asked(answers, pruning.read_of(cache), seconds)
+
+
+@torch.no_grad()
+def _on_drive(model: Any, document: NeedleDocument, way: Way) -> _Asked:
+    """Let the document wait on the drive, and answer each question on a fork, as the command."""
+    longest = max(len(one.ids) + len(one.answer_ids) for one in document.questions)
+    tokens = len(document.ids) + longest
+    with opened(model, way, tokens, QUARTER, "keep") as (cache, pruning):
+        began = time.process_time()
+        with nullcontext() if pruning is None else pruning.prompt(len(document.ids) + 1):
+            read(model, cache, document.ids)
+        seconds = time.process_time() - began
+        answers: list[_Answered] = []
+        lost = None
+        for question in document.questions:
+            fork = cache.fork()
+            answers.append(_answer(model, fork, document, question, pruning))
+            if pruning is not None and lost is None:
+                lost = pruning.read_of(fork)
+            fork.close()
+        answers[0] = replace(answers[0], seconds=answers[0].seconds + seconds)
+        return _Asked(answers, lost)
+
+
+_ASK = {Held.ORDINARY: _ordinary, Held.COMPLETED: _completed, Held.DRIVE: _on_drive}
 
 
 def _answer(
     model: Any,
-    cache: DynamicCache,
+    cache: Any,
     document: NeedleDocument,
     question: Question,
     pruning: Pruning | None,
 ) -> _Answered:
-    held = cache.get_seq_length()
     ids = [*document.ids, *question.ids]
+    held = cache.get_seq_length()
     began = time.process_time()
-    with ExitStack() as told:
-        if pruning is not None:
-            told.enter_context(pruning.prompt(len(ids), len(question.ids)))
+    with nullcontext() if pruning is None else pruning.prompt(len(ids), len(question.ids)):
         last = read(model, cache, ids[held:])
     seconds = time.process_time() - began
     return _Answered(*answer(model, cache, question, last), seconds)

@@ -18,15 +18,17 @@ from hillinfer.system.files import prepare_report
 from hillinfer.system.machine import NumberType
 from hillinfer_bench.quality.texts import standard_library_samples
 from hillinfer_bench.report.kinds import MachineKind
-from hillinfer_bench.slim.quality import FULL, QualityRow, Way, measure_quality
+from hillinfer_bench.slim.quality import FULL, Held, QualityRow, Way, measure_quality
 from hillinfer_bench.slim.speed import DRIVE, SpeedRow, measure_speed
+from hillinfer_bench.slim.text import NO_TEXTS, TextPlan, measure_text, text_goals
 from hillinfer_bench.systems.shapes import SHAPES
 
 # Of SmolLM2-135M: what keeps its answers, and the paper's shares, which do not.
 GOOD, PAPERS = "15:50%", "9:25%,19:12.5%,28:6.25%"
 # Keeps what holds so much of attention's weight: other shares for other prompts.
 BY_MASS = "15:mass=97%"
-# Equal FLOPs for each rule, the paper's schedule with the paper's rule, and a cut by mass.
+# Equal FLOPs for each rule, the paper's schedule with the paper's rule, a cut by mass, and what
+# becomes of a document: read whole later, or on the drive with a quarter of its rows in DRAM.
 WAYS = (
     Way(FULL),
     Way(GOOD, "weights"),
@@ -36,6 +38,9 @@ WAYS = (
     Way(GOOD, "random"),
     Way(PAPERS, "paper"),
     Way(BY_MASS, "weights"),
+    Way(GOOD, "weights", Held.COMPLETED),
+    Way(FULL, held=Held.DRIVE),
+    Way(GOOD, "weights", Held.DRIVE),
 )
 # Shapes with random weights, of which three layers are built: cuts as the paper's at 32k.
 SHAPED = {
@@ -105,6 +110,8 @@ class SlimRequest:
         Shapes with random weights that are timed, and their tokens.
     ways
         How questions are asked, the first of all of a document.
+    text
+        Texts that are read on, token by token.
     """
 
     model: str
@@ -115,6 +122,7 @@ class SlimRequest:
     rounds: int
     shapes: tuple[ShapeTokens, ...]
     ways: tuple[Way, ...] = WAYS
+    text: TextPlan = NO_TEXTS
 
 
 def run(request: SlimRequest, say: Callable[[str], None]) -> str:
@@ -146,11 +154,12 @@ def run(request: SlimRequest, say: Callable[[str], None]) -> str:
             needle_document(loaded.tokenizer, tokens, seed) for seed in range(request.documents)
         ]
         quality += measure_quality(model, documents, request.ways, say)
+    texts = measure_text(model, request.text.samples(loaded.tokenizer), request.text.forced, say)
     kind = MachineKind.here(model.dtype)
     del loaded, model
     for one in request.shapes:
         rows += _of_shape(one, request.rounds, say)
-    goals = goals_of(rows, quality)
+    goals = goals_of(rows, quality) + text_goals(texts)
     record = {
         "label": "measured",
         **kind.as_record(),
@@ -187,6 +196,7 @@ def run(request: SlimRequest, say: Callable[[str], None]) -> str:
             for row in quality
             if row.second_share is not None
         ],
+        "text": [asdict(row) for row in texts],
         "goals": goals,
     }
     request.out.write_text(json.dumps(record, indent=1))
@@ -205,7 +215,18 @@ def goals_of(rows: Sequence[SpeedRow], quality: Sequence[QualityRow]) -> list[di
         for row in rows
         if row.schedule != FULL and row.new_tokens == 1
     ]
+    goals += [
+        {
+            "goal": f"{row.shape}, {row.context} tokens, {row.cache} cache, {row.schedule}: "
+            "choosing at most 1 % of the time to the first token",
+            "reached": round(row.choosing_share, 4),
+            "met": row.choosing_share <= 0.01,
+        }
+        for row in rows
+        if row.schedule != FULL and row.new_tokens == 1
+    ]
     goals += _drive_goals(rows)
+    goals += _held_goals(quality)
     whole = {row.tokens: row for row in quality if row.way == FULL}
     for row in quality:
         if row.way == Way(GOOD, "weights").name:
@@ -223,6 +244,40 @@ def goals_of(rows: Sequence[SpeedRow], quality: Sequence[QualityRow]) -> list[di
                     "met": (row.second_right or 0) >= (asked.second_right or 0) - 2,
                 },
             ]
+    return goals
+
+
+def _held_goals(quality: Sequence[QualityRow]) -> list[dict[str, object]]:
+    """Return what is to be answered of completed documents, and of those on the drive."""
+    goals: list[dict[str, object]] = []
+    known = {(row.way, row.tokens): row for row in quality}
+    for row in quality:
+        whole = known.get((FULL, row.tokens))
+        if whole is not None and row.complete_seconds is not None:
+            right = [row.right, row.second_right]
+            further = abs(row.nll - whole.nll)
+            goals += [
+                {
+                    "goal": f"{row.way}, {row.tokens} tokens: right {whole.right} and "
+                    f"{whole.second_right}, as of a whole read",
+                    "reached": right,
+                    "met": right == [whole.right, whole.second_right],
+                },
+                {
+                    "goal": f"{row.way}, {row.tokens} tokens: NLL within 0.01 of a whole read's",
+                    "reached": round(further, 6),
+                    "met": further <= 0.01,
+                },
+            ]
+        whole = known.get((Way(FULL, held=Held.DRIVE).name, row.tokens))
+        if whole is not None and row.way == Way(GOOD, "weights", Held.DRIVE).name:
+            goals.append(
+                {
+                    "goal": f"{row.way}, {row.tokens} tokens: right at least {whole.right} - 1",
+                    "reached": row.right,
+                    "met": row.right >= whole.right - 1,
+                }
+            )
     return goals
 
 
