@@ -18,6 +18,7 @@ from test_placement_invariance import BEAMS, beams_and_turns
 from test_shadow_placement import go
 from tiny_models import TinyModel
 
+import hillinfer
 from hillinfer.devices.xrt.device import open_xrt
 from hillinfer.engine.budget_growth import AUTO_FORMATS
 from hillinfer.engine.budget_plan import kernel_spec
@@ -91,6 +92,31 @@ def test_what_the_host_shares_with_a_card_changes_no_bit(device, beta, expected,
     )
     assert torch.equal(bits(found), bits(long))
     assert 0 < statistics.device_scored_tokens < statistics.scored_tokens
+
+
+@pytest.fixture(scope="module")
+def of_bands(expected, tmp_path_factory):
+    """What comes out of a prompt that was read in stages, with the plain drive and all rows hot."""
+    model, case = expected[0], replace(LONG, lengths=LONG.lengths[:1])
+    with hillinfer.prune(model, "1:50%"):
+        found, _ = case.run(model, tmp_path_factory.mktemp("bands"), dram_budget=ALL_HOT)
+    whole, statistics = case.run(model, tmp_path_factory.mktemp("whole"), dram_budget=ALL_HOT)
+    # Other bits than without: layers of the deeper band have half of the rows.
+    assert not torch.equal(bits(found), bits(whole))
+    return model, case, found, statistics.kv_bytes
+
+
+@pytest.mark.parametrize("share", [0.2, 0.0])
+@pytest.mark.parametrize("device", DEVICES)
+def test_bands_have_the_same_bits_on_every_device(device, share, of_bands, cards, cold_dir):
+    """Layers with fewer rows than the first have shadows, and slots of a card, of their own."""
+    model, case, expected, kv_bytes = of_bands
+    placement = Placement(share, DEVICES[device](cards))
+    with hillinfer.prune(model, "1:50%"):
+        found, statistics = case.run(model, cold_dir, **placement.for_case(case, kv_bytes))
+    assert torch.equal(bits(found), bits(expected))
+    assert (statistics.device_scored_tokens > 0) == (device in CARDS)
+    assert statistics.kv_bytes < kv_bytes
 
 
 # fc, fs, Bc and Bs, and whether the device then scores something, whatever the model.
