@@ -178,16 +178,6 @@ PRUNING: tuple[Mutant, ...] = (
         (f"{_COMPLETION}::test_what_breaks_off_leaves_a_document_that_waits",),
     ),
     Mutant(
-        "mass-named-though-slower",
-        "A cut by mass is named where it keeps answers, and more blocks than a share does.",
-        "host/hillinfer/pruning/profile.py",
-        " and tried[-1].flop_limit > limit:",
-        " and tried[-1].flop_limit > 0:",
-        (
-            "tests/host/pruning/test_profile.py::test_mass_is_named_where_it_keeps_answers_and_fewer_blocks",
-        ),
-    ),
-    Mutant(
         "divergence-the-other-way",
         "KL on text is weighed by what pruning expects, not by what a whole read does.",
         _TEXT,

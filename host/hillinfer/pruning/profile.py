@@ -34,8 +34,6 @@ from hillinfer.system.files import user_cache_dir, write_whole
 CHUNK_TOKENS = 1024
 # Shares that are tried, and by how much the curve must lie below one.
 _SHARES, _MARGIN = (0.25, 0.5), 0.8
-# Of attention's weight, which is tried where the last of these shares was.
-_MASS = 0.97
 # Of documents: so many may need more blocks than are kept where a schedule is tried at all.
 _QUANTILE = 0.9
 
@@ -73,11 +71,10 @@ class PruneProfile:
         Of each layer that may decide, from 0 on: the share of blocks that must stay so that the
         needle does, in nine of ten questions.
     tried
-        Reading all of it, every share that the curve allows, fastest first, up to one that keeps
-        the answers, and a cut by mass at the layer of the last one.
+        Reading all of it, and every schedule that the curve allows, fastest first.
     schedule
-        The fastest of them that answers as many questions as a whole read, or one fewer, about as
-        surely; None where there is none, or where a whole read answers fewer than half.
+        The fastest that answers as many questions as a whole read, or one fewer, about as surely;
+        None where there is none, or where a whole read answers fewer than half.
     """
 
     least_shares: list[float]
@@ -124,31 +121,19 @@ def make_profile(
     curve = np.quantile(np.array(shares), _QUANTILE, axis=0).tolist()
     full = Answers(None, sum(one[0] for one in whole), len(whole), mean(o[1] for o in whole), 1.0)
     tried, chosen = [full], None
-
-    def keeps(schedule: Schedule) -> bool:
-        """Try a schedule; return whether it is about as sure, with one question fewer at most."""
+    for schedule in candidates(curve, model, len(documents[0].ids)):
         found = _tried(model, documents, schedule, ranker)
         tried.append(found)
         say(
             f"{schedule}: {found.right} of {found.questions} right (whole {full.right}), NLL "
             f"{found.nll:.2f} ({full.nll:.2f}), FLOPs allow {found.flop_limit:.2f}"
         )
-        # Who finds no needle anyway says nothing of schedules.
+        # One question fewer, and 0.3 nats. Who finds no needle anyway says nothing of schedules.
         knows = 2 * full.right >= full.questions
-        return knows and found.right >= full.right - 1 and found.nll <= full.nll + 0.3
-
-    layer = None
-    for schedule in candidates(curve, model, len(documents[0].ids)):
-        layer = schedule.cuts[0].layer
-        if keeps(schedule):
-            chosen = tried[-1]
+        if knows and found.right >= full.right - 1 and found.nll <= full.nll + 0.3:
+            chosen = str(schedule)
             break
-    if layer is not None and ranker.adds_up:
-        # How many blocks it keeps of these documents nobody knows before they are read.
-        limit = 1.0 if chosen is None else chosen.flop_limit
-        if keeps(Schedule((Cut(layer, mass=_MASS),))) and tried[-1].flop_limit > limit:
-            chosen = tried[-1]
-    return PruneProfile(curve, tried, None if chosen is None else chosen.schedule)
+    return PruneProfile(curve, tried, chosen)
 
 
 def candidates(curve: Sequence[float], model: Any, tokens: int) -> list[Schedule]:

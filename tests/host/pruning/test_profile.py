@@ -77,61 +77,6 @@ def test_the_curve_is_the_share_that_keeps_the_number(document, tiny_folder, wor
     assert said[0] == "1 of 1 documents read whole"
 
 
-class AddsUp(Oracle):
-    """An oracle whose scores are shares of one whole, so that a cut may weigh."""
-
-    adds_up = True
-
-
-class Even(AddsUp):
-    """Knows the blocks, but lets the others have nearly all: by mass about all of them stay."""
-
-    def scores(self, deciding):
-        return super().scores(deciding) + 0.9
-
-
-def profile_where(right, ranker, document, tiny_folder, monkeypatch):
-    """Make a profile where the answers that come one after the other are right or not."""
-    answers = iter(right)
-    monkeypatch.setattr(
-        "hillinfer.pruning.profile.answer", lambda *given: (next(answers, True), 0.5)
-    )
-    model = load_model(str(tiny_folder)).model
-    return make_profile(model, [document], ranker(document, 1.0), lambda line: None)
-
-
-@pytest.mark.parametrize(
-    ("ranker", "tries", "takes"),
-    # Few blocks hold all of the mass, or nearly all of them; or nobody can tell.
-    [(AddsUp, True, True), (Even, True, False), (Oracle, False, False)],
-)
-def test_mass_is_named_where_it_keeps_answers_and_fewer_blocks(
-    ranker, tries, takes, document, tiny_folder, monkeypatch
-):
-    found = profile_where([], ranker, document, tiny_folder, monkeypatch)
-    whole, share, *weighed = found.tried
-    assert whole.right == whole.questions == 2
-    assert [one.schedule for one in weighed] == (["1:mass=97%"] if tries else [])
-    if tries:
-        assert (weighed[0].flop_limit > share.flop_limit) == takes
-    assert found.schedule == (weighed[0] if takes else share).schedule
-
-
-@pytest.mark.parametrize(
-    ("right", "named"),
-    [
-        # A whole read answers both; the share does; and cuts by mass one, or none of them.
-        ([True] * 4 + [True, False], "1:mass=97%"),
-        ([True] * 4 + [False, False], "1:50%"),
-    ],
-)
-def test_mass_is_not_named_where_it_loses_answers(right, named, document, tiny_folder, monkeypatch):
-    found = profile_where(right, AddsUp, document, tiny_folder, monkeypatch)
-    assert [one.schedule for one in found.tried] == [None, "1:50%", "1:mass=97%"]
-    assert found.tried[-1].right == right[-2:].count(True)
-    assert found.schedule == named
-
-
 def test_an_answer_is_right_where_every_digit_is_expected(document, tiny_folder):
     """Whatever a random model expects is taken for the number, and then something else."""
     model, (question, _) = load_model(str(tiny_folder)).model, document.questions
