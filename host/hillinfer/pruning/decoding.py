@@ -284,7 +284,7 @@ class BlockManager:
         assert state is not None
         document.windows[number] = Window(window.clone(), end)
         blocks, counts = torch.unique_consecutive(blocks_of(active), return_counts=True)
-        came = dict(zip(blocks.tolist(), states.split(counts.tolist(), 1), strict=True))
+        came = dict(zip(blocks.tolist(), torch.split(states, counts.tolist(), 1), strict=True))
         document.swapping = replace(state, entering=_at(state.entering, number, came))
 
     def step(self, now: Pass, layer: int, given: dict[str, Any]) -> None:
@@ -334,7 +334,7 @@ class BlockManager:
         if number:
             before = document.positions[number - 1]
         scores = self._stages.scores(now.cache, number, window, before)
-        numbers = blocks_of(before).unique_consecutive()
+        numbers = torch.unique_consecutive(blocks_of(before))
         # What answers and the window reach into stays; blocks of answers alone take no place.
         last = (state.tokens - 1) // BLOCK_TOKENS
         reached = min(last, int(before[-window.shape[1]]) // BLOCK_TOKENS)
@@ -376,7 +376,7 @@ class BlockManager:
             out = self._stages.enter(states, places, held, band, given)
             held = torch.cat([held, places])
             if number + 1 < len(entering):
-                came = dict(zip(fresh, out.split(BLOCK_TOKENS, 1), strict=True))
+                came = dict(zip(fresh, torch.split(out, BLOCK_TOKENS, 1), strict=True))
                 entering = _at(entering, number + 1, {**entering[number + 1], **came})
         order = held.argsort()
         for layer in layers:
@@ -407,7 +407,7 @@ class BlockManager:
 
 def _blocks(positions: torch.Tensor, tokens: int) -> frozenset[int]:
     """Return the blocks of those positions that lie among the first `tokens`."""
-    return frozenset(blocks_of(positions[positions < tokens]).unique_consecutive().tolist())
+    return frozenset(blocks_of(positions[positions < tokens]).tolist())
 
 
 def _tokens_of(blocks: list[int]) -> torch.Tensor:

@@ -240,6 +240,13 @@ def slim(
             "'15:50% paper'; all ways of the results page if none."
         ),
     ] = None,
+    decoding: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="As --ways, of documents whose answers are decoded from blocks that were kept, "
+            "from blocks that move, and from a tenth of their rows; without --ways, these alone."
+        ),
+    ] = None,
     rounds: Annotated[int, typer.Option(help="Repetitions of each timed figure.")] = 3,
     shapes: Annotated[
         list[str] | None,
@@ -256,6 +263,9 @@ def slim(
     from hillinfer_bench.slim.quality import FULL, Way
     from hillinfer_bench.slim.run import WAYS, SlimRequest, run
 
+    asked: tuple[Way, ...] = () if decoding else WAYS
+    if ways is not None:
+        asked = (Way(FULL), *(Way.parse(one) for one in ways if one != FULL))
     request = SlimRequest(
         model,
         out,
@@ -264,7 +274,8 @@ def slim(
         tuple(lengths or (2000, 7000)),
         rounds,
         tuple(shapes or ()),
-        WAYS if ways is None else (Way(FULL), *(Way.parse(one) for one in ways if one != FULL)),
+        asked,
+        tuple(Way.parse(one) for one in decoding or () if one != FULL),
     )
     print(run(request, error_console().print))
 

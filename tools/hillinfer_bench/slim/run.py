@@ -16,6 +16,7 @@ from hillinfer.system.files import prepare_report
 from hillinfer.system.machine import NumberType
 from hillinfer_bench.quality.texts import standard_library_samples
 from hillinfer_bench.report.kinds import MachineKind
+from hillinfer_bench.slim.decoding import DecodingRow, measure_decoding
 from hillinfer_bench.slim.quality import FULL, QualityRow, Way, measure_quality
 from hillinfer_bench.slim.speed import DRIVE, SpeedRow, measure_speed
 from hillinfer_bench.systems.shapes import SHAPES
@@ -63,6 +64,8 @@ class SlimRequest:
         Shapes with random weights that are timed, by their names in the table.
     ways
         How questions are asked, the first of all of a document.
+    decoding
+        How prompts are read whose answers are decoded in each way.
     """
 
     model: str
@@ -73,6 +76,7 @@ class SlimRequest:
     rounds: int
     shapes: tuple[str, ...]
     ways: tuple[Way, ...] = WAYS
+    decoding: tuple[Way, ...] = ()
 
 
 def run(request: SlimRequest, say: Callable[[str], None]) -> str:
@@ -91,6 +95,7 @@ def run(request: SlimRequest, say: Callable[[str], None]) -> str:
     model.set_attn_implementation("sdpa")
     rows: list[SpeedRow] = []
     quality: list[QualityRow] = []
+    decoded: list[DecodingRow] = []
     for tokens in request.contexts:
         (sample,) = standard_library_samples(loaded.tokenizer, tokens - 1, 1)
         ids = list(sample.token_ids)
@@ -104,6 +109,8 @@ def run(request: SlimRequest, say: Callable[[str], None]) -> str:
             needle_document(loaded.tokenizer, tokens, seed) for seed in range(request.documents)
         ]
         quality += measure_quality(model, documents, request.ways, say)
+        if request.decoding:
+            decoded += measure_decoding(model, loaded.tokenizer, documents, request.decoding, say)
     kind = MachineKind.here(model.dtype)
     del loaded, model
     shaped = [one for one in _SHAPED if one[0] in request.shapes]
@@ -135,6 +142,7 @@ def run(request: SlimRequest, say: Callable[[str], None]) -> str:
             None,
         ),
         "quality": [asdict(row) for row in quality],
+        "decoding": [asdict(row) for row in decoded],
         "second_question": [
             {
                 "way": row.way,
