@@ -111,13 +111,18 @@ def make_decoding(text: str) -> Decoding:
     Raises SettingsError where it names none.
     """
     name, *given = text.split(":", 1)
+    unknown = SettingsError(
+        f"decoding={text!r}: choose one of {', '.join(DECODINGS)}, or swap:{PAPER_GAMMA} with the "
+        "least share of wanted blocks at which nothing moves"
+    )
     try:
-        return DECODINGS[name](*map(float, given))
-    except (KeyError, ValueError, TypeError) as error:
-        raise SettingsError(
-            f"decoding={text!r}: choose one of {', '.join(DECODINGS)}, or swap:{PAPER_GAMMA} with "
-            "the least share of wanted blocks at which nothing moves"
-        ) from error
+        numbers = [float(one) for one in given]
+    except ValueError as error:
+        raise unknown from error
+    try:
+        return DECODINGS[name](*numbers)
+    except (KeyError, TypeError) as error:
+        raise unknown from error
 
 
 # --- what is known of one cache ---
