@@ -9,7 +9,7 @@ The paper moves blocks between a GPU and the host while the deciding layer's FFN
 rows lie in the same memory and nothing is read, so nothing is there to overlap: moving is a copy,
 and what enters for the first time is computed by the threads that compute everything else.
 
-A policy overrides `Decoding.active` and gets a line in `DECODINGS` and in the tests' table.
+A policy overrides `Decoding.active` and gets a line in `DECODINGS`.
 """
 
 from __future__ import annotations
