@@ -103,6 +103,7 @@ def prune(
     ranker: str = "weights",
     later: str = "keep",
     chunk_tokens: int = 1024,
+    decoding: str = "keep",
 ) -> Pruning:
     """Let a transformers model read prompts in stages, deeper layers with fewer of their tokens.
 
@@ -126,6 +127,10 @@ def prune(
         drive.
     chunk_tokens
         Tokens that go through the deeper layers at once.
+    decoding
+        Which blocks deeper layers have while tokens are decoded: `keep`, those of the prompt's
+        read; `swap`, SlimInfer's KV manager, for ordinary caches alone: where fewer than 90 % of
+        the blocks that decoded tokens want are there, or than ``"swap:0.8"`` says, they change.
 
     Raises
     ------
@@ -133,6 +138,7 @@ def prune(
         Where the schedule fits no such model, or a name is unknown.
     """
     # transformers and torch load only when a model is there.
+    from hillinfer.pruning.decoding import make_decoding
     from hillinfer.pruning.passes import LaterTurns
     from hillinfer.pruning.rankers import make_ranker
     from hillinfer.pruning.reading import Pruning
@@ -143,4 +149,5 @@ def prune(
         raise SettingsError(f"later={later!r}: choose one of {', '.join(LaterTurns)}")
     if chunk_tokens < 1:
         raise SettingsError(f"chunk_tokens={chunk_tokens}: give 1 at least")
-    return Pruning(model, chosen, make_ranker(ranker), LaterTurns(later), chunk_tokens)
+    way = make_decoding(decoding)
+    return Pruning(model, chosen, make_ranker(ranker), LaterTurns(later), chunk_tokens, way)

@@ -10,6 +10,15 @@ _STAGES = "host/hillinfer/pruning/stages.py"
 _BANDS = "tests/host/pruning/test_bands.py"
 _READ_TESTS = "tests/host/pruning/test_reading.py"
 _RANK_TESTS = "tests/host/pruning/test_rankers.py"
+_DECODING, _DECODING_TESTS = (
+    "host/hillinfer/pruning/decoding.py",
+    "tests/host/pruning/test_decoding.py",
+)
+_MOVED = (
+    f"{_DECODING_TESTS}::"
+    "test_rows_of_a_block_are_those_of_a_direct_computation_and_return_as_they_were"
+)
+_PAPERS_RULE = f"{_DECODING_TESTS}::test_the_papers_rule_moves_its_candidates_and_nothing_else"
 _COMPLETION = "tests/host/pruning/test_completion.py"
 _TEXT = "tools/hillinfer_bench/slim/text.py"
 _SLIM_TESTS = "tests/host/pruning/test_slim_text.py"
@@ -210,5 +219,77 @@ PRUNING: tuple[Mutant, ...] = (
         (
             "tests/host/cli/test_prune_option.py::test_auto_takes_what_was_found_of_these_weights_and_nothing_else",
         ),
+    ),
+    Mutant(
+        "gamma-is-not-enough",
+        "Blocks move where as many of the candidates are there as gamma asks for.",
+        _DECODING,
+        "overlap >= self._gamma",
+        "overlap > self._gamma",
+        (f"{_DECODING_TESTS}::test_the_papers_gamma_is_taken_where_none_is_given",),
+    ),
+    Mutant(
+        "answers-take-places",
+        "Blocks of the answer take places of the prompt's among the candidates.",
+        _DECODING,
+        "kept_blocks(scores, count + of_answers, forced)",
+        "kept_blocks(scores, count, forced)",
+        (_PAPERS_RULE,),
+    ),
+    Mutant(
+        "later-cuts-rank-by-the-prompt",
+        "A later cut ranks by the last tokens of the prompt, not by decoded ones.",
+        _DECODING,
+        "if self.moves or not number",
+        "if not number",
+        (_PAPERS_RULE,),
+    ),
+    Mutant(
+        "what-returns-is-computed-again",
+        "A block that was in a band before is computed as if it had never been there.",
+        _DECODING,
+        "wanted & aside.keys() - active), sorted(wanted - active - aside.keys())",
+        "wanted & set()), sorted(wanted - active)",
+        (_MOVED,),
+    ),
+    Mutant(
+        "rows-stay-behind-each-other",
+        "Rows of blocks that enter stay behind those of answers, and positions say otherwise.",
+        _DECODING,
+        "layer.keys[..., order, :], layer.values[..., order, :]",
+        "layer.keys, layer.values",
+        (_MOVED,),
+    ),
+    Mutant(
+        "entering-blocks-see-ahead",
+        "A block that enters a band sees tokens behind its own.",
+        _STAGES,
+        "held > places[:, None]",
+        "held > places[-1]",
+        (_MOVED,),
+    ),
+    Mutant(
+        "a-broken-step-leaves-moved-rows",
+        "A step that breaks off leaves layers with the rows of other blocks.",
+        _DECODING,
+        "            layer.keys, layer.values = keys, values\n",
+        "            pass\n",
+        (f"{_DECODING_TESTS}::test_a_step_that_breaks_off_while_blocks_move_moves_none",),
+    ),
+    Mutant(
+        "cut-off-prompts-go-on-swapping",
+        "Blocks move of a prompt that was cut off, some of which are no longer there.",
+        _DECODING,
+        "            document.swapping = None\n",
+        "            pass\n",
+        (f"{_DECODING_TESTS}::test_blocks_of_a_prompt_that_is_cut_off_move_no_more",),
+    ),
+    Mutant(
+        "states-go-while-blocks-move",
+        "Boundary states go once a prompt's read counted, though blocks may enter later.",
+        _DECODING,
+        "        if not self.moves:\n            document.states",
+        "        if True:\n            document.states",
+        (_PAPERS_RULE,),
     ),
 )

@@ -123,6 +123,13 @@ class StagedCache(ABC):
     def undo(self, layers: range, tokens: int) -> None:
         """Forget what a pass that broke off brought to layers that had so many tokens before."""
 
+    @abstractmethod
+    def ordinary(self) -> DynamicCache:
+        """Return transformers' own cache, whose rows may be moved.
+
+        Raises UnsupportedFeatureError where rows lie elsewhere and only come behind each other.
+        """
+
 
 class OrdinaryCache(StagedCache):
     """A `DynamicCache` of transformers.
@@ -229,6 +236,10 @@ class OrdinaryCache(StagedCache):
     def undo(self, layers: range, tokens: int) -> None:
         """Leave the first tokens."""
         self.shorten(layers, tokens)
+
+    def ordinary(self) -> DynamicCache:
+        """Return it."""
+        return self._cache
 
 
 class CacheOnDrive(StagedCache):
@@ -378,6 +389,14 @@ class CacheOnDrive(StagedCache):
 
     def undo(self, layers: range, tokens: int) -> None:
         """Do nothing: whoever uses the cache next forgets what a pass that broke off brought."""
+
+    def ordinary(self) -> DynamicCache:
+        """Refuse; see `StagedCache`."""
+        raise UnsupportedFeatureError(
+            'prune: decoding="swap" moves rows of a DynamicCache, and a cache of new_cache() '
+            'selects among the rows of each band by itself: leave decoding="keep", where alpha '
+            "says how many rows a token attends to"
+        )
 
 
 def staged_cache(cache: Any, documents: Documents) -> StagedCache | None:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hillinfer.errors import UnsupportedFeatureError
 from hillinfer.pruning.schedule import Schedule
 from hillinfer.pruning.states import States, StatesFile
 
 if TYPE_CHECKING:
     from hillinfer.pruning.caches import StagedCache
+    from hillinfer.pruning.decoding import Swapping
 
 
 class LaterTurns(StrEnum):
@@ -78,6 +80,32 @@ coming_prompt: ContextVar[ComingPrompt | None] = ContextVar(
 )
 
 
+@dataclass(frozen=True)
+class Window:
+    """What enters a layer that decides, of the last tokens.
+
+    Parameters
+    ----------
+    states
+        (1, tokens, hidden_size).
+    end
+        Tokens up to the last of them.
+    """
+
+    states: torch.Tensor
+    end: int
+
+    @classmethod
+    def behind(cls, last: Window | None, hidden: torch.Tensor, start: int, wanted: int) -> Window:
+        """Return the last `wanted` tokens once those of a pass have come behind `start`."""
+        before, gone = (None, 0) if last is None else (last.states, last.end - start)
+        if before is not None and gone:
+            # What was cut off, or of a pass that broke off, is no part of it.
+            before = before[:, : before.shape[1] - gone] if 0 < gone < before.shape[1] else None
+        joined = hidden if before is None else torch.cat([before, hidden], 1)
+        return cls(joined[:, -wanted:].clone(), start + hidden.shape[1])
+
+
 @dataclass
 class Document:
     """What is known of one cache, of passes that got through.
@@ -97,10 +125,9 @@ class Document:
         Whether tokens wait behind those that deeper layers have.
     passes
         What the cache had counted when the last pass began; None where it counts none.
-    window
-        What enters the deciding layer, of the last tokens of passes so far; None for none.
-    window_end
-        Tokens up to the window's last one.
+    windows
+        Of passes so far, by the number of the cut; of the first cut alone where decoding moves no
+        blocks.
     positions
         Of the tokens in each band behind the first cut, those of answers included; empty where
         deeper layers are to be read.
@@ -113,6 +140,8 @@ class Document:
         How many first tokens came in passes of several, which attended to all before them.
     completing_seconds
         What completing took so far.
+    swapping
+        What decoding did with blocks of the prompt; None where it moves none.
     """
 
     schedule: Schedule
@@ -121,17 +150,22 @@ class Document:
     file: StatesFile | None = None
     waits: bool = False
     passes: int | None = None
-    window: torch.Tensor | None = None
-    window_end: int = 0
+    windows: dict[int, Window] = field(default_factory=dict)
     positions: list[torch.Tensor] = field(default_factory=list)
     read: PrunedRead | None = None
     completed: int = 0
     dense: int = 0
     completing_seconds: float = 0.0
+    swapping: Swapping | None = None
 
     def fork(self) -> Document:
         """Return what is known of a cache with the same tokens that goes on by itself."""
-        return replace(self, states=list(self.states), positions=list(self.positions))
+        return replace(
+            self,
+            states=list(self.states),
+            positions=list(self.positions),
+            windows=dict(self.windows),
+        )
 
     @property
     def waiting_tokens(self) -> int:
@@ -159,6 +193,8 @@ class Pass:
         What was known before.
     emptied
         Whether a stage has begun, which first forgets what deeper layers had.
+    moved
+        Keys and values of layers as they were before blocks moved.
     """
 
     cache: StagedCache
@@ -170,3 +206,13 @@ class Pass:
     stages: bool
     held: Document
     emptied: bool = False
+    moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+
+def no_states(missing: int, tokens: int) -> UnsupportedFeatureError:
+    """Return what refuses to choose anew where boundary states of so many tokens are missing."""
+    return UnsupportedFeatureError(
+        f"prune: nothing can be chosen anew or read whole, because hidden states of {missing} of "
+        f'{tokens} tokens are not there (of answers in several rows, of turns with later="keep" '
+        'or without prune): go on with later="keep", or begin with an empty cache and later="anew"'
+    )

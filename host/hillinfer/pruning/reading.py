@@ -26,6 +26,7 @@ from hillinfer.hf.features import check_model
 from hillinfer.hf.hooks import Guard
 from hillinfer.hf.joined_cache import JoinedCache
 from hillinfer.pruning.caches import Documents, StagedCache, staged_cache
+from hillinfer.pruning.decoding import BlockManager, DecodedBlocks, Decoding, Keep
 from hillinfer.pruning.guards import LayerGuard, PromptGuard, predictor_for
 from hillinfer.pruning.passes import (
     ComingPrompt,
@@ -33,7 +34,9 @@ from hillinfer.pruning.passes import (
     LaterTurns,
     Pass,
     PrunedRead,
+    Window,
     coming_prompt,
+    no_states,
 )
 from hillinfer.pruning.rankers import Ranker, check_weights
 from hillinfer.pruning.schedule import Schedule
@@ -74,6 +77,8 @@ class Pruning:
         What a turn behind an answer does.
     chunk_tokens
         Tokens that go through the deeper layers at once.
+    decoding
+        Which blocks bands have while tokens are decoded.
 
     Raises
     ------
@@ -91,6 +96,7 @@ class Pruning:
         ranker: Ranker,
         later: LaterTurns = LaterTurns.KEEP,
         chunk_tokens: int = 1024,
+        decoding: Decoding | None = None,
     ) -> None:
         check_model(model)
         decoder = model.get_decoder()
@@ -105,6 +111,7 @@ class Pruning:
         self.layers = [LayerGuard(self, number, one) for number, one in enumerate(decoder.layers)]
         self._guards += self.layers
         self._stages = Stages(decoder, self.layers, predictor, ranker, schedule, chunk_tokens)
+        self._blocks = BlockManager(self._stages, decoding or Keep())
 
     def __enter__(self) -> Pruning:
         return self
@@ -146,6 +153,12 @@ class Pruning:
         read = self.read_of(cache)
         return None if read is None else {"schedule": str(self.schedule), **read.as_json()}
 
+    def decoding_of(self, cache: Any) -> DecodedBlocks | None:
+        """Return what decoding did with blocks of a cache's last prompt; None where it may not."""
+        staged = staged_cache(cache, self._documents)
+        document = None if staged is None else staged.document
+        return None if document is None else self._blocks.told(document)
+
     # --- while nobody waits ---
 
     @torch.no_grad()
@@ -186,7 +199,7 @@ class Pruning:
             # Nothing of it was ever dropped.
             return Completed(tokens, tokens)
         if document.waiting_tokens < tokens:
-            raise _no_states(tokens - document.waiting_tokens, tokens)
+            raise no_states(tokens - document.waiting_tokens, tokens)
         bring = partial(self._complete, cache, staged, document, is_over, max(2, piece_tokens))
         first = self.schedule.cuts[0].layer
         try:
@@ -215,7 +228,7 @@ class Pruning:
         if tokens != document.length or not self._is_as_left(document, staged):
             self._cut_back(document, staged, tokens)
         if document.waiting_tokens != tokens:
-            raise _no_states(tokens - document.waiting_tokens, tokens)
+            raise no_states(tokens - document.waiting_tokens, tokens)
         try:
             if document.positions or tokens - document.completed == 1:
                 # A single token would select what it attends to.
@@ -237,6 +250,7 @@ class Pruning:
     def _empty(self, document: Document, cache: StagedCache) -> None:
         """Forget what deeper layers have: they are read anew by what comes."""
         document.positions, document.read, document.completed = [], None, 0
+        document.swapping = None
         for band in self._stages.bands:
             cache.shorten(band, 0)
 
@@ -269,14 +283,18 @@ class Pruning:
         self, now: Pass, number: int, layer: LayerGuard, hidden: torch.Tensor, given: dict[str, Any]
     ) -> Any:
         first = self.schedule.cuts[0].layer
-        if number == first - 1:
-            self._note_window(now, hidden[:1])
+        # Stages note what enters deeper layers.
+        cut = self._blocks.windows.get(number) if number < first or not now.stages else None
+        if cut is not None:
+            wanted, windows = self._ranker.window(now.question_tokens), now.document.windows
+            windows[cut] = Window.behind(windows.get(cut), hidden[:1], now.before, wanted)
         if number < first:
             return layer.dense(hidden, given)
         if number == first:
             hidden = self._reach_cut(now, hidden, given)
         if now.stages:
             return hidden
+        self._blocks.step(now, number, given)
         # Decoded tokens, and new ones behind what was kept, see what their own layer has.
         return layer.dense(hidden, given | self._stages.mask(now.cache, number, hidden))
 
@@ -306,8 +324,10 @@ class Pruning:
         stages = not document.positions or document.waits or anew
         if stages:
             staged.check(hidden, given.get("attention_mask"))
+            if self._blocks.moves:
+                staged.ordinary()
             if document.waiting_tokens != before:
-                raise _no_states(before - document.waiting_tokens, before)
+                raise no_states(before - document.waiting_tokens, before)
         if not before:
             staged.open_bands([cut.layer for cut in self.schedule.cuts])
             staged.note(document)
@@ -347,16 +367,16 @@ class Pruning:
         """Learn what became of a cache since its last pass, in the deeper layers, too."""
         if not self._is_as_left(document, cache):
             # Others used it: tokens that came are in every band, and their states are not here.
-            document.states, document.window = [], None
+            document.states, document.windows = [], {}
         elif length > document.length:
             raise UnsupportedFeatureError(
                 f"prune: the cache has {length} tokens, of which {document.length} were read in "
                 "stages: use it with this model alone, or begin with an empty one"
             )
-        is_new = document.states and document.positions and self._later is LaterTurns.KEEP
-        if is_new and not document.waits:
+        is_new = document.positions and document.waiting_tokens == document.length
+        if is_new and self._later is LaterTurns.KEEP and not document.waits:
             if length >= document.length:
-                document.states, document.file = [], None
+                self._blocks.release(document)
             else:
                 # The prompt's last pass did not count, nor does what it chose.
                 self._empty(document, cache)
@@ -365,6 +385,7 @@ class Pruning:
         if length > document.length:
             new = torch.arange(document.length, length)
             document.positions = [torch.cat([one, new.to(one)]) for one in document.positions]
+        self._blocks.cut_back(document, length)
         document.length, document.dense = length, min(document.dense, length)
         document.states = first_states(document.states, length)
         for number, (positions, layers) in enumerate(
@@ -392,6 +413,7 @@ class Pruning:
         document, held = now.document, now.held
         document.length, document.states, document.waits = now.before, held.states, held.waits
         document.positions, document.dense = held.positions, held.dense
+        self._blocks.undo(now)
         now.cache.undo(range(self.schedule.cuts[0].layer), now.before)
         if now.emptied or not document.positions:
             # Deeper layers have nothing any more; they are read anew by what comes.
@@ -400,16 +422,6 @@ class Pruning:
             return
         for layers, positions in zip(self._stages.bands, document.positions, strict=True):
             now.cache.undo(layers, len(positions))
-
-    def _note_window(self, now: Pass, hidden: torch.Tensor) -> None:
-        document, wanted = now.document, self._ranker.window(now.question_tokens)
-        before, gone = document.window, document.window_end - now.before
-        if before is not None and gone:
-            # What was cut off, or of a pass that broke off, is no part of it.
-            before = before[:, : before.shape[1] - gone] if 0 < gone < before.shape[1] else None
-        joined = hidden if before is None else torch.cat([before, hidden], 1)
-        document.window = joined[:, -wanted:].clone()
-        document.window_end = now.before + now.tokens
 
     def _reach_cut(self, now: Pass, hidden: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
         """Let a chunk wait, or take the whole prompt through the deeper layers."""
@@ -436,14 +448,14 @@ class Pruning:
     def _deepen(self, now: Pass, given: dict[str, Any]) -> torch.Tensor:
         """Choose, and take what stays through band after band; return the last chunk's end."""
         document, cache = now.document, now.cache
-        waiting, bands, window = document.states, self._stages.bands, document.window
+        waiting, bands, window = document.states, self._stages.bands, document.windows[0].states
         tokens, now.emptied = document.waiting_tokens, True
         self._empty(document, cache)
-        assert window is not None
         active, states = torch.arange(tokens, device=window.device), None
         document.positions, kept, spent = [], [], [0.0, 0.0]
         for number, band in enumerate(bands):
             began = time.perf_counter()
+            self._blocks.came(document, number, active, states, window)
             chosen = self._stages.chosen(cache, number, window, active, tokens)
             active = active[chosen]
             states = gathered_states(waiting, active) if states is None else states[:, chosen]
@@ -470,11 +482,3 @@ class Pruning:
         )
         assert states is not None
         return states[:, -self._stages.chunk :]
-
-
-def _no_states(missing: int, tokens: int) -> UnsupportedFeatureError:
-    return UnsupportedFeatureError(
-        f"prune: nothing can be chosen anew or read whole, because hidden states of {missing} of "
-        f'{tokens} tokens are not there (of answers in several rows, of turns with later="keep" '
-        'or without prune): go on with later="keep", or begin with an empty cache and later="anew"'
-    )

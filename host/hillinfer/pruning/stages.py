@@ -100,19 +100,68 @@ class Stages:
             Of the whole prompt.
         """
         cut, count = self._schedule.cuts[number], self._schedule.kept_blocks(tokens)[number]
-        layer = cut.layer - 1
+        scores = self.scores(cache, number, window, active)
+        # Whole blocks go, so what is left of them lies together.
+        numbers, places = torch.unique_consecutive(blocks_of(active), return_inverse=True)
+        reached = int(places[-1] - places[len(active) - window.shape[1]]) + 1
+        stay = kept_blocks(scores, count, reached, cut.mass)
+        assert len(numbers) == len(scores)
+        return torch.isin(places, stay.to(places.device)).nonzero().flatten()
+
+    def scores(
+        self, cache: StagedCache, number: int, window: torch.Tensor, active: torch.Tensor
+    ) -> torch.Tensor:
+        """Return what the layer before a cut says of the active tokens' blocks, float32 (blocks,).
+
+        Parameters are those of `chosen`.
+        """
+        layer = self.bands[number].start - 1
         keys = cache.keys(layer).to(window.dtype)
         positions = active[-window.shape[1] :]
         block = self._decoder.layers[layer]
         queries = self._predictor.predict(block, window, self._rotary(window, positions))[0]
         scaling = self._predictor.scaling(block)
         deciding = Deciding(keys, queries.to(keys.device), scaling, seed=keys.shape[1])
-        # Whole blocks go, so what is left of them lies together.
-        numbers, places = torch.unique_consecutive(blocks_of(active), return_inverse=True)
-        reached = int(places[-1] - places[len(active) - window.shape[1]]) + 1
-        stay = kept_blocks(self._ranker.scores(deciding), count, reached, cut.mass)
-        assert len(numbers) == deciding.blocks
-        return torch.isin(places, stay.to(places.device)).nonzero().flatten()
+        return self._ranker.scores(deciding)
+
+    def enter(
+        self,
+        states: torch.Tensor,
+        positions: torch.Tensor,
+        held: torch.Tensor,
+        band: range,
+        given: dict[str, Any],
+    ) -> torch.Tensor:
+        """Take tokens through a band that has tokens behind them, too; return their states.
+
+        Each sees the band's tokens and those that enter with it, up to its own position. Their
+        rows come behind those that the band has.
+
+        Parameters
+        ----------
+        states
+            (1, tokens, hidden_size), what enters the band.
+        positions
+            int64 (tokens,), theirs, ascending.
+        held
+            int64, of the tokens that the band has, in the order of its rows.
+        band
+            Its layers.
+        given
+            What the pass under way gives to layers.
+        """
+        out = []
+        for start, stop in _pieces(states.shape[1], self.chunk):
+            hidden, places = states[:, start:stop], positions[start:stop]
+            held = torch.cat([held, places])
+            lowest = torch.finfo(hidden.dtype).min
+            mask = hidden.new_zeros(len(places), len(held))
+            mask.masked_fill_(held > places[:, None], lowest)
+            own = self._placed(given, hidden, places) | {"attention_mask": mask[None, None]}
+            for number in band:
+                hidden = self._layers[number].dense(hidden, own)
+            out.append(hidden)
+        return torch.cat(out, 1)
 
     def through(
         self,
@@ -127,12 +176,7 @@ class Stages:
         out, windows = [], []
         for start, stop in _pieces(states.shape[1], self.chunk):
             hidden, places = states[:, start:stop], positions[start:stop]
-            own = dict(given)
-            if "position_ids" in given:
-                own["position_ids"] = places.unsqueeze(0)
-            if given.get("position_embeddings") is not None:
-                own["position_embeddings"] = self._rotary(hidden, places)
-            own |= self.mask(cache, band.start, hidden)
+            own = self._placed(given, hidden, places) | self.mask(cache, band.start, hidden)
             with cache.piece(band, stop - start):
                 for number in band:
                     if number == band[-1]:
@@ -140,6 +184,17 @@ class Stages:
                     hidden = self._layers[number].dense(hidden, own)
             out.append(hidden)
         return torch.cat(out, 1), torch.cat(windows, 1)[:, -wanted:]
+
+    def _placed(
+        self, given: dict[str, Any], hidden: torch.Tensor, places: torch.Tensor
+    ) -> dict[str, Any]:
+        """Return what layers get, with other tokens' positions."""
+        own = dict(given)
+        if "position_ids" in given:
+            own["position_ids"] = places.unsqueeze(0)
+        if given.get("position_embeddings") is not None:
+            own["position_embeddings"] = self._rotary(hidden, places)
+        return own
 
     def _rotary(
         self, hidden: torch.Tensor, positions: torch.Tensor

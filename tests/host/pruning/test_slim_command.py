@@ -10,6 +10,7 @@ from tiny_models import TinyModel
 from hillinfer.errors import SettingsError
 from hillinfer.models.loader import load_model
 from hillinfer.pruning.needles import needle_document
+from hillinfer_bench.slim.decoding import KEEP, SELECT, SWAP
 from hillinfer_bench.slim.quality import FULL, Held, Way
 from hillinfer_bench.slim.run import GOOD, PAPERS, WAYS, ShapeTokens, SlimRequest, run
 from hillinfer_bench.slim.speed import CACHES, DRIVE
@@ -81,6 +82,27 @@ def test_every_text_is_read_on_in_every_way(report):
     named = [one["goal"] for one in told["goals"] if one["goal"].startswith("text, ")]
     assert sum("the sum of pruning's and" in one for one in named) == 2
     assert len(named) == 4
+
+
+def test_answers_are_decoded_in_every_way(tmp_path):
+    folder, out = save_tiny(tmp_path / "model", TinyModel(layers=5)), tmp_path / "slim.json"
+    said, way = [], Way("2:25%", "paper")
+    request = SlimRequest(str(folder), out, (), 2, (500,), 1, (), (), decoding=(way,))
+    run(request, said.append)
+    told = json.loads(out.read_text(encoding="utf-8"))
+    rows = told["decoding"]
+    assert [(row["way"], row["decoding"]) for row in rows] == [
+        (FULL, FULL),
+        *((way.name, one) for one in (KEEP, SWAP, SELECT)),
+    ]
+    assert len(said) == len(rows)
+    for row in rows:
+        assert row["documents"] == 2
+        assert 0 <= row["free_right"] <= 2
+        assert min(row["seconds"], row["cpu_seconds"], row["nll"]) > 0
+        for name in ("swaps", "computed", "deciding_seconds", "swapping_seconds"):
+            assert (row[name] > 0) == (row["decoding"] == SWAP)
+    assert told["goals"] == told["quality"] == []
 
 
 @pytest.mark.parametrize("way", [*WAYS, *TEXT_WAYS, Way("15:mass=95%", "weights")])

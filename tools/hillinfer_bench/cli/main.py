@@ -245,6 +245,13 @@ def slim(
     texts: Annotated[
         int, typer.Option(help="Texts that are read on token by token; 0 for none.")
     ] = 3,
+    decoding: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="As --ways, of documents whose answers are decoded from blocks that were kept, "
+            "from blocks that move, and from a tenth of their rows; without --ways, these alone."
+        ),
+    ] = None,
     rounds: Annotated[int, typer.Option(help="Repetitions of each timed figure.")] = 3,
     shapes: Annotated[
         list[str] | None,
@@ -263,6 +270,9 @@ def slim(
     from hillinfer_bench.slim.run import WAYS, ShapeTokens, SlimRequest, run
     from hillinfer_bench.slim.text import TextPlan
 
+    asked: tuple[Way, ...] = () if decoding else WAYS
+    if ways is not None:
+        asked = (Way(FULL), *(Way.parse(one) for one in ways if one != FULL))
     request = SlimRequest(
         model,
         out,
@@ -271,8 +281,9 @@ def slim(
         tuple(one for one in lengths or (2000, 7000) if one),
         rounds,
         tuple(one for text in shapes or () for one in ShapeTokens.parse(text)),
-        WAYS if ways is None else (Way(FULL), *(Way.parse(one) for one in ways if one != FULL)),
+        asked,
         TextPlan(texts),
+        tuple(Way.parse(one) for one in decoding or () if one != FULL),
     )
     print(run(request, error_console().print))
 

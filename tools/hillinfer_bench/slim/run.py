@@ -18,6 +18,7 @@ from hillinfer.system.files import prepare_report
 from hillinfer.system.machine import NumberType
 from hillinfer_bench.quality.texts import standard_library_samples
 from hillinfer_bench.report.kinds import MachineKind
+from hillinfer_bench.slim.decoding import DecodingRow, measure_decoding
 from hillinfer_bench.slim.quality import FULL, Held, QualityRow, Way, measure_quality
 from hillinfer_bench.slim.speed import DRIVE, SpeedRow, measure_speed
 from hillinfer_bench.slim.text import NO_TEXTS, TextPlan, measure_text, text_goals
@@ -112,6 +113,8 @@ class SlimRequest:
         How questions are asked, the first of all of a document.
     text
         Texts that are read on, token by token.
+    decoding
+        How prompts are read whose answers are decoded in each way.
     """
 
     model: str
@@ -123,6 +126,7 @@ class SlimRequest:
     shapes: tuple[ShapeTokens, ...]
     ways: tuple[Way, ...] = WAYS
     text: TextPlan = NO_TEXTS
+    decoding: tuple[Way, ...] = ()
 
 
 def run(request: SlimRequest, say: Callable[[str], None]) -> str:
@@ -141,6 +145,7 @@ def run(request: SlimRequest, say: Callable[[str], None]) -> str:
     model.set_attn_implementation("sdpa")
     rows: list[SpeedRow] = []
     quality: list[QualityRow] = []
+    decoded: list[DecodingRow] = []
     for tokens in request.contexts:
         (sample,) = standard_library_samples(loaded.tokenizer, tokens - 1, 1)
         ids = list(sample.token_ids)
@@ -154,6 +159,8 @@ def run(request: SlimRequest, say: Callable[[str], None]) -> str:
             needle_document(loaded.tokenizer, tokens, seed) for seed in range(request.documents)
         ]
         quality += measure_quality(model, documents, request.ways, say)
+        if request.decoding:
+            decoded += measure_decoding(model, loaded.tokenizer, documents, request.decoding, say)
     texts = measure_text(model, request.text.samples(loaded.tokenizer), request.text.forced, say)
     kind = MachineKind.here(model.dtype)
     del loaded, model
@@ -186,6 +193,7 @@ def run(request: SlimRequest, say: Callable[[str], None]) -> str:
             None,
         ),
         "quality": [asdict(row) for row in quality],
+        "decoding": [asdict(row) for row in decoded],
         "second_question": [
             {
                 "way": row.way,

@@ -1,0 +1,431 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which blocks of the prompt a band has while tokens are decoded, and how they move.
+
+Each decoded token ranks blocks anew before each cut. A policy says from that which blocks the band
+behind it has. What leaves is kept aside and put back when it returns. What the band never had is
+run through it from what enters the band. SlimInfer, section 4.3 and algorithm 1.
+
+The paper moves blocks between a GPU and the host while the deciding layer's FFN computes. Here all
+rows lie in the same memory and nothing is read, so nothing is there to overlap: moving is a copy,
+and what enters for the first time is computed by the threads that compute everything else.
+
+A policy overrides `Decoding.active` and gets a line in `DECODINGS`.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
+
+from hillinfer.errors import SettingsError
+from hillinfer.pruning.passes import Document, Pass, Window
+from hillinfer.pruning.rankers import kept_blocks
+from hillinfer.pruning.schedule import BLOCK_TOKENS
+from hillinfer.pruning.stages import Stages, blocks_of
+from hillinfer.pruning.states import gathered_states
+
+# SlimInfer, implementation details: the least overlap at which nothing moves.
+PAPER_GAMMA = 0.9
+
+# --- policies ---
+
+
+class Decoding(ABC):
+    """Says which of a prompt's blocks a band has while tokens are decoded.
+
+    Attributes
+    ----------
+    moves
+        Whether it may say anything but what the prompt's read kept.
+    """
+
+    moves: ClassVar[bool] = True
+
+    @abstractmethod
+    def active(self, candidates: frozenset[int], active: frozenset[int]) -> frozenset[int]:
+        """Return the blocks that a band has from a decoded token on.
+
+        Parameters
+        ----------
+        candidates
+            Numbers of the prompt's blocks that rank highest before the cut, as many as the band
+            has; the first one and those that the last tokens reach into are among them.
+        active
+            Numbers of those that the band has.
+        """
+
+
+class Keep(Decoding):
+    """What the prompt's read kept, until the next prompt."""
+
+    moves = False
+
+    def active(self, candidates: frozenset[int], active: frozenset[int]) -> frozenset[int]:
+        """Return what the band has; see `Decoding`."""
+        return active
+
+
+class Swap(Decoding):
+    """SlimInfer's KV manager: all candidates, once too few of them are there (algorithm 1).
+
+    Parameters
+    ----------
+    gamma
+        The least share of the candidates that a band has at which nothing moves, above 0, up to 1.
+
+    Raises
+    ------
+    SettingsError
+        Where it is none.
+    """
+
+    def __init__(self, gamma: float = PAPER_GAMMA) -> None:
+        if not 0 < gamma <= 1:
+            raise SettingsError(
+                f'decoding="swap:{gamma:g}": give a share of the candidates above 0 and up to 1, '
+                f"such as swap:{PAPER_GAMMA}"
+            )
+        self._gamma = gamma
+
+    def active(self, candidates: frozenset[int], active: frozenset[int]) -> frozenset[int]:
+        """Return what the band has, or the candidates; see `Decoding`."""
+        overlap = len(candidates & active) / len(candidates)
+        return active if overlap >= self._gamma else candidates
+
+
+# Made of the numbers behind the name.
+DECODINGS: MappingProxyType[str, Callable[..., Decoding]] = MappingProxyType(
+    {"keep": Keep, "swap": Swap}
+)
+
+
+def make_decoding(text: str) -> Decoding:
+    """Return the policy that a text names: `keep`, `swap`, or `swap:0.8` with its gamma.
+
+    Raises SettingsError where it names none.
+    """
+    name, *given = text.split(":", 1)
+    unknown = SettingsError(
+        f"decoding={text!r}: choose one of {', '.join(DECODINGS)}, or swap:{PAPER_GAMMA} with the "
+        "least share of wanted blocks at which nothing moves"
+    )
+    try:
+        numbers = [float(one) for one in given]
+    except ValueError as error:
+        raise unknown from error
+    try:
+        return DECODINGS[name](*numbers)
+    except (KeyError, TypeError) as error:
+        raise unknown from error
+
+
+# --- what is known of one cache ---
+
+# Keys and values of a block, (1, kv_heads, 64, head_dim), in each layer of a band.
+_Rows = tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+
+@dataclass(frozen=True)
+class DecodedBlocks:
+    """What decoding did with the blocks of a prompt.
+
+    Parameters
+    ----------
+    steps
+        Decoded tokens so far.
+    swaps
+        At how many of them blocks moved, at each cut.
+    computed, put_back
+        Blocks that entered a band for the first time, and those that it had before.
+    deciding_seconds, swapping_seconds
+        Ranking blocks, and moving and computing them.
+    aside_bytes
+        Of rows that left, and of states that enter later bands; boundary states come to them.
+    active
+        Numbers of the prompt's blocks that each band has, ascending.
+    """
+
+    steps: int
+    swaps: tuple[int, ...]
+    computed: int
+    put_back: int
+    deciding_seconds: float
+    swapping_seconds: float
+    aside_bytes: int
+    active: tuple[tuple[int, ...], ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it by name, as a report has it."""
+        return {**vars(self), "swaps": [*self.swaps], "active": [[*one] for one in self.active]}
+
+
+@dataclass(frozen=True)
+class Swapping:
+    """What is kept of a prompt so that its blocks may move.
+
+    Nothing of it is changed in place: a pass that breaks off leaves what was before it.
+
+    Parameters
+    ----------
+    tokens
+        Of the prompt; what comes behind them never moves.
+    entering
+        For each band, states (1, 64, hidden_size) that enter it, by block; none for the first
+        band, which boundary states enter.
+    aside
+        For each band, rows of blocks that left it once, by block.
+    steps, swaps, computed, put_back, deciding_seconds, swapping_seconds
+        As in `DecodedBlocks`.
+    """
+
+    tokens: int
+    entering: tuple[Mapping[int, torch.Tensor], ...]
+    aside: tuple[Mapping[int, _Rows], ...]
+    steps: int
+    swaps: tuple[int, ...]
+    computed: int = 0
+    put_back: int = 0
+    deciding_seconds: float = 0.0
+    swapping_seconds: float = 0.0
+
+    @classmethod
+    def of_prompt(cls, tokens: int, bands: int) -> Swapping:
+        """Return what is known where nothing has been decoded yet."""
+        return cls(tokens, ({},) * bands, ({},) * bands, 0, (0,) * bands)
+
+
+# --- moving blocks ---
+
+
+class BlockManager:
+    """Moves blocks of prompts in ordinary caches as a policy says.
+
+    Parameters
+    ----------
+    stages
+        The bands of the model's layers.
+    policy
+        Says which blocks a band has.
+
+    Attributes
+    ----------
+    moves
+        Whether the policy may move any.
+    windows
+        The numbers of cuts whose windows are wanted, by the layer that decides.
+    """
+
+    def __init__(self, stages: Stages, policy: Decoding) -> None:
+        self._stages, self._policy, self.moves = stages, policy, policy.moves
+        self._cuts = {band.start: number for number, band in enumerate(stages.bands)}
+        self.windows = {
+            layer - 1: number for layer, number in self._cuts.items() if self.moves or not number
+        }
+
+    def told(self, document: Document) -> DecodedBlocks | None:
+        """Return what was done so far; None where nothing may be."""
+        state = document.swapping
+        if state is None:
+            return None
+        rows = [pair for own in state.aside for block in own.values() for pair in block]
+        states = [one for own in state.entering for one in own.values()]
+        return DecodedBlocks(
+            state.steps,
+            state.swaps,
+            state.computed,
+            state.put_back,
+            state.deciding_seconds,
+            state.swapping_seconds,
+            sum(one.nbytes for one in states) + sum(one.nbytes for pair in rows for one in pair),
+            tuple(tuple(sorted(_blocks(one, state.tokens))) for one in document.positions),
+        )
+
+    def release(self, document: Document) -> None:
+        """Let boundary states go, once a prompt's read counted and nobody else needs them."""
+        if not self.moves:
+            document.states, document.file = [], None
+
+    def cut_back(self, document: Document, length: int) -> None:
+        """Learn that so many tokens are left; where the prompt lost some, no block moves again."""
+        if document.swapping is not None and length < document.swapping.tokens:
+            document.swapping = None
+
+    def came(
+        self,
+        document: Document,
+        number: int,
+        active: torch.Tensor,
+        states: torch.Tensor | None,
+        window: torch.Tensor,
+    ) -> None:
+        """Keep what reading a prompt brought to a cut.
+
+        Parameters
+        ----------
+        document
+            What is known of its cache.
+        number
+            Of the cut.
+        active
+            int64, positions of the tokens that came there.
+        states
+            (1, tokens, hidden_size), theirs; None at the first cut, where they wait.
+        window
+            (1, tokens, hidden_size), what entered the deciding layer, of the last ones.
+        """
+        if not self.moves:
+            return
+        if states is None:
+            bands = len(self._stages.bands)
+            document.swapping = Swapping.of_prompt(len(active), bands)
+            return
+        state, end = document.swapping, int(active[-1]) + 1
+        assert state is not None
+        document.windows[number] = Window(window.clone(), end)
+        blocks, counts = torch.unique_consecutive(blocks_of(active), return_counts=True)
+        came = dict(zip(blocks.tolist(), torch.split(states, counts.tolist(), 1), strict=True))
+        document.swapping = replace(state, entering=_at(state.entering, number, came))
+
+    def step(self, now: Pass, layer: int, given: dict[str, Any]) -> None:
+        """Move blocks of the band that begins with a layer, before a decoded token comes there.
+
+        Does nothing in other layers, and for several tokens at once, which are no decoded ones.
+
+        Parameters
+        ----------
+        now
+            The pass of that token.
+        layer
+            Where it is.
+        given
+            What the pass gives to layers.
+        """
+        number, document, state = self._cuts.get(layer), now.document, now.document.swapping
+        if number is None or state is None or now.tokens != 1:
+            return
+        began = time.perf_counter()
+        active = _blocks(document.positions[number], state.tokens)
+        wanted = self._policy.active(self._candidates(now, state, number, len(active)), active)
+        decided = time.perf_counter()
+        state = replace(
+            state,
+            steps=state.steps + (number == 0),
+            deciding_seconds=state.deciding_seconds + decided - began,
+        )
+        if wanted != active:
+            state = self._swapped(now, state, number, active, wanted, given)
+            spent = time.perf_counter() - decided
+            state = replace(state, swapping_seconds=state.swapping_seconds + spent)
+        document.swapping = state
+
+    def undo(self, now: Pass) -> None:
+        """Give layers the rows that they had before a pass that broke off."""
+        now.document.swapping = now.held.swapping
+        for number, (keys, values) in now.moved.items():
+            layer: Any = now.cache.ordinary().layers[number]
+            layer.keys, layer.values = keys, values
+
+    def _candidates(self, now: Pass, state: Swapping, number: int, count: int) -> frozenset[int]:
+        """Return the prompt's blocks that rank highest before a cut, as many as `count`."""
+        document = now.document
+        window = document.windows[number].states
+        before = torch.arange(document.length, device=window.device)
+        if number:
+            before = document.positions[number - 1]
+        scores = self._stages.scores(now.cache, number, window, before)
+        numbers = torch.unique_consecutive(blocks_of(before))
+        # What answers and the window reach into stays; blocks of answers alone take no place.
+        last = (state.tokens - 1) // BLOCK_TOKENS
+        reached = min(last, int(before[-window.shape[1]]) // BLOCK_TOKENS)
+        of_answers = int((numbers > last).sum())
+        forced = int((numbers >= reached).sum())
+        stay = numbers[kept_blocks(scores, count + of_answers, forced).to(numbers.device)]
+        return frozenset(stay[stay <= last].tolist())
+
+    def _swapped(
+        self,
+        now: Pass,
+        state: Swapping,
+        number: int,
+        active: frozenset[int],
+        wanted: frozenset[int],
+        given: dict[str, Any],
+    ) -> Swapping:
+        """Let a band have other blocks, with its rows in the order of positions."""
+        document, band = now.document, self._stages.bands[number]
+        layers: list[Any] = now.cache.ordinary().layers[band.start : band.stop]
+        # The token that comes has no row there yet.
+        held, coming = document.positions[number][:-1], document.positions[number][-1:]
+        blocks, rows = blocks_of(held), [(one.keys, one.values) for one in layers]
+        now.moved.update(zip(band, rows, strict=True))
+        aside = dict(state.aside[number])
+        for block in active - wanted - aside.keys():
+            aside[block] = _taken(rows, (blocks == block).nonzero().flatten())
+        back, fresh = sorted(wanted & aside.keys() - active), sorted(wanted - active - aside.keys())
+        leaving = torch.tensor(sorted(active - wanted), device=blocks.device)
+        stays = (~torch.isin(blocks, leaving)).nonzero().flatten()
+        held = torch.cat([held[stays], _tokens_of(back).to(held)])
+        parts = [_taken(rows, stays), *(aside[block] for block in back)]
+        for layer, own in zip(layers, zip(*parts, strict=True), strict=True):
+            layer.keys, layer.values = (torch.cat(both, -2) for both in zip(*own, strict=True))
+        entering = state.entering
+        if fresh:
+            places = _tokens_of(fresh).to(held)
+            states = self._entering(document, state, number, fresh, places)
+            out = self._stages.enter(states, places, held, band, given)
+            held = torch.cat([held, places])
+            if number + 1 < len(entering):
+                came = dict(zip(fresh, torch.split(out, BLOCK_TOKENS, 1), strict=True))
+                entering = _at(entering, number + 1, {**entering[number + 1], **came})
+        order = held.argsort()
+        for layer in layers:
+            layer.keys, layer.values = layer.keys[..., order, :], layer.values[..., order, :]
+        document.positions[number] = torch.cat([held[order], coming])
+        return replace(
+            state,
+            entering=entering,
+            aside=_at(state.aside, number, aside),
+            swaps=_at(state.swaps, number, state.swaps[number] + 1),
+            computed=state.computed + len(fresh),
+            put_back=state.put_back + len(back),
+        )
+
+    def _entering(
+        self,
+        document: Document,
+        state: Swapping,
+        number: int,
+        blocks: list[int],
+        places: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return states (1, tokens, hidden_size) of whole blocks that enter a band."""
+        if not number:
+            return gathered_states(document.states, places)
+        return torch.cat([state.entering[number][block] for block in blocks], 1)
+
+
+def _blocks(positions: torch.Tensor, tokens: int) -> frozenset[int]:
+    """Return the blocks of those positions that lie among the first `tokens`."""
+    return frozenset(blocks_of(positions[positions < tokens]).tolist())
+
+
+def _tokens_of(blocks: list[int]) -> torch.Tensor:
+    """Return the positions of whole blocks, int64."""
+    starts = torch.tensor(blocks, dtype=torch.int64) * BLOCK_TOKENS
+    return (starts[:, None] + torch.arange(BLOCK_TOKENS)).flatten()
+
+
+def _taken(rows: list[tuple[torch.Tensor, torch.Tensor]], places: torch.Tensor) -> _Rows:
+    """Return copies of some rows of each layer."""
+    return tuple((keys[..., places, :], values[..., places, :]) for keys, values in rows)
+
+
+def _at(numbers: tuple[Any, ...], place: int, one: Any) -> tuple[Any, ...]:
+    """Return a tuple with another value in one place."""
+    return (*numbers[:place], one, *numbers[place + 1 :])
