@@ -287,9 +287,25 @@ PRUNING: tuple[Mutant, ...] = (
     Mutant(
         "states-go-while-blocks-move",
         "Boundary states go once a prompt's read counted, though blocks may enter later.",
-        _DECODING,
-        "        if not self.moves:\n            document.states",
-        "        if True:\n            document.states",
+        _READING,
+        "        if not needed and document.swapping is None:\n",
+        "        if not needed:\n",
         (_PAPERS_RULE,),
+    ),
+    Mutant(
+        "a-broken-turn-changes-queries",
+        "A pass of several tokens that breaks off leaves its own hidden states as the window.",
+        _READING,
+        "        document.windows, document.is_new = held.windows, held.is_new\n",
+        "        document.is_new = held.is_new\n",
+        (f"{_DECODING_TESTS}::test_a_turn_that_breaks_off_leaves_the_queries_that_rank",),
+    ),
+    Mutant(
+        "a-prompt-of-one-token-is-an-answer",
+        "A chunk of a single token moves blocks, as a decoded token does.",
+        _DECODING,
+        "now.is_prompt or now.tokens != 1",
+        "now.tokens != 1",
+        (f"{_DECODING_TESTS}::test_tokens_of_a_later_prompt_are_no_decoded_ones",),
     ),
 )

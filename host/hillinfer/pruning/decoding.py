@@ -19,16 +19,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from hillinfer.errors import SettingsError
+from hillinfer.errors import SettingsError, UnsupportedFeatureError
 from hillinfer.pruning.passes import Document, Pass, Window
 from hillinfer.pruning.rankers import kept_blocks
 from hillinfer.pruning.schedule import BLOCK_TOKENS
 from hillinfer.pruning.stages import Stages, blocks_of
 from hillinfer.pruning.states import gathered_states
+
+if TYPE_CHECKING:
+    from hillinfer.pruning.caches import StagedCache
 
 # SlimInfer, implementation details: the least overlap at which nothing moves.
 PAPER_GAMMA = 0.9
@@ -58,6 +61,10 @@ class Decoding(ABC):
             has; the first one and those that the last tokens reach into are among them.
         active
             Numbers of those that the band has.
+
+        Returns
+        -------
+        Blocks of these two sets: the prompt's first and last one, and any others.
         """
 
 
@@ -146,7 +153,7 @@ class DecodedBlocks:
     deciding_seconds, swapping_seconds
         Ranking blocks, and moving and computing them.
     aside_bytes
-        Of rows that left, and of states that enter later bands; boundary states come to them.
+        Of rows that left, and of states that enter later bands; without boundary states.
     active
         Numbers of the prompt's blocks that each band has, ascending.
     """
@@ -180,6 +187,8 @@ class Swapping:
         band, which boundary states enter.
     aside
         For each band, rows of blocks that left it once, by block.
+    windows
+        By the number of the cut, as they were at the prompt's end.
     steps, swaps, computed, put_back, deciding_seconds, swapping_seconds
         As in `DecodedBlocks`.
     """
@@ -187,6 +196,7 @@ class Swapping:
     tokens: int
     entering: tuple[Mapping[int, torch.Tensor], ...]
     aside: tuple[Mapping[int, _Rows], ...]
+    windows: Mapping[int, Window]
     steps: int
     swaps: tuple[int, ...]
     computed: int = 0
@@ -195,9 +205,9 @@ class Swapping:
     swapping_seconds: float = 0.0
 
     @classmethod
-    def of_prompt(cls, tokens: int, bands: int) -> Swapping:
-        """Return what is known where nothing has been decoded yet."""
-        return cls(tokens, ({},) * bands, ({},) * bands, 0, (0,) * bands)
+    def of_prompt(cls, tokens: int, bands: int, window: Window) -> Swapping:
+        """Return what is known at the first cut, where nothing has been decoded yet."""
+        return cls(tokens, ({},) * bands, ({},) * bands, {0: window}, 0, (0,) * bands)
 
 
 # --- moving blocks ---
@@ -228,8 +238,8 @@ class BlockManager:
             layer - 1: number for layer, number in self._cuts.items() if self.moves or not number
         }
 
-    def told(self, document: Document) -> DecodedBlocks | None:
-        """Return what was done so far; None where nothing may be."""
+    def report(self, document: Document) -> DecodedBlocks | None:
+        """Return what was done with a prompt's blocks so far; None where none may move."""
         state = document.swapping
         if state is None:
             return None
@@ -246,17 +256,42 @@ class BlockManager:
             tuple(tuple(sorted(_blocks(one, state.tokens))) for one in document.positions),
         )
 
-    def release(self, document: Document) -> None:
-        """Let boundary states go, once a prompt's read counted and nobody else needs them."""
+    def check(self, cache: StagedCache, rows: int) -> None:
+        """Refuse a pass whose blocks could not move.
+
+        Parameters
+        ----------
+        cache
+            That the pass goes through.
+        rows
+            Of the batch.
+
+        Raises
+        ------
+        UnsupportedFeatureError
+            Where blocks may move, and the cache is not transformers' own or has several rows.
+        """
         if not self.moves:
-            document.states, document.file = [], None
+            return
+        cache.ordinary()
+        if rows != 1:
+            raise UnsupportedFeatureError(
+                f'prune: decoding="swap" moves blocks of one sequence, and {rows} are decoded side '
+                'by side: decode one at a time, or leave decoding="keep"'
+            )
 
     def cut_back(self, document: Document, length: int) -> None:
         """Learn that so many tokens are left; where the prompt lost some, no block moves again."""
-        if document.swapping is not None and length < document.swapping.tokens:
+        state = document.swapping
+        if state is None or length >= document.length:
+            return
+        if length < state.tokens:
             document.swapping = None
+        elif length == state.tokens:
+            # Another answer begins with the queries that the first one began with.
+            document.windows.update(state.windows)
 
-    def came(
+    def note_prompt(
         self,
         document: Document,
         number: int,
@@ -283,19 +318,22 @@ class BlockManager:
             return
         if states is None:
             bands = len(self._stages.bands)
-            document.swapping = Swapping.of_prompt(len(active), bands)
+            document.swapping = Swapping.of_prompt(len(active), bands, document.windows[0])
             return
         state, end = document.swapping, int(active[-1]) + 1
         assert state is not None
-        document.windows[number] = Window(window.clone(), end)
+        document.windows[number] = own = Window(window.clone(), end)
         blocks, counts = torch.unique_consecutive(blocks_of(active), return_counts=True)
         came = dict(zip(blocks.tolist(), torch.split(states, counts.tolist(), 1), strict=True))
-        document.swapping = replace(state, entering=_at(state.entering, number, came))
+        entering = _at(state.entering, number, came)
+        document.swapping = replace(
+            state, entering=entering, windows={**state.windows, number: own}
+        )
 
     def step(self, now: Pass, layer: int, given: dict[str, Any]) -> None:
         """Move blocks of the band that begins with a layer, before a decoded token comes there.
 
-        Does nothing in other layers, and for several tokens at once, which are no decoded ones.
+        Does nothing in other layers, and for tokens of a prompt.
 
         Parameters
         ----------
@@ -305,13 +343,27 @@ class BlockManager:
             Where it is.
         given
             What the pass gives to layers.
+
+        Raises
+        ------
+        SettingsError
+            Where the policy wants what no band may have.
         """
         number, document, state = self._cuts.get(layer), now.document, now.document.swapping
-        if number is None or state is None or now.tokens != 1:
+        if number is None or state is None or now.is_prompt or now.tokens != 1:
             return
         began = time.perf_counter()
-        active = _blocks(document.positions[number], state.tokens)
-        wanted = self._policy.active(self._candidates(now, state, number, len(active)), active)
+        active = wanted = _blocks(document.positions[number], state.tokens)
+        last, before = _last_block(state.tokens), document.positions[number - 1]
+        # Where nothing was left out there is nothing to choose from.
+        if len(active) < (len(_blocks(before, state.tokens)) if number else last + 1):
+            candidates = self._candidates(now, state, number, len(active))
+            wanted = self._policy.active(candidates, active)
+            if not {0, last} <= wanted <= candidates | active:
+                raise SettingsError(
+                    f"decoding: {type(self._policy).__name__} wants the blocks {sorted(wanted)}: "
+                    f"return 0, {last} and any of {sorted(candidates | active)}"
+                )
         decided = time.perf_counter()
         state = replace(
             state,
@@ -341,7 +393,7 @@ class BlockManager:
         scores = self._stages.scores(now.cache, number, window, before)
         numbers = torch.unique_consecutive(blocks_of(before))
         # What answers and the window reach into stays; blocks of answers alone take no place.
-        last = (state.tokens - 1) // BLOCK_TOKENS
+        last = _last_block(state.tokens)
         reached = min(last, int(before[-window.shape[1]]) // BLOCK_TOKENS)
         of_answers = int((numbers > last).sum())
         forced = int((numbers >= reached).sum())
@@ -408,6 +460,10 @@ class BlockManager:
         if not number:
             return gathered_states(document.states, places)
         return torch.cat([state.entering[number][block] for block in blocks], 1)
+
+
+def _last_block(tokens: int) -> int:
+    return (tokens - 1) // BLOCK_TOKENS
 
 
 def _blocks(positions: torch.Tensor, tokens: int) -> frozenset[int]:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -142,6 +144,11 @@ class Document:
         What completing took so far.
     swapping
         What decoding did with blocks of the prompt; None where it moves none.
+    is_new
+        Whether the pass that last came read a prompt through the deeper layers.
+    under_way
+        The pass that goes through the cache; threads know it by this alone, so it goes with the
+        cache.
     """
 
     schedule: Schedule
@@ -157,6 +164,8 @@ class Document:
     dense: int = 0
     completing_seconds: float = 0.0
     swapping: Swapping | None = None
+    is_new: bool = False
+    under_way: Pass | None = field(default=None, repr=False, compare=False)
 
     def fork(self) -> Document:
         """Return what is known of a cache with the same tokens that goes on by itself."""
@@ -165,6 +174,7 @@ class Document:
             states=list(self.states),
             positions=list(self.positions),
             windows=dict(self.windows),
+            under_way=None,
         )
 
     @property
@@ -191,6 +201,8 @@ class Pass:
         Whether what comes waits at the first cut, and goes deeper once the prompt is whole.
     held
         What was known before.
+    is_prompt
+        Whether its tokens are of a prompt, and not decoded.
     emptied
         Whether a stage has begun, which first forgets what deeper layers had.
     moved
@@ -205,8 +217,32 @@ class Pass:
     question_tokens: int | None
     stages: bool
     held: Document
+    is_prompt: bool
     emptied: bool = False
     moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+
+class ThreadsPass(threading.local):
+    """The pass that a thread is in, which its cache keeps alive and nothing else."""
+
+    _known: weakref.ref[Pass] | None = None
+
+    @property
+    def now(self) -> Pass | None:
+        """The pass; None where the thread is in none of ours."""
+        return None if self._known is None else self._known()
+
+    def begin(self, now: Pass | None) -> None:
+        """Enter a pass, or one that is none of ours."""
+        self._known = None
+        if now is not None:
+            now.document.under_way, self._known = now, weakref.ref(now)
+
+    def end(self) -> None:
+        """Leave the pass."""
+        now, self._known = self.now, None
+        if now is not None:
+            now.document.under_way = None
 
 
 def no_states(missing: int, tokens: int) -> UnsupportedFeatureError:

@@ -9,7 +9,6 @@ turn may choose anew from the boundary states.
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -34,6 +33,7 @@ from hillinfer.pruning.passes import (
     LaterTurns,
     Pass,
     PrunedRead,
+    ThreadsPass,
     Window,
     coming_prompt,
     no_states,
@@ -49,12 +49,6 @@ PIECE_TOKENS = 512
 
 def _never() -> bool:
     return False
-
-
-class _ThreadsOwn(threading.local):
-    """The pass that a thread is in; it does not keep its cache alive."""
-
-    now: Pass | None = None
 
 
 class Pruning:
@@ -106,7 +100,7 @@ class Pruning:
         predictor, self._decoder = predictor_for(model), decoder
         self._ranker, self._later = ranker, later
         self._documents: Documents = weakref.WeakKeyDictionary()
-        self._own = _ThreadsOwn()
+        self._own = ThreadsPass()
         self._guards: list[Guard] = [PromptGuard(model, schedule)]
         self.layers = [LayerGuard(self, number, one) for number, one in enumerate(decoder.layers)]
         self._guards += self.layers
@@ -157,7 +151,7 @@ class Pruning:
         """Return what decoding did with blocks of a cache's last prompt; None where it may not."""
         staged = staged_cache(cache, self._documents)
         document = None if staged is None else staged.document
-        return None if document is None else self._blocks.told(document)
+        return None if document is None else self._blocks.report(document)
 
     # --- while nobody waits ---
 
@@ -250,7 +244,7 @@ class Pruning:
     def _empty(self, document: Document, cache: StagedCache) -> None:
         """Forget what deeper layers have: they are read anew by what comes."""
         document.positions, document.read, document.completed = [], None, 0
-        document.swapping = None
+        document.swapping, document.is_new = None, False
         for band in self._stages.bands:
             cache.shorten(band, 0)
 
@@ -264,19 +258,19 @@ class Pruning:
         if cache is None:
             return layer.dense(hidden, given)
         if number == 0:
-            self._own.now = None
-            self._own.now = self._begin(cache, hidden, given)
+            self._own.end()
+            self._own.begin(self._begin(cache, hidden, given))
         now = self._own.now
         if now is None:
             return layer.dense(hidden, given)
         try:
             out = self._run(now, number, layer, hidden, given)
         except BaseException:
-            self._own.now = None
+            self._own.end()
             self._undo(now)
             raise
         if number == len(self.layers) - 1:
-            self._own.now = None
+            self._own.end()
         return out
 
     def _run(
@@ -324,10 +318,9 @@ class Pruning:
         stages = not document.positions or document.waits or anew
         if stages:
             staged.check(hidden, given.get("attention_mask"))
-            if self._blocks.moves:
-                staged.ordinary()
             if document.waiting_tokens != before:
                 raise no_states(before - document.waiting_tokens, before)
+        self._blocks.check(staged, hidden.shape[0])
         if not before:
             staged.open_bands([cut.layer for cut in self.schedule.cuts])
             staged.note(document)
@@ -335,7 +328,7 @@ class Pruning:
             staged.begin_stages()
         document.passes = staged.passes
         held, question = document.fork(), coming.question_tokens
-        return Pass(staged, document, before, tokens, whole, question, stages, held)
+        return Pass(staged, document, before, tokens, whole, question, stages, held, is_prompt)
 
     def _begins(self, cache: Any, staged: StagedCache | None, before: int, whole: int) -> bool:
         """Whether a prompt begins that loses blocks, in a cache of which nothing is known."""
@@ -373,19 +366,19 @@ class Pruning:
                 f"prune: the cache has {length} tokens, of which {document.length} were read in "
                 "stages: use it with this model alone, or begin with an empty one"
             )
-        is_new = document.positions and document.waiting_tokens == document.length
-        if is_new and self._later is LaterTurns.KEEP and not document.waits:
-            if length >= document.length:
-                self._blocks.release(document)
-            else:
-                # The prompt's last pass did not count, nor does what it chose.
-                self._empty(document, cache)
+        if document.is_new and self._later is LaterTurns.KEEP and length < document.length:
+            # The prompt's last pass did not count, nor does what it chose.
+            self._empty(document, cache)
+        document.is_new = False
         if length < document.completed:
             self._empty(document, cache)
         if length > document.length:
             new = torch.arange(document.length, length)
             document.positions = [torch.cat([one, new.to(one)]) for one in document.positions]
         self._blocks.cut_back(document, length)
+        needed = self._later is LaterTurns.ANEW or document.waits or not document.positions
+        if not needed and document.swapping is None:
+            document.states, document.file = [], None
         document.length, document.dense = length, min(document.dense, length)
         document.states = first_states(document.states, length)
         for number, (positions, layers) in enumerate(
@@ -413,6 +406,7 @@ class Pruning:
         document, held = now.document, now.held
         document.length, document.states, document.waits = now.before, held.states, held.waits
         document.positions, document.dense = held.positions, held.dense
+        document.windows, document.is_new = held.windows, held.is_new
         self._blocks.undo(now)
         now.cache.undo(range(self.schedule.cuts[0].layer), now.before)
         if now.emptied or not document.positions:
@@ -455,7 +449,7 @@ class Pruning:
         document.positions, kept, spent = [], [], [0.0, 0.0]
         for number, band in enumerate(bands):
             began = time.perf_counter()
-            self._blocks.came(document, number, active, states, window)
+            self._blocks.note_prompt(document, number, active, states, window)
             chosen = self._stages.chosen(cache, number, window, active, tokens)
             active = active[chosen]
             states = gathered_states(waiting, active) if states is None else states[:, chosen]
@@ -481,4 +475,5 @@ class Pruning:
             boundary_bytes=sum(one.byte_count for one in waiting),
         )
         assert states is not None
+        document.is_new = True
         return states[:, -self._stages.chunk :]

@@ -2,6 +2,8 @@
 """Blocks that move while tokens are decoded, beside plain torch that knows the paper's rule."""
 
 import copy
+import gc
+import weakref
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -26,6 +28,9 @@ from transformers import DynamicCache
 import hillinfer
 from hillinfer.errors import SettingsError, UnsupportedFeatureError
 from hillinfer.pruning.decoding import DECODINGS, PAPER_GAMMA, Decoding, make_decoding
+from hillinfer.pruning.rankers import RANKERS
+from hillinfer.pruning.reading import Pruning
+from hillinfer.pruning.schedule import Schedule
 
 # Layers of the two bands behind the cuts, and the layers that decide.
 BANDS, DECIDE = (range(2, 4), range(4, 5)), (1, 3)
@@ -487,7 +492,176 @@ def test_a_policy_of_ones_own_is_a_class_with_one_method(monkeypatch):
     assert lengths(cache)[2] < before[2] + FED.shape[1]
 
 
+class Noting(Decoding):
+    """Moves nothing, and notes what it might."""
+
+    def __init__(self):
+        self.seen = []
+
+    def active(self, candidates, active):
+        self.seen.append(sorted(candidates))
+        return active
+
+
+def noting(model, schedule=SCHEDULE):
+    """Return a pruning by the paper's rule, and a list that candidates come to."""
+    policy = Noting()
+    rule = RANKERS["paper"]()
+    return Pruning(model, Schedule.parse(schedule), rule, decoding=policy), policy.seen
+
+
+def test_an_answer_that_is_cropped_begins_anew_with_the_same_queries():
+    model = TINY.build()
+    pruning, seen = noting(model)
+    with pruning:
+        cache = read(model, pruning)
+        feed(model, cache, FED)
+        first = [*seen]
+        cache.crop(-FED.shape[1])
+        seen.clear()
+        feed(model, cache, FED)
+    assert seen == first
+    # The twin: candidates follow the queries.
+    assert seen[:2] != seen[-2:]
+
+
+def test_nothing_is_ranked_where_a_band_has_all_blocks():
+    model = TINY.build()
+    # The first cut keeps 11 blocks of 11, the second one 3.
+    pruning, seen = noting(model, "2:100000,4:25%")
+    with pruning:
+        cache = read(model, pruning)
+        feed(model, cache, FED)
+        told = pruning.decoding_of(cache)
+    assert {len(one) for one in seen} == {3}
+    assert len(seen) == told.steps == FED.shape[1]
+
+
+def test_a_turn_that_breaks_off_leaves_the_queries_that_rank():
+    model = TINY.build()
+    turn, _ = prompts([50], seed=4)
+    with hillinfer.prune(model, SCHEDULE, ranker="paper", decoding="swap") as pruning:
+        cache, whole = read(model, pruning), read(model, pruning)
+        for one in (cache, whole):
+            feed(model, one, FED[:, :6])
+
+        def strike(module, given):
+            raise StruckError
+
+        hook = model.get_decoder().layers[4].mlp.register_forward_pre_hook(strike)
+        with pytest.raises(StruckError), torch.no_grad():
+            model(turn, past_key_values=cache)
+        hook.remove()
+        assert torch.equal(feed(model, cache, FED[:, 6:]), feed(model, whole, FED[:, 6:]))
+        assert timeless(pruning.decoding_of(cache)) == timeless(pruning.decoding_of(whole))
+        # The twin: what those queries rank by is seen.
+        with torch.no_grad():
+            model(turn, past_key_values=cache)
+        assert not torch.equal(feed(model, cache, FED[:, :1]), feed(model, whole, FED[:, :1]))
+
+
+@pytest.mark.parametrize("chunks", [[100], [99, 1], [1, 99], [1] * 100])
+def test_tokens_of_a_later_prompt_are_no_decoded_ones(chunks):
+    model = TINY.build()
+    turn, _ = prompts([100], seed=4)
+    with hillinfer.prune(model, SCHEDULE, ranker="paper", decoding="swap") as pruning:
+        cache = read(model, pruning)
+        before = pruning.decoding_of(cache)
+        with pruning.prompt(TOKENS + 100), torch.no_grad():
+            for own in turn.split(chunks, 1):
+                model(own, past_key_values=cache, logits_to_keep=1)
+        assert pruning.decoding_of(cache) == before
+        feed(model, cache, FED)
+        assert pruning.decoding_of(cache).steps == FED.shape[1]
+
+
+def struck_between_layers(model, pruning):
+    """Break off where a layer of ours does not run, once blocks have moved; return old rows."""
+    cache = read(model, pruning)
+
+    def strike(module, given):
+        if sum(pruning.decoding_of(cache).swaps):
+            raise StruckError
+
+    hook = model.get_decoder().layers[3].register_forward_pre_hook(strike)
+    rows = weakref.ref(cache.layers[2].keys)
+    with pytest.raises(StruckError):
+        feed(model, cache, FED)
+    hook.remove()
+    return rows, cache
+
+
+def test_rows_that_moved_go_with_their_cache_wherever_a_pass_ends():
+    model = TINY.build()
+    with hillinfer.prune(model, SCHEDULE, ranker="paper", decoding="swap") as pruning:
+        rows, _ = struck_between_layers(model, pruning)
+        del _
+        gc.collect()
+        assert rows() is None
+
+
+def test_a_prompt_that_was_cut_after_a_broken_step_keeps_what_bands_have():
+    model = TINY.build()
+    found = []
+    for decoding in ("keep", "swap"):
+        with hillinfer.prune(model, SCHEDULE, ranker="paper", decoding=decoding) as pruning:
+            cache = read(model, pruning)
+
+            def strike(module, given):
+                raise StruckError
+
+            hook = model.get_decoder().layers[4].mlp.register_forward_pre_hook(strike)
+            with pytest.raises(StruckError):
+                feed(model, cache, FED)
+            hook.remove()
+            cut_back(cache, TOKENS - 30)
+            feed(model, cache, FED[:, :1])
+            found.append((lengths(cache), pruning.read_of(cache).tokens))
+    assert found[0] == found[1]
+
+
 # --- refusals ---
+
+
+class LosesTheLast(Decoding):
+    """Forgets the block that answers lie in, too."""
+
+    def active(self, candidates, active):
+        return candidates - {LAST}
+
+
+class WantsMore(Decoding):
+    """Wants a block that no prompt has."""
+
+    def active(self, candidates, active):
+        return active | {LAST + 1}
+
+
+@pytest.mark.parametrize("policy", [LosesTheLast(), WantsMore()])
+def test_a_policy_that_wants_what_cannot_be_is_refused(policy):
+    model = TINY.build()
+    rule = RANKERS["paper"]()
+    with Pruning(model, Schedule.parse(SCHEDULE), rule, decoding=policy) as pruning:
+        cache = read(model, pruning)
+        before = rows_of(cache)
+        with pytest.raises(SettingsError, match=f"return 0, {LAST} and any of"):
+            feed(model, cache, FED)
+        assert same(rows_of(cache), before)
+
+
+def test_several_answers_side_by_side_are_refused_where_blocks_move():
+    model = TINY.build()
+    for decoding in ("keep", "swap"):
+        with hillinfer.prune(model, SCHEDULE, ranker="paper", decoding=decoding) as pruning:
+            cache = read(model, pruning)
+            feed(model, cache, FED)
+            cache.batch_repeat_interleave(2)
+            two = FED[:, :1].expand(2, 1)
+            if decoding == "keep":
+                model(two, past_key_values=cache)
+                continue
+            with pytest.raises(UnsupportedFeatureError, match="decode one at a time"):
+                model(two, past_key_values=cache)
 
 
 @pytest.mark.parametrize("text", ["swap:0", "swap:1.01", "swap:-1", "swap:nan"])
@@ -519,5 +693,11 @@ def test_a_cache_on_a_drive_selects_by_itself_and_says_so(cold_dir):
             pytest.raises(UnsupportedFeatureError, match='leave decoding="keep", where alpha'),
         ):
             generated(model, IDS, hill.new_cache())
+        cache = hill.new_cache()
         with hillinfer.prune(model, SCHEDULE, decoding="keep"):
-            generated(model, IDS, hill.new_cache())
+            generated(model, IDS, cache)
+        with (
+            hillinfer.prune(model, SCHEDULE, decoding="swap"),
+            pytest.raises(UnsupportedFeatureError, match='leave decoding="keep", where alpha'),
+        ):
+            feed(model, cache, FED)
