@@ -22,6 +22,10 @@ _PAPERS_RULE = f"{_DECODING_TESTS}::test_the_papers_rule_moves_its_candidates_an
 _COMPLETION = "tests/host/pruning/test_completion.py"
 _TEXT = "tools/hillinfer_bench/slim/text.py"
 _SLIM_TESTS = "tests/host/pruning/test_slim_text.py"
+_BENCH, _BENCH_TESTS = (
+    "tools/hillinfer_bench/slim/decoding.py",
+    "tests/host/pruning/test_slim_command.py",
+)
 _REFERENCE = f"{_READ_TESTS}::test_a_prompt_keeps_what_the_reference_keeps_and_answers_as_it_does"
 
 PRUNING: tuple[Mutant, ...] = (
@@ -307,5 +311,37 @@ PRUNING: tuple[Mutant, ...] = (
         "now.is_prompt or now.tokens != 1",
         "now.tokens != 1",
         (f"{_DECODING_TESTS}::test_tokens_of_a_later_prompt_are_no_decoded_ones",),
+    ),
+    Mutant(
+        "who-says-no-number-is-right",
+        "The bench counts free answers that do not name the number.",
+        _BENCH,
+        "number in tokenizer",
+        "number not in tokenizer",
+        (f"{_BENCH_TESTS}::test_who_says_a_number_by_itself_is_right",),
+    ),
+    Mutant(
+        "decoded-answers-are-right-unseen",
+        "The bench takes forced answers behind moving blocks for right ones without reading them.",
+        _BENCH,
+        "right, nll = answer(model, cache, question, last)",
+        "right, nll = True, 1.0",
+        (f"{_BENCH_TESTS}::test_decoded_answers_are_those_by_hand",),
+    ),
+    Mutant(
+        "rows-of-a-band-are-not-selected",
+        "Rows of the bench with a tenth selected are measured in transformers' own cache.",
+        _BENCH,
+        "way = replace(way, held=Held.DRIVE)",
+        "pass",
+        (f"{_BENCH_TESTS}::test_decoded_answers_are_those_by_hand",),
+    ),
+    Mutant(
+        "nine-tenths-are-a-tenth",
+        "The bench selects nine tenths of the context, and names another share.",
+        "tools/hillinfer_bench/slim/quality.py",
+        "ALPHA = 0.1\n",
+        "ALPHA = 0.9\n",
+        (f"{_BENCH_TESTS}::test_decoded_answers_are_those_by_hand",),
     ),
 )

@@ -2,15 +2,32 @@
 """`hillinfer-bench slim` with a tiny model in the real one's place."""
 
 import json
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
+import torch
 from tiny_folder import save_tiny
 from tiny_models import TinyModel
+from transformers import DynamicCache
 
+import hillinfer
 from hillinfer.errors import SettingsError
 from hillinfer.models.loader import load_model
 from hillinfer.pruning.needles import needle_document
-from hillinfer_bench.slim.decoding import KEEP, SELECT, SWAP
+from hillinfer.pruning.profile import answer, read
+from hillinfer_bench.cli.main import main
+from hillinfer_bench.slim.decoding import (
+    FREE_TOKENS,
+    KEEP,
+    SELECT,
+    SWAP,
+    decoding_way,
+    measure_decoding,
+    says_number,
+)
 from hillinfer_bench.slim.quality import FULL, Held, Way
 from hillinfer_bench.slim.run import GOOD, PAPERS, WAYS, ShapeTokens, SlimRequest, run
 from hillinfer_bench.slim.speed import CACHES, DRIVE
@@ -102,7 +119,121 @@ def test_answers_are_decoded_in_every_way(tmp_path):
         assert min(row["seconds"], row["cpu_seconds"], row["nll"]) > 0
         for name in ("swaps", "computed", "deciding_seconds", "swapping_seconds"):
             assert (row[name] > 0) == (row["decoding"] == SWAP)
+        # Ranking and moving are part of a token's time, and both are means over the same tokens.
+        assert row["deciding_seconds"] + row["swapping_seconds"] < row["seconds"]
     assert told["goals"] == told["quality"] == []
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A tiny model that can prune and select, its tokenizer, and a document."""
+    loaded = load_model(str(save_tiny(tmp_path_factory.mktemp("tiny"), TinyModel(layers=5))))
+    loaded.model.set_attn_implementation("sdpa")
+    return loaded.model, loaded.tokenizer, needle_document(loaded.tokenizer, 500, 0)
+
+
+def nothing(line):
+    pass
+
+
+def answered_by_hand(model, document, place, schedule=FULL, decoding="keep", alpha=None):
+    """Return what a forced answer is, and what is said freely, as a user would get both."""
+    question = document.questions[0]
+    ids = [*document.ids, *question.ids]
+    with ExitStack() as stack, torch.no_grad():
+        caches = [DynamicCache(config=model.config) for _ in range(2)]
+        if alpha is not None:
+            made = hillinfer.attach(model, cold_dir=place, alpha=alpha, dram_budget="120%")
+            stack.enter_context(made)
+            caches = [made.new_cache(expected_tokens=len(ids) + 99) for _ in range(2)]
+        if schedule != FULL:
+            pruning = hillinfer.prune(model, schedule, ranker="paper", decoding=decoding)
+            stack.enter_context(pruning)
+        lasts = []
+        for cache in caches:
+            with ExitStack() as reading:
+                if schedule != FULL:
+                    reading.enter_context(pruning.prompt(len(ids), len(question.ids)))
+                lasts.append(read(model, cache, ids))
+        forced, said = answer(model, caches[0], question, lasts[0]), [int(lasts[1].argmax())]
+        while len(said) < FREE_TOKENS:
+            said.append(int(read(model, caches[1], said[-1:]).argmax()))
+        return forced, said
+
+
+def test_decoded_answers_are_those_by_hand(tiny, tmp_path):
+    model, tokenizer, document = tiny
+    way = Way("2:25%", "paper")
+    began = time.perf_counter()
+    full, *others = measure_decoding(model, tokenizer, [document], [way], nothing)
+    spent = time.perf_counter() - began
+    forced, said = answered_by_hand(model, document, tmp_path)
+    assert tokenizer.eos_token_id not in said
+    assert 0 < full.seconds * (FREE_TOKENS - 1) < spent
+    assert (full.right, full.nll) == (forced[0], pytest.approx(forced[1]))
+    hands = [
+        {"decoding": "keep"},
+        {"decoding": "swap:0.9"},
+        {"alpha": 0.1},
+    ]
+    assert [one.decoding for one in others] == ["keep", "swap:0.9", "alpha=0.1"]
+    for row, given in zip(others, hands, strict=True):
+        forced, _ = answered_by_hand(model, document, tmp_path, "2:25%", **given)
+        assert (row.right, row.nll) == (forced[0], pytest.approx(forced[1]))
+    # Twins: none is another one's, and another share of rows gives another answer.
+    every = [full.nll, *(row.nll for row in others)]
+    forced, _ = answered_by_hand(model, document, tmp_path, "2:25%", alpha=0.9)
+    apart = sorted([*every, forced[1]])
+    assert min(b - a for a, b in pairwise(apart)) > 1e-4
+
+
+def test_who_says_a_number_by_itself_is_right(tiny, tmp_path):
+    model, tokenizer, document = tiny
+    _, said = answered_by_hand(model, document, tmp_path)
+    # What the model says anyway is asked for, and in the twin another last digit.
+    first, second = document.questions
+    known = replace(first, answer_ids=said[:4], digits=[0, 1, 2, 3])
+    other = replace(known, answer_ids=[*said[:3], said[3] + 1])
+    for question, right in ((known, 1), (other, 0)):
+        asked = replace(document, questions=(question, second))
+        (row,) = measure_decoding(model, tokenizer, [asked], [], nothing)
+        assert (row.right, row.free_right) == (right, right)
+        assert says_number(tokenizer, question, said) == bool(right)
+
+
+def test_a_number_is_looked_for_in_all_that_is_said(tiny):
+    _, tokenizer, document = tiny
+    question = document.questions[0]
+    number = tokenizer.decode([question.answer_ids[place] for place in question.digits])
+    assert number.isdecimal()
+    other = number[:-1] + str((int(number[-1]) + 1) % 10)
+    for said, right in ((f"it is {number}, i think.", True), (f"it is {other}, i think.", False)):
+        assert says_number(tokenizer, question, tokenizer(said)["input_ids"]) is right
+    assert not says_number(tokenizer, question, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("15:50% completed", "write '15:50%', without completed"),
+        ("15:50% paper drive", "write '15:50% paper', without drive"),
+        ("full", "write a schedule alone, such as 15:50%"),
+        ("full drive", "write a schedule alone, such as 15:50%"),
+        ("drive", "'' is no cut"),
+        ("15:50% best", "ranker='best'"),
+    ],
+)
+def test_what_cannot_be_decoded_in_every_way_is_refused(text, said, capfd):
+    with pytest.raises(SettingsError, match=said):
+        decoding_way(text)
+    # The command refuses it before it loads a model.
+    with pytest.raises(SystemExit) as ended:
+        main(["slim", "--model", "nowhere", "--decoding", text])
+    assert ended.value.code
+    _, err = capfd.readouterr()
+    assert said in " ".join(err.split())
+    assert decoding_way("15:50%") == Way("15:50%", "weights")
+    assert decoding_way("15:50% paper") == Way("15:50%", "paper")
 
 
 @pytest.mark.parametrize("way", [*WAYS, *TEXT_WAYS, Way("15:mass=95%", "weights")])

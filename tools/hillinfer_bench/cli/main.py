@@ -248,8 +248,10 @@ def slim(
     decoding: Annotated[
         list[str] | None,
         typer.Option(
-            help="As --ways, of documents whose answers are decoded from blocks that were kept, "
-            "from blocks that move, and from a tenth of their rows; without --ways, these alone."
+            help="A schedule, or one with a ranker, of documents whose answers are decoded from "
+            "blocks that were kept, from blocks that move, and from a tenth of their rows; without "
+            "--ways, questions are asked in no other way. Timed contexts and texts stay: "
+            "--contexts 0 and --texts 0 leave them out."
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(help="Repetitions of each timed figure.")] = 3,
@@ -266,6 +268,7 @@ def slim(
 ) -> None:
     """Measure reading in stages: first token beside FLOPs, answers about needles, KL on text."""
     quiet_transformers()
+    from hillinfer_bench.slim.decoding import decoding_way
     from hillinfer_bench.slim.quality import FULL, Way
     from hillinfer_bench.slim.run import WAYS, ShapeTokens, SlimRequest, run
     from hillinfer_bench.slim.text import TextPlan
@@ -283,7 +286,7 @@ def slim(
         tuple(one for text in shapes or () for one in ShapeTokens.parse(text)),
         asked,
         TextPlan(texts),
-        tuple(Way.parse(one) for one in decoding or () if one != FULL),
+        tuple(map(decoding_way, decoding or ())),
     )
     print(run(request, error_console().print))
 

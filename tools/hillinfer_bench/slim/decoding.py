@@ -5,25 +5,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from statistics import mean, median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import DynamicCache
 
-import hillinfer
+from hillinfer.errors import SettingsError
 from hillinfer.pruning.decoding import DecodedBlocks
 from hillinfer.pruning.needles import NeedleDocument, Question
 from hillinfer.pruning.profile import answer, read
 from hillinfer.pruning.reading import Pruning
-from hillinfer_bench.slim.quality import FULL, Way
+from hillinfer_bench.slim.quality import ALPHA, FULL, Held, Way, opened
 
 # The prompt's read, the paper's rule, and rows of a band that HillInfer selects at each token.
-KEEP, SWAP, SELECT = "keep", "swap:0.9", "alpha=0.1"
-_ALPHA = 0.1
+KEEP, SWAP, SELECT = "keep", "swap:0.9", f"alpha={ALPHA}"
+# Memory holds all rows, so time goes to computing alone.
+_DRAM = "120%"
 # Of a free answer: what names the number comes first.
 FREE_TOKENS = 24
 
@@ -44,12 +43,13 @@ class DecodingRow:
     free_right
         Questions of which the number is in what the model said by itself.
     seconds, cpu_seconds
-        Of a token of a free answer: median over documents, wall and of all threads.
+        Of a token of free answers, mean over all that were decoded: wall, and of all threads.
     swaps, computed, put_back
-        For each token of free answers: steps at which blocks moved, and those that did; over all
-        cuts. 0 where none can.
+        Over the same tokens, mean: how often blocks moved at a cut, summed over cuts, so above 1
+        where several cuts move some at one token; and blocks that were computed and put back. 0
+        where none can.
     deciding_seconds, swapping_seconds
-        Of such a token, mean: ranking blocks, and moving and computing them.
+        Part of `seconds`, mean over the same tokens: ranking blocks, and moving and computing them.
     """
 
     way: str
@@ -66,6 +66,33 @@ class DecodingRow:
     put_back: float = 0.0
     deciding_seconds: float = 0.0
     swapping_seconds: float = 0.0
+
+
+def decoding_way(text: str) -> Way:
+    """Return how prompts are read whose answers are decoded in each way: `Way.parse`, but fewer.
+
+    Parameters
+    ----------
+    text
+        A schedule, and perhaps a ranker behind a space.
+
+    Raises
+    ------
+    SettingsError
+        Where it says nothing of the kind, or a whole read, or another place for documents.
+    """
+    first, *others = text.split(" ")
+    if first == FULL:
+        raise SettingsError(
+            f"--decoding {text!r}: a whole read is decoded beside every schedule; write a schedule "
+            "alone, such as 15:50%"
+        )
+    if others and others[-1] in (Held.COMPLETED, Held.DRIVE):
+        raise SettingsError(
+            f"--decoding {text!r}: what is decoded decides where a document lies; write "
+            f"{' '.join([first, *others[:-1]])!r}, without {others[-1]}"
+        )
+    return Way.parse(text)
 
 
 def measure_decoding(
@@ -86,7 +113,7 @@ def measure_decoding(
     documents
         All of about one length.
     ways
-        How prompts are read in stages; reading all of them stands before these.
+        How prompts are read in stages, of `decoding_way`; reading all of them stands before these.
     say
         Takes a line of progress.
     """
@@ -110,11 +137,30 @@ def row_text(row: DecodingRow) -> str:
     )
 
 
+def says_number(tokenizer: Any, question: Question, ids: Sequence[int]) -> bool:
+    """Return whether the number that a question asks for is in what was said.
+
+    Parameters
+    ----------
+    tokenizer
+        Of the model.
+    question
+        What was asked.
+    ids
+        Tokens of a free answer.
+    """
+    number = tokenizer.decode([question.answer_ids[place] for place in question.digits]).strip()
+    return number in tokenizer.decode(list(ids))
+
+
 @dataclass(frozen=True)
 class _Asked:
+    """Of one document: the forced answer, and the free one with its times and decoded tokens."""
+
     right: bool
     nll: float
     free_right: bool
+    decoded: int
     seconds: float
     cpu_seconds: float
     told: DecodedBlocks | None
@@ -125,6 +171,8 @@ def _row(
 ) -> DecodingRow:
     told = [one.told for one in asked if one.told is not None]
     steps = sum(one.steps for one in told) or 1
+    # Over tokens, as what is said of swaps: the one is part of the other.
+    decoded = sum(one.decoded for one in asked) or 1
     return DecodingRow(
         way.name,
         decoding,
@@ -133,8 +181,8 @@ def _row(
         sum(one.right for one in asked),
         mean(one.nll for one in asked),
         sum(one.free_right for one in asked),
-        median(one.seconds for one in asked),
-        median(one.cpu_seconds for one in asked),
+        sum(one.seconds for one in asked) / decoded,
+        sum(one.cpu_seconds for one in asked) / decoded,
         sum(sum(one.swaps) for one in told) / steps,
         sum(one.computed for one in told) / steps,
         sum(one.put_back for one in told) / steps,
@@ -147,44 +195,32 @@ def _row(
 def _asked(model: Any, tokenizer: Any, document: NeedleDocument, way: Way, decoding: str) -> _Asked:
     """Read a prompt for the forced answer, and once more for a free one."""
     question = document.questions[0]
-    with ExitStack() as stack:
-        attached = pruning = None
-        if decoding == SELECT:
-            place = stack.enter_context(TemporaryDirectory(prefix="hillinfer-slim-"))
-            # Memory would hold all rows: time goes to computing alone.
-            made = hillinfer.attach(model, cold_dir=place, alpha=_ALPHA, dram_budget="120%")
-            attached = stack.enter_context(made)
-        if way.schedule != FULL:
-            moves = SWAP if decoding == SWAP else KEEP
-            own = hillinfer.prune(model, way.schedule, ranker=way.ranker, decoding=moves)
-            pruning = stack.enter_context(own)
-        cache, last = _read(model, document, question, attached, pruning)
+    if decoding == SELECT:
+        way = replace(way, held=Held.DRIVE)
+    moves = SWAP if decoding == SWAP else KEEP
+    tokens = len(document.ids) + len(question.ids) + max(len(question.answer_ids), FREE_TOKENS)
+    with opened(model, way, tokens, _DRAM, "keep", moves) as (cache, pruning):
+        last = _read(model, cache, document, question, pruning)
         right, nll = answer(model, cache, question, last)
-        cache, last = _read(model, document, question, attached, pruning)
+    with opened(model, way, tokens, _DRAM, "keep", moves) as (cache, pruning):
+        last = _read(model, cache, document, question, pruning)
         ids, began = [int(last.argmax())], (time.perf_counter(), time.process_time())
         while len(ids) < FREE_TOKENS and ids[-1] != tokenizer.eos_token_id:
             ids.append(int(read(model, cache, ids[-1:]).argmax()))
         spent = time.perf_counter() - began[0], time.process_time() - began[1]
-        decoded = max(1, len(ids) - 1)
         told = None if pruning is None else pruning.decoding_of(cache)
-    number = tokenizer.decode([question.answer_ids[place] for place in question.digits]).strip()
-    free = number in tokenizer.decode(ids)
-    return _Asked(right, nll, free, spent[0] / decoded, spent[1] / decoded, told)
+    free = says_number(tokenizer, question, ids)
+    return _Asked(right, nll, free, len(ids) - 1, *spent, told)
 
 
 def _read(
     model: Any,
+    cache: Any,
     document: NeedleDocument,
     question: Question,
-    attached: Any,
     pruning: Pruning | None,
-) -> tuple[Any, torch.Tensor]:
-    """Return a cache that has read a prompt, and the logits behind it."""
+) -> torch.Tensor:
+    """Read a prompt into a cache and return the logits behind it."""
     ids = [*document.ids, *question.ids]
-    cache: Any = DynamicCache(config=model.config)
-    if attached is not None:
-        cache = attached.new_cache(expected_tokens=len(ids) + FREE_TOKENS)
-    with ExitStack() as told:
-        if pruning is not None:
-            told.enter_context(pruning.prompt(len(ids), len(question.ids)))
-        return cache, read(model, cache, ids)
+    with nullcontext() if pruning is None else pruning.prompt(len(ids), len(question.ids)):
+        return read(model, cache, ids)

@@ -94,7 +94,7 @@ class Way:
 
 @contextmanager
 def opened(
-    model: Any, way: Way, tokens: int, dram_budget: str, later: str
+    model: Any, way: Way, tokens: int, dram_budget: str, later: str, decoding: str = "keep"
 ) -> Iterator[tuple[Any, Pruning | None]]:
     """Give an empty cache of the kind that a way names, and what reads into it in stages.
 
@@ -108,8 +108,8 @@ def opened(
         That the cache will hold.
     dram_budget
         Of HillInfer's own cache, as `hillinfer.attach` takes it.
-    later
-        As `hillinfer.prune` takes it.
+    later, decoding
+        As `hillinfer.prune` takes them.
     """
     with ExitStack() as stack:
         cache: Any = None
@@ -120,7 +120,9 @@ def opened(
             stack.callback(cache.close)
         pruning = None
         if way.schedule != FULL:
-            own = hillinfer.prune(model, way.schedule, ranker=way.ranker, later=later)
+            own = hillinfer.prune(
+                model, way.schedule, ranker=way.ranker, later=later, decoding=decoding
+            )
             pruning = stack.enter_context(own)
         yield DynamicCache(config=model.config) if cache is None else cache, pruning
 
