@@ -225,7 +225,8 @@ def test_planted_tokens_are_characters(kind):
         for style in PromptStyle
     }
 
-    @settings(max_examples=12, deadline=None)
+    # Each starts a process for the template.
+    @settings(max_examples=6, deadline=None)
     @given(
         st.lists(st.one_of(TEXTS, st.sampled_from(PLANTED)), min_size=1, max_size=8),
         st.sampled_from(PLANTED),
