@@ -7,6 +7,8 @@ PYNQ_PYTHON ?= $(PYTHON)
 BIN := $(VENV)/bin
 BUILD ?= build
 JOBS ?= auto
+# Once for all of the test processes and what they start, which may not be let write bytecode.
+COMPILE = @$(BIN)/python -m compileall -qq -j 0 sw_model host plugins tools
 
 # What `make bitstream` builds.
 PRESET ?= smollm2-135m
@@ -65,12 +67,14 @@ test: lint tests ## Check the code and run the test suite, all but the long test
 
 # By itself, so that `make --jobs=2 test` checks types while tests run.
 tests: model $(if $(CI),xrt cross pynq-env)
+	$(COMPILE)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m "not kernels"
 
 test-kernels: model $(if $(CI),xrt pynq-env) ## Compile, simulate and prove kernels (an hour of two cores)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m kernels
 
 test-fast: $(VENV)/installed ## Run the tests that need no real model
+	$(COMPILE)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m "not model and not kernels"
 
 lint: $(VENV)/installed ## Check style, types and formatting
