@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -86,11 +87,30 @@ def quiet_transformers() -> None:
     watched = sys.stderr.isatty()
     if not watched:
         os.environ.setdefault("TQDM_DISABLE", "1")
-    from transformers.utils import logging
+    with _uncollected():
+        # What models are loaded with: some of it is only imported when it is asked for.
+        from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: F401
+        from transformers.utils import logging
 
     logging.set_verbosity_error()
     if not watched:
         logging.disable_progress_bar()
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Import modules without garbage collections, which look through all that stays for nothing.
+
+    They would be a fifth of the time in which a command starts.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        if collects:
+            gc.enable()
 
 
 # --- Messages of native libraries ---
