@@ -43,9 +43,7 @@ def run(
     samples = request.samples(outline.tokenizer, outline.shape.max_positions)
     loaded = outline.load()
     threads = request.threads or ProcessorFacts.read().cores
-    mixes = [
-        mix for number, mix in enumerate(study_mixes()) if not rows_of or number in rows_of
-    ]
+    mixes = [mix for number, mix in enumerate(study_mixes()) if not rows_of or number in rows_of]
     configurations = [mix.configuration() for mix in mixes]
     measured = []
     for sample in samples:

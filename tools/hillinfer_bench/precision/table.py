@@ -115,24 +115,21 @@ CHOSEN_FORM = ByteScale(4)
 
 def study_mixes() -> list[Mix]:
     """Return the rows of the study, in the order of its questions."""
-    two = Split(0.02)
+    two, kept_only = Split(0.02), Split(0.0, floor=36)
+    finer = OwnKeyCodes(ChannelBytes(4))
     forms = [
         *(PowerScale(4), ByteScale(4), HalfScale(4), ChannelPowers(4), Groups(4)),
-        *(PowerScale(3), ByteScale(3), HalfScale(3), Groups(3)),
-        *(ByteScale(2), HalfScale(2), Groups(2)),
+        *(ByteScale(3), HalfScale(3), Groups(3), ByteScale(2), Groups(2)),
     ]
     return [
         *(Mix(alpha, _ALL_EXACT, CHOSEN_FORM) for alpha in (0.1, 0.2)),
-        Mix(1.0, Split(0.0), CHOSEN_FORM),
+        *(Mix(1.0, split, HalfScale(4), keys=finer) for split in (Split(0.0), kept_only)),
         *(Mix(0.2, two, form) for form in forms),
         *(Mix(0.2, Split(share), CHOSEN_FORM) for share in (0.01, 0.03, 0.05)),
         *(Mix(alpha, two, CHOSEN_FORM) for alpha in (0.1, 0.15, 0.3)),
         *(Mix(0.2, Split(share), CHOSEN_FORM, Scope.KV_HEAD) for share in (0.01, 0.02)),
-        Mix(0.2, two, CHOSEN_FORM, keys=DecodedShadow()),
-        Mix(0.2, two, CHOSEN_FORM, keys=OwnKeyCodes(ChannelPowers(4))),
-        Mix(0.2, two, CHOSEN_FORM, keys=OwnKeyCodes(ChannelBytes(4))),
-        Mix(1.0, Split(0.0), HalfScale(4), keys=OwnKeyCodes(ChannelBytes(4))),
-        Mix(1.0, two, CHOSEN_FORM),
+        *(Mix(0.2, two, CHOSEN_FORM, keys=keys) for keys in (DecodedShadow(), finer)),
+        *(Mix(1.0, split, CHOSEN_FORM) for split in (two, kept_only)),
     ]
 
 

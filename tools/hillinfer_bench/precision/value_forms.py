@@ -188,7 +188,8 @@ class Groups(ValueForm):
         least = least.half().float()
         step = ((largest - least) / most).half().float().clamp_min(1e-7)
         codes = torch.round((grouped - least) / step).clamp(0, most)
-        return (least + codes * step).reshape(values.shape)
+        decoded: torch.Tensor = (least + codes * step).reshape(values.shape)
+        return decoded
 
 
 @dataclass(frozen=True)
