@@ -12,6 +12,7 @@ import oracle_layout
 import oracle_numbers
 import oracle_queries
 import oracle_scores
+import oracle_values
 import pytest
 
 from hillinfer_model.choices import KeyMode, Rule, Scope
@@ -161,6 +162,33 @@ def check_tuple(code, position, word):
 def check_digest(head_dim, kv, group, digest):
     spec = KernelSpec(int(head_dim), int(kv), int(group))
     return int.from_bytes(spec.digest()[:8], "big") == number(digest)
+
+
+def check_value_mean(steps, code):
+    return oracle_values.mean_code([v * Fraction(1, 2**24) for v in numbers(steps)]) == number(code)
+
+
+def check_values(x, mean, byte, codes):
+    x, mean = ([fp16_code(v) for v in numbers(text)] for text in (x, mean))
+    table = {(0, j): code for j, code in enumerate(mean)}
+    return oracle_values.encode([x], table) == ([number(byte)], [numbers(codes)])
+
+
+def check_value_address(kv, d, token, g, j, scale, code):
+    kv, d, token, g, j = (int(v) for v in (kv, d, token, g, j))
+    return list(oracle_values.scale_address(token, g, kv, d)) == numbers(scale) and (
+        list(oracle_values.code_address(token, g, j, kv, d)) == numbers(code)
+    )
+
+
+def check_exact_count(n, share, least, kept, k, e):
+    return oracle_values.exact_count(int(n), float(share), int(least), int(kept), int(k)) == number(
+        e
+    )
+
+
+def check_power(f, mantissa):
+    return oracle_values.mantissa(int(f)) == number(mantissa)
 
 
 CHECKS = {

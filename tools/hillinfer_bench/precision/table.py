@@ -130,6 +130,8 @@ def study_mixes() -> list[Mix]:
         *(Mix(0.2, Split(share), CHOSEN_FORM, Scope.KV_HEAD) for share in (0.01, 0.02)),
         *(Mix(0.2, two, CHOSEN_FORM, keys=keys) for keys in (DecodedShadow(), finer)),
         *(Mix(1.0, split, CHOSEN_FORM) for split in (two, kept_only)),
+        *(Mix(1.0, kept_only, form) for form in (ChannelPowers(4), PowerScale(4), ByteScale(3))),
+        *(Mix(0.2, two, form) for form in (ChannelPowers(3), PowerScale(3))),
     ]
 
 
