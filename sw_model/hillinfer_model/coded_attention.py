@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.floats import Floats, fused_multiply_add, inner_products
-from hillinfer_model.fp16 import decode
-from hillinfer_model.integers import Integers, bit_length, clamp
-from hillinfer_model.value_codes import ValueCodes
+from hillinfer_model.integers import Integers, clamp
+from hillinfer_model.key_codes import KeyCodes
 
 BLOCK_TOKENS = 64
 FRACTION_BITS = 16
@@ -51,14 +51,14 @@ class CodedTokens:
         bool of shape (tokens, kv_heads).
     values
         Their value codes.
-    means
-        uint16 of shape (kv_heads, head_dim): the segment's mean values, FP16 codes.
+    statistics
+        Of the segment's values.
     """
 
     aligned: Integers
     invalid_keys: NDArray[np.bool_]
-    values: ValueCodes
-    means: NDArray[np.uint16]
+    values: KeyCodes
+    statistics: ChannelStatistics
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def merge(blocks: Sequence[PartialSoftmax]) -> Floats:
     powers = np.max([block.powers for block in blocks], axis=0)
     totals = np.zeros_like(powers)
     outputs = np.zeros_like(blocks[0].outputs)
-    broken = np.stack([block.broken for block in blocks]).any(axis=0)
+    broken = np.asarray(np.stack([block.broken for block in blocks]).any(axis=0))
     for block in blocks:
         below = powers - block.powers
         counts = below <= -LEAST_POWER
@@ -163,7 +163,7 @@ def exact_block(products: Floats, values: Floats) -> PartialSoftmax:
 
 
 def coded_block(
-    aligned: Integers, codes: NDArray[np.int8], scales: NDArray[np.uint8], means: Floats
+    aligned: Integers, values: KeyCodes, statistics: ChannelStatistics
 ) -> PartialSoftmax:
     """Return the softmax over a block of coded tokens of one segment (contract, section 16).
 
@@ -171,29 +171,32 @@ def coded_block(
     ----------
     aligned
         L', int64 of shape (heads, tokens), at most 64 tokens.
-    codes, scales
-        Of their values in this KV head, shapes (tokens, head_dim) and (tokens,), all valid.
-    means
-        float32 of shape (head_dim,).
+    values
+        Their value codes in one KV head.
+    statistics
+        Of the segment's values in this KV head.
     """
     fixed = clamp(aligned, ALIGNED_LIMIT) << (FRACTION_BITS - 8)
     reference, power, mantissa = _weights(fixed)
-    sizes = scales.astype(np.int64)
-    products = mantissa * (8 + (sizes & 7))
-    exponents = (sizes >> 3) + power
+    # p = w · 2^t is mantissa · 2^(place - 23); what is invalid only has to stay in range.
+    place = power + np.where(values.invalid, 0, values.exponents)[:, 0].astype(np.int64)
     live = power >= LEAST_POWER
-    tops = np.where(live, bit_length(products) + exponents, np.iinfo(np.int64).min)
-    top = tops.max(axis=1)
-    shift = np.where(live, top[:, np.newaxis] - ADDEND_BITS - exponents, 62)
+    top = np.where(live, place, LEAST_POWER).max(axis=1) + 1
+    shift = np.where(live, top[:, np.newaxis] - place + 23 - ADDEND_BITS, 62)
+    # Beyond 62 bits every addend is 0 as it is there.
     shift = np.minimum(shift, 62)
-    addends = (products + (np.int64(1) << (shift - 1))) >> shift
-    addends = np.where(live, np.minimum(addends, 2**ADDEND_BITS - 1), 0)
+    addends = (mantissa + (np.int64(1) << (shift - 1))) >> shift
+    addends = np.minimum(addends, 2**ADDEND_BITS - 1)
     # Every partial sum is an integer below 2^24: any order, and float32, give the same bits.
-    sums = (addends @ codes.astype(np.int64)).astype(np.float32)
-    distances = _times_power(sums, top[:, np.newaxis] - ADDEND_BITS - 43)
+    sums = (addends @ values.codes[:, 0].astype(np.int64)).astype(np.float32)
+    distances = _times_power(sums, top[:, np.newaxis] - ADDEND_BITS)
     totals = _totals(power, mantissa)
-    outputs = fused_multiply_add(_unit_totals(totals)[:, np.newaxis], means, distances)
-    return PartialSoftmax(reference, totals, outputs, np.zeros(len(totals), dtype=np.bool_))
+    units = fused_multiply_add(
+        _unit_totals(totals)[:, np.newaxis], statistics.means[0].astype(np.float32), distances
+    )
+    outputs = _times_power(units, statistics.exponents[0].astype(np.int64) - 14)
+    broken = np.full(len(totals), bool(values.invalid.any()))
+    return PartialSoftmax(reference, totals, outputs, broken)
 
 
 def _exact_blocks(scaled: Floats, rows: ExactRows, head: int) -> Iterator[PartialSoftmax]:
@@ -204,19 +207,18 @@ def _exact_blocks(scaled: Floats, rows: ExactRows, head: int) -> Iterator[Partia
 
 
 def _coded_blocks(segment: CodedTokens, heads: slice, head: int) -> Iterator[PartialSoftmax]:
-    parts = decode(segment.means[head])
-    means = np.ldexp((parts.sign * parts.magnitude).astype(np.float32), parts.exponent - 25)
+    head_only = slice(head, head + 1)
+    statistics = ChannelStatistics(
+        segment.statistics.exponents[head_only], segment.statistics.means[head_only]
+    )
     for first in range(0, segment.aligned.shape[1], BLOCK_TOKENS):
         own = slice(first, first + BLOCK_TOKENS)
-        invalid = segment.values.invalid[own, head] | segment.invalid_keys[own, head]
-        block = coded_block(
-            segment.aligned[heads, own],
-            segment.values.codes[own, head],
-            segment.values.scales[own, head],
-            means.astype(np.float32),
+        values = KeyCodes(
+            segment.values.codes[own, head_only], segment.values.exponents[own, head_only]
         )
-        broken = np.full(len(block.totals), bool(invalid.any()))
-        yield PartialSoftmax(block.powers, block.totals, block.outputs, broken)
+        block = coded_block(segment.aligned[heads, own], values, statistics)
+        no_key = bool(segment.invalid_keys[own, head].any())
+        yield replace(block, broken=block.broken | no_key)
 
 
 def _weights(fixed: Integers) -> tuple[Integers, Integers, Integers]:

@@ -61,27 +61,26 @@ def rne_shift_right(values: Integers | int, shift: Integers | int) -> Integers:
     return floor + _rounds_up(floor, integers - (floor << amount), unit)
 
 
-def rne_divide(values: Integers | int, divisor: Integers | int) -> Integers:
-    """Return values / divisor rounded half to even, for positive divisors below 2^62.
+def rne_divide(values: Integers | int, divisor: int) -> Integers:
+    """Return values / divisor rounded half to even, for a positive divisor below 2^62.
 
     Parameters
     ----------
     values
         int64 of any shape.
     divisor
-        Positive; int64 that broadcasts against `values`.
+        A positive integer.
 
     Raises
     ------
     ValueError
-        Where a divisor is not positive.
+        Where the divisor is not positive.
     """
-    unit = np.asarray(divisor, dtype=np.int64)
-    if np.any(unit <= 0):
+    if divisor <= 0:
         raise ValueError(f"divisor {divisor} is not positive")
     integers = np.asarray(values, dtype=np.int64)
-    floor = integers // unit
-    return floor + _rounds_up(floor, integers - floor * unit, unit)
+    floor = integers // divisor
+    return floor + _rounds_up(floor, integers - floor * divisor, np.asarray(divisor, np.int64))
 
 
 def shift_half_up(values: Integers, shift: Integers) -> Integers:

@@ -44,56 +44,29 @@ def segment_statistics(
     TypeError
         Where `keys` is not uint16.
     """
-    own = statistics_tokens(keys, first_position, segment_tokens, preceding)
-    if own is None:
-        assert preceding is not None
-        return preceding
-    return _own_statistics(own) if own.shape[0] else _default_statistics(keys.shape[1:])
-
-
-def statistics_tokens(
-    rows: NDArray[np.uint16], first_position: int, segment_tokens: int, preceding: object | None
-) -> NDArray[np.uint16] | None:
-    """Return the tokens that a segment's statistics are taken over (contract, section 3).
-
-    Parameters
-    ----------
-    rows
-        uint16 of shape (tokens, kv_heads, head_dim): FP16 codes of the segment's tokens so far,
-        of their keys or of their values.
-    first_position, segment_tokens
-        As for `segment_statistics`, whose errors it raises.
-    preceding
-        Whatever the segment before has of this kind, None for the first segment.
-
-    Returns
-    -------
-    The tokens without the sinks; none of them where the first segment has too few and takes the
-    default; None where the segment takes the statistics of the one before.
-    """
-    require_fp16_codes(rows)
-    if rows.ndim != 3:
-        raise ValueError(f"rows have shape {rows.shape}, not (tokens, kv_heads, head_dim)")
-    if first_position < 0 or first_position % segment_tokens + rows.shape[0] > segment_tokens:
+    require_fp16_codes(keys)
+    if keys.ndim != 3:
+        raise ValueError(f"keys have shape {keys.shape}, not (tokens, kv_heads, head_dim)")
+    if first_position < 0 or first_position % segment_tokens + keys.shape[0] > segment_tokens:
         raise ValueError(
-            f"{rows.shape[0]} tokens from position {first_position} do not lie in one segment "
+            f"{keys.shape[0]} tokens from position {first_position} do not lie in one segment "
             f"of {segment_tokens}"
         )
     is_first = first_position < segment_tokens
     if is_first and preceding is not None:
         raise ValueError(f"position {first_position} is in the first segment: none precedes it")
 
-    own = rows[max(SINK_TOKENS - first_position, 0) :]
+    own = keys[max(SINK_TOKENS - first_position, 0) :]
     if is_first and own.shape[0] < LEAST_TOKENS:
-        return own[:0]
+        return _default_statistics(keys.shape[1:])
     if not is_first and 2 * own.shape[0] < segment_tokens:
         if preceding is None:
             raise ValueError(
                 f"{own.shape[0]} of {segment_tokens} tokens are too few for statistics of their "
                 f"own; pass the preceding segment's"
             )
-        return None
-    return own
+        return preceding
+    return _own_statistics(own)
 
 
 def _default_statistics(shape: tuple[int, ...]) -> ChannelStatistics:

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer_model.kernel_spec import BEAT_BYTES, GROUP_TOKENS, KernelSpec
-from hillinfer_model.value_codes import ValueCodes
+from hillinfer_model.key_codes import KeyCodes
+from hillinfer_model.value_codes import CODE_LIMIT
 
 Bytes = NDArray[np.uint8]
 # Channels of 16 bytes: the first half in the low nibbles, the second in the high ones.
@@ -25,7 +26,7 @@ def code_row_bytes(spec: KernelSpec) -> int:
 
 
 def value_group_beats(spec: KernelSpec) -> int:
-    """Return the beats of 64 tokens: scales, then code rows (contract, section 14)."""
+    """Return the beats of 64 tokens: exponents, then code rows (contract, section 14)."""
     return spec.kv_heads + code_row_bytes(spec) * GROUP_TOKENS // BEAT_BYTES
 
 
@@ -34,8 +35,8 @@ def value_segment_beats(spec: KernelSpec) -> int:
     return value_group_beats(spec) * (spec.segment_tokens // GROUP_TOKENS)
 
 
-def write_values(shadow: Bytes, first_token: int, codes: ValueCodes, spec: KernelSpec) -> None:
-    """Write the codes and scales of consecutive tokens into a segment's value shadow, in place.
+def write_values(shadow: Bytes, first_token: int, codes: KeyCodes, spec: KernelSpec) -> None:
+    """Write the codes and exponents of consecutive tokens into a segment's value shadow, in place.
 
     Parameters
     ----------
@@ -56,18 +57,18 @@ def write_values(shadow: Bytes, first_token: int, codes: ValueCodes, spec: Kerne
     tokens = codes.codes.shape[0]
     if codes.codes.shape[1:] != (spec.kv_heads, spec.head_dim):
         raise ValueError(f"value codes of shape {codes.codes.shape} do not fit the spec")
-    if codes.codes.size and np.abs(codes.codes.astype(np.int64)).max() > 7:
+    if codes.codes.size and np.abs(codes.codes.astype(np.int64)).max() > CODE_LIMIT:
         raise ValueError("a value code is outside -7..7")
-    scales, rows = _views(shadow, first_token, tokens, spec)
+    exponents, rows = _views(shadow, first_token, tokens, spec)
     group, within = np.divmod(np.arange(first_token, first_token + tokens), GROUP_TOKENS)
     padded = np.zeros((tokens, spec.kv_heads, value_dim(spec)), dtype=np.uint8)
     padded[:, :, : spec.head_dim] = codes.codes.view(np.uint8) & 15
     halves = padded.reshape(tokens, -1, 2, BLOCK_CHANNELS // 2)
     rows[group, within] = (halves[:, :, 0] | halves[:, :, 1] << 4).reshape(tokens, -1)
-    scales[group, :, within] = codes.scales
+    exponents[group, :, within] = codes.exponents
 
 
-def read_values(shadow: Bytes, first_token: int, tokens: int, spec: KernelSpec) -> ValueCodes:
+def read_values(shadow: Bytes, first_token: int, tokens: int, spec: KernelSpec) -> KeyCodes:
     """Read consecutive tokens from a segment's value shadow, without the padding channels.
 
     Parameters
@@ -77,17 +78,17 @@ def read_values(shadow: Bytes, first_token: int, tokens: int, spec: KernelSpec) 
     tokens
         How many to read.
     """
-    scales, rows = _views(shadow, first_token, tokens, spec)
+    exponents, rows = _views(shadow, first_token, tokens, spec)
     group, within = np.divmod(np.arange(first_token, first_token + tokens), GROUP_TOKENS)
     packed = rows[group, within].reshape(tokens, -1, 1, BLOCK_CHANNELS // 2)
     # Each code moves to the top of a byte, where an arithmetic right shift extends its sign.
     top = np.concatenate([packed << 4, packed & 0xF0], axis=2).astype(np.uint8)
     codes = (top.view(np.int8) >> 4).reshape(tokens, spec.kv_heads, value_dim(spec))
-    return ValueCodes(np.ascontiguousarray(codes[:, :, : spec.head_dim]), scales[group, :, within])
+    return KeyCodes(np.ascontiguousarray(codes[:, :, : spec.head_dim]), exponents[group, :, within])
 
 
 def _views(shadow: Bytes, first_token: int, tokens: int, spec: KernelSpec) -> tuple[Bytes, Bytes]:
-    """Return views of every group: scales (groups, kv_heads, 64), rows (groups, 64, bytes)."""
+    """Return views of every group: exponents (groups, kv_heads, 64), rows (groups, 64, bytes)."""
     if shadow.shape != (value_segment_beats(spec), BEAT_BYTES) or shadow.dtype != np.uint8:
         raise ValueError(
             f"a value shadow of {shadow.dtype} {shadow.shape}, not uint8 "

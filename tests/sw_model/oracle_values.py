@@ -8,82 +8,17 @@ from math import ceil, floor
 from oracle_numbers import (
     clamp,
     floor_log2,
-    fp16_value,
     power,
     round_half_even,
     round_half_up,
-    round_to_float,
     to_float32,
     to_float64,
 )
 
-INVALID = 255
-LARGEST = 247
 
-
-# Value codes
-
-
-def half_code(value):
-    """Return the FP16 code of a fraction, rounded to nearest, halves to even."""
-    rounded = round_to_float(value, 11, -24, 15)
-    sign, size = (0x8000, -rounded) if rounded < 0 else (0, rounded)
-    if size < power(-14):
-        return sign | int(size * power(24))
-    exponent = floor_log2(size)
-    return sign | (exponent + 15) * 1024 + int((size * power(-exponent) - 1) * 1024)
-
-
-def mean_code(values):
-    """Return the mean of one channel as an FP16 code; values are fractions, NaN already 0."""
-    total = sum(value * power(24) for value in values)
-    return half_code(round_half_even(total / len(values)) * power(-24))
-
-
-def means(values, first_position, segment_tokens, preceding):
-    """Return {(g, j): code} of a segment; values is a nested list [n][kv][d] of FP16 codes."""
-    own = [values[i] for i in range(len(values)) if first_position + i >= 4]
-    heads, channels = range(len(values[0])), range(len(values[0][0]))
-    if first_position == 0:
-        if len(own) < 32:
-            return {(g, j): 0 for g in heads for j in channels}
-    elif 2 * len(own) < segment_tokens:
-        return dict(preceding)
-    return {
-        (g, j): mean_code([fp16_value(token[g][j]) or Fraction(0) for token in own])
-        for g in heads
-        for j in channels
-    }
-
-
-@cache
-def scale(byte):
-    """Return what a scale's byte stands for."""
-    e, f = divmod(byte, 8)
-    return (8 + f) * power(e - 20)
-
-
-def head_codes(distances):
-    """Return (b, codes) of one token and KV head from its D."""
-    largest = max(abs(distance) for distance in distances)
-    fitting = (b for b in range(LARGEST + 1) if Fraction(15, 2) * scale(b) >= largest)
-    byte = next(fitting, LARGEST)
-    return byte, [clamp(round_half_even(distance / scale(byte)), 7) for distance in distances]
-
-
-def encode(token, table):
-    """Return (bytes[kv], codes[kv][d]) of one token, a nested list [kv][d] of FP16 codes."""
-    scales, codes = [], []
-    for g, row in enumerate(token):
-        values = [fp16_value(bits) for bits in row]
-        if any(value is None for value in values):
-            scales.append(INVALID)
-            codes.append([0] * len(row))
-            continue
-        byte, head = head_codes([v - fp16_value(table[g, j]) for j, v in enumerate(values)])
-        scales.append(byte)
-        codes.append(head)
-    return scales, codes
+def decoded(code, t, exponent, mean):
+    """Return what a value's code stands for."""
+    return (code * 2**t + mean) * power(exponent - 14)
 
 
 # Layout
@@ -99,8 +34,8 @@ def group_beats(kv, d):
     return kv * (1 + padded_dim(d) // 2)
 
 
-def scale_address(token, g, kv, d):
-    """Return (beat, byte) of a token's scale; token counts from the start of the segment."""
+def exponent_address(token, g, kv, d):
+    """Return (beat, byte) of a token's exponent; token counts from the start of the segment."""
     return (token // 64) * group_beats(kv, d) + g, token % 64
 
 
@@ -113,13 +48,13 @@ def code_address(token, g, j, kv, d):
 
 
 def shadow(tokens, kv, d, segment_tokens, first_token=0):
-    """Return the bytes of a segment; tokens is a list of (bytes[kv], codes[kv][d])."""
+    """Return the bytes of a segment; tokens is a list of (exponents[kv], codes[kv][d])."""
     image = 0
-    for index, (scales, codes) in enumerate(tokens):
+    for index, (exponents, codes) in enumerate(tokens):
         token = first_token + index
         for g in range(kv):
-            beat, byte = scale_address(token, g, kv, d)
-            image |= scales[g] << (8 * (64 * beat + byte))
+            beat, byte = exponent_address(token, g, kv, d)
+            image |= exponents[g] << (8 * (64 * beat + byte))
             for j in range(d):
                 byte, bit = code_address(token, g, j, kv, d)
                 image |= (codes[g][j] % 16) << (8 * byte + bit)
@@ -196,16 +131,17 @@ def exact_block(fixed, values):
     return reference, total, outputs
 
 
-def coded_block(fixed, codes, scales, means_of):
-    """Return (R, W, outputs) of coded tokens: codes [tokens][d], scale bytes, means fractions."""
+def coded_block(fixed, codes, exponents, stats):
+    """Return (R, W, outputs) of coded tokens: codes [tokens][d], t, and (c, M) of channels."""
     reference, found, total = weights(fixed)
-    products = [weight * scale(byte) for weight, byte in zip(found, scales, strict=True)]
+    products = [weight * 2**t for weight, t in zip(found, exponents, strict=True)]
     top = floor_log2(max(products)) + 1
     addends = [min(round_half_up(p * power(15 - top)), 2**15 - 1) for p in products]
     outputs = []
-    for j, mean in enumerate(means_of):
+    for j, (c, mean) in enumerate(stats):
         distance = sum(a * row[j] for a, row in zip(addends, codes, strict=True)) * power(top - 15)
-        outputs.append(fma(to_float32(Fraction(total)) * power(-40), mean, distance))
+        share = to_float32(Fraction(total)) * power(-40)
+        outputs.append(fma(share, Fraction(mean), distance) * power(c - 14))
     return reference, total, outputs
 
 
@@ -229,21 +165,21 @@ def cut(tokens):
 def attend(query, keys, values, segments):
     """Return the outputs of one query head from fractions.
 
-    segments is a list of (aligned, codes, scale bytes, means), each of one segment's coded tokens
-    in this KV head.
+    segments is a list of (aligned, codes, exponents, (c, M) of channels), each of one segment's
+    coded tokens in this KV head.
     """
     blocks = []
     for part in cut(list(range(len(keys)))):
         fixed = [fixed_product(product(query, keys[i])) for i in part]
         blocks.append(exact_block(fixed, [values[i] for i in part]))
-    for aligned, codes, scales, means_of in segments:
+    for aligned, codes, exponents, stats in segments:
         for part in cut(list(range(len(aligned)))):
             blocks.append(
                 coded_block(
                     [fixed_aligned(aligned[i]) for i in part],
                     [codes[i] for i in part],
-                    [scales[i] for i in part],
-                    means_of,
+                    [exponents[i] for i in part],
+                    stats,
                 )
             )
     return merge(blocks)

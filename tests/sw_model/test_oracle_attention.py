@@ -6,10 +6,10 @@ from fractions import Fraction
 import numpy as np
 import oracle_values
 import pytest
+from golden_inputs import statistics_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle_arrays import flipped, halves
-from oracle_numbers import fp16_value
+from oracle_arrays import flipped, from_statistics
 
 from hillinfer_model.coded_attention import (
     POWERS,
@@ -22,7 +22,8 @@ from hillinfer_model.coded_attention import (
     merge,
 )
 from hillinfer_model.floats import fused_multiply_add, inner_products
-from hillinfer_model.value_codes import INVALID_SCALE, ValueCodes, decode_values
+from hillinfer_model.key_codes import INVALID_EXPONENT, KeyCodes
+from hillinfer_model.value_codes import decode_values
 
 
 def fractions(array):
@@ -119,8 +120,17 @@ def test_exact_blocks_of_any_products(data):
     assert block_alike(found, 0, oracle_values.exact_block(fixed, fractions(rows)))
 
 
-def coded_alike(aligned, codes, scales, means, golden_codes=None):
-    found = coded_block(aligned, codes if golden_codes is None else golden_codes, scales, means)
+def one_head(codes, exponents, cells):
+    """Return value codes and statistics of one KV head."""
+    return (
+        KeyCodes(codes[:, np.newaxis], exponents[:, np.newaxis]),
+        statistics_of([c for c, _ in cells], [m for _, m in cells]),
+    )
+
+
+def coded_alike(aligned, codes, exponents, cells, golden_codes=None):
+    golden = codes if golden_codes is None else golden_codes
+    found = coded_block(aligned, *one_head(golden, exponents, cells))
     return all(
         block_alike(
             found,
@@ -128,8 +138,8 @@ def coded_alike(aligned, codes, scales, means, golden_codes=None):
             oracle_values.coded_block(
                 [oracle_values.fixed_aligned(int(v)) for v in row],
                 codes.tolist(),
-                scales.tolist(),
-                fractions(means),
+                exponents.tolist(),
+                cells,
             ),
         )
         for head, row in enumerate(aligned)
@@ -147,31 +157,31 @@ def test_coded_blocks_of_any_codes(data):
 
     aligned = np.array(draw(near, 2 * tokens), dtype=np.int64).reshape(2, tokens)
     codes = np.array(draw(st.integers(-7, 7), 3 * tokens), dtype=np.int8).reshape(tokens, 3)
-    scales = np.array(draw(st.integers(0, 247), tokens), dtype=np.uint8)
-    means = halves(draw(st.floats(-100, 100), 3)).view(np.float16).astype(np.float32)
-    assert coded_alike(aligned, codes, scales, means)
+    exponents = np.array(draw(st.integers(0, 22), tokens), dtype=np.uint8)
+    cells = draw(st.tuples(st.integers(-14, 16), st.integers(1 - 2**23, 2**23 - 1)), 3)
+    assert coded_alike(aligned, codes, exponents, cells)
 
 
 def test_a_full_block_of_largest_codes_stays_exact():
     codes = np.full((64, 2), 7, dtype=np.int8)
     codes[:, 1] = -7
-    scales = np.full(64, 135, dtype=np.uint8)
+    exponents = np.full(64, 9, dtype=np.uint8)
     aligned = np.zeros((1, 64), dtype=np.int64)
     aligned[0, 1] = -1
-    means = np.float32([0.5, -0.25])
-    assert coded_alike(aligned, codes, scales, means)
-    assert not coded_alike(aligned, codes, scales, means, flipped(codes, 127))
-    # A weight just below a power of two times 15/8 rounds up to 2^15, and is limited.
-    edge = np.arange(-64, 0).reshape(1, 64)
-    assert coded_alike(edge, codes, scales, means)
+    cells = [(3, 5), (-1, -9)]
+    assert coded_alike(aligned, codes, exponents, cells)
+    assert not coded_alike(aligned, codes, exponents, cells, flipped(codes, 127))
+    # One step below a power of two a weight rounds up to 2^15, and is limited.
+    exponents[:] = 0
+    assert coded_alike(np.full((1, 64), -1), codes, exponents, cells)
 
 
 @pytest.mark.parametrize("below", [39, 40, 41, 42])
 def test_weights_end_forty_powers_below_the_largest(below):
     aligned = np.array([[0, -256 * below, -256 * below + 1]], dtype=np.int64)
     codes = np.array([[1], [7], [-7]], dtype=np.int8)
-    scales = np.array([0, 247, 240], dtype=np.uint8)
-    assert coded_alike(aligned, codes, scales, np.float32([1.0]))
+    for exponents in ([0, 22, 15], [22, 0, 1]):
+        assert coded_alike(aligned, codes, np.array(exponents, np.uint8), [(2, 1000)])
     products = np.float32([[0, -below, -below + 0.01]])
     values = np.float32([[0], [65504], [65504]])
     found = exact_block(products, values)
@@ -215,11 +225,13 @@ def layer(seed, exact, coded):
         CodedTokens(
             generator.normal(0, 600, (KV * GROUP, tokens)).astype(np.int64),
             np.zeros((tokens, KV), dtype=np.bool_),
-            ValueCodes(
+            KeyCodes(
                 generator.integers(-7, 8, (tokens, KV, D), dtype=np.int8),
-                generator.integers(80, 110, (tokens, KV), dtype=np.uint8),
+                generator.integers(6, 10, (tokens, KV), dtype=np.uint8),
             ),
-            halves(generator.normal(0, 0.3, (KV, D))),
+            statistics_of(
+                generator.integers(0, 4, (KV, D)), generator.integers(-900, 900, (KV, D))
+            ),
         )
         for tokens in coded
     ]
@@ -235,8 +247,8 @@ def oracle_outputs(scaled, rows, segments):
             (
                 one.aligned[h].tolist(),
                 one.values.codes[:, g].tolist(),
-                one.values.scales[:, g].tolist(),
-                [fp16_value(int(code)) for code in one.means[g]],
+                one.values.exponents[:, g].tolist(),
+                [from_statistics(one.statistics)[g, j] for j in range(D)],
             )
             for one in segments
         ]
@@ -270,7 +282,7 @@ def test_attention_is_softmax_over_both_kinds():
         )
         values = np.concatenate(
             [rows.values[:, g].astype(np.float64)]
-            + [decode_values(one.values, one.means)[:, g] for one in segments]
+            + [decode_values(one.values, one.statistics)[:, g] for one in segments]
         )
         weights = np.exp2(logs - logs.max())
         expected = weights @ values / weights.sum()
@@ -286,19 +298,19 @@ def test_the_order_inside_a_coded_block_changes_no_bit():
     moved = CodedTokens(
         one.aligned[:, order],
         one.invalid_keys[order],
-        ValueCodes(one.values.codes[order], one.values.scales[order]),
-        one.means,
+        KeyCodes(one.values.codes[order], one.values.exponents[order]),
+        one.statistics,
     )
     found = attend(scaled, rows, segments)
     assert np.array_equal(found, attend(scaled, rows, [moved]))
-    other = CodedTokens(one.aligned, one.invalid_keys, moved.values, one.means)
+    other = CodedTokens(one.aligned, one.invalid_keys, moved.values, one.statistics)
     assert not np.array_equal(found, attend(scaled, rows, [other]))
 
 
 def test_invalid_tokens_break_the_heads_of_their_kv_head():
     scaled, rows, segments = layer(5, 3, (4, 3))
     assert np.isfinite(attend(scaled, rows, segments)).all()
-    segments[1].values.scales[2, 1] = INVALID_SCALE
+    segments[1].values.exponents[2, 1] = INVALID_EXPONENT
     assert np.isnan(attend(scaled, rows, segments)).all(axis=1).tolist() == [False] * 2 + [True] * 2
     segments[0].invalid_keys[1, 0] = True
     assert np.isnan(attend(scaled, rows, segments)).all()

@@ -164,19 +164,14 @@ def check_digest(head_dim, kv, group, digest):
     return int.from_bytes(spec.digest()[:8], "big") == number(digest)
 
 
-def check_value_mean(steps, code):
-    return oracle_values.mean_code([v * Fraction(1, 2**24) for v in numbers(steps)]) == number(code)
+def check_value(code, t, c, mean, value):
+    code, t, c, mean = (int(number(v)) for v in (code, t, c, mean))
+    return oracle_values.decoded(code, t, c, mean) == number(value)
 
 
-def check_values(x, mean, byte, codes):
-    x, mean = ([fp16_code(v) for v in numbers(text)] for text in (x, mean))
-    table = {(0, j): code for j, code in enumerate(mean)}
-    return oracle_values.encode([x], table) == ([number(byte)], [numbers(codes)])
-
-
-def check_value_address(kv, d, token, g, j, scale, code):
+def check_value_address(kv, d, token, g, j, exponent, code):
     kv, d, token, g, j = (int(v) for v in (kv, d, token, g, j))
-    return list(oracle_values.scale_address(token, g, kv, d)) == numbers(scale) and (
+    return list(oracle_values.exponent_address(token, g, kv, d)) == numbers(exponent) and (
         list(oracle_values.code_address(token, g, j, kv, d)) == numbers(code)
     )
 
