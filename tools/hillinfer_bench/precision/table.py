@@ -21,6 +21,7 @@ from hillinfer_bench.precision.value_forms import (
     ByteScale,
     ChannelBytes,
     ChannelPowers,
+    ContractCodes,
     Groups,
     HalfScale,
     PowerScale,
@@ -110,7 +111,7 @@ def _policy(mix: Mix, shape: ModelShape, settings: Settings) -> Attending:
     return MixedPrecision(scorer, ranker, settings, mix.split, mix.form, mix.keys)
 
 
-CHOSEN_FORM = ByteScale(4)
+CHOSEN_FORM = ContractCodes()
 
 
 def study_mixes() -> list[Mix]:
@@ -118,8 +119,8 @@ def study_mixes() -> list[Mix]:
     two, kept_only = Split(0.02), Split(0.0, floor=36)
     finer = OwnKeyCodes(ChannelBytes(4))
     forms = [
-        *(PowerScale(4), ByteScale(4), HalfScale(4), ChannelPowers(4), Groups(4)),
-        *(ByteScale(3), HalfScale(3), Groups(3), ByteScale(2), Groups(2)),
+        *(CHOSEN_FORM, PowerScale(4), ByteScale(4), HalfScale(4), Groups(4)),
+        *(ChannelPowers(3), ByteScale(3), HalfScale(3), Groups(3), ByteScale(2), Groups(2)),
     ]
     return [
         *(Mix(alpha, _ALL_EXACT, CHOSEN_FORM) for alpha in (0.1, 0.2)),
@@ -130,8 +131,7 @@ def study_mixes() -> list[Mix]:
         *(Mix(0.2, Split(share), CHOSEN_FORM, Scope.KV_HEAD) for share in (0.01, 0.02)),
         *(Mix(0.2, two, CHOSEN_FORM, keys=keys) for keys in (DecodedShadow(), finer)),
         *(Mix(1.0, split, CHOSEN_FORM) for split in (two, kept_only)),
-        *(Mix(1.0, kept_only, form) for form in (ChannelPowers(4), PowerScale(4), ByteScale(3))),
-        *(Mix(0.2, two, form) for form in (ChannelPowers(3), PowerScale(3))),
+        Mix(1.0, kept_only, ByteScale(4)),
     ]
 
 

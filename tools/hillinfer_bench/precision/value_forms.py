@@ -6,9 +6,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from hillinfer_model.channel_statistics import ChannelStatistics
+from hillinfer_model.value_codes import decode_values, encode_values
 
 KEY_FRACTION_BITS = 14
 
@@ -144,7 +146,7 @@ class HalfScale(MeanScale):
 
 
 class ChannelPowers(PowerScale):
-    """As keys are coded: each channel also has a power of two of its own per segment."""
+    """Each channel also has a power of two of its own per segment, as channels of keys have."""
 
     scale_name = "channel powers"
 
@@ -155,7 +157,7 @@ class ChannelPowers(PowerScale):
 
 
 class ChannelBytes(ByteScale):
-    """Channel powers as keys have them, with a byte scale per token and KV head."""
+    """Channel powers with a byte scale."""
 
     scale_name = "channel powers, byte scale"
 
@@ -163,6 +165,27 @@ class ChannelBytes(ByteScale):
         """Code in units of each channel; see `ValueForm`."""
         means, units = channel_means(statistics), channel_units(statistics)
         return means + self._coded((values - means) / units) * units
+
+
+class ContractCodes(ValueForm):
+    """The contract's value codes, those of INT4 keys (contract, section 14)."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+
+    @property
+    def name(self) -> str:
+        """As the contract has them."""
+        return "as INT4 keys"
+
+    def scale_bytes(self, head_dim: int) -> int:
+        """One exponent."""
+        return 1
+
+    def decoded(self, values: torch.Tensor, statistics: ChannelStatistics) -> torch.Tensor:
+        """Code and decode by the golden model; see `ValueForm`."""
+        bits = values.half().contiguous().numpy().view(np.uint16)
+        return torch.from_numpy(decode_values(encode_values(bits, statistics), statistics)).float()
 
 
 GROUP_CHANNELS = 32
