@@ -186,8 +186,8 @@ def coded_block(
     # Beyond 62 bits every addend is 0 as it is there.
     shift = np.minimum(shift, 62)
     addends = (mantissa + (np.int64(1) << (shift - 1))) >> shift
-    addends = np.minimum(addends, 2**ADDEND_BITS - 1)
-    # Every partial sum is an integer below 2^24: any order, and float32, give the same bits.
+    # No weight has bits behind its table's step, so addends stay below 32,680, and every partial
+    # sum is an integer below 2^24: any order, and float32, give the same bits.
     sums = (addends @ values.codes[:, 0].astype(np.int64)).astype(np.float32)
     distances = _times_power(sums, top[:, np.newaxis] - ADDEND_BITS)
     totals = _totals(power, mantissa)

@@ -136,7 +136,7 @@ def coded_block(fixed, codes, exponents, stats):
     reference, found, total = weights(fixed)
     products = [weight * 2**t for weight, t in zip(found, exponents, strict=True)]
     top = floor_log2(max(products)) + 1
-    addends = [min(round_half_up(p * power(15 - top)), 2**15 - 1) for p in products]
+    addends = [round_half_up(p * power(15 - top)) for p in products]
     outputs = []
     for j, (c, mean) in enumerate(stats):
         distance = sum(a * row[j] for a, row in zip(addends, codes, strict=True)) * power(top - 15)

@@ -58,20 +58,22 @@ def test_fma_rounds_once(a, b, c):
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_fma_where_rounding_twice_would_differ(sign):
-    # 1 + 2^-24 is a tie in float32; a last bit far below float64's decides it.
-    a, b, c = (np.float32([v]) for v in (1 + 2.0**-12, 2.0**-12, 1.0 - 2.0**-12))
-    low = np.float32([sign * 2.0**-60])
-    found = fused_multiply_add(low, np.float32([1.0]), np.float32([1.0]))
-    assert float(found[0]) == 1.0
-    tie = fused_multiply_add(a, b, c)
-    assert Fraction(float(tie[0])) == oracle_values.fma(*(Fraction(float(v[0])) for v in (a, b, c)))
-    product = (np.float32([1 + 2.0**-23]), np.float32([sign * (1 + 2.0**-23)]))
-    addend = np.float32([sign * 2.0**-70])
-    both = fused_multiply_add(*product, addend)
-    assert Fraction(float(both[0])) == oracle_values.fma(
-        *(Fraction(float(v[0])) for v in (*product, addend))
-    )
+@pytest.mark.parametrize(
+    ("a", "b", "c", "expected"),
+    [
+        # The product is 2^-24 + 2^-60: float64 loses its end, and then 1 + 2^-24 is a tie.
+        (4097 * 2.0**-12, 16773121 * 2.0**-48, 1.0, 1 + 2.0**-23),
+        # The product is 2^-24 - 2^-60.
+        (1 + 2.0**-18, (1 - 2.0**-18) * 2.0**-24, 1 + 2.0**-23, 1 + 2.0**-23),
+    ],
+)
+def test_fma_where_rounding_twice_would_differ(a, b, c, expected, sign):
+    exact = oracle_values.fma(Fraction(a) * sign, Fraction(b), Fraction(c) * sign)
+    assert exact == sign * Fraction(expected)
+    arrays = [np.float32([value]) for value in (sign * a, b, sign * c)]
+    assert Fraction(float(fused_multiply_add(*arrays)[0])) == exact
+    twice = np.float32(np.float64(sign * a) * np.float64(b) + np.float64(sign * c))
+    assert Fraction(float(twice)) != exact
 
 
 @pytest.mark.parametrize("d", [1, 15, 16, 17, 64, 100])
@@ -171,9 +173,12 @@ def test_a_full_block_of_largest_codes_stays_exact():
     cells = [(3, 5), (-1, -9)]
     assert coded_alike(aligned, codes, exponents, cells)
     assert not coded_alike(aligned, codes, exponents, cells, flipped(codes, 127))
-    # One step below a power of two a weight rounds up to 2^15, and is limited.
+    # One step below a power of two all addends are largest.
     exponents[:] = 0
     assert coded_alike(np.full((1, 64), -1), codes, exponents, cells)
+    largest = oracle_values.round_half_up(Fraction(oracle_values.step(255), 2**9))
+    assert largest == 32679
+    assert 64 * 7 * largest < 2**24
 
 
 @pytest.mark.parametrize("below", [39, 40, 41, 42])

@@ -145,11 +145,11 @@ GOLDEN: tuple[Mutant, ...] = (
         _ATTENTION,
     ),
     Mutant(
-        "golden-addend-not-limited",
-        "A weight that rounds up to 2^15 is not limited.",
+        "golden-addend-cut",
+        "Weights of coded tokens are cut and not rounded.",
         f"{_GOLDEN}/coded_attention.py",
-        "addends = np.minimum(addends, 2**ADDEND_BITS - 1)",
-        "addends = np.minimum(addends, 2**ADDEND_BITS)",
+        "(mantissa + (np.int64(1) << (shift - 1))) >> shift",
+        "mantissa >> shift",
         _ATTENTION,
     ),
     Mutant(

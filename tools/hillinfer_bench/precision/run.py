@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from hillinfer.errors import SettingsError
 from hillinfer.generate.run_report import json_bytes
 from hillinfer.models.loader import ModelOutline
 from hillinfer.models.sources import ModelSource, local_model
@@ -36,6 +37,10 @@ def run(
     HillInferError
         Whatever a user can act on, before weights are loaded where it can be known before.
     """
+    study = study_mixes()
+    for number in sorted(rows_of):
+        if not 0 <= number < len(study):
+            raise SettingsError(f"row={number} is none of the study's 0 to {len(study) - 1}")
     check_outside((("--out", request.out),), (("--model", local_model(request.model)),))
     if request.out is not None:
         prepare_report(request.out, "--out")
@@ -43,7 +48,7 @@ def run(
     samples = request.samples(outline.tokenizer, outline.shape.max_positions)
     loaded = outline.load()
     threads = request.threads or ProcessorFacts.read().cores
-    mixes = [mix for number, mix in enumerate(study_mixes()) if not rows_of or number in rows_of]
+    mixes = [mix for number, mix in enumerate(study) if not rows_of or number in rows_of]
     configurations = [mix.configuration() for mix in mixes]
     measured = []
     for sample in samples:
