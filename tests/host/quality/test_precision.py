@@ -26,9 +26,21 @@ from hillinfer_bench.precision.value_forms import (
     Split,
 )
 from hillinfer_bench.quality.forced_reading import Prefix, forced_logits, selecting
-from hillinfer_bench.quality.policies import ContractSelection
+from hillinfer_bench.quality.policies import ContractSelection, LayerQueries
 from hillinfer_model.choices import Scope
-from hillinfer_model.value_codes import value_statistics
+from hillinfer_model.coded_attention import CodedTokens, ExactRows, attend
+from hillinfer_model.coded_segment import CodedSegment
+from hillinfer_model.golden import GoldenModel
+from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.key_codes import KeyCodes
+from hillinfer_model.query_codes import scale_query
+from hillinfer_model.selection import (
+    exact_count,
+    kept_positions,
+    select_positions,
+    selected_count,
+)
+from hillinfer_model.value_codes import encode_values, value_statistics
 
 IDS = prompts([260])[0][0].tolist()
 LAST = 6
@@ -83,6 +95,55 @@ def test_ways_to_read_keys_agree_and_scopes_differ(tiny):
     plain = tiny(None, AlignedShadow())
     assert (aligned - decoded).abs().max() < (aligned - plain).abs().max()
     assert not torch.equal(aligned, tiny(split, AlignedShadow(), Scope.KV_HEAD))
+
+
+def golden_outputs(spec, layer, values, alpha, share):
+    """Attend with the golden model, which is defined to the bit, for each query of a layer."""
+    golden = GoldenModel(spec, Scope.LAYER)
+    keys, bits = (one.half().numpy().view(np.uint16) for one in (layer.keys, values))
+    statistics = golden.statistics(keys[: layer.first_length], 0, None)
+    segment = CodedSegment(0, golden.encode(keys, statistics), statistics)
+    of_values = value_statistics(bits[: layer.first_length], 0, 1024, None)
+    codes = encode_values(bits, of_values)
+    outputs = []
+    for query, length in zip(layer.queries.numpy(), layer.lengths, strict=True):
+        own = KeyCodes(segment.codes.codes[:length], segment.codes.exponents[:length])
+        seen = [CodedSegment(0, own, statistics)]
+        scores = golden.score(query, layer.scaling, seen)[0]
+        kept = kept_positions(length, 4, 32)
+        count = selected_count(length, alpha, 36, None)
+        exact = select_positions(scores, exact_count(length, share, 0, 36, count), kept)
+        coded = np.setdiff1d(select_positions(scores, count, kept), exact)
+        aligned, invalid = golden.aligned(query, layer.scaling, seen)
+        tokens = CodedTokens(
+            aligned[:, coded],
+            invalid[coded],
+            KeyCodes(codes.codes[coded], codes.exponents[coded]),
+            of_values,
+        )
+        rows = ExactRows(layer.keys.numpy()[exact], values.numpy()[exact])
+        outputs.append(attend(scale_query(query, layer.scaling, spec), rows, [tokens]))
+    return torch.from_numpy(np.stack(outputs, axis=1))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_the_study_attends_as_the_contract_does(share):
+    generator = torch.Generator().manual_seed(5)
+    spec = KernelSpec(64, 2, 2)
+    layer = LayerQueries(
+        torch.randn(3, 4, 64, generator=generator),
+        (torch.randn(300, 2, 64, generator=generator) * 2).half().float(),
+        0.125,
+    )
+    values = torch.randn(300, 2, 64, generator=generator).half().float()
+    settings = Settings().changed(alpha=0.5)
+    scorer = make_scorer("nvme", spec, Scope.LAYER)
+    split = Split(share, 0 if share else 36)
+    study = MixedPrecision(scorer, scorer, settings, split, ContractCodes(), AlignedShadow())
+    found = study.attend(layer, values)
+    expected = golden_outputs(spec, layer, values, 0.5, share)
+    assert (found - expected).abs().max() < 5e-4
+    assert (found - golden_outputs(spec, layer, values, 0.5, 0.2)).abs().max() > 1e-2
 
 
 # Forms

@@ -132,6 +132,7 @@ def study_mixes() -> list[Mix]:
         *(Mix(0.2, two, CHOSEN_FORM, keys=keys) for keys in (DecodedShadow(), finer)),
         *(Mix(1.0, split, CHOSEN_FORM) for split in (two, kept_only)),
         Mix(1.0, kept_only, ByteScale(4)),
+        *(Mix(0.2, Split(0.02, floor), CHOSEN_FORM) for floor in (64, 96, 128)),
     ]
 
 
