@@ -243,5 +243,5 @@ def _unit_totals(totals: Integers) -> Floats:
 
 
 def _times_power(values: Floats, power: Integers | np.int64) -> Floats:
-    """Return values · 2^power; exact, because nothing here becomes subnormal."""
+    """Return values · 2^power, exact where it is not subnormal."""
     return np.ldexp(values, np.asarray(power).astype(np.int32))

@@ -152,7 +152,7 @@ def merge(blocks):
     for reference, weight, outputs in blocks:
         if largest - reference <= 40:
             total += weight // 2 ** (largest - reference)
-            moved = [value * power(reference - largest) for value in outputs]
+            moved = [to_float32(value * power(reference - largest)) for value in outputs]
             sums = [to_float32(s + m) for s, m in zip(sums, moved, strict=True)]
     whole = to_float32(Fraction(total)) * power(-40)
     return [to_float32(value / whole) for value in sums]
