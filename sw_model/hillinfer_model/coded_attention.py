@@ -86,6 +86,8 @@ class PartialSoftmax:
 def attend(scaled: Floats, rows: ExactRows, coded: Sequence[CodedTokens]) -> Floats:
     """Attend to exact and coded tokens of one layer (contract, section 16).
 
+    Where each KV head has sets of its own, each is given by itself.
+
     Parameters
     ----------
     scaled
