@@ -39,7 +39,7 @@ FUZZ_SECONDS ?= 600
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality pools store slim query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
+.PHONY: help setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality precision pools store slim query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ format: $(VENV)/installed ## Format all sources
 
 quality: model ## Compare selection rules and shadows with the full cache (a quarter of an hour)
 	$(BIN)/hillinfer-bench quality --out $(BUILD)/reports/quality.json
+
+precision: model ## Compare how many selected tokens are exact and how the others are coded (a quarter of an hour)
+	$(BIN)/hillinfer-bench precision --out $(BUILD)/reports/precision.json
 
 pools: model ## Replay selections of the real model with every pool policy (eight minutes)
 	$(BIN)/hillinfer-bench pools --out $(BUILD)/reports/pools.json

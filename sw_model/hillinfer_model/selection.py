@@ -39,6 +39,37 @@ def selected_count(length: int, alpha: float, kept: int, max_selected: int | Non
     return min(length, max(kept + 1, wanted))
 
 
+def exact_count(length: int, share: float, floor: int, kept: int, selected: int) -> int:
+    """Return how many of the selected tokens are exact (contract, section 15).
+
+    Parameters
+    ----------
+    length
+        N, tokens that the set was selected from.
+    share
+        Exact share of them, in 0..1.
+    floor
+        Tokens that are exact at least.
+    kept
+        Number of kept tokens among them, which are always exact.
+    selected
+        k, tokens of the set.
+
+    Raises
+    ------
+    ValueError
+        Where a value is outside its range; the message names it.
+    """
+    _require_at_least("length", length, 0)
+    _require_at_least("floor", floor, 0)
+    _require_at_least("kept", kept, 0)
+    _require_at_least("selected", selected, 0)
+    if not 0.0 <= share <= 1.0:
+        raise ValueError(f"share={share} is outside 0..1; 0.02 reads a fiftieth as rows")
+    wanted = int(float(share) * float(length) + 0.5)
+    return min(selected, max(kept, floor, wanted))
+
+
 def kept_positions(length: int, sinks: int, recent: int) -> NDArray[np.int64]:
     """Return the positions that are always selected, int64 ascending.
 

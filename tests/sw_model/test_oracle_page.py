@@ -12,6 +12,7 @@ import oracle_layout
 import oracle_numbers
 import oracle_queries
 import oracle_scores
+import oracle_values
 import pytest
 
 from hillinfer_model.choices import KeyMode, Rule, Scope
@@ -161,6 +162,28 @@ def check_tuple(code, position, word):
 def check_digest(head_dim, kv, group, digest):
     spec = KernelSpec(int(head_dim), int(kv), int(group))
     return int.from_bytes(spec.digest()[:8], "big") == number(digest)
+
+
+def check_value(code, t, c, mean, value):
+    code, t, c, mean = (int(number(v)) for v in (code, t, c, mean))
+    return oracle_values.decoded(code, t, c, mean) == number(value)
+
+
+def check_value_address(kv, d, token, g, j, exponent, code):
+    kv, d, token, g, j = (int(v) for v in (kv, d, token, g, j))
+    return list(oracle_values.exponent_address(token, g, kv, d)) == numbers(exponent) and (
+        list(oracle_values.code_address(token, g, j, kv, d)) == numbers(code)
+    )
+
+
+def check_exact_count(n, share, least, kept, k, e):
+    return oracle_values.exact_count(int(n), float(share), int(least), int(kept), int(k)) == number(
+        e
+    )
+
+
+def check_power(f, mantissa):
+    return oracle_values.mantissa(int(f)) == number(mantissa)
 
 
 CHECKS = {

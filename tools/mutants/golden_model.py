@@ -10,6 +10,8 @@ _INTEGERS = ("tests/sw_model/test_golden_integers.py",)
 _KEYS = ("tests/sw_model/test_golden_keys.py",)
 _SCORES = ("tests/sw_model/test_golden_scores.py",)
 _LAUNCHES = ("tests/sw_model/test_golden_launch.py",)
+_VALUES = ("tests/sw_model/test_oracle_values.py",)
+_ATTENTION = ("tests/sw_model/test_oracle_attention.py",)
 
 GOLDEN: tuple[Mutant, ...] = (
     Mutant(
@@ -101,5 +103,69 @@ GOLDEN: tuple[Mutant, ...] = (
 """,
         "",
         _LAUNCHES,
+    ),
+    Mutant(
+        "golden-value-halves-swapped",
+        "The halves of 32 channels change places in a code row.",
+        f"{_GOLDEN}/value_layout.py",
+        "halves[:, :, 0] | halves[:, :, 1] << 4",
+        "halves[:, :, 1] | halves[:, :, 0] << 4",
+        _VALUES,
+    ),
+    Mutant(
+        "golden-kept-not-exact",
+        "Kept tokens beyond the exact share are coded.",
+        f"{_GOLDEN}/selection.py",
+        "return min(selected, max(kept, floor, wanted))",
+        "return min(selected, max(floor, wanted))",
+        _VALUES,
+    ),
+    Mutant(
+        "golden-fma-rounds-twice",
+        "A fused multiplication and addition rounds to float64 and then to float32.",
+        f"{_GOLDEN}/floats.py",
+        "(lost != 0) & even & np.isfinite(total)",
+        "(lost != 0) & even & np.isnan(total)",
+        _ATTENTION,
+    ),
+    Mutant(
+        "golden-lanes-neighbours",
+        "Lanes are added as neighbours and not as halves.",
+        f"{_GOLDEN}/floats.py",
+        "sums[:, :, :half] + sums[:, :, half:]",
+        "sums[:, :, ::2] + sums[:, :, 1::2]",
+        _ATTENTION,
+    ),
+    Mutant(
+        "golden-power-not-interpolated",
+        "Weights of rows have no bits between the steps of the table.",
+        f"{_GOLDEN}/coded_attention.py",
+        "(steps * rest + 128) >> 8",
+        "(steps * 0 + 128) >> 8",
+        _ATTENTION,
+    ),
+    Mutant(
+        "golden-addend-cut",
+        "Weights of coded tokens are cut and not rounded.",
+        f"{_GOLDEN}/coded_attention.py",
+        "(mantissa + (np.int64(1) << (shift - 1))) >> shift",
+        "mantissa >> shift",
+        _ATTENTION,
+    ),
+    Mutant(
+        "golden-far-block-counts",
+        "A block 41 powers of two below the largest counts as if 40 below.",
+        f"{_GOLDEN}/coded_attention.py",
+        "counts = below <= -LEAST_POWER",
+        "counts = below <= -LEAST_POWER + 1",
+        _ATTENTION,
+    ),
+    Mutant(
+        "golden-invalid-value-hidden",
+        "A coded value with a NaN leaves its heads' outputs finite.",
+        f"{_GOLDEN}/coded_attention.py",
+        "bool(values.invalid.any())",
+        "False",
+        _ATTENTION,
     ),
 )

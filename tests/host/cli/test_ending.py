@@ -22,6 +22,7 @@ REFUSED = {
     "fetch": ("fetch", "no-model"),
     "models": ("models", "--no-such-option"),
     "quality": ("quality", "--context", "0"),
+    "precision": ("precision", "--context", "0"),
     "pools": ("pools", "--context", "0"),
     "pool-picture": ("pool-picture", "/nowhere/file", "--out", "/proc/picture.png"),
     "trace-picture": ("trace-picture", "/nowhere/file"),

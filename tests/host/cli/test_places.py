@@ -31,6 +31,7 @@ OPTIONS = {
     "timeline": ("generate", "--model", "/no/model", "--prompt", "text", "--pool-timeline"),
     "trace": ("generate", "--model", "/no/model", "--prompt", "text", "--trace"),
     "quality": ("quality", "--model", "/no/model", "--out"),
+    "precision": ("precision", "--model", "/no/model", "--out"),
     "pools": ("pools", "--model", "/no/model", "--out"),
     "decode": ("decode", "--model", "/no/model", "--out"),
     "pool-picture": ("pool-picture", "/no/timeline", "--out"),
@@ -206,7 +207,7 @@ def test_nothing_is_written_into_what_another_option_names(generate, tmp_path, o
     assert ("session.json is missing" if kept == "--session" else "the places are good") in line
 
 
-@pytest.mark.parametrize("name", ["quality", "pools", "decode"])
+@pytest.mark.parametrize("name", ["quality", "precision", "pools", "decode"])
 def test_no_measure_is_written_into_a_model(command, tmp_path, name):
     inside = tmp_path / "config.json"
     inside.write_bytes(b"weights")

@@ -133,6 +133,28 @@ def quality(
     print(run(request, console.print, reading_view(console).stage))
 
 
+def precision(
+    model: Model = DEFAULT_MODEL,
+    texts: Texts = None,
+    context: Context = 4096,
+    last: Last = 128,
+    row: Annotated[
+        list[int] | None,
+        typer.Option(help="Number of a row, from 0; give it again for more. All if none."),
+    ] = None,
+    dtype: Dtype = NumberType.AUTO,
+    threads: Threads = None,
+    out: JsonOut = None,
+) -> None:
+    """Compare how many selected tokens are exact and how the others are coded, on real text."""
+    request = TextsRequest(model, dtype, tuple(texts or ()), context, last, (), threads, out)
+    quiet_transformers()
+    from hillinfer_bench.precision.run import run
+
+    console = error_console()
+    print(run(request, frozenset(row or ()), console.print, reading_view(console).stage))
+
+
 def pools(
     model: Model = DEFAULT_MODEL,
     texts: Texts = None,
@@ -391,6 +413,7 @@ main = Program(
     (
         decode,
         quality,
+        precision,
         pools,
         traces,
         storing,

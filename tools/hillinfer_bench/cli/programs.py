@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 BENCH = frozenset(
     {
-        *("decode", "quality", "pools", "traces", "storing", "slim", "compare"),
+        *("decode", "quality", "precision", "pools", "traces", "storing", "slim", "compare"),
         *("pool-picture", "trace-picture", "store-picture", "prune-picture"),
     }
 )

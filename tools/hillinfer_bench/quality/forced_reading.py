@@ -17,7 +17,12 @@ from hillinfer.hf.attention import refuse_arguments
 from hillinfer.hf.features import check_model, check_uses_interface, check_versions
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
-from hillinfer_bench.quality.policies import LayerQueries, SelectionPolicy, causal_mask
+from hillinfer_bench.quality.policies import (
+    Attending,
+    LayerQueries,
+    SelectionPolicy,
+    causal_mask,
+)
 
 
 @contextmanager
@@ -108,7 +113,7 @@ class Continuation(Cache):  # type: ignore[misc]
         Selects tokens for each query of the pass; None lets every query see everything before it.
     """
 
-    def __init__(self, prefix: Prefix, policy: SelectionPolicy | None) -> None:
+    def __init__(self, prefix: Prefix, policy: SelectionPolicy | Attending | None) -> None:
         super().__init__(
             layers=[
                 ContinuationLayer(prefix, layer, policy) for layer in range(prefix.shape.layers)
@@ -122,7 +127,9 @@ class ContinuationLayer(CacheLayerMixin):  # type: ignore[misc]
     is_sliding = False
     is_compileable = False
 
-    def __init__(self, prefix: Prefix, layer: int, policy: SelectionPolicy | None) -> None:
+    def __init__(
+        self, prefix: Prefix, layer: int, policy: SelectionPolicy | Attending | None
+    ) -> None:
         super().__init__()
         self._prefix = prefix
         self._layer = layer
@@ -248,8 +255,12 @@ def _attention(
     layer = LayerQueries(
         query[0].transpose(0, 1).float().cpu(), key[0].transpose(0, 1).cpu(), scaling
     )
-    seen = seen_tokens(key._hillinfer_continuation.policy, layer)  # type: ignore[attr-defined]
-    out = attend_masked(query[0], key[0], value[0], seen.to(query.device), scaling)
+    policy = key._hillinfer_continuation.policy  # type: ignore[attr-defined]
+    if isinstance(policy, Attending):
+        out = policy.attend(layer, value[0].transpose(0, 1).cpu()).to(query.device)
+    else:
+        seen = seen_tokens(policy, layer)
+        out = attend_masked(query[0], key[0], value[0], seen.to(query.device), scaling)
     return out.transpose(0, 1)[None].to(query.dtype).contiguous(), None
 
 
@@ -259,7 +270,10 @@ def _no_mask(*args: Any, **kwargs: Any) -> None:
 
 @torch.no_grad()
 def forced_logits(
-    model: Any, prefix: Prefix, token_ids: Sequence[int], policy: SelectionPolicy | None
+    model: Any,
+    prefix: Prefix,
+    token_ids: Sequence[int],
+    policy: SelectionPolicy | Attending | None,
 ) -> torch.Tensor:
     """Return the logits after each of `token_ids`, every one with a selected set of its own.
 
@@ -272,7 +286,7 @@ def forced_logits(
     token_ids
         The tokens that are read sparsely; each sees only itself and what comes before it.
     policy
-        Selects tokens; None for the full cache.
+        Selects tokens, or attends in a way of its own; None for the full cache.
 
     Returns
     -------

@@ -67,6 +67,26 @@ def causal_mask(queries: int, tokens: int) -> torch.Tensor:
     return torch.ones(queries, tokens, dtype=torch.bool).tril(tokens - queries)
 
 
+class Attending(ABC):
+    """A way to attend that is more than selecting tokens, for comparison."""
+
+    @abstractmethod
+    def attend(self, layer: LayerQueries, values: torch.Tensor) -> torch.Tensor:
+        """Attend for each query of a layer.
+
+        Parameters
+        ----------
+        layer
+            Queries and keys.
+        values
+            The stored type, shape (N, kv_heads, head_dim), on the CPU.
+
+        Returns
+        -------
+        float32 of shape (query_heads, queries, head_dim).
+        """
+
+
 class SelectionPolicy(ABC):
     """A way to select tokens, for comparison; subclasses override one method.
 
@@ -145,9 +165,9 @@ class ContractSelection(SelectionPolicy):
 
     def select(self, layer: LayerQueries) -> list[NDArray[np.int64]]:
         """Score and choose for each query in turn; see `SelectionPolicy`."""
-        segments = self._segments(layer)
+        segments = self.segments(layer)
         return [
-            self.chosen(query, layer.scaling, _up_to(segments, length))
+            self.chosen(query, layer.scaling, up_to(segments, length))
             for query, length in zip(layer.queries, layer.lengths, strict=True)
         ]
 
@@ -162,7 +182,7 @@ class ContractSelection(SelectionPolicy):
         settings = self.settings
         return Wanted(self.count(length), settings.kept_sinks, settings.kept_recent)
 
-    def _segments(self, layer: LayerQueries) -> list[SegmentShadow]:
+    def segments(self, layer: LayerQueries) -> list[SegmentShadow]:
         """Code all tokens, each segment's statistics taken as in decode (contract, section 3)."""
         spec = self._scorer.spec
         keys = layer.keys.half()
@@ -184,7 +204,7 @@ class ContractSelection(SelectionPolicy):
         return segments
 
 
-def _up_to(segments: Sequence[SegmentShadow], length: int) -> list[SegmentShadow]:
+def up_to(segments: Sequence[SegmentShadow], length: int) -> list[SegmentShadow]:
     """Return the segments of the first `length` tokens, the last cut short."""
     return [
         SegmentShadow(

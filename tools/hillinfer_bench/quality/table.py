@@ -19,6 +19,7 @@ from hillinfer.model_shape import ModelShape
 from hillinfer.settings import Settings
 from hillinfer.system.files import cannot_write, write_whole
 from hillinfer_bench.quality.policies import (
+    Attending,
     ContractSelection,
     FloatWeights,
     Pages,
@@ -87,10 +88,10 @@ class Configuration:
     """
 
     name: str
-    make: Callable[[ModelShape, Settings], SelectionPolicy]
+    make: Callable[[ModelShape, Settings], SelectionPolicy | Attending]
     settings: Settings
 
-    def policy(self, shape: ModelShape) -> SelectionPolicy:
+    def policy(self, shape: ModelShape) -> SelectionPolicy | Attending:
         """Return the policy."""
         return self.make(shape, self.settings)
 
