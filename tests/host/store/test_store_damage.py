@@ -179,8 +179,9 @@ from hillinfer.store.store import Store
 with Store(sys.argv[1], eviction="lru") as store:
     print("open", flush=True)
     for seed in range(int(sys.argv[3]), 10**6, 2):
+        began = time.monotonic()
         put(store, namespace(), prompt(seed, 1500), step=256)
-        print(time.monotonic(), seed, flush=True)
+        print(began, seed, flush=True)
 """
 
 
@@ -204,7 +205,8 @@ def test_a_killed_writer_loses_nothing_that_was_published(tmp_path, seed):
         time.sleep(float(numbers.uniform(0.05, 0.6)))
         for one in running:
             one.send_signal(signal.SIGKILL)
-        # In the order in which both stored: what one stored last the other may have evicted.
+        # In the order in which both began: what one stored last the other may have evicted, and one
+        # that waits for a processor tells late what it stored long ago.
         told = sorted(
             (float(when), int(seed))
             for one in running
