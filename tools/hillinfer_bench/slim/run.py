@@ -183,6 +183,7 @@ def run(request: SlimRequest, say: Callable[[str], None]) -> str:
                     "context": row.context,
                     "cache": row.cache,
                     "speedup": row.speedup,
+                    "cpu_speedup": row.cpu_speedup,
                     "flop_limit": row.flop_limit,
                 }
                 for row in rows
