@@ -60,7 +60,7 @@ struct BlockPartials {
 // What one softmax is computed in, for all query heads.
 struct CodedWork {
     int32_t* fixed;         // X of exact tokens, [query_heads][count].
-    BlockPartials sums;     // R', W' and the sum of outputs so far: of one block.
+    BlockPartials sums;     // R', W' and the sum of outputs so far, kMostCodedChannels of each.
     float* means;           // Of a segment, kMostCodedChannels of each KV head,
     float* units;           // likewise.
 };

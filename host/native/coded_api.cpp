@@ -37,9 +37,8 @@ public:
           numbers_(new int32_t[heads_ * size_t(exact_tokens + 1)]),
           totals_(new int64_t[heads_]),
           broken_(new uint8_t[heads_]()),
-          floats_(new float[heads_ * size_t(call.head_dim) +
-                            2 * size_t(call.kv_heads) * kMostCodedChannels]) {
-        float* const means = floats_.get() + heads_ * size_t(call.head_dim);
+          floats_(new float[(heads_ + 2 * size_t(call.kv_heads)) * kMostCodedChannels]) {
+        float* const means = floats_.get() + heads_ * kMostCodedChannels;
         work_ = {numbers_.get() + heads_,
                  {numbers_.get(), totals_.get(), floats_.get(), broken_.get()},
                  means,

@@ -19,11 +19,24 @@ struct Avx2 {
         __m256i codes[kMostCodedChannels / 32][kPairs][4];
     };
 
-    static void arrange(const uint8_t* const* rows, int blocks, int tokens, Arranged& out) {
+    struct Addends {
+        alignas(64) uint16_t of[kChunkHeads][kBlockTokens];
+    };
+
+    static CodedWeights weigh_coded(const int32_t* aligned, int tokens, const uint8_t* exponents,
+                                    int head, Addends& out) {
+        return plain_weigh_coded<Avx2>(aligned, tokens, exponents, out.of[head]);
+    }
+
+    // Sums have channels in their order.
+    static int width(int blocks) { return blocks * 32; }
+    static int place(int channel, int) { return channel; }
+
+    static void arrange(const uint64_t* rows, size_t start, int blocks, int tokens, Arranged& out) {
         for (int pair = 0; pair < tokens / 2; ++pair) {
             for (int block = 0; block < blocks; ++block) {
-                const __m128i first = load(rows[2 * pair] + block * 16);
-                const __m128i second = load(rows[2 * pair + 1] + block * 16);
+                const __m128i first = load(at(rows[2 * pair]) + start + block * 16);
+                const __m128i second = load(at(rows[2 * pair + 1]) + start + block * 16);
                 const __m128i low = _mm_unpacklo_epi8(first, second);
                 const __m128i high = _mm_unpackhi_epi8(first, second);
                 // Words of two codes, one of each token, from bytes that have two.
@@ -39,7 +52,7 @@ struct Avx2 {
     }
 
     static void sums(const Arranged& arranged, int blocks, int tokens,
-                     const uint16_t (*addends)[kBlockTokens], int heads,
+                     const Addends& addends, int heads,
                      int32_t (*out)[kMostCodedChannels]) {
         for (int block = 0; block < blocks; ++block) {
             for (int head = 0; head < heads; head += 2) {
@@ -50,8 +63,8 @@ struct Avx2 {
                 }
                 for (int pair = 0; pair < tokens / 2; ++pair) {
                     const __m256i* codes = arranged.codes[block][pair];
-                    const __m256i a = both(addends[head] + 2 * pair);
-                    const __m256i b = both(addends[other] + 2 * pair);
+                    const __m256i a = both(addends.of[head] + 2 * pair);
+                    const __m256i b = both(addends.of[other] + 2 * pair);
                     for (int i = 0; i < 4; ++i) {
                         sums[0][i] = _mm256_add_epi32(sums[0][i], _mm256_madd_epi16(codes[i], a));
                         sums[1][i] = _mm256_add_epi32(sums[1][i], _mm256_madd_epi16(codes[i], b));

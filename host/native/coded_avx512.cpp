@@ -21,6 +21,28 @@ inline __m512i repeated(const uint8_t* quad) {
     return _mm512_set1_epi32(word);
 }
 
+// 2^(23 + i/16) and 2^(i/256).
+alignas(64) constexpr double kCoarse[16] = {
+    0x1.0000000000000p+23, 0x1.0b5586cf9890fp+23,
+    0x1.172b83c7d517bp+23, 0x1.2387a6e756238p+23,
+    0x1.306fe0a31b715p+23, 0x1.3dea64c123422p+23,
+    0x1.4bfdad5362a27p+23, 0x1.5ab07dd485429p+23,
+    0x1.6a09e667f3bcdp+23, 0x1.7a11473eb0187p+23,
+    0x1.8ace5422aa0dbp+23, 0x1.9c49182a3f090p+23,
+    0x1.ae89f995ad3adp+23, 0x1.c199bdd85529cp+23,
+    0x1.d5818dcfba487p+23, 0x1.ea4afa2a490dap+23,
+};
+alignas(64) constexpr double kFine[16] = {
+    0x1.0000000000000p+0, 0x1.00b1afa5abcbfp+0,
+    0x1.0163da9fb3335p+0, 0x1.02168143b0281p+0,
+    0x1.02c9a3e778061p+0, 0x1.037d42e11bbccp+0,
+    0x1.04315e86e7f85p+0, 0x1.04e5f72f654b1p+0,
+    0x1.059b0d3158574p+0, 0x1.0650a0e3c1f89p+0,
+    0x1.0706b29ddf6dep+0, 0x1.07bd42b72a836p+0,
+    0x1.0874518759bc8p+0, 0x1.092bdf66607e0p+0,
+    0x1.09e3ecac6f383p+0, 0x1.0a9c79b1f3919p+0,
+};
+
 struct Avx512 {
     static constexpr int kChunkHeads = 4;
     static constexpr int kQuads = kBlockTokens / 4;
@@ -33,15 +55,28 @@ struct Avx512 {
         __m512i codes[kMostVectors][4][kQuads];
     };
 
-    static void arrange(const uint8_t* const* rows, int blocks, int tokens, Arranged& out) {
+    // Sums lie as their registers have them: by vectors, quarters and halves of 32 channels, and then
+    // by blocks.
+    static int width(int blocks) { return blocks == 2 ? 64 : (blocks + 3) / 4 * 128; }
+
+    static int place(int channel, int blocks) {
+        const int block = channel / 32;
+        const int half = channel / 16 % 2;
+        const int quarter = channel / 4 % 4;
+        const int at_once = blocks == 2 ? 2 : 4;
+        return (((block / at_once * 4 + quarter) * 2 + half) * at_once + block % at_once) * 4 +
+               channel % 4;
+    }
+
+    static void arrange(const uint64_t* rows, size_t start, int blocks, int tokens, Arranged& out) {
         if (blocks == 2) {
             for (int octet = 0; octet < tokens / 8; ++octet) {
-                const uint8_t* const* own = rows + octet * 8;
+                const uint64_t* own = rows + octet * 8;
                 __m512i of[4];
 #pragma GCC unroll 4
                 for (int i = 0; i < 4; ++i) {
-                    of[i] = _mm512_inserti64x4(_mm512_castsi256_si512(load_half(own[i])),
-                                               load_half(own[4 + i]), 1);
+                    of[i] = _mm512_inserti64x4(_mm512_castsi256_si512(load_half(at(own[i]) + start)),
+                                               load_half(at(own[4 + i]) + start), 1);
                 }
                 transpose(of, &out.codes[0][0][octet]);
             }
@@ -54,22 +89,82 @@ struct Avx512 {
                 __m512i of[4];
 #pragma GCC unroll 4
                 for (int i = 0; i < 4; ++i) {
-                    of[i] = _mm512_maskz_loadu_epi32(here, rows[quad * 4 + i] + vector * 64);
+                    of[i] = _mm512_maskz_loadu_epi32(here, at(rows[quad * 4 + i]) + start + vector * 64);
                 }
                 transpose(of, &out.codes[vector][0][quad]);
             }
         }
     }
 
-    static void sums(const Arranged& arranged, int blocks, int tokens,
-                     const uint16_t (*addends)[kBlockTokens], int heads,
+    // Low and high bytes of a chunk's addends, and eight times their sums.
+    struct Addends {
+        alignas(64) uint8_t bytes[kChunkHeads][2][kBlockTokens];
+        int32_t excess[kChunkHeads];
+    };
+
+    static void sums(const Arranged& arranged, int blocks, int tokens, const Addends& addends, int heads,
                      int32_t (*out)[kMostCodedChannels]) {
-        alignas(64) Addends own;
-        for (int head = 0; head < heads; ++head) {
-            own.take(head, addends[head]);
-        }
         const auto run = blocks == 2 ? sums_of<true>(heads) : sums_of<false>(heads);
-        run(arranged, blocks, tokens, own, out);
+        run(arranged, blocks, tokens, addends, out);
+    }
+
+    // As `plain_weigh_coded`, in registers from beginning to end.
+    static CodedWeights weigh_coded(const int32_t* aligned, int tokens, const uint8_t* exponents,
+                                    int head, Addends& out) {
+        constexpr int kVectors = kBlockTokens / 16;
+        const __m512i limit = _mm512_set1_epi32(kAlignedLimit);
+        const __m512i lower_limit = _mm512_set1_epi32(-kAlignedLimit);
+        const uint64_t here = tokens == kBlockTokens ? ~uint64_t(0) : (uint64_t(1) << tokens) - 1;
+        __m512i fixed[kVectors];
+#pragma GCC unroll 4
+        for (int i = 0; i < kVectors; ++i) {
+            const __m512i own = _mm512_maskz_loadu_epi32(part(here, i), aligned + 16 * i);
+            const __m512i limited = _mm512_max_epi32(_mm512_min_epi32(own, limit), lower_limit);
+            fixed[i] = _mm512_mask_slli_epi32(_mm512_set1_epi32(kNoToken), part(here, i), limited, 8);
+        }
+        const int32_t reference = reference_of(_mm512_reduce_max_epi32(_mm512_max_epi32(
+            _mm512_max_epi32(fixed[0], fixed[1]), _mm512_max_epi32(fixed[2], fixed[3]))));
+        const int64_t far = (int64_t(reference) - 62) * 65536;
+        const __m512i least = _mm512_set1_epi32(far < INT32_MIN ? INT32_MIN : int32_t(far));
+        const __m512i base = _mm512_set1_epi32(int32_t(uint32_t(reference) << 16));
+        __m512i mantissa[kVectors], place[kVectors];
+        __mmask16 live[kVectors];
+        __m512i total = _mm512_setzero_si512();
+        __m512i top = _mm512_set1_epi32(kLeastPower);
+#pragma GCC unroll 4
+        for (int i = 0; i < kVectors; ++i) {
+            const __m512i relative = _mm512_sub_epi32(_mm512_max_epi32(fixed[i], least), base);
+            const __m512i power = _mm512_srai_epi32(relative, 16);
+            live[i] = _mm512_mask_cmpge_epi32_mask(part(here, i), power, _mm512_set1_epi32(kLeastPower));
+            mantissa[i] = _mm512_maskz_mov_epi32(live[i], whole_powers(_mm512_srai_epi32(relative, 8)));
+            const __m512i down = _mm512_sub_epi32(_mm512_setzero_si512(), power);
+            total = _mm512_add_epi64(total, shares(mantissa[i], down, 0));
+            total = _mm512_add_epi64(total, shares(mantissa[i], down, 1));
+            const __m512i exponent = _mm512_cvtepu8_epi32(
+                _mm_load_si128(reinterpret_cast<const __m128i*>(exponents + 16 * i)));
+            const __mmask16 valid = _mm512_cmpneq_epi32_mask(
+                exponent, _mm512_set1_epi32(hillinfer::kInvalidExponent));
+            place[i] = _mm512_mask_add_epi32(power, valid, power, exponent);
+            top = _mm512_mask_max_epi32(top, live[i], top, place[i]);
+        }
+        const int32_t last = _mm512_reduce_max_epi32(top) + 1;
+        const __m512i from = _mm512_set1_epi32(last + 8);
+        const __m512i one = _mm512_set1_epi32(1);
+        __m512i sum = _mm512_setzero_si512();
+#pragma GCC unroll 4
+        for (int i = 0; i < kVectors; ++i) {
+            // From 25 on nothing is left of 24 bits and a half.
+            const __m512i shift =
+                _mm512_min_epi32(_mm512_sub_epi32(from, place[i]), _mm512_set1_epi32(26));
+            const __m512i half = _mm512_sllv_epi32(one, _mm512_sub_epi32(shift, one));
+            const __m512i addends = _mm512_maskz_srlv_epi32(
+                live[i], _mm512_add_epi32(mantissa[i], half), shift);
+            sum = _mm512_add_epi32(sum, addends);
+            store(out.bytes[head][0] + 16 * i, _mm512_cvtepi32_epi8(addends));
+            store(out.bytes[head][1] + 16 * i, _mm512_cvtepi32_epi8(_mm512_srli_epi32(addends, 8)));
+        }
+        out.excess[head] = 8 * _mm512_reduce_add_epi32(sum);
+        return {reference, last, _mm512_reduce_add_epi64(total)};
     }
 
     template <bool kBetween>
@@ -103,21 +198,37 @@ struct Avx512 {
     }
 
 private:
-    // Low and high bytes of a chunk's addends, and eight times their sums.
-    struct Addends {
-        uint8_t bytes[kChunkHeads][2][kBlockTokens];
-        int32_t excess[kChunkHeads];
+    static __mmask16 part(uint64_t tokens, int vector) { return __mmask16(tokens >> (16 * vector)); }
 
-        void take(int head, const uint16_t* addends) {
-            int32_t sum = 0;
-            for (int i = 0; i < kBlockTokens; ++i) {
-                bytes[head][0][i] = uint8_t(addends[i]);
-                bytes[head][1][i] = uint8_t(addends[i] >> 8);
-                sum += addends[i];
-            }
-            excess[head] = 8 * sum;
-        }
-    };
+    static void store(uint8_t* to, __m128i bytes) {
+        _mm_store_si128(reinterpret_cast<__m128i*>(to), bytes);
+    }
+
+    // (P << 17) >> -I of half a vector's tokens.
+    static __m512i shares(__m512i mantissa, __m512i down, int half) {
+        const __m256i own = half ? _mm512_extracti64x4_epi64(mantissa, 1) : _mm512_castsi512_si256(mantissa);
+        const __m256i by = half ? _mm512_extracti64x4_epi64(down, 1) : _mm512_castsi512_si256(down);
+        return _mm512_srlv_epi64(_mm512_slli_epi64(_mm512_cvtepu32_epi64(own), 17),
+                                 _mm512_cvtepu32_epi64(by));
+    }
+
+    // T of the low eight bits, a product of powers by four bits each: rounded it is the table's number
+    // for each of the 256.
+    static __m512i whole_powers(__m512i places) {
+        const __m256i low = half_powers(_mm512_castsi512_si256(places));
+        const __m256i high = half_powers(_mm512_extracti64x4_epi64(places, 1));
+        return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+    }
+
+    static __m256i half_powers(__m256i places) {
+        // Only the four lowest bits of a number are looked at.
+        const __m512i fine = _mm512_cvtepu32_epi64(places);
+        const __m512i coarse = _mm512_srli_epi64(fine, 4);
+        const __m512d a = _mm512_permutex2var_pd(_mm512_load_pd(kCoarse), coarse,
+                                                 _mm512_load_pd(kCoarse + 8));
+        const __m512d b = _mm512_permutex2var_pd(_mm512_load_pd(kFine), fine, _mm512_load_pd(kFine + 8));
+        return _mm512_cvtpd_epi32(_mm512_mul_pd(a, b));
+    }
 
     using Sums = void (*)(const Arranged&, int, int, const Addends&, int32_t (*)[kMostCodedChannels]);
 
@@ -195,29 +306,21 @@ private:
                         const __m512i excess = _mm512_set1_epi32(addends.excess[head]);
                         const __m512i all = _mm512_add_epi32(
                             sums[head][half][0], _mm512_slli_epi32(sums[head][half][1], 8));
-                        int32_t* const to = out[head] + vector * 128 + half * 16 + quarter * 4;
+                        int32_t* const to =
+                            out[head] + ((vector * 4 + quarter) * 2 + half) * (kTwoBlocks ? 8 : 16);
                         if constexpr (kTwoBlocks) {
-                            const __m256i both = _mm256_sub_epi32(
-                                _mm256_add_epi32(_mm512_castsi512_si256(all),
-                                                 _mm512_extracti64x4_epi64(all, 1)),
-                                _mm512_castsi512_si256(excess));
-                            store(to, _mm256_castsi256_si128(both));
-                            store(to + 32, _mm256_extracti128_si256(both, 1));
+                            const __m256i both = _mm256_add_epi32(
+                                _mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
+                            _mm256_store_si256(
+                                reinterpret_cast<__m256i*>(to),
+                                _mm256_sub_epi32(both, _mm512_castsi512_si256(excess)));
                         } else {
-                            const __m512i exact = _mm512_sub_epi32(all, excess);
-                            store(to, _mm512_castsi512_si128(exact));
-                            store(to + 32, _mm512_extracti32x4_epi32(exact, 1));
-                            store(to + 64, _mm512_extracti32x4_epi32(exact, 2));
-                            store(to + 96, _mm512_extracti32x4_epi32(exact, 3));
+                            _mm512_store_si512(to, _mm512_sub_epi32(all, excess));
                         }
                     }
                 }
             }
         }
-    }
-
-    static void store(int32_t* to, __m128i values) {
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(to), values);
     }
 };
 

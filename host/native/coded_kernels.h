@@ -18,10 +18,6 @@ using hillinfer::kMostCodedChannels;
 
 constexpr int kProductLanes = 16;
 constexpr float kExactLimit = 32767.0f;
-constexpr int32_t kAlignedLimit = (1 << 23) - 1;
-// Below every X: a token that is not there.
-constexpr int32_t kNoToken = INT32_MIN;
-
 // What of a row is asked for early, as there is nothing to compute on before.
 constexpr int kRowsAhead = 6;
 
@@ -142,43 +138,70 @@ struct CodedHeads {
 
     // --- Blocks of coded tokens ---
 
-    // M and 2^(c-14) of a segment's channels, for `coded_block`.
-    static void prepare(const CodedAttention& call, HeadRange range, const CodedTokens& segment,
-                        const CodedWork& work) {
+    // Where sums of codes have each channel.
+    struct Places {
+        int16_t of[kMostCodedChannels];
+
+        explicit Places(const CodedAttention& call) {
+            for (int i = 0; i < call.head_dim; ++i) {
+                of[i] = int16_t(V::place(i, call.code_bytes() / 16));
+            }
+        }
+
+        int operator[](int channel) const { return of[channel]; }
+    };
+
+    // No channel lies behind its padding's places, which are 0.
+    static void clear(HeadRange range, const CodedWork& work) {
+        const size_t first = size_t(range.first) * kMostCodedChannels;
+        const size_t bytes = size_t(range.count) * kMostCodedChannels * sizeof(float);
+        std::memset(work.means + first, 0, bytes);
+        std::memset(work.units + first, 0, bytes);
+    }
+
+    // M and 2^(c-14) of a segment's channels at their places, for `coded_block`.
+    static void prepare(const CodedAttention& call, const Places& places, HeadRange range,
+                        const CodedTokens& segment, const CodedWork& work) {
         for (int head = range.first; head < range.first + range.count; ++head) {
             float* const means = work.means + size_t(head) * kMostCodedChannels;
             float* const units = work.units + size_t(head) * kMostCodedChannels;
             const size_t own = size_t(head) * call.head_dim;
             for (int i = 0; i < call.head_dim; ++i) {
-                means[i] = float(segment.means[own + i]);
-                units[i] = power_of_two(segment.channel_exponents[own + i] - 14);
+                means[places[i]] = float(segment.means[own + i]);
+                units[places[i]] = power_of_two(segment.channel_exponents[own + i] - 14);
             }
         }
     }
 
-    // Softmax over one block of a segment's tokens in one KV head, as `exact_block`. `broken` gets 1
-    // where a token is invalid.
+    // Softmax over one block of a segment's tokens in one KV head:
+    // hand(query head of the group, R, W, outputs), where outputs(i) is O of the channel whose place
+    // is i. `broken` gets 1 where a token is invalid; `largest` is as in `exact_block`.
     template <class Hand>
     static void coded_block(const CodedAttention& call, int head, const CodedTokens& segment,
                             int64_t start, const CodedWork& work, const int32_t* largest,
                             uint8_t* broken, Hand hand) {
         const int64_t left = segment.tokens - start;
         const int tokens = int(left < kBlockTokens ? left : kBlockTokens);
-        const int code_bytes = call.code_bytes();
-        alignas(64) uint8_t exponents[kBlockTokens] = {};
-        const uint8_t* rows[kBlockTokens];
-        bool invalid = false;
-        for (int i = 0; i < kBlockTokens; ++i) {
+        const int blocks = call.code_bytes() / 16;
+        alignas(64) uint8_t exponents[kBlockTokens];
+        const uint64_t* rows = segment.code_rows + start;
+        const uint64_t* beside = segment.exponents + start;
+        uint64_t some_rows[kBlockTokens], some_beside[kBlockTokens];
+        if (tokens < kBlockTokens) {
             // Behind the last token its codes are taken 0 times.
-            const int64_t token = start + (i < tokens ? i : tokens - 1);
-            rows[i] = at(segment.code_rows[token]) + size_t(head) * code_bytes;
-            exponents[i] = at(segment.exponents[token])[head * segment.exponent_stride];
-            invalid |= exponents[i] == hillinfer::kInvalidExponent;
-            invalid |= segment.invalid_keys &&
-                       segment.invalid_keys[size_t(head) * segment.stride + token];
+            for (int i = 0; i < kBlockTokens; ++i) {
+                some_rows[i] = rows[i < tokens ? i : tokens - 1];
+                some_beside[i] = beside[i < tokens ? i : tokens - 1];
+            }
+            rows = some_rows;
+            beside = some_beside;
         }
-        for (int h = 0; h < call.group_size; ++h) {
-            broken[h] |= invalid;
+        const size_t own_exponent = size_t(head) * segment.exponent_stride;
+        for (int i = 0; i < kBlockTokens; ++i) {
+            exponents[i] = at(beside[i])[own_exponent];
+        }
+        if (has_invalid(segment, head, start, tokens, exponents)) {
+            std::memset(broken, 1, size_t(call.group_size));
         }
         const float* const means = work.means + size_t(head) * kMostCodedChannels;
         const float* const units = work.units + size_t(head) * kMostCodedChannels;
@@ -192,15 +215,13 @@ struct CodedHeads {
             int tops[V::kChunkHeads];
             bool near[V::kChunkHeads];
             bool any = false;
-            alignas(64) uint16_t addends[V::kChunkHeads][kBlockTokens];
+            typename V::Addends addends;
             alignas(64) int32_t sums[V::kChunkHeads][kMostCodedChannels];
             for (int h = 0; h < heads; ++h) {
-                alignas(64) int32_t block[kBlockTokens];
                 const int64_t row = int64_t(head) * call.group_size + first + h;
-                take(segment.aligned + row * segment.stride + start, tokens, block, fixed_aligned);
-                BlockWeights weights;
-                weigh<V, false>(block, tokens, weights);
-                tops[h] = addends_of(weights, exponents, addends[h]);
+                const CodedWeights weights = V::weigh_coded(
+                    segment.aligned + row * segment.stride + start, tokens, exponents, h, addends);
+                tops[h] = weights.top;
                 references[h] = weights.reference;
                 totals[h] = weights.total;
                 near[h] = !largest || largest[first + h] - weights.reference <= -kLeastPower;
@@ -210,25 +231,31 @@ struct CodedHeads {
                 continue;
             }
             if (!is_arranged) {
-                V::arrange(rows, code_bytes / 16, used, arranged);
+                V::arrange(rows, size_t(head) * call.code_bytes(), blocks, used, arranged);
                 is_arranged = true;
             }
-            V::sums(arranged, code_bytes / 16, used, addends, heads, sums);
+            V::sums(arranged, blocks, used, addends, heads, sums);
             for (int h = 0; h < heads; ++h) {
                 if (!near[h]) {
                     continue;
                 }
-                alignas(64) float outputs[kMostCodedChannels];
-                // 2^(U - 15) may be beyond a float where an exponent is one of no key.
+                // 2^(U - 15) may be beyond a float where an exponent is one of no key: then every sum
+                // but 0 is, and two factors overflow as one would.
                 const int power = tops[h] - 15;
-                const float scale = power_of_two(power < 127 ? power : 127);
-                const float beyond = power_of_two(power < 127 ? 0 : power - 127);
                 const float total = unit_total(totals[h]);
-                for (int i = 0; i < call.head_dim; ++i) {
-                    const float distance = float(sums[h][i]) * scale * beyond;
-                    outputs[i] = __builtin_fmaf(total, means[i], distance) * units[i];
+                const int32_t* const own = sums[h];
+                if (power <= 127) {
+                    const float scale = power_of_two(power);
+                    hand(first + h, references[h], totals[h], [=](int i) {
+                        return __builtin_fmaf(total, means[i], float(own[i]) * scale) * units[i];
+                    });
+                } else {
+                    const float scale = power_of_two(127);
+                    const float beyond = power_of_two(power - 127);
+                    hand(first + h, references[h], totals[h], [=](int i) {
+                        return __builtin_fmaf(total, means[i], float(own[i]) * scale * beyond) * units[i];
+                    });
                 }
-                hand(first + h, references[h], totals[h], outputs);
             }
         }
     }
@@ -241,10 +268,11 @@ struct CodedHeads {
         const ExactFloats exact;
         const int group = call.group_size;
         const size_t dim = size_t(call.head_dim);
+        const Places places(call);
         for (int head = range.first; head < range.first + range.count; ++head) {
             const size_t own = size_t(head) * group;
             int32_t* const fixed = work.fixed + own * count;
-            const BlockPartials sums = work.sums.from(own, dim);
+            const BlockPartials sums = work.sums.from(own, kMostCodedChannels);
             fix_products(call, head, rows, count, fixed, sums.broken);
             for (int h = 0; h < group; ++h) {
                 int32_t largest = count ? largest_of(fixed + h * count, count) : INT32_MIN;
@@ -259,31 +287,48 @@ struct CodedHeads {
                 sums.powers[h] = reference_of(largest);
                 sums.totals[h] = 0;
             }
-            std::memset(sums.outputs, 0, group * dim * sizeof *sums.outputs);
+            std::memset(sums.outputs, 0, group * kMostCodedChannels * sizeof *sums.outputs);
             for (int64_t first = 0; first < count; first += kBlockTokens) {
                 const int tokens = int(count - first < kBlockTokens ? count - first : kBlockTokens);
                 exact_block(call, head, rows + first, tokens, fixed + first, count, sums.powers,
                             [&](int h, int32_t reference, int64_t total, const float* outputs) {
-                                add(sums, h, dim, reference, total, outputs);
+                                add(sums, h, call.head_dim, reference, total,
+                                    [=](int i) { return outputs[i]; });
                             });
             }
+            // From now on channels lie where sums of codes have them.
+            for (int h = 0; h < group; ++h) {
+                alignas(64) float moved[kMostCodedChannels] = {};
+                float* const outputs = sums.outputs + size_t(h) * kMostCodedChannels;
+                for (int i = 0; i < call.head_dim; ++i) {
+                    moved[places[i]] = outputs[i];
+                }
+                std::memcpy(outputs, moved, sizeof moved);
+            }
         }
+        const int width = V::width(call.code_bytes() / 16);
+        clear(range, work);
         for (int64_t i = 0; i < segment_count; ++i) {
-            prepare(call, range, segments[i], work);
+            prepare(call, places, range, segments[i], work);
             for (int64_t first = 0; first < segments[i].tokens; first += kBlockTokens) {
                 for (int number = 0; number < range.count; ++number) {
                     fetch_next(call, range, segments + i, segments + segment_count, first, number);
                     const int head = range.first + number;
-                    const BlockPartials sums = work.sums.from(size_t(head) * group, dim);
+                    const BlockPartials sums = work.sums.from(size_t(head) * group, kMostCodedChannels);
                     coded_block(call, head, segments[i], first, work, sums.powers, sums.broken,
-                                [&](int h, int32_t reference, int64_t total, const float* outputs) {
-                                    add(sums, h, dim, reference, total, outputs);
+                                [&](int h, int32_t reference, int64_t total, auto outputs) {
+                                    add(sums, h, width, reference, total, outputs);
                                 });
                 }
             }
         }
         for (size_t h = size_t(range.first) * group; h < size_t(range.first + range.count) * group; ++h) {
-            divide(work.sums.from(h, dim), call.head_dim, out + h * dim);
+            alignas(64) float outputs[kMostCodedChannels];
+            const BlockPartials sums = work.sums.from(h, kMostCodedChannels);
+            for (int i = 0; i < call.head_dim; ++i) {
+                outputs[i] = sums.outputs[places[i]];
+            }
+            divide({sums.powers, sums.totals, outputs, sums.broken}, call.head_dim, out + h * dim);
         }
     }
 
@@ -301,7 +346,11 @@ struct CodedHeads {
                     out.from(size_t(first / kBlockTokens) * call.query_heads() + own, dim);
                 fix_products(call, head, rows + first, tokens, work.fixed, block.broken);
                 exact_block(call, head, rows + first, tokens, work.fixed, tokens, nullptr,
-                            Storing{block, dim});
+                            [&](int h, int32_t reference, int64_t total, const float* outputs) {
+                                block.powers[h] = reference;
+                                block.totals[h] = total;
+                                std::memcpy(block.outputs + h * dim, outputs, dim * sizeof *outputs);
+                            });
             }
         }
     }
@@ -310,7 +359,9 @@ struct CodedHeads {
                              const CodedWork& work, const BlockPartials& out) {
         const ExactFloats exact;
         const size_t dim = size_t(call.head_dim);
-        prepare(call, call.heads(), segment, work);
+        const Places places(call);
+        clear(call.heads(), work);
+        prepare(call, places, call.heads(), segment, work);
         for (int head = call.first_head; head < call.first_head + call.head_count; ++head) {
             const size_t own = size_t(head) * call.group_size;
             for (int64_t first = 0; first < segment.tokens; first += kBlockTokens) {
@@ -318,7 +369,13 @@ struct CodedHeads {
                     out.from(size_t(first / kBlockTokens) * call.query_heads() + own, dim);
                 std::memset(block.broken, 0, size_t(call.group_size));
                 coded_block(call, head, segment, first, work, nullptr, block.broken,
-                            Storing{block, dim});
+                            [&](int h, int32_t reference, int64_t total, auto outputs) {
+                                block.powers[h] = reference;
+                                block.totals[h] = total;
+                                for (int i = 0; i < call.head_dim; ++i) {
+                                    block.outputs[h * dim + i] = outputs(places[i]);
+                                }
+                            });
             }
         }
     }
@@ -343,8 +400,9 @@ struct CodedHeads {
             for (int64_t i = 0; i < count; ++i) {
                 const size_t own = i * heads + head;
                 if (power - blocks.powers[own] <= -kLeastPower) {
-                    add(sums, 0, dim, blocks.powers[own], blocks.totals[own],
-                        blocks.outputs + own * dim);
+                    const float* const block = blocks.outputs + own * dim;
+                    add(sums, 0, call.head_dim, blocks.powers[own], blocks.totals[own],
+                        [=](int i) { return block[i]; });
                 }
             }
             divide(sums, call.head_dim, out + head * dim);
@@ -352,41 +410,9 @@ struct CodedHeads {
     }
 
 private:
-    struct Storing {
-        BlockPartials to;
-        size_t dim;
-
-        void operator()(int h, int32_t reference, int64_t total, const float* outputs) const {
-            to.powers[h] = reference;
-            to.totals[h] = total;
-            std::memcpy(to.outputs + h * dim, outputs, dim * sizeof *outputs);
-        }
-    };
-
     static int chunk(const CodedAttention& call, int first) {
         const int left = call.group_size - first;
         return left < V::kChunkHeads ? left : V::kChunkHeads;
-    }
-
-    static int32_t fixed_aligned(int32_t aligned) {
-        aligned = aligned > kAlignedLimit ? kAlignedLimit : aligned;
-        return (aligned < -kAlignedLimit ? -kAlignedLimit : aligned) * 256;
-    }
-
-    template <class Fix>
-    static void take(const int32_t* __restrict from, int tokens, int32_t* __restrict block, Fix fix) {
-        if (tokens == kBlockTokens) {
-            for (int i = 0; i < kBlockTokens; ++i) {
-                block[i] = fix(from[i]);
-            }
-            return;
-        }
-        for (int i = 0; i < tokens; ++i) {
-            block[i] = fix(from[i]);
-        }
-        for (int i = tokens; i < kBlockTokens; ++i) {
-            block[i] = kNoToken;
-        }
     }
 
     static float product(const float* __restrict query, const float* __restrict key, int padded) {
@@ -404,13 +430,30 @@ private:
         return lanes[0];
     }
 
-    static void add(const BlockPartials& to, int h, size_t dim, int32_t reference, int64_t total,
-                    const float* __restrict outputs) {
+    static bool has_invalid(const CodedTokens& segment, int head, int64_t start, int tokens,
+                            const uint8_t* __restrict exponents) {
+        uint8_t invalid = 0;
+        for (int i = 0; i < kBlockTokens; ++i) {
+            invalid |= exponents[i] == hillinfer::kInvalidExponent;
+        }
+        if (segment.invalid_keys) {
+            const uint8_t* const own = segment.invalid_keys + size_t(head) * segment.stride + start;
+            for (int i = 0; i < tokens; ++i) {
+                invalid |= own[i];
+            }
+        }
+        return invalid;
+    }
+
+    // Adds a block to the sum; a head has room for kMostCodedChannels.
+    template <class Outputs>
+    static void add(const BlockPartials& to, int h, int width, int32_t reference, int64_t total,
+                    Outputs outputs) {
         const int below = to.powers[h] - reference;
         const float moved = power_of_two(-below);
-        float* __restrict sums = to.outputs + h * dim;
-        for (size_t i = 0; i < dim; ++i) {
-            sums[i] += outputs[i] * moved;
+        float* __restrict sums = to.outputs + size_t(h) * kMostCodedChannels;
+        for (int i = 0; i < width; ++i) {
+            sums[i] += outputs(i) * moved;
         }
         to.totals[h] += total >> below;
     }
@@ -442,6 +485,19 @@ private:
         for (int64_t i = tokens * number / range.count; i < tokens * (number + 1) / range.count; ++i) {
             fetch_bytes(at(segment->code_rows[first + i]) + start,
                         int64_t(range.count) * call.code_bytes());
+            // Exponents of one head lie in one line, or those of all heads.
+            const uint64_t beside = segment->exponents[first + i];
+            if (i == 0 || (beside ^ segment->exponents[first + i - 1]) >= 64) {
+                for (int head = range.first; head < range.first + range.count; ++head) {
+                    __builtin_prefetch(at(beside) + head * segment->exponent_stride, 0, 2);
+                }
+            }
+        }
+        const int head = range.first + number;
+        for (int h = 0; h < call.group_size; ++h) {
+            const int64_t row = int64_t(head) * call.group_size + h;
+            fetch_bytes(reinterpret_cast<const uint8_t*>(segment->aligned + row * segment->stride + first),
+                        tokens * int64_t(sizeof *segment->aligned));
         }
     }
 };

@@ -8,7 +8,7 @@ namespace {
 
 struct Neon : PlainCodes {
     static void sums(const Arranged& arranged, int blocks, int tokens,
-                     const uint16_t (*addends)[kBlockTokens], int heads,
+                     const Addends& addends, int heads,
                      int32_t (*out)[kMostCodedChannels]) {
         for (int head = 0; head < heads; ++head) {
             for (int first = 0; first < blocks * 32; first += 32) {
@@ -18,7 +18,7 @@ struct Neon : PlainCodes {
                 }
                 for (int token = 0; token < tokens; ++token) {
                     // Of 15 bits, so the sign is none.
-                    const int16_t addend = int16_t(addends[head][token]);
+                    const int16_t addend = int16_t(addends.of[head][token]);
                     const int16_t* codes = arranged.codes[token] + first;
                     for (int i = 0; i < 8; ++i) {
                         sums[i] = vmlal_n_s16(sums[i], vld1_s16(codes + 4 * i), addend);

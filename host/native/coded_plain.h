@@ -13,10 +13,23 @@ struct PlainCodes {
         alignas(64) int16_t codes[kBlockTokens][kMostCodedChannels];
     };
 
-    static void arrange(const uint8_t* const* rows, int blocks, int tokens, Arranged& out) {
+    struct Addends {
+        alignas(64) uint16_t of[kChunkHeads][kBlockTokens];
+    };
+
+    static CodedWeights weigh_coded(const int32_t* aligned, int tokens, const uint8_t* exponents,
+                                    int head, Addends& out) {
+        return plain_weigh_coded<PlainCodes>(aligned, tokens, exponents, out.of[head]);
+    }
+
+    // Sums have channels in their order.
+    static int width(int blocks) { return blocks * 32; }
+    static int place(int channel, int) { return channel; }
+
+    static void arrange(const uint64_t* rows, size_t start, int blocks, int tokens, Arranged& out) {
         for (int token = 0; token < tokens; ++token) {
             for (int block = 0; block < blocks; ++block) {
-                const uint8_t* __restrict from = rows[token] + block * 16;
+                const uint8_t* __restrict from = at(rows[token]) + start + block * 16;
                 int16_t* __restrict to = out.codes[token] + block * 32;
                 for (int i = 0; i < 16; ++i) {
                     to[i] = int16_t(int8_t(uint8_t(from[i] << 4)) >> 4);
@@ -28,13 +41,13 @@ struct PlainCodes {
 
     // Sums of codes by a head's addends, channel by channel.
     static void sums(const Arranged& arranged, int blocks, int tokens,
-                     const uint16_t (*addends)[kBlockTokens], int heads,
+                     const Addends& addends, int heads,
                      int32_t (*out)[kMostCodedChannels]) {
         for (int head = 0; head < heads; ++head) {
             for (int first = 0; first < blocks * 32; first += 32) {
                 int32_t sums[32] = {};
                 for (int token = 0; token < tokens; ++token) {
-                    const int32_t addend = addends[head][token];
+                    const int32_t addend = addends.of[head][token];
                     const int16_t* __restrict codes = arranged.codes[token] + first;
                     for (int i = 0; i < 32; ++i) {
                         sums[i] += addend * codes[i];

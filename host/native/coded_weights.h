@@ -137,4 +137,43 @@ inline int addends_of(const BlockWeights& weights, const uint8_t* __restrict exp
     return top;
 }
 
+constexpr int32_t kAlignedLimit = (1 << 23) - 1;
+// Below every X: a token that is not there.
+constexpr int32_t kNoToken = INT32_MIN;
+
+inline int32_t fixed_aligned(int32_t aligned) {
+    aligned = aligned > kAlignedLimit ? kAlignedLimit : aligned;
+    return (aligned < -kAlignedLimit ? -kAlignedLimit : aligned) * 256;
+}
+
+// X of a block's tokens, and of none behind them.
+template <class Fix>
+inline void take(const int32_t* __restrict from, int tokens, int32_t* __restrict block, Fix fix) {
+    for (int i = 0; i < tokens; ++i) {
+        block[i] = fix(from[i]);
+    }
+    for (int i = tokens; i < kBlockTokens; ++i) {
+        block[i] = kNoToken;
+    }
+}
+
+// R, W and U of a block of coded tokens.
+struct CodedWeights {
+    int32_t reference;
+    int32_t top;
+    int64_t total;
+};
+
+// The same and the addends, with what compilers make of loops.
+template <class V>
+inline CodedWeights plain_weigh_coded(const int32_t* aligned, int tokens, const uint8_t* exponents,
+                                      uint16_t* addends) {
+    alignas(64) int32_t block[kBlockTokens];
+    take(aligned, tokens, block, fixed_aligned);
+    BlockWeights weights;
+    weigh<V, false>(block, tokens, weights);
+    const int top = addends_of(weights, exponents, addends);
+    return {weights.reference, top, weights.total};
+}
+
 }  // namespace
