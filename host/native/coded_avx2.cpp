@@ -52,7 +52,7 @@ struct Avx2 {
     }
 
     static void sums(const Arranged& arranged, int blocks, int tokens,
-                     const Addends& addends, int heads,
+                     const Addends& addends, int heads, Ahead& ahead,
                      int32_t (*out)[kMostCodedChannels]) {
         for (int block = 0; block < blocks; ++block) {
             for (int head = 0; head < heads; head += 2) {
@@ -62,6 +62,7 @@ struct Avx2 {
                     own[0] = own[1] = own[2] = own[3] = _mm256_setzero_si256();
                 }
                 for (int pair = 0; pair < tokens / 2; ++pair) {
+                    ahead.touch();
                     const __m256i* codes = arranged.codes[block][pair];
                     const __m256i a = both(addends.of[head] + 2 * pair);
                     const __m256i b = both(addends.of[other] + 2 * pair);

@@ -103,9 +103,9 @@ struct Avx512 {
     };
 
     static void sums(const Arranged& arranged, int blocks, int tokens, const Addends& addends, int heads,
-                     int32_t (*out)[kMostCodedChannels]) {
+                     Ahead& ahead, int32_t (*out)[kMostCodedChannels]) {
         const auto run = blocks == 2 ? sums_of<true>(heads) : sums_of<false>(heads);
-        run(arranged, blocks, tokens, addends, out);
+        run(arranged, blocks, tokens, addends, ahead, out);
     }
 
     // As `plain_weigh_coded`, in registers from beginning to end.
@@ -119,6 +119,8 @@ struct Avx512 {
 #pragma GCC unroll 4
         for (int i = 0; i < kVectors; ++i) {
             const __m512i own = _mm512_maskz_loadu_epi32(part(here, i), aligned + 16 * i);
+            // What follows is asked for early.
+            __builtin_prefetch(aligned + kBlockTokens + 16 * i, 0, 2);
             const __m512i limited = _mm512_max_epi32(_mm512_min_epi32(own, limit), lower_limit);
             fixed[i] = _mm512_mask_slli_epi32(_mm512_set1_epi32(kNoToken), part(here, i), limited, 8);
         }
@@ -230,7 +232,8 @@ private:
         return _mm512_cvtpd_epi32(_mm512_mul_pd(a, b));
     }
 
-    using Sums = void (*)(const Arranged&, int, int, const Addends&, int32_t (*)[kMostCodedChannels]);
+    using Sums = void (*)(const Arranged&, int, int, const Addends&, Ahead&,
+                          int32_t (*)[kMostCodedChannels]);
 
     static __m256i load_half(const uint8_t* from) {
         return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
@@ -266,9 +269,10 @@ private:
 
     template <bool kTwoBlocks, int kHeads>
     static void sums_of_heads(const Arranged& arranged, int blocks, int tokens, const Addends& addends,
-                              int32_t (*out)[kMostCodedChannels]) {
+                              Ahead& ahead, int32_t (*out)[kMostCodedChannels]) {
         const __m512i nibble = _mm512_set1_epi8(0x0F);
         const int steps = tokens / (kTwoBlocks ? 8 : 4);
+        Ahead own_ahead = ahead;
         for (int vector = 0; vector * 4 < blocks; ++vector) {
             for (int quarter = 0; quarter < 4; ++quarter) {
                 // Of low and high nibbles, by low and high bytes.
@@ -279,6 +283,7 @@ private:
                 }
                 const __m512i* const codes = arranged.codes[vector][quarter];
                 for (int step = 0; step < steps; ++step) {
+                    own_ahead.touch();
                     const __m512i low = _mm512_and_si512(codes[step], nibble);
                     const __m512i high = _mm512_and_si512(_mm512_srli_epi16(codes[step], 4), nibble);
 #pragma GCC unroll 4
@@ -321,6 +326,7 @@ private:
                 }
             }
         }
+        ahead = own_ahead;
     }
 };
 

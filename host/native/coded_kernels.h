@@ -30,6 +30,45 @@ inline void fetch_bytes(const uint8_t* from, int64_t bytes) {
     }
 }
 
+// Lines of code rows that come next, touched one at a time while sums are computed: the processor has
+// only so many on their way at once.
+class Ahead {
+public:
+    Ahead() = default;
+
+    Ahead(const uint64_t* rows, int64_t count, size_t start, size_t bytes)
+        : row_(rows), stop_(rows + count), start_(start), bytes_(bytes) {
+        open_row();
+    }
+
+    void touch() {
+        if (line_ < end_) {
+            __builtin_prefetch(at(line_), 0, 2);
+            line_ += 64;
+            if (line_ >= end_) {
+                ++row_;
+                open_row();
+            }
+        }
+    }
+
+private:
+    void open_row() {
+        if (row_ != stop_) {
+            line_ = (*row_ + start_) & ~uint64_t(63);
+            end_ = *row_ + start_ + bytes_;
+        }
+    }
+
+    const uint64_t* row_ = nullptr;
+    const uint64_t* stop_ = nullptr;
+    size_t start_ = 0;
+    size_t bytes_ = 0;
+    // Of the row that is open; the line is not below the end where none is left.
+    uint64_t line_ = 0;
+    uint64_t end_ = 0;
+};
+
 // Items of a stored row as floats.
 inline float float_of_half(uint16_t bits) {
     const uint32_t magnitude = uint32_t(bits & 0x7FFF) << 13;
@@ -179,7 +218,7 @@ struct CodedHeads {
     template <class Hand>
     static void coded_block(const CodedAttention& call, int head, const CodedTokens& segment,
                             int64_t start, const CodedWork& work, const int32_t* largest,
-                            uint8_t* broken, Hand hand) {
+                            uint8_t* broken, Ahead& ahead, Hand hand) {
         const int64_t left = segment.tokens - start;
         const int tokens = int(left < kBlockTokens ? left : kBlockTokens);
         const int blocks = call.code_bytes() / 16;
@@ -234,7 +273,7 @@ struct CodedHeads {
                 V::arrange(rows, size_t(head) * call.code_bytes(), blocks, used, arranged);
                 is_arranged = true;
             }
-            V::sums(arranged, blocks, used, addends, heads, sums);
+            V::sums(arranged, blocks, used, addends, heads, ahead, sums);
             for (int h = 0; h < heads; ++h) {
                 if (!near[h]) {
                     continue;
@@ -312,10 +351,10 @@ struct CodedHeads {
             prepare(call, places, range, segments[i], work);
             for (int64_t first = 0; first < segments[i].tokens; first += kBlockTokens) {
                 for (int number = 0; number < range.count; ++number) {
-                    fetch_next(call, range, segments + i, segments + segment_count, first, number);
+                    Ahead ahead = next_lines(call, range, segments + i, segments + segment_count, first, number);
                     const int head = range.first + number;
                     const BlockPartials sums = work.sums.from(size_t(head) * group, kMostCodedChannels);
-                    coded_block(call, head, segments[i], first, work, sums.powers, sums.broken,
+                    coded_block(call, head, segments[i], first, work, sums.powers, sums.broken, ahead,
                                 [&](int h, int32_t reference, int64_t total, auto outputs) {
                                     add(sums, h, width, reference, total, outputs);
                                 });
@@ -360,6 +399,7 @@ struct CodedHeads {
         const ExactFloats exact;
         const size_t dim = size_t(call.head_dim);
         const Places places(call);
+        Ahead none;
         clear(call.heads(), work);
         prepare(call, places, call.heads(), segment, work);
         for (int head = call.first_head; head < call.first_head + call.head_count; ++head) {
@@ -368,7 +408,7 @@ struct CodedHeads {
                 const BlockPartials block =
                     out.from(size_t(first / kBlockTokens) * call.query_heads() + own, dim);
                 std::memset(block.broken, 0, size_t(call.group_size));
-                coded_block(call, head, segment, first, work, nullptr, block.broken,
+                coded_block(call, head, segment, first, work, nullptr, block.broken, none,
                             [&](int h, int32_t reference, int64_t total, auto outputs) {
                                 block.powers[h] = reference;
                                 block.totals[h] = total;
@@ -469,36 +509,32 @@ private:
         }
     }
 
-    // Asks for a part of the block after this one: as much of it as `number` is of the range.
-    static void fetch_next(const CodedAttention& call, HeadRange range, const CodedTokens* segment,
-                           const CodedTokens* stop, int64_t first, int number) {
+    // A part of the block after this one, as much of it as `number` is of the range. Its exponents are
+    // asked for at once.
+    static Ahead next_lines(const CodedAttention& call, HeadRange range, const CodedTokens* segment,
+                            const CodedTokens* stop, int64_t first, int number) {
         first += kBlockTokens;
         while (first >= segment->tokens) {
             if (++segment == stop) {
-                return;
+                return {};
             }
             first = 0;
         }
         const int64_t left = segment->tokens - first;
         const int64_t tokens = left < kBlockTokens ? left : kBlockTokens;
-        const size_t start = size_t(range.first) * call.code_bytes();
-        for (int64_t i = tokens * number / range.count; i < tokens * (number + 1) / range.count; ++i) {
-            fetch_bytes(at(segment->code_rows[first + i]) + start,
-                        int64_t(range.count) * call.code_bytes());
+        const int64_t begin = first + tokens * number / range.count;
+        const int64_t end = first + tokens * (number + 1) / range.count;
+        for (int64_t i = begin; i < end; ++i) {
             // Exponents of one head lie in one line, or those of all heads.
-            const uint64_t beside = segment->exponents[first + i];
-            if (i == 0 || (beside ^ segment->exponents[first + i - 1]) >= 64) {
+            const uint64_t beside = segment->exponents[i];
+            if (i == begin || (beside ^ segment->exponents[i - 1]) >= 64) {
                 for (int head = range.first; head < range.first + range.count; ++head) {
                     __builtin_prefetch(at(beside) + head * segment->exponent_stride, 0, 2);
                 }
             }
         }
-        const int head = range.first + number;
-        for (int h = 0; h < call.group_size; ++h) {
-            const int64_t row = int64_t(head) * call.group_size + h;
-            fetch_bytes(reinterpret_cast<const uint8_t*>(segment->aligned + row * segment->stride + first),
-                        tokens * int64_t(sizeof *segment->aligned));
-        }
+        return Ahead(segment->code_rows + begin, end - begin, size_t(range.first) * call.code_bytes(),
+                     size_t(range.count) * call.code_bytes());
     }
 };
 

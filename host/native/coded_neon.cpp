@@ -8,7 +8,7 @@ namespace {
 
 struct Neon : PlainCodes {
     static void sums(const Arranged& arranged, int blocks, int tokens,
-                     const Addends& addends, int heads,
+                     const Addends& addends, int heads, Ahead& ahead,
                      int32_t (*out)[kMostCodedChannels]) {
         for (int head = 0; head < heads; ++head) {
             for (int first = 0; first < blocks * 32; first += 32) {
@@ -17,6 +17,7 @@ struct Neon : PlainCodes {
                     one = vdupq_n_s32(0);
                 }
                 for (int token = 0; token < tokens; ++token) {
+                    ahead.touch();
                     // Of 15 bits, so the sign is none.
                     const int16_t addend = int16_t(addends.of[head][token]);
                     const int16_t* codes = arranged.codes[token] + first;

@@ -41,12 +41,13 @@ struct PlainCodes {
 
     // Sums of codes by a head's addends, channel by channel.
     static void sums(const Arranged& arranged, int blocks, int tokens,
-                     const Addends& addends, int heads,
+                     const Addends& addends, int heads, Ahead& ahead,
                      int32_t (*out)[kMostCodedChannels]) {
         for (int head = 0; head < heads; ++head) {
             for (int first = 0; first < blocks * 32; first += 32) {
                 int32_t sums[32] = {};
                 for (int token = 0; token < tokens; ++token) {
+                    ahead.touch();
                     const int32_t addend = addends.of[head][token];
                     const int16_t* __restrict codes = arranged.codes[token] + first;
                     for (int i = 0; i < 32; ++i) {
