@@ -46,6 +46,7 @@ alignas(64) constexpr double kFine[16] = {
 struct Avx512 {
     static constexpr int kChunkHeads = 4;
     static constexpr int kQuads = kBlockTokens / 4;
+    static constexpr int kVectors = kBlockTokens / 16;
     static constexpr int kMostVectors = kMostCodedChannels / 128;
 
     // Where a head has two blocks of 16 bytes, a vector has two quads of tokens, else one quad and up
@@ -108,65 +109,77 @@ struct Avx512 {
         run(arranged, blocks, tokens, addends, ahead, out);
     }
 
-    // As `plain_weigh_coded`, in registers from beginning to end.
-    static CodedWeights weigh_coded(const int32_t* aligned, int tokens, const uint8_t* exponents,
-                                    int head, Addends& out) {
-        constexpr int kVectors = kBlockTokens / 16;
-        const __m512i limit = _mm512_set1_epi32(kAlignedLimit);
-        const __m512i lower_limit = _mm512_set1_epi32(-kAlignedLimit);
+    // As `plain_weigh_coded`, step by step for all heads: within one each step waits for the one before.
+    static void weigh_coded(const int32_t* aligned, int64_t stride, int heads, int tokens,
+                            const uint8_t* exponents, Addends& addends, CodedWeights* out) {
         const uint64_t here = tokens == kBlockTokens ? ~uint64_t(0) : (uint64_t(1) << tokens) - 1;
-        __m512i fixed[kVectors];
-#pragma GCC unroll 4
-        for (int i = 0; i < kVectors; ++i) {
-            const __m512i own = _mm512_maskz_loadu_epi32(part(here, i), aligned + 16 * i);
-            // What follows is asked for early.
-            __builtin_prefetch(aligned + kBlockTokens + 16 * i, 0, 2);
-            const __m512i limited = _mm512_max_epi32(_mm512_min_epi32(own, limit), lower_limit);
-            fixed[i] = _mm512_mask_slli_epi32(_mm512_set1_epi32(kNoToken), part(here, i), limited, 8);
+        __m512i fixed[kChunkHeads][kVectors];
+        for (int head = 0; head < heads; ++head) {
+            fix(aligned + head * stride, here, fixed[head]);
         }
-        const int32_t reference = reference_of(_mm512_reduce_max_epi32(_mm512_max_epi32(
-            _mm512_max_epi32(fixed[0], fixed[1]), _mm512_max_epi32(fixed[2], fixed[3]))));
-        const int64_t far = (int64_t(reference) - 62) * 65536;
-        const __m512i least = _mm512_set1_epi32(far < INT32_MIN ? INT32_MIN : int32_t(far));
-        const __m512i base = _mm512_set1_epi32(int32_t(uint32_t(reference) << 16));
-        __m512i mantissa[kVectors], place[kVectors];
-        __mmask16 live[kVectors];
-        __m512i total = _mm512_setzero_si512();
-        __m512i top = _mm512_set1_epi32(kLeastPower);
+        for (int head = 0; head < heads; ++head) {
+            out[head].reference = reference_of(_mm512_reduce_max_epi32(
+                _mm512_max_epi32(_mm512_max_epi32(fixed[head][0], fixed[head][1]),
+                                 _mm512_max_epi32(fixed[head][2], fixed[head][3]))));
+        }
+        __m512i exponent[kVectors];
 #pragma GCC unroll 4
         for (int i = 0; i < kVectors; ++i) {
-            const __m512i relative = _mm512_sub_epi32(_mm512_max_epi32(fixed[i], least), base);
-            const __m512i power = _mm512_srai_epi32(relative, 16);
-            live[i] = _mm512_mask_cmpge_epi32_mask(part(here, i), power, _mm512_set1_epi32(kLeastPower));
-            mantissa[i] = _mm512_maskz_mov_epi32(live[i], whole_powers(_mm512_srai_epi32(relative, 8)));
-            const __m512i down = _mm512_sub_epi32(_mm512_setzero_si512(), power);
-            total = _mm512_add_epi64(total, shares(mantissa[i], down, 0));
-            total = _mm512_add_epi64(total, shares(mantissa[i], down, 1));
-            const __m512i exponent = _mm512_cvtepu8_epi32(
+            const __m512i own = _mm512_cvtepu8_epi32(
                 _mm_load_si128(reinterpret_cast<const __m128i*>(exponents + 16 * i)));
-            const __mmask16 valid = _mm512_cmpneq_epi32_mask(
-                exponent, _mm512_set1_epi32(hillinfer::kInvalidExponent));
-            place[i] = _mm512_mask_add_epi32(power, valid, power, exponent);
-            top = _mm512_mask_max_epi32(top, live[i], top, place[i]);
+            exponent[i] = _mm512_maskz_mov_epi32(
+                _mm512_cmpneq_epi32_mask(own, _mm512_set1_epi32(hillinfer::kInvalidExponent)), own);
         }
-        const int32_t last = _mm512_reduce_max_epi32(top) + 1;
-        const __m512i from = _mm512_set1_epi32(last + 8);
-        const __m512i one = _mm512_set1_epi32(1);
-        __m512i sum = _mm512_setzero_si512();
+        __m512i mantissa[kChunkHeads][kVectors], place[kChunkHeads][kVectors];
+        __m512i totals[kChunkHeads], tops[kChunkHeads];
+        for (int head = 0; head < heads; ++head) {
+            const int64_t reference = out[head].reference;
+            const int64_t far = (reference - 62) * 65536;
+            const __m512i least = _mm512_set1_epi32(far < INT32_MIN ? INT32_MIN : int32_t(far));
+            const __m512i base = _mm512_set1_epi32(int32_t(uint32_t(reference) << 16));
+            __m512i total = _mm512_setzero_si512();
+            __m512i top = _mm512_set1_epi32(kLeastPower);
 #pragma GCC unroll 4
-        for (int i = 0; i < kVectors; ++i) {
-            // From 25 on nothing is left of 24 bits and a half.
-            const __m512i shift =
-                _mm512_min_epi32(_mm512_sub_epi32(from, place[i]), _mm512_set1_epi32(26));
-            const __m512i half = _mm512_sllv_epi32(one, _mm512_sub_epi32(shift, one));
-            const __m512i addends = _mm512_maskz_srlv_epi32(
-                live[i], _mm512_add_epi32(mantissa[i], half), shift);
-            sum = _mm512_add_epi32(sum, addends);
-            store(out.bytes[head][0] + 16 * i, _mm512_cvtepi32_epi8(addends));
-            store(out.bytes[head][1] + 16 * i, _mm512_cvtepi32_epi8(_mm512_srli_epi32(addends, 8)));
+            for (int i = 0; i < kVectors; ++i) {
+                const __m512i relative = _mm512_sub_epi32(_mm512_max_epi32(fixed[head][i], least), base);
+                const __m512i power = _mm512_srai_epi32(relative, 16);
+                const __mmask16 live = _mm512_mask_cmpge_epi32_mask(
+                    part(here, i), power, _mm512_set1_epi32(kLeastPower));
+                const __m512i own =
+                    _mm512_maskz_mov_epi32(live, whole_powers(_mm512_srai_epi32(relative, 8)));
+                const __m512i down = _mm512_sub_epi32(_mm512_setzero_si512(), power);
+                total = _mm512_add_epi64(total, shares(own, down, 0));
+                total = _mm512_add_epi64(total, shares(own, down, 1));
+                mantissa[head][i] = own;
+                place[head][i] = _mm512_add_epi32(power, exponent[i]);
+                top = _mm512_mask_max_epi32(top, live, top, place[head][i]);
+            }
+            totals[head] = total;
+            tops[head] = top;
         }
-        out.excess[head] = 8 * _mm512_reduce_add_epi32(sum);
-        return {reference, last, _mm512_reduce_add_epi64(total)};
+        for (int head = 0; head < heads; ++head) {
+            out[head].top = _mm512_reduce_max_epi32(tops[head]) + 1;
+            out[head].total = _mm512_reduce_add_epi64(totals[head]);
+        }
+        const __m512i one = _mm512_set1_epi32(1);
+        for (int head = 0; head < heads; ++head) {
+            const __m512i from = _mm512_set1_epi32(out[head].top + 8);
+            __m512i sum = _mm512_setzero_si512();
+#pragma GCC unroll 4
+            for (int i = 0; i < kVectors; ++i) {
+                // From 25 on nothing is left of 24 bits and a half, nor of a weight of 0.
+                const __m512i shift = _mm512_min_epi32(_mm512_sub_epi32(from, place[head][i]),
+                                                       _mm512_set1_epi32(26));
+                const __m512i half = _mm512_sllv_epi32(one, _mm512_sub_epi32(shift, one));
+                const __m512i own =
+                    _mm512_srlv_epi32(_mm512_add_epi32(mantissa[head][i], half), shift);
+                sum = _mm512_add_epi32(sum, own);
+                store(addends.bytes[head][0] + 16 * i, _mm512_cvtepi32_epi8(own));
+                store(addends.bytes[head][1] + 16 * i,
+                      _mm512_cvtepi32_epi8(_mm512_srli_epi32(own, 8)));
+            }
+            addends.excess[head] = 8 * _mm512_reduce_add_epi32(sum);
+        }
     }
 
     template <bool kBetween>
@@ -200,6 +213,20 @@ struct Avx512 {
     }
 
 private:
+    // X of a head's tokens, and of none behind them.
+    static void fix(const int32_t* aligned, uint64_t here, __m512i* fixed) {
+#pragma GCC unroll 4
+        for (int i = 0; i < kVectors; ++i) {
+            // What follows is asked for early.
+            __builtin_prefetch(aligned + kBlockTokens + 16 * i, 0, 2);
+            const __m512i own = _mm512_maskz_loadu_epi32(part(here, i), aligned + 16 * i);
+            const __m512i limited =
+                _mm512_max_epi32(_mm512_min_epi32(own, _mm512_set1_epi32(kAlignedLimit)),
+                                 _mm512_set1_epi32(-kAlignedLimit));
+            fixed[i] = _mm512_mask_slli_epi32(_mm512_set1_epi32(kNoToken), part(here, i), limited, 8);
+        }
+    }
+
     static __mmask16 part(uint64_t tokens, int vector) { return __mmask16(tokens >> (16 * vector)); }
 
     static void store(uint8_t* to, __m128i bytes) {

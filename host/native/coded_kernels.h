@@ -41,15 +41,18 @@ public:
         open_row();
     }
 
-    void touch() {
-        if (line_ < end_) {
-            __builtin_prefetch(at(line_), 0, 2);
-            line_ += 64;
-            if (line_ >= end_) {
-                ++row_;
-                open_row();
-            }
+    // The next line; whether there was one.
+    bool touch() {
+        if (line_ >= end_) {
+            return false;
         }
+        __builtin_prefetch(at(line_), 0, 2);
+        line_ += 64;
+        if (line_ >= end_) {
+            ++row_;
+            open_row();
+        }
+        return true;
     }
 
 private:
@@ -177,37 +180,38 @@ struct CodedHeads {
 
     // --- Blocks of coded tokens ---
 
-    // Where sums of codes have each channel.
+    // Where sums of codes have each channel, and which one each place has.
     struct Places {
-        int16_t of[kMostCodedChannels];
+        int width;
+        int32_t of[kMostCodedChannels];
+        int32_t channels[kMostCodedChannels] = {};
 
-        explicit Places(const CodedAttention& call) {
+        explicit Places(const CodedAttention& call) : width(V::width(call.code_bytes() / 16)) {
             for (int i = 0; i < call.head_dim; ++i) {
-                of[i] = int16_t(V::place(i, call.code_bytes() / 16));
+                of[i] = V::place(i, call.code_bytes() / 16);
+                channels[of[i]] = i;
             }
         }
 
         int operator[](int channel) const { return of[channel]; }
     };
 
-    // No channel lies behind its padding's places, which are 0.
-    static void clear(HeadRange range, const CodedWork& work) {
-        const size_t first = size_t(range.first) * kMostCodedChannels;
-        const size_t bytes = size_t(range.count) * kMostCodedChannels * sizeof(float);
-        std::memset(work.means + first, 0, bytes);
-        std::memset(work.units + first, 0, bytes);
-    }
-
     // M and 2^(c-14) of a segment's channels at their places, for `coded_block`.
     static void prepare(const CodedAttention& call, const Places& places, HeadRange range,
                         const CodedTokens& segment, const CodedWork& work) {
+        alignas(64) float unit[kMostCodedChannels];
         for (int head = range.first; head < range.first + range.count; ++head) {
-            float* const means = work.means + size_t(head) * kMostCodedChannels;
-            float* const units = work.units + size_t(head) * kMostCodedChannels;
-            const size_t own = size_t(head) * call.head_dim;
+            float* __restrict const means = work.means + size_t(head) * kMostCodedChannels;
+            float* __restrict const units = work.units + size_t(head) * kMostCodedChannels;
+            const int32_t* const own = segment.means + size_t(head) * call.head_dim;
+            const int8_t* const exponents = segment.channel_exponents + size_t(head) * call.head_dim;
             for (int i = 0; i < call.head_dim; ++i) {
-                means[places[i]] = float(segment.means[own + i]);
-                units[places[i]] = power_of_two(segment.channel_exponents[own + i] - 14);
+                unit[i] = power_of_two(exponents[i] - 14);
+            }
+            // What lies at places of no channel nobody looks at.
+            for (int i = 0; i < places.width; ++i) {
+                means[i] = float(own[places.channels[i]]);
+                units[i] = unit[places.channels[i]];
             }
         }
     }
@@ -236,6 +240,7 @@ struct CodedHeads {
             beside = some_beside;
         }
         const size_t own_exponent = size_t(head) * segment.exponent_stride;
+#pragma GCC unroll 8
         for (int i = 0; i < kBlockTokens; ++i) {
             exponents[i] = at(beside[i])[own_exponent];
         }
@@ -249,21 +254,16 @@ struct CodedHeads {
         const int used = (tokens + 7) / 8 * 8;
         for (int first = 0; first < call.group_size; first += V::kChunkHeads) {
             const int heads = chunk(call, first);
-            int32_t references[V::kChunkHeads];
-            int64_t totals[V::kChunkHeads];
-            int tops[V::kChunkHeads];
+            CodedWeights weights[V::kChunkHeads];
             bool near[V::kChunkHeads];
             bool any = false;
             typename V::Addends addends;
             alignas(64) int32_t sums[V::kChunkHeads][kMostCodedChannels];
+            const int64_t row = int64_t(head) * call.group_size + first;
+            V::weigh_coded(segment.aligned + row * segment.stride + start, segment.stride, heads,
+                           tokens, exponents, addends, weights);
             for (int h = 0; h < heads; ++h) {
-                const int64_t row = int64_t(head) * call.group_size + first + h;
-                const CodedWeights weights = V::weigh_coded(
-                    segment.aligned + row * segment.stride + start, tokens, exponents, h, addends);
-                tops[h] = weights.top;
-                references[h] = weights.reference;
-                totals[h] = weights.total;
-                near[h] = !largest || largest[first + h] - weights.reference <= -kLeastPower;
+                near[h] = !largest || largest[first + h] - weights[h].reference <= -kLeastPower;
                 any |= near[h];
             }
             if (!any) {
@@ -280,18 +280,18 @@ struct CodedHeads {
                 }
                 // 2^(U - 15) may be beyond a float where an exponent is one of no key: then every sum
                 // but 0 is, and two factors overflow as one would.
-                const int power = tops[h] - 15;
-                const float total = unit_total(totals[h]);
+                const int power = weights[h].top - 15;
+                const float total = unit_total(weights[h].total);
                 const int32_t* const own = sums[h];
                 if (power <= 127) {
                     const float scale = power_of_two(power);
-                    hand(first + h, references[h], totals[h], [=](int i) {
+                    hand(first + h, weights[h].reference, weights[h].total, [=](int i) {
                         return __builtin_fmaf(total, means[i], float(own[i]) * scale) * units[i];
                     });
                 } else {
                     const float scale = power_of_two(127);
                     const float beyond = power_of_two(power - 127);
-                    hand(first + h, references[h], totals[h], [=](int i) {
+                    hand(first + h, weights[h].reference, weights[h].total, [=](int i) {
                         return __builtin_fmaf(total, means[i], float(own[i]) * scale * beyond) * units[i];
                     });
                 }
@@ -345,8 +345,6 @@ struct CodedHeads {
                 std::memcpy(outputs, moved, sizeof moved);
             }
         }
-        const int width = V::width(call.code_bytes() / 16);
-        clear(range, work);
         for (int64_t i = 0; i < segment_count; ++i) {
             prepare(call, places, range, segments[i], work);
             for (int64_t first = 0; first < segments[i].tokens; first += kBlockTokens) {
@@ -356,8 +354,11 @@ struct CodedHeads {
                     const BlockPartials sums = work.sums.from(size_t(head) * group, kMostCodedChannels);
                     coded_block(call, head, segments[i], first, work, sums.powers, sums.broken, ahead,
                                 [&](int h, int32_t reference, int64_t total, auto outputs) {
-                                    add(sums, h, width, reference, total, outputs);
+                                    add(sums, h, places.width, reference, total, outputs);
                                 });
+                    // A short block has not had time for all.
+                    while (ahead.touch()) {
+                    }
                 }
             }
         }
@@ -400,7 +401,6 @@ struct CodedHeads {
         const size_t dim = size_t(call.head_dim);
         const Places places(call);
         Ahead none;
-        clear(call.heads(), work);
         prepare(call, places, call.heads(), segment, work);
         for (int head = call.first_head; head < call.first_head + call.head_count; ++head) {
             const size_t own = size_t(head) * call.group_size;

@@ -17,9 +17,9 @@ struct PlainCodes {
         alignas(64) uint16_t of[kChunkHeads][kBlockTokens];
     };
 
-    static CodedWeights weigh_coded(const int32_t* aligned, int tokens, const uint8_t* exponents,
-                                    int head, Addends& out) {
-        return plain_weigh_coded<PlainCodes>(aligned, tokens, exponents, out.of[head]);
+    static void weigh_coded(const int32_t* aligned, int64_t stride, int heads, int tokens,
+                            const uint8_t* exponents, Addends& addends, CodedWeights* out) {
+        plain_weigh_coded<PlainCodes>(aligned, stride, heads, tokens, exponents, addends.of, out);
     }
 
     // Sums have channels in their order.

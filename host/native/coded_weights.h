@@ -164,16 +164,19 @@ struct CodedWeights {
     int64_t total;
 };
 
-// The same and the addends, with what compilers make of loops.
+// The same of some query heads, and their addends, with what compilers make of loops.
 template <class V>
-inline CodedWeights plain_weigh_coded(const int32_t* aligned, int tokens, const uint8_t* exponents,
-                                      uint16_t* addends) {
-    alignas(64) int32_t block[kBlockTokens];
-    take(aligned, tokens, block, fixed_aligned);
-    BlockWeights weights;
-    weigh<V, false>(block, tokens, weights);
-    const int top = addends_of(weights, exponents, addends);
-    return {weights.reference, top, weights.total};
+inline void plain_weigh_coded(const int32_t* aligned, int64_t stride, int heads, int tokens,
+                              const uint8_t* exponents, uint16_t (*addends)[kBlockTokens],
+                              CodedWeights* out) {
+    for (int head = 0; head < heads; ++head) {
+        alignas(64) int32_t block[kBlockTokens];
+        take(aligned + head * stride, tokens, block, fixed_aligned);
+        BlockWeights weights;
+        weigh<V, false>(block, tokens, weights);
+        const int top = addends_of(weights, exponents, addends[head]);
+        out[head] = {weights.reference, top, weights.total};
+    }
 }
 
 }  // namespace
