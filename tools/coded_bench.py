@@ -57,7 +57,9 @@ def segments_of(spec: KernelSpec, memory: np.ndarray, step: int) -> list[CodedSe
     return made
 
 
-def bench(name: str, least_bytes: int, rounds: int, variants: tuple[Variant, ...]) -> dict[str, object]:
+def bench(
+    name: str, least_bytes: int, rounds: int, variants: tuple[Variant, ...]
+) -> dict[str, object]:
     """Measure one shape, print a line for each step and return what was measured."""
     kv_heads, group_size, head_dim = SHAPES[name]
     spec = KernelSpec(head_dim, kv_heads, group_size)
@@ -114,9 +116,9 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     processor = ProcessorFacts.read()
     # Portable code stands for no machine's speed.
-    variants = tuple(
-        one for one in native_library().variants if one is not Variant.PORTABLE
-    ) or (Variant.PORTABLE,)
+    variants = tuple(one for one in native_library().variants if one is not Variant.PORTABLE) or (
+        Variant.PORTABLE,
+    )
     print(f"{processor.name}, {options.threads} threads; GB/s, fastest round (median)")
     rows = [bench(name, options.mebibytes << 20, options.rounds, variants) for name in SHAPES]
     report = {"processor": processor.name, "threads": options.threads, "rows": rows}
