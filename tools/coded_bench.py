@@ -3,10 +3,10 @@
 
 python tools/coded_bench.py --out build/reports/coded.json
 
-Every round reads the value shadows' bytes with each of the library's loops for that, then attends to
-their tokens, all of them or one in five, so that what else the machine does falls on all of it.
+Every round reads the value shadows' bytes with each of the library's loops for that, then attends
+to their tokens, all of them or one in five, so that what else the machine does falls on all of it.
 Rates are of the code rows and exponents of the tokens that are attended to; L' and the outputs are
-not counted. Reported are the fastest and the median round; a round's read is that of its fastest loop.
+not counted. Reported are the fastest and the median round; a round's read is its fastest loop's.
 """
 
 from __future__ import annotations

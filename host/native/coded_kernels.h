@@ -5,6 +5,7 @@
 // block, and sums of them by addends), `powers` and `widen`. Whatever it has, the bits are the same:
 // sums of codes are integers, and floats are added in the contract's order.
 #pragma once
+#include "coded_rows.h"
 #include "coded_weights.h"
 
 namespace {
@@ -20,78 +21,6 @@ constexpr int kProductLanes = 16;
 constexpr float kExactLimit = 32767.0f;
 // What of a row is asked for early, as there is nothing to compute on before.
 constexpr int kRowsAhead = 6;
-
-inline const uint8_t* at(uint64_t address) { return reinterpret_cast<const uint8_t*>(address); }
-
-inline void fetch_bytes(const uint8_t* from, int64_t bytes) {
-    const uint8_t* const stop = from + bytes;
-    for (const uint8_t* line = from; line < stop; line += 64) {
-        __builtin_prefetch(line, 0, 2);
-    }
-}
-
-// Lines of code rows that come next, touched one at a time while sums are computed: the processor has
-// only so many on their way at once.
-class Ahead {
-public:
-    Ahead() = default;
-
-    Ahead(const uint64_t* rows, int64_t count, size_t start, size_t bytes)
-        : row_(rows), stop_(rows + count), start_(start), bytes_(bytes) {
-        open_row();
-    }
-
-    // The next line; whether there was one.
-    bool touch() {
-        if (line_ >= end_) {
-            return false;
-        }
-        __builtin_prefetch(at(line_), 0, 2);
-        line_ += 64;
-        if (line_ >= end_) {
-            ++row_;
-            open_row();
-        }
-        return true;
-    }
-
-private:
-    void open_row() {
-        if (row_ != stop_) {
-            line_ = (*row_ + start_) & ~uint64_t(63);
-            end_ = *row_ + start_ + bytes_;
-        }
-    }
-
-    const uint64_t* row_ = nullptr;
-    const uint64_t* stop_ = nullptr;
-    size_t start_ = 0;
-    size_t bytes_ = 0;
-    // Of the row that is open; the line is not below the end where none is left.
-    uint64_t line_ = 0;
-    uint64_t end_ = 0;
-};
-
-// Items of a stored row as floats.
-inline float float_of_half(uint16_t bits) {
-    const uint32_t magnitude = uint32_t(bits & 0x7FFF) << 13;
-    // The exponent's bias grows by 112, also where the number is subnormal.
-    const float finite = float_of_bits(magnitude) * power_of_two(112);
-    const uint32_t wide = magnitude >= (0x7C00u << 13) ? magnitude | 0x7F800000u
-                                                       : bits_of_float(finite);
-    return float_of_bits(wide | uint32_t(bits & 0x8000) << 16);
-}
-
-inline void plain_widen(int32_t stored_type, const uint8_t* __restrict from, int count,
-                        float* __restrict out) {
-    for (int i = 0; i < count; ++i) {
-        uint16_t bits;
-        std::memcpy(&bits, from + 2 * i, sizeof bits);
-        out[i] = stored_type == hillinfer::kFloat16
-                     ? float_of_half(bits)
-                     : float_of_bits(uint32_t(bits) << 16);
-    }
-}
 
 template <class V>
 struct CodedHeads {
@@ -308,42 +237,9 @@ struct CodedHeads {
         const int group = call.group_size;
         const size_t dim = size_t(call.head_dim);
         const Places places(call);
+        find_powers(call, range, rows, count, segments, segment_count, work);
         for (int head = range.first; head < range.first + range.count; ++head) {
-            const size_t own = size_t(head) * group;
-            int32_t* const fixed = work.fixed + own * count;
-            const BlockPartials sums = work.sums.from(own, kMostCodedChannels);
-            fix_products(call, head, rows, count, fixed, sums.broken);
-            for (int h = 0; h < group; ++h) {
-                int32_t largest = count ? largest_of(fixed + h * count, count) : INT32_MIN;
-                for (int64_t i = 0; i < segment_count; ++i) {
-                    const CodedTokens& one = segments[i];
-                    if (one.tokens) {
-                        const int32_t* aligned = one.aligned + int64_t(own + h) * one.stride;
-                        const int32_t coded = fixed_aligned(largest_of(aligned, one.tokens));
-                        largest = coded > largest ? coded : largest;
-                    }
-                }
-                sums.powers[h] = reference_of(largest);
-                sums.totals[h] = 0;
-            }
-            std::memset(sums.outputs, 0, group * kMostCodedChannels * sizeof *sums.outputs);
-            for (int64_t first = 0; first < count; first += kBlockTokens) {
-                const int tokens = int(count - first < kBlockTokens ? count - first : kBlockTokens);
-                exact_block(call, head, rows + first, tokens, fixed + first, count, sums.powers,
-                            [&](int h, int32_t reference, int64_t total, const float* outputs) {
-                                add(sums, h, call.head_dim, reference, total,
-                                    [=](int i) { return outputs[i]; });
-                            });
-            }
-            // From now on channels lie where sums of codes have them.
-            for (int h = 0; h < group; ++h) {
-                alignas(64) float moved[kMostCodedChannels] = {};
-                float* const outputs = sums.outputs + size_t(h) * kMostCodedChannels;
-                for (int i = 0; i < call.head_dim; ++i) {
-                    moved[places[i]] = outputs[i];
-                }
-                std::memcpy(outputs, moved, sizeof moved);
-            }
+            add_rows(call, places, head, rows, count, work);
         }
         for (int64_t i = 0; i < segment_count; ++i) {
             prepare(call, places, range, segments[i], work);
@@ -450,6 +346,61 @@ struct CodedHeads {
     }
 
 private:
+    // X of rows, and R' of all tokens.
+    static void find_powers(const CodedAttention& call, HeadRange range, const uint64_t* rows,
+                            int64_t count, const CodedTokens* segments, int64_t segment_count,
+                            const CodedWork& work) {
+        const int64_t first = int64_t(range.first) * call.group_size;
+        const int64_t stop = first + int64_t(range.count) * call.group_size;
+        int32_t* const largest = work.sums.powers;
+        for (int head = range.first; head < range.first + range.count; ++head) {
+            const size_t own = size_t(head) * call.group_size;
+            fix_products(call, head, rows, count, work.fixed + own * count, work.sums.broken + own);
+        }
+        for (int64_t h = first; h < stop; ++h) {
+            largest[h] = count ? largest_of(work.fixed + h * count, count) : INT32_MIN;
+        }
+        // As L' lies in memory.
+        for (int64_t i = 0; i < segment_count; ++i) {
+            const CodedTokens& one = segments[i];
+            for (int64_t h = first; one.tokens && h < stop; ++h) {
+                const int32_t coded = fixed_aligned(largest_of(one.aligned + h * one.stride, one.tokens));
+                largest[h] = coded > largest[h] ? coded : largest[h];
+            }
+        }
+        for (int64_t h = first; h < stop; ++h) {
+            largest[h] = reference_of(largest[h]);
+        }
+    }
+
+    // Begins the sums of a KV head by its rows.
+    static void add_rows(const CodedAttention& call, const Places& places, int head,
+                         const uint64_t* rows, int64_t count, const CodedWork& work) {
+        const int group = call.group_size;
+        const size_t own = size_t(head) * group;
+        const BlockPartials sums = work.sums.from(own, kMostCodedChannels);
+        std::memset(sums.totals, 0, group * sizeof *sums.totals);
+        std::memset(sums.outputs, 0, group * kMostCodedChannels * sizeof *sums.outputs);
+        for (int64_t first = 0; first < count; first += kBlockTokens) {
+            const int tokens = int(count - first < kBlockTokens ? count - first : kBlockTokens);
+            exact_block(call, head, rows + first, tokens, work.fixed + own * count + first, count,
+                        sums.powers,
+                        [&](int h, int32_t reference, int64_t total, const float* outputs) {
+                            add(sums, h, call.head_dim, reference, total,
+                                [=](int i) { return outputs[i]; });
+                        });
+        }
+        // From now on channels lie where sums of codes have them.
+        for (int h = 0; h < group; ++h) {
+            alignas(64) float moved[kMostCodedChannels] = {};
+            float* const outputs = sums.outputs + size_t(h) * kMostCodedChannels;
+            for (int i = 0; i < call.head_dim; ++i) {
+                moved[places[i]] = outputs[i];
+            }
+            std::memcpy(outputs, moved, sizeof moved);
+        }
+    }
+
     static int chunk(const CodedAttention& call, int first) {
         const int left = call.group_size - first;
         return left < V::kChunkHeads ? left : V::kChunkHeads;

@@ -23,8 +23,15 @@ using hillinfer::kLeastPower;
 class ExactFloats {
 public:
 #if defined(__x86_64__)
-    ExactFloats() : before_(_mm_getcsr()) { _mm_setcsr(0x1F80); }
-    ~ExactFloats() { _mm_setcsr(before_); }
+    ExactFloats() : before_(_mm_getcsr()) {
+        _mm_setcsr(0x1F80);
+        asm volatile("" : : : "memory");
+    }
+
+    ~ExactFloats() {
+        asm volatile("" : : : "memory");
+        _mm_setcsr(before_);
+    }
 
 private:
     unsigned before_;

@@ -72,14 +72,10 @@ class CodePlaces:
             raise ValueError(f"a value shadow of shape {shadow.shape}")
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < spec.segment_tokens:
             raise IndexError(f"tokens {tokens.min()} to {tokens.max()} of {spec.segment_tokens}")
-        group, within = np.divmod(tokens.astype(np.uint64), np.uint64(GROUP_TOKENS))
-        start = group * np.uint64(value_group_beats(spec) * BEAT_BYTES) + np.uint64(
-            shadow.ctypes.data
-        )
-        rows = start + np.uint64(spec.kv_heads * BEAT_BYTES)
-        return cls(
-            rows + within * np.uint64(code_row_bytes(spec)), start + within, GROUP_TOKENS, shadow
-        )
+        group, within = np.divmod(tokens.astype(np.int64), GROUP_TOKENS)
+        starts = shadow.ctypes.data + group * (value_group_beats(spec) * BEAT_BYTES)
+        rows = starts + spec.kv_heads * BEAT_BYTES + within * code_row_bytes(spec)
+        return cls(rows.astype(np.uint64), (starts + within).astype(np.uint64), BEAT_BYTES, shadow)
 
     @classmethod
     def in_rows(
