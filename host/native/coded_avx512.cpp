@@ -69,7 +69,7 @@ struct Avx512 {
                channel % 4;
     }
 
-    static void arrange(const uint64_t* rows, size_t start, int blocks, int tokens, Arranged& out) {
+    __attribute__((noinline)) static void arrange(const uint64_t* rows, size_t start, int blocks, int tokens, Arranged& out) {
         if (blocks == 2) {
             for (int octet = 0; octet < tokens / 8; ++octet) {
                 const uint64_t* own = rows + octet * 8;
@@ -110,7 +110,8 @@ struct Avx512 {
     }
 
     // As `plain_weigh_coded`, step by step for all heads: within one each step waits for the one before.
-    static void weigh_coded(const int32_t* aligned, int64_t stride, int heads, int tokens,
+    // A function of its own, as `arrange` is: inside the caller there are not registers enough.
+    __attribute__((noinline)) static void weigh_coded(const int32_t* aligned, int64_t stride, int heads, int tokens,
                             const uint8_t* exponents, Addends& addends, CodedWeights* out) {
         const uint64_t here = tokens == kBlockTokens ? ~uint64_t(0) : (uint64_t(1) << tokens) - 1;
         __m512i fixed[kChunkHeads][kVectors];
