@@ -77,6 +77,19 @@ std::vector<uint16_t> random_halves(size_t count) {
     return made;
 }
 
+std::vector<uint16_t> random_items(int32_t stored_type, size_t count) {
+    std::vector<uint16_t> made = random_halves(count);
+    for (uint16_t& one : made) {
+        if (stored_type == kBfloat16) {
+            const float value = normal();
+            uint32_t bits;
+            std::memcpy(&bits, &value, sizeof bits);
+            one = uint16_t(bits >> 16);
+        }
+    }
+    return made;
+}
+
 // What one variant makes of the same keys and query.
 struct Made {
     std::vector<int8_t> exponents;
@@ -137,15 +150,7 @@ void check_attention(int32_t stored_type, int32_t kv_heads, int32_t group_size, 
     constexpr int64_t kRows = 200;
     const Attention attention{nullptr, kv_heads, group_size, head_dim, stored_type, 0.125f, 1};
     const size_t numbers = size_t(2) * kv_heads * head_dim;
-    std::vector<uint16_t> memory = random_halves(kRows * numbers);
-    for (uint16_t& one : memory) {
-        if (stored_type == kBfloat16) {
-            const float value = normal();
-            uint32_t bits;
-            std::memcpy(&bits, &value, sizeof bits);
-            one = uint16_t(bits >> 16);
-        }
-    }
+    std::vector<uint16_t> memory = random_items(stored_type, kRows * numbers);
     std::vector<uint64_t> rows;
     for (int64_t row = 0; row < kRows; ++row) {
         rows.push_back(reinterpret_cast<uint64_t>(memory.data() + row * numbers));
@@ -205,7 +210,7 @@ void check_coded(int32_t stored_type, int32_t kv_heads, int32_t group_size, int3
     constexpr int64_t kRows = 70, kCoded = 200;
     const Shape shape{kv_heads, group_size, head_dim, head_dim, 4, kWeightSum, kLayer, kSegmentTokens};
     const size_t channels = size_t(kv_heads) * head_dim, heads = size_t(kv_heads) * group_size;
-    std::vector<uint16_t> memory = random_halves(kRows * 2 * channels);
+    const std::vector<uint16_t> memory = random_items(stored_type, kRows * 2 * channels);
     const std::vector<uint16_t> values = random_halves(kCoded * channels);
     std::vector<uint64_t> rows;
     for (int64_t row = 0; row < kRows; ++row) {
