@@ -17,6 +17,7 @@ from coded_cases import (
 )
 from native_cases import shape_of
 
+from hillinfer.attention.coded import CodePlaces
 from hillinfer.model_shape import StoredType
 from hillinfer.native.library import native_library
 from hillinfer_model.coded_attention import attend, exact_block
@@ -279,6 +280,20 @@ def test_what_does_not_fit_is_refused():
         attention.merge(attention.exact_blocks(layer.scaled, rows[:0]))
     with pytest.raises(ValueError, match="at most 256"):
         coded_attention(*_best(), shape_of(1, 1, 512))
+
+
+def test_places_outside_their_memory_are_refused():
+    segment = coded_segment(shape_of(2, 2, 64), 3)
+    spec, shadow = segment.spec, segment.in_shadow().places.memory
+    with pytest.raises(IndexError, match="of 1024"):
+        CodePlaces.in_shadow(shadow, np.array([0, 1024]), spec)
+    with pytest.raises(ValueError, match="value shadow"):
+        CodePlaces.in_shadow(shadow[1:], np.array([0]), spec)
+    memory = segment.in_rows().places.memory
+    with pytest.raises(IndexError, match="of 7"):
+        CodePlaces.in_rows(memory, np.array([7]), spec)
+    with pytest.raises(ValueError, match="hold no codes"):
+        CodePlaces.in_rows(np.zeros((2, 65), np.uint8), np.array([0]), spec)
 
 
 def _best():
