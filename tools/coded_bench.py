@@ -21,8 +21,10 @@ import numpy as np
 import torch
 
 from hillinfer.attention.coded import CodedAttention, CodedSegment, CodePlaces
+from hillinfer.drive.files import PAGE_BYTES, round_up
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import Variant, native_library
+from hillinfer.shadow.arena import ShadowArena
 from hillinfer.system.machine import ProcessorFacts
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import KernelSpec
@@ -34,11 +36,14 @@ STEPS = (1, 5)
 
 
 def segments_of(spec: KernelSpec, memory: np.ndarray, step: int) -> list[CodedSegment]:
-    """Return segments of random codes, with one token in `step` at random places."""
+    """Return segments of random codes in an arena, as shadows lie, with one token in `step`."""
     generator = np.random.default_rng(step)
     channels = spec.kv_heads, spec.head_dim
     made = []
-    for shadow in memory:
+    take = ShadowArena(round_up(memory[0].nbytes, PAGE_BYTES)).take
+    for one in memory:
+        shadow = take()[: one.nbytes].reshape(one.shape)
+        shadow[:] = one
         count = spec.segment_tokens // step
         tokens = np.sort(generator.permutation(spec.segment_tokens)[:count])
         statistics_ = ChannelStatistics(
