@@ -46,7 +46,6 @@ alignas(64) constexpr double kFine[16] = {
 struct Avx512 {
     static constexpr int kChunkHeads = 4;
     static constexpr int kQuads = kBlockTokens / 4;
-    static constexpr int kVectors = kBlockTokens / 16;
     static constexpr int kMostVectors = kMostCodedChannels / 128;
 
     // Where a head has two blocks of 16 bytes, a vector has two quads of tokens, else one quad and up
@@ -109,19 +108,64 @@ struct Avx512 {
         run(arranged, blocks, tokens, addends, ahead, out);
     }
 
+    static void weigh_coded(const int32_t* aligned, int64_t stride, int heads, int tokens,
+                            const uint8_t* exponents, Addends& addends, CodedWeights* out) {
+        const auto weigh = tokens > 48   ? weigh_some<4>
+                           : tokens > 32 ? weigh_some<3>
+                           : tokens > 16 ? weigh_some<2>
+                                         : weigh_some<1>;
+        weigh(aligned, stride, heads, tokens, exponents, addends, out);
+    }
+
+    template <bool kBetween>
+    static void powers(const int32_t* relative, int32_t* mantissa) {
+        for (int i = 0; i < kBlockTokens; i += 16) {
+            const __m512i own = _mm512_loadu_si512(relative + i);
+            const __m512i place = _mm512_and_si512(_mm512_srai_epi32(own, 8), _mm512_set1_epi32(255));
+            __m512i power = _mm512_i32gather_epi32(place, hillinfer::kPowers, 4);
+            if constexpr (kBetween) {
+                const __m512i next = _mm512_i32gather_epi32(place, hillinfer::kPowers + 1, 4);
+                const __m512i rest = _mm512_and_si512(own, _mm512_set1_epi32(255));
+                const __m512i more = _mm512_mullo_epi32(_mm512_sub_epi32(next, power), rest);
+                power = _mm512_add_epi32(
+                    power, _mm512_srai_epi32(_mm512_add_epi32(more, _mm512_set1_epi32(128)), 8));
+            }
+            _mm512_storeu_si512(mantissa + i, power);
+        }
+    }
+
+    static void widen(int32_t stored_type, const uint8_t* from, int count, float* out) {
+        for (int done = 0; done < count; done += 16) {
+            const int left = count - done;
+            const __mmask16 here = left >= 16 ? 0xFFFF : __mmask16((1u << left) - 1);
+            const __m256i items = _mm256_maskz_loadu_epi16(here, from + 2 * done);
+            _mm512_mask_storeu_ps(out + done, here,
+                                  stored_type == hillinfer::kFloat16
+                                      ? _mm512_cvtph_ps(items)
+                                      : _mm512_castsi512_ps(_mm512_slli_epi32(
+                                            _mm512_cvtepu16_epi32(items), 16)));
+        }
+    }
+
+private:
     // As `plain_weigh_coded`, step by step for all heads: within one each step waits for the one before.
     // A function of its own, as `arrange` is: inside the caller there are not registers enough.
-    __attribute__((noinline)) static void weigh_coded(const int32_t* aligned, int64_t stride, int heads, int tokens,
-                            const uint8_t* exponents, Addends& addends, CodedWeights* out) {
+    template <int kVectors>
+    __attribute__((noinline)) static void weigh_some(const int32_t* aligned, int64_t stride, int heads,
+                                                     int tokens, const uint8_t* exponents,
+                                                     Addends& addends, CodedWeights* out) {
         const uint64_t here = tokens == kBlockTokens ? ~uint64_t(0) : (uint64_t(1) << tokens) - 1;
         __m512i fixed[kChunkHeads][kVectors];
         for (int head = 0; head < heads; ++head) {
-            fix(aligned + head * stride, here, fixed[head]);
+            fix<kVectors>(aligned + head * stride, here, fixed[head]);
         }
         for (int head = 0; head < heads; ++head) {
-            out[head].reference = reference_of(_mm512_reduce_max_epi32(
-                _mm512_max_epi32(_mm512_max_epi32(fixed[head][0], fixed[head][1]),
-                                 _mm512_max_epi32(fixed[head][2], fixed[head][3]))));
+            __m512i largest = fixed[head][0];
+#pragma GCC unroll 4
+            for (int i = 1; i < kVectors; ++i) {
+                largest = _mm512_max_epi32(largest, fixed[head][i]);
+            }
+            out[head].reference = reference_of(_mm512_reduce_max_epi32(largest));
         }
         __m512i exponent[kVectors];
 #pragma GCC unroll 4
@@ -183,38 +227,8 @@ struct Avx512 {
         }
     }
 
-    template <bool kBetween>
-    static void powers(const int32_t* relative, int32_t* mantissa) {
-        for (int i = 0; i < kBlockTokens; i += 16) {
-            const __m512i own = _mm512_loadu_si512(relative + i);
-            const __m512i place = _mm512_and_si512(_mm512_srai_epi32(own, 8), _mm512_set1_epi32(255));
-            __m512i power = _mm512_i32gather_epi32(place, hillinfer::kPowers, 4);
-            if constexpr (kBetween) {
-                const __m512i next = _mm512_i32gather_epi32(place, hillinfer::kPowers + 1, 4);
-                const __m512i rest = _mm512_and_si512(own, _mm512_set1_epi32(255));
-                const __m512i more = _mm512_mullo_epi32(_mm512_sub_epi32(next, power), rest);
-                power = _mm512_add_epi32(
-                    power, _mm512_srai_epi32(_mm512_add_epi32(more, _mm512_set1_epi32(128)), 8));
-            }
-            _mm512_storeu_si512(mantissa + i, power);
-        }
-    }
-
-    static void widen(int32_t stored_type, const uint8_t* from, int count, float* out) {
-        for (int done = 0; done < count; done += 16) {
-            const int left = count - done;
-            const __mmask16 here = left >= 16 ? 0xFFFF : __mmask16((1u << left) - 1);
-            const __m256i items = _mm256_maskz_loadu_epi16(here, from + 2 * done);
-            _mm512_mask_storeu_ps(out + done, here,
-                                  stored_type == hillinfer::kFloat16
-                                      ? _mm512_cvtph_ps(items)
-                                      : _mm512_castsi512_ps(_mm512_slli_epi32(
-                                            _mm512_cvtepu16_epi32(items), 16)));
-        }
-    }
-
-private:
     // X of a head's tokens, and of none behind them.
+    template <int kVectors>
     static void fix(const int32_t* aligned, uint64_t here, __m512i* fixed) {
 #pragma GCC unroll 4
         for (int i = 0; i < kVectors; ++i) {

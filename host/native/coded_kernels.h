@@ -155,13 +155,14 @@ struct CodedHeads {
         const int64_t left = segment.tokens - start;
         const int tokens = int(left < kBlockTokens ? left : kBlockTokens);
         const int blocks = call.code_bytes() / 16;
-        alignas(64) uint8_t exponents[kBlockTokens];
+        // Whole octets of tokens are taken; behind the last one codes are taken 0 times.
+        const int used = (tokens + 7) / 8 * 8;
+        alignas(64) uint8_t exponents[kBlockTokens] = {};
         const uint64_t* rows = segment.code_rows + start;
         const uint64_t* beside = segment.exponents + start;
         uint64_t some_rows[kBlockTokens], some_beside[kBlockTokens];
-        if (tokens < kBlockTokens) {
-            // Behind the last token its codes are taken 0 times.
-            for (int i = 0; i < kBlockTokens; ++i) {
+        if (tokens < used) {
+            for (int i = 0; i < used; ++i) {
                 some_rows[i] = rows[i < tokens ? i : tokens - 1];
                 some_beside[i] = beside[i < tokens ? i : tokens - 1];
             }
@@ -170,7 +171,7 @@ struct CodedHeads {
         }
         const size_t own_exponent = size_t(head) * segment.exponent_stride;
 #pragma GCC unroll 8
-        for (int i = 0; i < kBlockTokens; ++i) {
+        for (int i = 0; i < used; ++i) {
             exponents[i] = at(beside[i])[own_exponent];
         }
         if (has_invalid(segment, head, start, tokens, exponents)) {
@@ -180,7 +181,6 @@ struct CodedHeads {
         const float* const units = work.units + size_t(head) * kMostCodedChannels;
         typename V::Arranged arranged;
         bool is_arranged = false;
-        const int used = (tokens + 7) / 8 * 8;
         for (int first = 0; first < call.group_size; first += V::kChunkHeads) {
             const int heads = chunk(call, first);
             CodedWeights weights[V::kChunkHeads];
