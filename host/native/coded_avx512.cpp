@@ -68,7 +68,8 @@ struct Avx512 {
                channel % 4;
     }
 
-    __attribute__((noinline)) static void arrange(const uint64_t* rows, size_t start, int blocks, int tokens, Arranged& out) {
+    __attribute__((noinline)) static void arrange(const uint64_t* rows, size_t start, int blocks,
+                                                  int tokens, Arranged& out) {
         if (blocks == 2) {
             for (int octet = 0; octet < tokens / 8; ++octet) {
                 const uint64_t* own = rows + octet * 8;
