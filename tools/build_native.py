@@ -46,6 +46,9 @@ COMMON: dict[str, list[str]] = {
     "attention": _ANY_FLOAT,
     "attention_api": [],
     "attention_portable": _ANY_FLOAT,
+    "coded_api": [],
+    "coded_portable": _ANY_FLOAT,
+    "coded_powers": [],
     "decode_step": [],
     "row_places": [],
     "row_products": _ANY_FLOAT,
@@ -58,10 +61,13 @@ _X86 = {
     "attention_avx2": ["-mavx2", "-mfma", "-mf16c", *_ANY_FLOAT],
     "avx512vnni": _AVX512,
     "attention_avx512": [*_AVX512, *_ANY_FLOAT],
+    "coded_avx2": ["-mavx2", "-mfma", "-mf16c", *_ANY_FLOAT],
+    "coded_avx512": [*_AVX512, *_ANY_FLOAT],
 }
 _ARM = {
     "neon_dot": ["-march=armv8.2-a+dotprod"],
     "attention_neon": _ANY_FLOAT,
+    "coded_neon": _ANY_FLOAT,
 }
 OWN_FLAGS = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
 # Floating point stands for integers here: nothing may be fused or traded.

@@ -71,7 +71,7 @@ int32_t guarded(int32_t variant, Call call) {
 }  // namespace
 
 // Changes with the interface or with the contract: 100 * contract version + interface version.
-HILLINFER_API int32_t hillinfer_version() { return 115; }
+HILLINFER_API int32_t hillinfer_version() { return 116; }
 
 HILLINFER_API int32_t hillinfer_has_variant(int32_t variant) { return scoring_kernels(variant) != nullptr; }
 
@@ -165,6 +165,46 @@ HILLINFER_API int32_t hillinfer_encode(int32_t variant, const Sequence* sequence
                            token_stride, head_stride, channel_stride, *segment, shadow, start,
                            stop - start);
         });
+    });
+}
+
+// Codes values into a segment's value shadow, 64 tokens at a time on each thread.
+HILLINFER_API int32_t hillinfer_encode_values(int32_t variant, const Sequence* sequence,
+                                              const Segment* segment, const uint16_t* values,
+                                              int64_t token_stride, int64_t head_stride,
+                                              int64_t channel_stride, uint8_t* shadow,
+                                              int64_t first_token, int64_t tokens) {
+    return guarded(variant, [&](const Kernels& kernels) {
+        const Shape& shape = sequence->shape;
+        const int64_t first_group = first_token / kGroupTokens;
+        const int64_t groups = (first_token + tokens + kGroupTokens - 1) / kGroupTokens - first_group;
+        run_parallel(sequence->threads, groups, [&](int64_t item, int) {
+            const int64_t start = std::max((first_group + item) * kGroupTokens, first_token);
+            const int64_t stop =
+                std::min((first_group + item + 1) * kGroupTokens, first_token + tokens);
+            uint8_t* const group = shadow + size_t(first_group + item) * shape.value_group_bytes();
+            const int64_t in_group = start % kGroupTokens;
+            const int64_t row_bytes = int64_t(shape.code_row_bytes());
+            const ValuePlaces to{group + shape.kv_heads * kBeatBytes + in_group * row_bytes,
+                                 row_bytes, group + in_group, 1, kBeatBytes};
+            kernels.encode_values(shape, values + (start - first_token) * token_stride,
+                                  token_stride, head_stride, channel_stride, *segment, to,
+                                  stop - start);
+        });
+    });
+}
+
+// Codes values into memory that holds single tokens: each a code row and its exponents.
+HILLINFER_API int32_t hillinfer_encode_value_rows(int32_t variant, const Sequence* sequence,
+                                                  const Segment* segment, const uint16_t* values,
+                                                  int64_t token_stride, int64_t head_stride,
+                                                  int64_t channel_stride, uint8_t* rows,
+                                                  int64_t row_stride, int64_t tokens) {
+    return guarded(variant, [&](const Kernels& kernels) {
+        const Shape& shape = sequence->shape;
+        const ValuePlaces to{rows, row_stride, rows + shape.code_row_bytes(), row_stride, 1};
+        kernels.encode_values(shape, values, token_stride, head_stride, channel_stride, *segment, to,
+                              tokens);
     });
 }
 

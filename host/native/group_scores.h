@@ -279,6 +279,7 @@ constexpr hillinfer::Kernels kernels_of(const char* name) {
             log_sum,
             take_statistics,
             encode_keys,
+            encode_values,
             read_sum};
 }
 

@@ -45,6 +45,10 @@ struct Kernels {
     void (*encode)(const Shape&, const uint16_t* keys, int64_t token_stride, int64_t head_stride,
                    int64_t channel_stride, const Segment&, uint8_t* shadow, int64_t first_token,
                    int64_t tokens);
+    // Codes tokens of FP16 values; strides in elements.
+    void (*encode_values)(const Shape&, const uint16_t* values, int64_t token_stride,
+                          int64_t head_stride, int64_t channel_stride, const Segment&,
+                          const ValuePlaces& to, int64_t tokens);
     uint64_t (*read_sum)(const uint8_t* bytes, size_t count);
 };
 

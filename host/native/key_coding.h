@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Key codes and token exponents from FP16 keys, into a shadow (contract, sections 2, 3 and 9).
+// Codes and token exponents from FP16 keys and values, into shadows (contract, sections 2, 3, 9 and 14).
 #pragma once
 #include "contract.h"
 #include "kernels.h"
@@ -83,9 +83,12 @@ inline void pack_slice(int code_bits, const int8_t* codes, uint8_t* out) {
     }
 }
 
-void encode_keys(const hillinfer::Shape& shape, const uint16_t* keys, int64_t token_stride,
-                 int64_t head_stride, int64_t channel_stride, const hillinfer::Segment& segment,
-                 uint8_t* shadow, int64_t first_token, int64_t tokens) {
+// Codes tokens of FP16 numbers and hands each on: write(head, number, exponent, codes), codes with
+// zeros behind the last channel. Strides in elements.
+template <class Write>
+inline void code_tokens(const hillinfer::Shape& shape, int code_bits, const uint16_t* keys,
+                        int64_t token_stride, int64_t head_stride, int64_t channel_stride,
+                        const hillinfer::Segment& segment, int64_t tokens, Write write) {
     const int channels = shape.head_dim;
     alignas(64) uint16_t gathered[kMostChannels];
     alignas(64) int32_t centred[kMostChannels];
@@ -107,22 +110,49 @@ void encode_keys(const hillinfer::Shape& shape, const uint16_t* keys, int64_t to
             }
             const int32_t largest =
                 centre(key, units, segment.means + own, channels, centred);
-            const int32_t exponent =
-                key_codes(shape.code_bits, centred, largest, channels, codes);
-            const int64_t token = first_token + i;
-            uint8_t* group = shadow + size_t(token / hillinfer::kGroupTokens) * shape.group_bytes();
-            const int in_group = int(token % hillinfer::kGroupTokens);
-            group[head * hillinfer::kGroupTokens + in_group] = uint8_t(exponent);
-            uint8_t* piece = group + size_t(shape.kv_heads) * hillinfer::kBeatBytes +
-                             in_group / shape.tile_tokens() * shape.tile_bytes() +
-                             size_t(head) * shape.slices() * hillinfer::kBeatBytes +
-                             size_t(in_group % shape.tile_tokens() * shape.piece_bytes());
-            for (int slice = 0; slice < shape.slices(); ++slice) {
-                pack_slice(shape.code_bits, codes + slice * hillinfer::kSliceChannels,
-                           piece + size_t(slice) * hillinfer::kBeatBytes);
-            }
+            const int32_t exponent = key_codes(code_bits, centred, largest, channels, codes);
+            write(head, i, exponent, codes);
         }
     }
+}
+
+void encode_keys(const hillinfer::Shape& shape, const uint16_t* keys, int64_t token_stride,
+                 int64_t head_stride, int64_t channel_stride, const hillinfer::Segment& segment,
+                 uint8_t* shadow, int64_t first_token, int64_t tokens) {
+    const auto write = [&](int head, int64_t number, int32_t exponent, const int8_t* codes) {
+        const int64_t token = first_token + number;
+        uint8_t* group = shadow + size_t(token / hillinfer::kGroupTokens) * shape.group_bytes();
+        const int in_group = int(token % hillinfer::kGroupTokens);
+        group[head * hillinfer::kGroupTokens + in_group] = uint8_t(exponent);
+        uint8_t* piece = group + size_t(shape.kv_heads) * hillinfer::kBeatBytes +
+                         in_group / shape.tile_tokens() * shape.tile_bytes() +
+                         size_t(head) * shape.slices() * hillinfer::kBeatBytes +
+                         size_t(in_group % shape.tile_tokens() * shape.piece_bytes());
+        for (int slice = 0; slice < shape.slices(); ++slice) {
+            pack_slice(shape.code_bits, codes + slice * hillinfer::kSliceChannels,
+                       piece + size_t(slice) * hillinfer::kBeatBytes);
+        }
+    };
+    code_tokens(shape, shape.code_bits, keys, token_stride, head_stride, channel_stride, segment,
+                tokens, write);
+}
+
+// Values become code rows, whatever the codes of keys (contract, section 14).
+void encode_values(const hillinfer::Shape& shape, const uint16_t* values, int64_t token_stride,
+                   int64_t head_stride, int64_t channel_stride, const hillinfer::Segment& segment,
+                   const hillinfer::ValuePlaces& to, int64_t tokens) {
+    constexpr int kHalf = hillinfer::kCodeBlockChannels / 2;
+    const int dim = hillinfer::value_dim(shape.head_dim);
+    const auto write = [&](int head, int64_t number, int32_t exponent, const int8_t* codes) {
+        to.exponents[number * to.token_stride + head * to.head_stride] = uint8_t(exponent);
+        uint8_t* row = to.rows + number * to.row_stride + size_t(head) * (dim / 2);
+        for (int block = 0; block < dim; block += 2 * kHalf, row += kHalf) {
+            for (int i = 0; i < kHalf; ++i) {
+                row[i] = uint8_t((codes[block + i] & 15) | codes[block + kHalf + i] << 4);
+            }
+        }
+    };
+    code_tokens(shape, 4, values, token_stride, head_stride, channel_stride, segment, tokens, write);
 }
 
 }  // namespace

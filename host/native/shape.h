@@ -12,6 +12,15 @@ constexpr int kSliceChannels = 16;
 constexpr int kInvalidExponent = 255;
 constexpr int kMostQueryHeads = 64;  // Of one KV head.
 
+// A code row has 16 bytes for so many channels: the first half in the low nibbles.
+constexpr int kCodeBlockChannels = 32;
+
+// Channels of a head in a value shadow (contract, section 14).
+inline int value_dim(int head_dim) {
+    const int whole = (head_dim + kCodeBlockChannels - 1) / kCodeBlockChannels * kCodeBlockChannels;
+    return whole < 64 ? 64 : whole;
+}
+
 enum Rule : int32_t { kWeightSum = 0, kRawSum = 1 };
 enum Scope : int32_t { kLayer = 0, kKvHead = 1 };
 
@@ -40,6 +49,11 @@ struct Shape {
         const int64_t bytes = tokens * int64_t(group_bytes()) / kGroupTokens;
         return bytes * heads * (8 / code_bits) / 8;
     }
+    // Of the value shadow: one token's codes, and a group's exponents and code rows.
+    size_t code_row_bytes() const { return size_t(kv_heads) * value_dim(head_dim) / 2; }
+    size_t value_group_bytes() const {
+        return size_t(kv_heads) * kBeatBytes + kGroupTokens * code_row_bytes();
+    }
     size_t group_bytes() const { return size_t(kv_heads) * kBeatBytes + tiles() * tile_bytes(); }
 };
 
@@ -50,6 +64,15 @@ struct Segment {
     const int32_t* means;     // M, likewise.
     const uint8_t* probes;    // Groups of every 16th token, or null: they are gathered.
     int64_t tokens;
+};
+
+// Where consecutive tokens' code rows go, and their exponents; strides in bytes.
+struct ValuePlaces {
+    uint8_t* rows;
+    int64_t row_stride;
+    uint8_t* exponents;  // Of the first token in the first KV head.
+    int64_t token_stride;
+    int64_t head_stride;
 };
 
 // The query as one segment's keys see it: `rows` of each.

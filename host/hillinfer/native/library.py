@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.errors import HillInferError
+from hillinfer.native.coded import SIGNATURES as CODED_SIGNATURES
 from hillinfer.native.structures import (
     Attending,
     Attention,
@@ -67,7 +68,7 @@ HOW_TO_BUILD = (
     "tree or install HillInfer again"
 )
 
-_INTERFACE_VERSION = 15
+_INTERFACE_VERSION = 16
 _KEY_BYTES = 32
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int32
@@ -145,6 +146,7 @@ _SIGNATURES = {
     "hillinfer_decode_step": (_INT, [_INT, *[_POINTER] * 6]),
     "hillinfer_attend_run": (_INT, [ctypes.POINTER(Attending)]),
     "hillinfer_crc32c": (None, [_POINTER, _LONG, _LONG, *[_POINTER] * 2]),
+    **CODED_SIGNATURES,
     "hillinfer_row_sums": (None, [_POINTER, _LONG, _POINTER, _LONG, _POINTER]),
 }
 _NO_MEMORY = 2

@@ -14,6 +14,7 @@
 #include "api.h"
 #include "attention.h"
 #include "choice.h"
+#include "coded.h"
 #include "row_sums.h"
 
 using namespace hillinfer;
@@ -25,6 +26,12 @@ int32_t hillinfer_encode(int32_t, const Sequence*, const Segment*, const uint16_
                          int64_t, uint8_t*, int64_t, int64_t);
 int32_t hillinfer_score(int32_t, const Sequence*, uint32_t*);
 int32_t hillinfer_choose(int32_t, const Sequence*, const Choice*, int64_t*);
+int32_t hillinfer_encode_values(int32_t, const Sequence*, const Segment*, const uint16_t*, int64_t,
+                                int64_t, int64_t, uint8_t*, int64_t, int64_t);
+int32_t hillinfer_coded_attend(int32_t, const CodedAttention*, const uint64_t*, int64_t,
+                               const CodedTokens*, int64_t, float*);
+int32_t hillinfer_coded_blocks(int32_t, const CodedAttention*, const CodedTokens*,
+                               const BlockPartials*);
 int64_t hillinfer_attention_bytes(const Attention*);
 void hillinfer_row_sums(const uint8_t*, int64_t, const int64_t*, int64_t, uint32_t*);
 int32_t hillinfer_attention_begin(int32_t, const Attention*, void*);
@@ -66,6 +73,19 @@ std::vector<uint16_t> random_halves(size_t count) {
     std::vector<uint16_t> made(count);
     for (uint16_t& one : made) {
         one = half_bits(normal());
+    }
+    return made;
+}
+
+std::vector<uint16_t> random_items(int32_t stored_type, size_t count) {
+    std::vector<uint16_t> made = random_halves(count);
+    for (uint16_t& one : made) {
+        if (stored_type == kBfloat16) {
+            const float value = normal();
+            uint32_t bits;
+            std::memcpy(&bits, &value, sizeof bits);
+            one = uint16_t(bits >> 16);
+        }
     }
     return made;
 }
@@ -130,15 +150,7 @@ void check_attention(int32_t stored_type, int32_t kv_heads, int32_t group_size, 
     constexpr int64_t kRows = 200;
     const Attention attention{nullptr, kv_heads, group_size, head_dim, stored_type, 0.125f, 1};
     const size_t numbers = size_t(2) * kv_heads * head_dim;
-    std::vector<uint16_t> memory = random_halves(kRows * numbers);
-    for (uint16_t& one : memory) {
-        if (stored_type == kBfloat16) {
-            const float value = normal();
-            uint32_t bits;
-            std::memcpy(&bits, &value, sizeof bits);
-            one = uint16_t(bits >> 16);
-        }
-    }
+    std::vector<uint16_t> memory = random_items(stored_type, kRows * numbers);
     std::vector<uint64_t> rows;
     for (int64_t row = 0; row < kRows; ++row) {
         rows.push_back(reinterpret_cast<uint64_t>(memory.data() + row * numbers));
@@ -176,6 +188,94 @@ void check_attention(int32_t stored_type, int32_t kv_heads, int32_t group_size, 
 }
 
 }  // namespace
+
+// What one variant makes of the same rows, values and L'.
+struct Coded {
+    std::vector<uint8_t> shadow;
+    std::vector<float> out;
+    std::vector<int32_t> powers;
+    std::vector<int64_t> totals;
+    std::vector<float> outputs;
+    std::vector<uint8_t> broken;
+};
+
+template <class T>
+bool same_bytes(const std::vector<T>& a, const std::vector<T>& b) {
+    return a.size() == b.size() && !std::memcmp(a.data(), b.data(), a.size() * sizeof(T));
+}
+
+// Unlike plain attention this has prescribed bits.
+void check_coded(int32_t stored_type, int32_t kv_heads, int32_t group_size, int32_t head_dim,
+                 bool flip) {
+    constexpr int64_t kRows = 70, kCoded = 200;
+    const Shape shape{kv_heads, group_size, head_dim, head_dim, 4, kWeightSum, kLayer, kSegmentTokens};
+    const size_t channels = size_t(kv_heads) * head_dim, heads = size_t(kv_heads) * group_size;
+    const std::vector<uint16_t> memory = random_items(stored_type, kRows * 2 * channels);
+    const std::vector<uint16_t> values = random_halves(kCoded * channels);
+    std::vector<uint64_t> rows;
+    for (int64_t row = 0; row < kRows; ++row) {
+        rows.push_back(reinterpret_cast<uint64_t>(memory.data() + row * 2 * channels));
+    }
+    std::vector<float> query(heads * head_dim);
+    for (float& one : query) {
+        one = 0.3f * normal();
+    }
+    std::vector<int32_t> aligned(heads * kCoded);
+    for (int32_t& one : aligned) {
+        one = int32_t(1500 * normal());
+    }
+    for (size_t head = 0; head < heads; ++head) {
+        // What is flipped must weigh something.
+        aligned[head * kCoded] = 2500;
+    }
+    std::vector<int8_t> exponents(channels);
+    std::vector<int32_t> means(channels);
+    for (size_t i = 0; i < channels; ++i) {
+        exponents[i] = int8_t(int(random_bits() % 5) - 2);
+        means[i] = int32_t(random_bits() % 8192) - 4096;
+    }
+    const CodedAttention call{query.data(), kv_heads, group_size, head_dim, stored_type, 0, kv_heads, 2};
+    Coded made[2];
+    for (int32_t variant : kBoth) {
+        Coded& own = made[variant == kNeonVariant];
+        own.shadow.resize(kSegmentTokens / kGroupTokens * shape.value_group_bytes());
+        const Sequence sequence{shape, nullptr, nullptr, 0, 2, 0};
+        const Segment segment{nullptr, exponents.data(), means.data(), nullptr, kCoded};
+        expect(hillinfer_encode_values(variant, &sequence, &segment, values.data(), channels, head_dim, 1,
+                                       own.shadow.data(), 0, kCoded) == kDone,
+               "coding of values failed", shape);
+        if (flip && variant == kNeonVariant) {
+            own.shadow[kv_heads * kBeatBytes] ^= 0x07;
+        }
+        std::vector<uint64_t> codes, beside;
+        for (int64_t token = 0; token < kCoded; ++token) {
+            const uint8_t* group = own.shadow.data() + token / kGroupTokens * shape.value_group_bytes();
+            const uint8_t* code = group + kv_heads * kBeatBytes +
+                                  token % kGroupTokens * shape.code_row_bytes();
+            codes.push_back(reinterpret_cast<uint64_t>(code));
+            beside.push_back(reinterpret_cast<uint64_t>(group + token % kGroupTokens));
+        }
+        const CodedTokens tokens{aligned.data(), nullptr, codes.data(), beside.data(), kBeatBytes,
+                                 exponents.data(), means.data(), kCoded, kCoded};
+        own.out.resize(heads * head_dim);
+        const size_t blocks = (kCoded + kBlockTokens - 1) / kBlockTokens;
+        own.powers.resize(blocks * heads);
+        own.totals.resize(blocks * heads);
+        own.outputs.resize(blocks * heads * head_dim);
+        own.broken.resize(blocks * heads);
+        const BlockPartials partials{own.powers.data(), own.totals.data(), own.outputs.data(),
+                                     own.broken.data()};
+        expect(hillinfer_coded_attend(variant, &call, rows.data(), kRows, &tokens, 1, own.out.data()) ==
+                       kDone &&
+                   hillinfer_coded_blocks(variant, &call, &tokens, &partials) == kDone,
+               "coded attention failed", shape);
+    }
+    expect(same_bytes(made[0].shadow, made[1].shadow), "value shadows differ", shape);
+    expect(same_bytes(made[0].out, made[1].out), "coded attention differs", shape);
+    expect(same_bytes(made[0].powers, made[1].powers) && same_bytes(made[0].totals, made[1].totals) &&
+               same_bytes(made[0].outputs, made[1].outputs) && same_bytes(made[0].broken, made[1].broken),
+           "coded blocks differ", shape);
+}
 
 // The sum of a row as row_sums.h says, one word after another.
 uint32_t plain_sum(const uint8_t* row, int64_t row_bytes) {
@@ -244,7 +344,8 @@ int main(int count, char** arguments) {
         }
         for (int32_t type : {kBfloat16, kFloat16}) {
             check_attention(type, kv_heads, heads, dim, flip && !attentions ? 0x8000 : 0);
-            ++attentions;
+            check_coded(type, kv_heads, heads, dim, flip && !attentions);
+            attentions += 2;
         }
         // What differs is in the first one.
         if (flip) break;

@@ -61,12 +61,15 @@ def check(tmp_path_factory):
 def test_neon_equals_portable(check):
     done = check()
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "107 cases, 0 differences"
+    assert done.stdout.splitlines()[-1] == "115 cases, 0 differences"
 
 
 def test_a_flipped_bit_is_found(check):
     done = check("flip")
     assert done.returncode == 1
     assert "scores differ: 3 KV heads" in done.stdout
-    assert "attention differs" in done.stdout
+    assert "attention differs by" in done.stdout
+    assert "value shadows differ" in done.stdout
+    assert "coded attention differs" in done.stdout
+    assert "coded blocks differ" in done.stdout
     assert done.stdout.count("sums of rows differ") == 3

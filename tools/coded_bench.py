@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures how fast attention reads value codes, beside how fast this machine reads memory.
+
+python tools/coded_bench.py --out build/reports/coded.json
+
+Every round reads the value shadows' bytes with each of the library's loops for that, then attends
+to their tokens, all of them or one in five, so that what else the machine does falls on all of it.
+Rates are of the code rows and exponents of the tokens that are attended to; L' and the outputs are
+not counted. Reported are the fastest and the median round; a round's read is its fastest loop's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hillinfer.attention.coded import CodedAttention, CodedSegment, CodePlaces
+from hillinfer.drive.files import PAGE_BYTES, round_up
+from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.native.library import Variant, native_library
+from hillinfer.shadow.arena import ShadowArena
+from hillinfer.system.machine import ProcessorFacts
+from hillinfer_model.channel_statistics import ChannelStatistics
+from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.value_layout import code_row_bytes, value_segment_beats
+from scorer_bench import SHAPES, measure_beside_reads
+
+# Attended to are all tokens, or one in so many.
+STEPS = (1, 5)
+
+
+def segments_of(spec: KernelSpec, memory: np.ndarray, step: int) -> list[CodedSegment]:
+    """Return segments of random codes in an arena, as shadows lie, with one token in `step`."""
+    generator = np.random.default_rng(step)
+    channels = spec.kv_heads, spec.head_dim
+    made = []
+    take = ShadowArena(round_up(memory[0].nbytes, PAGE_BYTES)).take
+    for one in memory:
+        shadow = take()[: one.nbytes].reshape(one.shape)
+        shadow[:] = one
+        count = spec.segment_tokens // step
+        tokens = np.sort(generator.permutation(spec.segment_tokens)[:count])
+        statistics_ = ChannelStatistics(
+            generator.integers(-2, 3, channels, dtype=np.int8),
+            generator.integers(-(2**16), 2**16, channels, dtype=np.int32),
+        )
+        aligned = generator.normal(0, 512, (spec.query_heads, count)).astype(np.int32)
+        made.append(
+            CodedSegment(
+                aligned,
+                np.zeros((spec.kv_heads, count), np.bool_),
+                CodePlaces.in_shadow(shadow, tokens, spec),
+                statistics_,
+            )
+        )
+    return made
+
+
+def bench(
+    name: str, least_bytes: int, rounds: int, variants: tuple[Variant, ...]
+) -> dict[str, object]:
+    """Measure one shape, print a line for each step and return what was measured."""
+    kv_heads, group_size, head_dim = SHAPES[name]
+    spec = KernelSpec(head_dim, kv_heads, group_size)
+    shape = ModelShape(1, kv_heads, kv_heads * group_size, head_dim, StoredType.FLOAT16, 1 << 20)
+    segment_bytes = value_segment_beats(spec) * 64
+    generator = np.random.default_rng(0)
+    one = generator.integers(0, 256, (value_segment_beats(spec), 64), dtype=np.uint8)
+    groups = one.reshape(-1, kv_heads * (1 + code_row_bytes(spec) // kv_heads), 64)
+    groups[:, :kv_heads] = generator.integers(4, 12, groups[:, :kv_heads].shape, dtype=np.uint8)
+    memory = np.empty((-(-least_bytes // segment_bytes), *one.shape), np.uint8)
+    memory[:] = one
+    scaled = generator.normal(0, 1, (spec.query_heads, head_dim)).astype(np.float32)
+    no_rows = np.empty(0, np.uint64)
+    token_bytes = code_row_bytes(spec) + kv_heads
+    made: dict[str, object] = {"shape": name, "bytes": memory.nbytes}
+    for step in STEPS:
+        segments = segments_of(spec, memory, step)
+        read = sum(len(one.places.code_rows) for one in segments) * token_bytes
+        calls = {
+            variant.value: partial(CodedAttention(shape, variant).attend, scaled, no_rows, segments)
+            for variant in variants
+        }
+        seconds = measure_beside_reads(memory.reshape(-1), calls, rounds)
+        sizes = {"read": memory.nbytes} | dict.fromkeys(calls, read)
+        rates = {
+            key: {"fastest": sizes[key] / min(own), "median": sizes[key] / statistics.median(own)}
+            for key, own in seconds.items()
+        }
+        shares = {
+            key: statistics.median(
+                (read / a) / (memory.nbytes / b)
+                for a, b in zip(seconds[key], seconds["read"], strict=True)
+            )
+            for key in calls
+        }
+        text = "  ".join(
+            f"{key} {own['fastest'] / 1e9:6.2f} ({own['median'] / 1e9:5.2f})"
+            for key, own in rates.items()
+        )
+        told = "  ".join(f"{key}/read {share:.2f}" for key, share in shares.items())
+        print(f"{name:>14} 1 in {step}  {text}  {told}", flush=True)
+        made[f"one_in_{step}"] = {"bytes_per_second": rates, "of_bandwidth": shares}
+    return made
+
+
+def main() -> None:
+    """Measure every shape and write a report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("build/reports/coded.json"))
+    parser.add_argument("--mebibytes", type=int, default=256, help="of value shadows, at least")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    processor = ProcessorFacts.read()
+    # Portable code stands for no machine's speed.
+    variants = tuple(one for one in native_library().variants if one is not Variant.PORTABLE) or (
+        Variant.PORTABLE,
+    )
+    print(f"{processor.name}, {options.threads} threads; GB/s, fastest round (median)")
+    rows = [bench(name, options.mebibytes << 20, options.rounds, variants) for name in SHAPES]
+    report = {"processor": processor.name, "threads": options.threads, "rows": rows}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
