@@ -42,14 +42,19 @@ def pytest_collection_finish():
 _MANY_OBJECTS = 50_000
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item, nextitem):
+_LAST_FILE = pytest.StashKey[Path]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
     """Leave out what the tests of a file left behind, libraries that they imported above all.
 
-    Between files, where fixtures of a file are gone: what is left out is never collected.
+    Before the next file's first test, where pytest holds nothing of the last one's any more: what
+    is left out is never collected.
     """
-    is_last = nextitem is None or nextitem.path != item.path
-    if is_last and len(gc.get_objects()) > _MANY_OBJECTS:
+    last = item.config.stash.get(_LAST_FILE, item.path)
+    item.config.stash[_LAST_FILE] = item.path
+    if last != item.path and len(gc.get_objects()) > _MANY_OBJECTS:
         _leave_out_of_collections()
 
 
