@@ -216,7 +216,8 @@ def test_a_killed_writer_loses_nothing_that_was_published(tmp_path, seed):
             facts = store.statistics()
             assert facts["writing"] == facts["leases"] == 0
             for _, number in told[-4:]:
-                assert check(store, space, prompt(number, 1500)) == 1472
+                found = check(store, space, prompt(number, 1500))
+                assert found == 1472, (turn, number, told, store.counts, facts)
             assert store.counts.failures == 0
             total = facts["chunk_bytes"] + facts["free_bytes"]
             assert total == store.files[0].units * UNIT_BYTES
