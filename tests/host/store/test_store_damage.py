@@ -180,8 +180,8 @@ with Store(sys.argv[1], eviction="lru") as store:
     print("open", flush=True)
     for seed in range(int(sys.argv[3]), 10**6, 2):
         began = time.monotonic()
-        put(store, namespace(), prompt(seed, 1500), step=256)
-        print(began, seed, flush=True)
+        kept = put(store, namespace(), prompt(seed, 1500), step=256)
+        print(began, seed, kept, flush=True)
 """
 
 
@@ -190,7 +190,7 @@ def test_a_killed_writer_loses_nothing_that_was_published(tmp_path, seed):
     place = tmp_path / "small"
     Store.create(place, 64 * MIB)
     space = namespace()
-    numbers = np.random.default_rng(seed)
+    numbers, whole = np.random.default_rng(seed), 0
     for turn in range(3):
         running = [
             subprocess.Popen(
@@ -208,16 +208,19 @@ def test_a_killed_writer_loses_nothing_that_was_published(tmp_path, seed):
         # In the order in which both began: what one stored last the other may have evicted, and one
         # that waits for a processor tells late what it stored long ago.
         told = sorted(
-            (float(when), int(seed))
+            (float(when), int(seed), int(kept))
             for one in running
-            for when, seed in map(str.split, one.communicate()[0].splitlines())
+            for when, seed, kept in map(str.split, one.communicate()[0].splitlines())
         )
+        whole += sum(kept == 1472 for *_, kept in told)
         with Store(place) as store:
             facts = store.statistics()
             assert facts["writing"] == facts["leases"] == 0
-            for _, number in told[-4:]:
+            for _, number, kept in told[-4:]:
+                # Where the other one took the room that was made for a chunk, it was not kept.
                 found = check(store, space, prompt(number, 1500))
-                assert found == 1472, (turn, number, told, store.counts, facts)
+                assert found >= kept, (turn, number, told, store.counts, facts)
             assert store.counts.failures == 0
             total = facts["chunk_bytes"] + facts["free_bytes"]
             assert total == store.files[0].units * UNIT_BYTES
+    assert whole
