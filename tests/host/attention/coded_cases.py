@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from native_cases import Rows, shape_of
+from native_cases import Rows, require_variant, shape_of
 
 from hillinfer.attention.coded import CodedAttention, CodedSegment, CodePlaces
 from hillinfer.model_shape import ModelShape, StoredType
@@ -28,12 +28,7 @@ SEGMENT = 1024
 
 def coded_attention(variant, shape):
     """Attention with one variant, or a skip that says what is missing."""
-    try:
-        library = native_library()
-    except NativeError as error:
-        pytest.skip(str(error))
-    if variant not in library.variants:
-        pytest.skip(f"this processor has no {variant.value}")
+    require_variant(variant)
     return CodedAttention(shape, variant)
 
 

@@ -16,14 +16,19 @@ every_variant = pytest.mark.parametrize("variant", Variant)
 every_type = pytest.mark.parametrize("stored_type", StoredType)
 
 
-def native_attention(variant, shape):
-    """Attention with one variant, or a skip that says what is missing."""
+def require_variant(variant):
+    """Skip, and say what is missing, where this machine cannot run a variant."""
     try:
         library = native_library()
     except NativeError as error:
         pytest.skip(str(error))
     if variant not in library.variants:
         pytest.skip(f"this processor has no {variant.value}")
+
+
+def native_attention(variant, shape):
+    """Attention with one variant, or a skip that says what is missing."""
+    require_variant(variant)
     return NativeAttention(shape, variant)
 
 
