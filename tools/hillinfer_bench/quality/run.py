@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -93,6 +94,70 @@ def evaluate_text(
 Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
+@dataclass(frozen=True)
+class Evaluated:
+    """What was measured of every text.
+
+    Parameters
+    ----------
+    loaded
+        The model.
+    facts
+        `run_facts` of the run.
+    full
+        Of the full cache, for each text.
+    others
+        Of each configuration, likewise.
+    """
+
+    loaded: LoadedModel
+    facts: dict[str, Any]
+    full: tuple[Measures, ...]
+    others: list[tuple[Measures, ...]]
+
+
+def evaluate_texts(
+    request: TextsRequest,
+    configurations: Sequence[Configuration],
+    say: Callable[[str], None],
+    stage: Stage,
+) -> Evaluated:
+    """Measure configurations on every text of a request.
+
+    Parameters
+    ----------
+    request
+        Model, texts and where the report goes.
+    configurations
+        What is compared with the full cache.
+    say, stage
+        As of `run`.
+
+    Raises
+    ------
+    HillInferError
+        Whatever a user can act on, before weights are loaded where it can be known before.
+    """
+    check_outside((("--out", request.out),), (("--model", local_model(request.model)),))
+    if request.out is not None:
+        prepare_report(request.out, "--out")
+    outline = ModelOutline.read(ModelSource.locate(request.model, say), request.number_type)
+    samples = request.samples(outline.tokenizer, outline.shape.max_positions)
+    loaded = outline.load()
+    threads = request.threads or ProcessorFacts.read().cores
+    measured = []
+    for sample in samples:
+        with stage(sample.name, (1 + len(configurations)) * request.last) as advance:
+            on_progress = partial(_advance_by, advance, request.last)
+            measured.append(
+                evaluate_text(
+                    loaded.model, sample, request.last, configurations, threads, on_progress
+                )
+            )
+    full, *others = (tuple(column) for column in zip(*measured, strict=True))
+    return Evaluated(loaded, run_facts(request, loaded, samples, threads), full, others)
+
+
 def run(request: TextsRequest, say: Callable[[str], None], stage: Stage) -> str:
     """Measure every configuration on every text and return the table.
 
@@ -111,31 +176,16 @@ def run(request: TextsRequest, say: Callable[[str], None], stage: Stage) -> str:
     HillInferError
         Whatever a user can act on, before weights are loaded where it can be known before.
     """
-    check_outside((("--out", request.out),), (("--model", local_model(request.model)),))
-    if request.out is not None:
-        prepare_report(request.out, "--out")
-    outline = ModelOutline.read(ModelSource.locate(request.model, say), request.number_type)
-    samples = request.samples(outline.tokenizer, outline.shape.max_positions)
-    loaded = outline.load()
-    threads = request.threads or ProcessorFacts.read().cores
     configurations = table_configurations(request.alphas)
-    measured = []
-    for sample in samples:
-        with stage(sample.name, (1 + len(configurations)) * request.last) as advance:
-            on_progress = partial(_advance_by, advance, request.last)
-            measured.append(
-                evaluate_text(
-                    loaded.model, sample, request.last, configurations, threads, on_progress
-                )
-            )
-    full, *others = (tuple(column) for column in zip(*measured, strict=True))
+    evaluated = evaluate_texts(request, configurations, say, stage)
+    full = evaluated.full
     rows = [QualityRow(FULL_CACHE, 1.0, full, full)]
     rows += [
         QualityRow(configuration.name, configuration.settings.alpha, measures, full)
-        for configuration, measures in zip(configurations, others, strict=True)
+        for configuration, measures in zip(configurations, evaluated.others, strict=True)
     ]
     if request.out is not None:
-        write_report(request.out, rows, run_facts(request, loaded, samples, threads))
+        write_report(request.out, rows, evaluated.facts)
     return table_text(rows)
 
 
