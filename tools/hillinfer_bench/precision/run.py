@@ -40,7 +40,7 @@ def run(
     mixes = [mix for number, mix in enumerate(study) if not rows_of or number in rows_of]
     configurations = [mix.configuration() for mix in mixes]
     evaluated = evaluate_texts(request, configurations, say, stage)
-    shape, others = evaluated.loaded.shape, evaluated.others
+    shape = evaluated.loaded.shape
     rows = [
         PrecisionRow(
             mix,
