@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures decode on a CUDA GPU beside the full cache in GPU memory, and what overlap saves.
+
+python tools/gpu_bench.py --shape llama-3.1-8b --layers 8 --tokens 16384
+
+The model has random weights and is on the GPU; rows and scoring are on the host. Every round
+decodes a few tokens with each contender: transformers' own cache, which lies in GPU memory, and
+HillInfer with predicted queries, with true ones, and with predicted ones whose copies wait for
+everything (`plain`). Random weights select at random: hot pools find fewer rows than with a real
+model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from hillinfer.drive.directories import prepared_cold_dir
+from hillinfer.gpu.staging import CudaLane
+from hillinfer.hf.attach import Attachment
+from hillinfer.settings import Settings
+from hillinfer_bench.report.kinds import MachineKind
+from hillinfer_bench.systems.shapes import SHAPES
+
+CHUNK, WARM_TOKENS = 1024, 4
+
+
+class PlainLane(CudaLane):
+    """Copies that wait for everything before them and are waited for: nothing overlaps."""
+
+    def to_gpu(self, target: torch.Tensor, source: torch.Tensor) -> Any:
+        """Copy, with the GPU idle before and behind."""
+        torch.cuda.synchronize()
+        copy = super().to_gpu(target, source)
+        torch.cuda.synchronize()
+        return copy
+
+    def from_gpu(self, target: torch.Tensor, source: torch.Tensor) -> Any:
+        """Copy, with the GPU idle before and behind."""
+        torch.cuda.synchronize()
+        copy = super().from_gpu(target, source)
+        torch.cuda.synchronize()
+        return copy
+
+
+@torch.no_grad()
+def read(model: Any, cache: Any, ids: torch.Tensor) -> float:
+    """Read a prompt by chunks; return the seconds."""
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for start in range(0, ids.shape[1], CHUNK):
+        model(ids[:, start : start + CHUNK], past_key_values=cache, logits_to_keep=1)
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+@torch.no_grad()
+def decode(model: Any, cache: Any, new_tokens: int) -> float:
+    """Decode tokens; return the seconds of one."""
+    token = torch.zeros(1, 1, dtype=torch.long, device="cuda")
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(new_tokens):
+        token = model(token, past_key_values=cache).logits[:, -1:].argmax(-1)
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / new_tokens
+
+
+def measure(
+    model: Any, ids: torch.Tensor, settings: Settings, lane: type[CudaLane] | None, chosen: Any
+) -> dict[str, object]:
+    """Return the figures of HillInfer with these settings and this lane."""
+    given = {} if lane is None else {"make_lane": lambda devices: lane(*devices)}
+    with Attachment(model, settings, **given) as hill:
+        cache = hill.new_cache(expected_tokens=ids.shape[1] + 256)
+        prefill = read(model, cache, ids)
+        decode(model, cache, WARM_TOKENS)
+        before = cache.statistics()
+        steps = [decode(model, cache, chosen.new_tokens) for _ in range(chosen.rounds)]
+        after = cache.statistics()
+        cache.close()
+    decoded = chosen.new_tokens * chosen.rounds
+    return {
+        "prefill_seconds": prefill,
+        "step_seconds": steps,
+        "to_gpu_bytes": (after.host_to_device_bytes - before.host_to_device_bytes) / decoded,
+        "drive_bytes": (after.cold_read_bytes - before.cold_read_bytes) / decoded,
+        "staging": after.gpu_staging,
+        "dram_peak_bytes": after.dram_peak_bytes,
+    }
+
+
+def main() -> None:
+    """Measure, print a line for each contender, and write a report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("build/reports/gpu.json"))
+    parser.add_argument("--shape", default="llama-3.1-8b", choices=list(SHAPES))
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=16384)
+    parser.add_argument("--alpha", type=float, default=0.1)
+    parser.add_argument("--budgets", nargs="+", default=["120%", "25%"])
+    parser.add_argument("--new-tokens", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cold-dir", type=Path)
+    chosen = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("no CUDA GPU: run on a machine with one, with torch built for CUDA")
+    shape = replace(SHAPES[chosen.shape], layers=chosen.layers)
+    model = shape.build(chosen.tokens + 1024, torch.bfloat16).cuda()
+    ids = torch.randint(256, (1, chosen.tokens), device="cuda")
+    token_bytes = shape.kv_shape(chosen.tokens, torch.bfloat16).token_bytes
+
+    rows: dict[str, dict[str, object]] = {}
+    full = DynamicCache(config=model.config)
+    prefill = read(model, full, ids)
+    decode(model, full, WARM_TOKENS)
+    steps = [decode(model, full, chosen.new_tokens) for _ in range(chosen.rounds)]
+    rows["full cache in GPU memory"] = {"prefill_seconds": prefill, "step_seconds": steps}
+    del full
+    common = partial(
+        Settings().changed,
+        cold_dir=prepared_cold_dir(chosen.cold_dir),
+        alpha=chosen.alpha,
+    )
+    for budget in chosen.budgets:
+        size = f"{int(float(budget.rstrip('%')) / 100 * token_bytes * chosen.tokens) >> 20}MiB"
+        for name, query, lane in (
+            ("predicted", "predicted", None),
+            ("true", "true", None),
+            ("predicted, plain copies", "predicted", PlainLane),
+        ):
+            settings = common(dram_budget=size, query=query)
+            rows[f"{budget}: {name}"] = measure(model, ids, settings, lane, chosen)
+    for name, row in rows.items():
+        took = statistics.median(row["step_seconds"])  # type: ignore[arg-type]
+        spread = max(row["step_seconds"]) / min(row["step_seconds"])  # type: ignore[call-overload]
+        row["median_seconds"], row["spread"] = took, spread
+        sent, cold = row.get("to_gpu_bytes", 0), row.get("drive_bytes", 0)
+        print(
+            f"{name:28s} {took * 1e3:8.2f} ms a token (spread {spread:.2f}), prefill "
+            f"{row['prefill_seconds']:.2f} s, to the GPU {sent / 2**20:.1f} MiB, "  # type: ignore[operator]
+            f"from the drive {cold / 2**20:.1f} MiB, {row.get('staging', '')}",  # type: ignore[operator]
+            flush=True,
+        )
+    record = {
+        "label": "measured",
+        **MachineKind.here(torch.bfloat16).as_record(),
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "shape": chosen.shape,
+        "layers": chosen.layers,
+        "tokens": chosen.tokens,
+        "alpha": chosen.alpha,
+        "kv_bytes": token_bytes * chosen.tokens,
+        "rows": rows,
+    }
+    chosen.out.parent.mkdir(parents=True, exist_ok=True)
+    chosen.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
