@@ -3,9 +3,10 @@
 
 import sys
 
-import gpu_bench
 import pytest
 import torch
+
+import gpu_bench
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: run tools/gpu_bench.py")
