@@ -43,6 +43,19 @@ class _Described:
     weighed: Weighed
 
 
+@dataclass(frozen=True)
+class _Arrivals:
+    """Codes of tokens whose rows were brought, by row number; and what keeps the others meanwhile.
+
+    `numbers` are those of their segments' values, `codes` uint8 (tokens, row_bytes).
+    """
+
+    rows: Positions
+    numbers: Positions
+    codes: NDArray[np.uint8]
+    kept: list[NDArray[np.uint8]]
+
+
 # --- Memory that is used again ---
 
 
@@ -174,7 +187,7 @@ class CodedStep:
                 shadows = self._shadow.shadows(layer, sequence)
                 weighed = [self._weights.of(scaled, shadows, one) for one in coded]
         wanted = coded[0] if len(coded) == 1 else np.unique(np.concatenate(coded))
-        codes, kept = self._codes(layer, sequence, wanted, own)
+        codes, arrivals = self._codes(layer, sequence, wanted, own)
         union = exact[0] if len(exact) == 1 else np.unique(np.concatenate(exact))
         described = [
             self._described(one, codes[np.searchsorted(wanted, one)], own, of)
@@ -195,7 +208,8 @@ class CodedStep:
                     addresses = row_addresses(rows, np.arange(len(union)))
                 with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
                     self._attend(scaled.numpy(), union, addresses, exact, described, out)
-        del kept
+        # Not before: what gives way for them was attended to.
+        self._values.offer(layer, arrivals.rows, arrivals.numbers, arrivals.codes)
         for counters in (self._counters, sequence.counters):
             counters.coded_tokens += sum(map(len, coded))
         return torch.from_numpy(out).view(query.shape).to(query.dtype)
@@ -224,8 +238,8 @@ class CodedStep:
 
     def _codes(
         self, layer: int, sequence: Sequence, wanted: Positions, own: list[SegmentValues]
-    ) -> tuple[NDArray[np.uint64], object]:
-        """Return where codes of each token lie, and what holds them there."""
+    ) -> tuple[NDArray[np.uint64], _Arrivals]:
+        """Return where codes of each token lie, and those that came."""
         numbers = np.array([one.number for one in own])[wanted // self._segment_tokens]
         held = sequence.held_starts[layer]
         settled = int(np.searchsorted(wanted, held))
@@ -245,10 +259,10 @@ class CodedStep:
             arrived[len(missing) :] = self._values.encode(values, own[number])
         if len(missing):
             self._bring(layer, sequence, wanted[missing], own, arrived)
-            self._values.offer(layer, rows[missing], numbers[missing], arrived[: len(missing)])
             for counters in (self._counters, sequence.counters):
                 counters.coded_arrivals += len(missing)
-        return addresses, (kept, arrived)
+        came = rows[missing], numbers[missing], arrived[: len(missing)]
+        return addresses, _Arrivals(*came, kept)
 
     def _bring(
         self,

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from hillinfer.engine.budget_plan import kernel_spec
+from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.settings import Settings
 from hillinfer_model.choices import KeyMode, Rule, Scope
@@ -131,8 +132,9 @@ class Text:
         heads = shape.layers, shape.kv_heads, tokens, shape.head_dim
         # Channels of different size and with constant parts, as keys have them.
         means = torch.randn(shape.layers, shape.kv_heads, 1, shape.head_dim, generator=generator)
-        self.keys = (torch.randn(heads, generator=generator) + 2 * means).half()
-        self.values = (torch.randn(heads, generator=generator) + means).half()
+        stored = RowLayout(shape).stored_type
+        self.keys = (torch.randn(heads, generator=generator) + 2 * means).to(stored)
+        self.values = (torch.randn(heads, generator=generator) + means).to(stored)
         queries = shape.layers, self.steps, shape.query_heads, shape.head_dim
         self.queries = torch.randn(queries, generator=generator)
 
