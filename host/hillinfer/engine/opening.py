@@ -303,7 +303,7 @@ def open_parts(
         values = None
         if settings.has_coded_tokens:
             least_hot = partial(pools.least_bytes, settings.kept_tokens)
-            values = ValueCodes(spec, shape.layers, accountant, least_hot)
+            values = ValueCodes(spec, shape.layers, accountant, least_hot, pools.set_aside)
         shadow_memory = ShadowMemory(
             shadow_store,
             spec,

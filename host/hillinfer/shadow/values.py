@@ -231,15 +231,23 @@ class ValueCodes:
         Counts them.
     least_hot
         Returns the bytes that hot rows need at least.
+    set_aside
+        Called with the bytes that codes hold of what is counted as hot.
     """
 
     def __init__(
-        self, spec: KernelSpec, layers: int, accountant: Accountant, least_hot: Callable[[], int]
+        self,
+        spec: KernelSpec,
+        layers: int,
+        accountant: Accountant,
+        least_hot: Callable[[], int],
+        set_aside: Callable[[int], None],
     ) -> None:
         self.spec = spec
         self.coder = NativeValueCoder(spec)
         self._accountant = accountant
         self._least_hot = least_hot
+        self._set_aside = set_aside
         self._slot_bytes = slot_bytes(spec)
         self._layers = [CodePool(self.coder.row_bytes) for _ in range(layers)]
         self._capacity = self._covered = 0
@@ -249,9 +257,8 @@ class ValueCodes:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of codes and their tables."""
-        tables = self._covered * ROW_TABLE_BYTES
-        return len(self._layers) * (self._capacity * self._slot_bytes + tables)
+        """Bytes of codes, which are counted as hot; their rows' tables come on top."""
+        return len(self._layers) * self._capacity * self._slot_bytes
 
     def begin_step(self) -> None:
         """Note that a forward pass begins, and take or give back memory."""
@@ -303,8 +310,7 @@ class ValueCodes:
     def fit(self) -> None:
         """Take as much memory as codes may have now, or give back what they may not."""
         layers = len(self._layers)
-        tables = self._covered * ROW_TABLE_BYTES * layers
-        left = self._accountant.bytes_for_hot_rows - self._least_hot() + self.held_bytes - tables
+        left = self._accountant.bytes_for_hot_rows - self._least_hot()
         all_codes = self._covered * self._slot_bytes * layers
         granted = all_codes if all_codes <= left else int(max(0, left) * CODE_SHARE)
         slots = min(granted // (layers * self._slot_bytes), self._covered)
@@ -335,11 +341,14 @@ class ValueCodes:
                 self._resize(max(0, self._capacity - gone))
 
     def _resize(self, capacity: int) -> None:
-        more = (capacity - self._capacity) * self._slot_bytes * len(self._layers)
+        before = self.held_bytes
+        self._set_aside(capacity * self._slot_bytes * len(self._layers))
+        more = capacity * self._slot_bytes * len(self._layers) - before
         if more > 0:
-            self._accountant.take(Part.SHADOW, more)
+            # Hot rows give way for them.
+            self._accountant.take(Part.HOT, more)
         self._capacity = capacity
         for one in self._layers:
             one.resize(capacity)
         if more < 0:
-            self._accountant.give(Part.SHADOW, -more)
+            self._accountant.give(Part.HOT, -more)
