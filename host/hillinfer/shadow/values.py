@@ -292,6 +292,16 @@ class ValueCodes:
             pool.want(rows)
             return pool.find(rows, numbers)
 
+    def holds(
+        self, layer: int, rows: NDArray[np.int64], numbers: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Say of which tokens there are codes; any thread may ask."""
+        with self._changing:
+            if len(rows):
+                self._cover(int(rows.max()) + 1)
+            addresses, _ = self._layers[layer].find(rows, numbers)
+            return np.asarray(addresses != 0)
+
     def offer(
         self,
         layer: int,
