@@ -14,7 +14,7 @@ from hillinfer_model.key_codes import KeyCodes
 
 HEADS, CHANNELS, TOKENS = 2, 16, 64
 # Clocks from a part's operands to its result.
-WEIGH, SUMS, FINISH, MERGE = 4, 4, 9, 6
+WEIGH, SUMS, FINISH, MERGE = 6, 4, 9, 6
 
 
 @pytest.fixture(scope="module")
