@@ -10,18 +10,21 @@ Other beats on a shared bus delay the next key burst by as many cycles.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from hillinfer_model import kernel_timing as timing
 from hillinfer_model.choices import KeyMode, Scope
+from hillinfer_model.coded_cycles import product_beats
 from hillinfer_model.cycle_count import CycleCount
-from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 from hillinfer_model.key_stream import KeyStream
 from hillinfer_model.latencies import Latencies
 from hillinfer_model.launch_shape import (
     SegmentShape,
     WriteBurst,
     code_beats,
+    key_beats,
     query_beats,
     row_bursts,
     score_writes,
@@ -58,6 +61,35 @@ def score_cycles(
         lambda shape: score_writes(shape, spec, scope),
         load_cycles=timing.query_load(spec) + (timing.statistics_load(spec) if rows else 0),
         load_beats=query_beats(spec) + (statistics_beats(spec) if rows else 0),
+        depth=timing.score_depth(spec),
+    ).run(segments, lambda tokens: code_beats(tokens, spec))
+
+
+def kept_score_cycles(
+    spec: KernelSpec, scope: Scope, segments: Sequence[SegmentShape], memory: MemoryModel
+) -> CycleCount:
+    """Return `score_cycles` of a kernel that also writes L' of every query head to its memory.
+
+    No such kernel exists; one that attends to coded tokens afterwards needs it. It takes a shadow.
+    """
+
+    def writes(shape: SegmentShape) -> Iterator[WriteBurst]:
+        kept = (
+            WriteBurst(
+                key_beats(min(first + GROUP_TOKENS, shape.tokens), spec),
+                product_beats(min(GROUP_TOKENS, shape.tokens - first), spec),
+            )
+            for first in range(0, shape.tokens, GROUP_TOKENS)
+        )
+        scores = score_writes(shape, spec, scope)
+        return heapq.merge(kept, scores, key=lambda burst: burst.after_beat)
+
+    return _Launch(
+        memory,
+        lambda shape: shadow_bursts(shape, spec),
+        writes,
+        load_cycles=timing.query_load(spec),
+        load_beats=query_beats(spec),
         depth=timing.score_depth(spec),
     ).run(segments, lambda tokens: code_beats(tokens, spec))
 

@@ -9,6 +9,7 @@ _LONG = {
     "test_csim.py",
     "test_formal.py",
     "test_import_export.py",
+    "test_partial_softmax_parts.py",
     "test_proofs.py",
     "test_score_core.py",
     "test_shadow_core.py",
