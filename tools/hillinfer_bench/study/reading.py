@@ -79,9 +79,7 @@ class ReadPrompt:
         self._ids = list(ids)
         before = Prefix.read(model, self._ids[:-1], chunk_tokens)
         with selecting(model):
-            logits, self.prefix = grown(
-                model, before, self._ids[-1:], [None] * before.shape.layers
-            )
+            logits, self.prefix = grown(model, before, self._ids[-1:], [None] * before.shape.layers)
         self.last = logits[-1]
         """Logits behind the prompt, float32 (vocabulary,)."""
 
@@ -153,6 +151,7 @@ class ReadPrompt:
             return self.prefix, []
         cut = self.prefix.tokens - count
         keys, values = (
-            tuple(one[:, :, :cut] for one in part) for part in (self.prefix.keys, self.prefix.values)
+            tuple(one[:, :, :cut] for one in part)
+            for part in (self.prefix.keys, self.prefix.values)
         )
         return Prefix(self.prefix.shape, keys, values), self._ids[-count:]

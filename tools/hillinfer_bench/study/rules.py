@@ -80,7 +80,8 @@ class HeavyHitters(SelectionPolicy):
         """Keep k of what is held: the kept tokens and the heaviest others."""
         ranked = self._weights[:, :length].masked_fill(~self._held[:, :length], -torch.inf)
         best = torch.from_numpy(self.best(ranked))
-        self._held[:, :length] = torch.zeros_like(ranked, dtype=torch.bool).scatter_(1, best, True)
+        kept = torch.zeros_like(ranked, dtype=torch.bool)
+        self._held[:, :length] = kept.scatter_(1, best, value=True)
 
 
 # --- InfiniGen ---

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hillinfer.models.loader import ModelOutline
 from hillinfer.models.sources import ModelSource
 from hillinfer.system.files import cannot_write, prepare_report, read_plain, write_whole
 from hillinfer.system.machine import NumberType
+from hillinfer.values import check_threads
 from hillinfer_bench.quality.forced_reading import compute_threads
 from hillinfer_bench.report.kinds import MachineKind
 from hillinfer_bench.study.accuracy import (
@@ -25,6 +27,8 @@ from hillinfer_bench.study.accuracy import (
     answer_questions,
     by_depth,
 )
+from hillinfer_bench.study.figures import modelled_record, modelled_table
+from hillinfer_bench.study.pictures import write_pictures
 from hillinfer_bench.study.tasks import TaskPlan
 from hillinfer_bench.study.ways import study_ways
 
@@ -36,6 +40,20 @@ class Part(StrEnum):
     """Figures 12 to 16 for the paper's machine, from rates."""
     ACCURACY = "accuracy"
     """Figure 11 with a model that is here."""
+
+
+def parse_parts(text: str) -> tuple[Part, ...]:
+    """Return the parts that a text names, with commas between.
+
+    Raises
+    ------
+    SettingsError
+        Where it names something else, or one twice.
+    """
+    names = text.split(",")
+    if not set(names) <= set(Part) or len({*names}) < len(names):
+        raise SettingsError(f"--parts {text}: write some of {','.join(Part)}, each once")
+    return tuple(map(Part, names))
 
 
 @dataclass(frozen=True)
@@ -65,6 +83,12 @@ class StudyRequest:
     threads: int
     out: Path
 
+    def __post_init__(self) -> None:
+        """Refuse values that mean nothing, before a model is loaded."""
+        check_threads(self.threads)
+        if not self.minutes > 0:
+            raise SettingsError(f"--minutes {self.minutes:g} must be above 0")
+
 
 Progress = Callable[[str], None]
 
@@ -83,6 +107,8 @@ def run(request: StudyRequest, say: Progress) -> str:
     for part in request.parts:
         tables.append(_PARTS[part](request, record, say))
         _keep(request.out, record)
+    if find_spec("matplotlib") is not None:
+        tables += [str(file) for file in write_pictures(record, request.out)]
     return "\n\n".join(tables)
 
 
@@ -129,9 +155,7 @@ def _accuracy(request: StudyRequest, record: dict[str, Any], say: Progress) -> s
     facts = {
         "label": "measured",
         "model": loaded.name,
-        "ways": [
-            {"way": one.title, "rows": one.rows, "ranking": one.ranking} for one in ways
-        ],
+        "ways": [{"way": one.title, "rows": one.rows, "ranking": one.ranking} for one in ways],
         "plan": {name: _plain(value) for name, value in vars(request.plan).items()},
         **MachineKind.here(loaded.model.dtype).as_record(),
         "versions": {
@@ -175,6 +199,12 @@ def _plain(value: object) -> object:
     return str(value) if isinstance(value, Path) else value
 
 
+def _modelled(request: StudyRequest, record: dict[str, Any], say: Progress) -> str:
+    record[Part.MODELLED] = modelled_record()
+    return modelled_table(record[Part.MODELLED])
+
+
 _PARTS: Mapping[Part, Callable[[StudyRequest, dict[str, Any], Progress], str]] = {
+    Part.MODELLED: _modelled,
     Part.ACCURACY: _accuracy,
 }

@@ -11,14 +11,14 @@ import random
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hillinfer.errors import PromptError
+from hillinfer.errors import PromptError, SettingsError
 from hillinfer.generate.prompt import DocumentPrompt, read_text
 from hillinfer.pruning.needles import needle_document
 from hillinfer.pruning.schedule import BLOCK_TOKENS
@@ -436,6 +436,22 @@ class TaskPlan:
     text_last: int = 128
     texts: tuple[Path, ...] = ()
     longeval: Path | None = None
+
+    def shortened(self, share: float) -> TaskPlan:
+        """Return the plan with a share of the questions of each task, at least one.
+
+        Raises
+        ------
+        SettingsError
+            Where the share is none.
+        """
+        if not 0 < share <= 1:
+            raise SettingsError(f"--share {share:g} must be above 0 and at most 1")
+        fewer = {
+            name: max(1, round(share * getattr(self, name)))
+            for name in ("needle_documents", "line_records", "choices", "summaries")
+        }
+        return replace(self, **fewer)
 
     def questions(self, tokenizer: Any) -> Iterator[Question]:
         """Yield all questions, one of each kind in turn: wherever a run ends, it has of all.
