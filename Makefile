@@ -33,13 +33,16 @@ STORE ?=
 # Options of `make slim`: --shapes llama-3.2-1b for a shape with random weights.
 SLIM ?=
 
+# Options of `make study`: --parts modelled for what needs no model.
+STUDY ?=
+
 # How long `make fuzz` looks for what is read wrongly.
 FUZZ_SECONDS ?= 600
 
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality precision pools store slim query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
+.PHONY: help setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality precision pools store slim study query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -106,6 +109,9 @@ store: model ## Measure the store: rates, first token, lookups, damage (half an 
 
 slim: model ## Measure reading in stages beside FLOPs, and which answers are left (SLIM=options)
 	$(BIN)/hillinfer-bench slim --out $(BUILD)/reports/slim.json $(SLIM)
+
+study: model ## Make the paper's tables: accuracy of all systems, latency on its machine (STUDY=options)
+	OMP_NUM_THREADS=1 $(BIN)/hillinfer-bench study --out $(BUILD)/reports/study.json $(STUDY)
 
 bench: model ## Measure decode beside rivals in one run (ten minutes; PLAN=quick, goals or full)
 	# A tool that fails leaves no older figures behind for the report.

@@ -313,6 +313,44 @@ def slim(
     print(run(request, error_console().print))
 
 
+def study(
+    parts: Annotated[
+        str, typer.Option(help="What is made, with commas between: modelled, accuracy.")
+    ] = "modelled,accuracy",
+    model: Model = DEFAULT_MODEL,
+    texts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="UTF-8 book that is read on and chosen from; give it again for more. By default "
+            "the Python reference."
+        ),
+    ] = None,
+    longeval: Annotated[
+        Path | None,
+        typer.Option(help="File of LongEval's records of lines; made ones of its form if none."),
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option(help="After so much time no further question is asked.")
+    ] = 60.0,
+    share: Annotated[
+        float, typer.Option(help="Of the questions of each task that are asked; lengths stay.")
+    ] = 1.0,
+    threads: Threads = None,
+    out: Annotated[
+        Path,
+        typer.Option(help="Where the figures go as JSON; a run goes on with what is there."),
+    ] = Path("build/reports/study.json"),
+) -> None:
+    """Make the paper's tables: accuracy of every way to select, and latency on its machine."""
+    quiet_transformers()
+    from hillinfer_bench.study.run import StudyRequest, parse_parts, run
+    from hillinfer_bench.study.tasks import TaskPlan
+
+    plan = TaskPlan(texts=tuple(texts or ()), longeval=longeval).shortened(share)
+    request = StudyRequest(parse_parts(parts), model, plan, minutes, threads or 1, out)
+    print(run(request, error_console().print))
+
+
 def compare(
     files: Annotated[
         list[Path], typer.Argument(help="Reports of `decode`, as of two kinds of machine.")
@@ -418,6 +456,7 @@ main = Program(
         traces,
         storing,
         slim,
+        study,
         compare,
         pool_picture,
         trace_picture,

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 BENCH = frozenset(
     {
-        *("decode", "quality", "precision", "pools", "traces", "storing", "slim", "compare"),
-        *("pool-picture", "trace-picture", "store-picture", "prune-picture"),
+        *("decode", "quality", "precision", "pools", "traces", "storing", "slim", "study"),
+        *("compare", "pool-picture", "trace-picture", "store-picture", "prune-picture"),
     }
 )
 

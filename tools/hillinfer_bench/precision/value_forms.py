@@ -205,6 +205,10 @@ class Groups(ValueForm):
 
     def decoded(self, values: torch.Tensor, statistics: ChannelStatistics) -> torch.Tensor:
         """Code between least and largest value; see `ValueForm`."""
+        return self.coded(values)
+
+    def coded(self, values: torch.Tensor) -> torch.Tensor:
+        """Return what codes stand for, of any shape, groups along the last axis."""
         grouped = values.reshape(*values.shape[:-1], -1, GROUP_CHANNELS)
         least, largest = grouped.amin(-1, keepdim=True), grouped.amax(-1, keepdim=True)
         most = 2**self.bits - 1

@@ -253,36 +253,38 @@ class Pages(SelectionPolicy):
         count, _, head_dim = layer.queries.shape
         grouped = layer.queries.view(count, layer.keys.shape[1], -1, head_dim)
         rising, falling = grouped.clamp(min=0).sum(2), grouped.clamp(max=0).sum(2)
-        least, largest = _running_bounds(layer.keys.float())
+        least, largest = running_bounds(layer.keys.float(), PAGE_TOKENS)
         ends = slice(PAGE_TOKENS - 1, None, PAGE_TOKENS)
-        scores = _bounds(rising, falling, least[ends], largest[ends])
+        scores = page_bounds(rising, falling, least[ends], largest[ends])
         chosen = []
         for i, length in enumerate(layer.lengths):
             pages = -(-length // PAGE_TOKENS)
             own = scores[i, :, :pages].clone()
             # The page of the query's own token holds what has come of it so far.
             last = slice(length - 1, length)
-            own[:, -1:] = _bounds(rising[i : i + 1], falling[i : i + 1], least[last], largest[last])
+            own[:, -1:] = page_bounds(
+                rising[i : i + 1], falling[i : i + 1], least[last], largest[last]
+            )
             chosen.append(self.best(own.repeat_interleave(PAGE_TOKENS, -1)[:, :length]))
         return chosen
 
 
-def _running_bounds(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def running_bounds(keys: torch.Tensor, page_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return least and largest key per channel of each page up to each token.
 
     (N, kv_heads, head_dim) in; the last page is filled up with its last token.
     """
-    missing = -len(keys) % PAGE_TOKENS
+    missing = -len(keys) % page_tokens
     padded = torch.cat([keys, keys[-1:].expand(missing, -1, -1)])
-    paged = padded.view(-1, PAGE_TOKENS, *keys.shape[1:])
+    paged = padded.view(-1, page_tokens, *keys.shape[1:])
     least, largest = paged.cummin(1).values, paged.cummax(1).values
     return least.flatten(0, 1), largest.flatten(0, 1)
 
 
-def _bounds(
+def page_bounds(
     rising: torch.Tensor, falling: torch.Tensor, least: torch.Tensor, largest: torch.Tensor
 ) -> torch.Tensor:
-    """Return the bounds of pages, (queries, kv_heads, pages)."""
+    """Return the bounds of pages, (queries, kv_heads, pages), of summed parts of queries."""
     return torch.einsum("qhd,phd->qhp", rising, largest) + torch.einsum(
         "qhd,phd->qhp", falling, least
     )
