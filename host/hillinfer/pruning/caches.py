@@ -44,6 +44,14 @@ class StagedCache(ABC):
 
     @property
     @abstractmethod
+    def brought_dense(self) -> int | None:
+        """Of how many first tokens rows attended to all before them, by whoever made them.
+
+        None where the cache has no rows but those of passes.
+        """
+
+    @property
+    @abstractmethod
     def is_alike(self) -> bool:
         """Whether all rows of the batch hold the same tokens."""
 
@@ -93,8 +101,12 @@ class StagedCache(ABC):
         """Leave the first tokens in layers that have fewer than the first one."""
 
     @abstractmethod
+    def restart(self, layers: range, brought: int) -> None:
+        """Forget what layers have but the first tokens, which the cache began with."""
+
+    @abstractmethod
     def open_bands(self, starts: Sequence[int]) -> None:
-        """Learn in an empty cache from which layers on tokens will be fewer."""
+        """Learn from which layers on fewer tokens will come."""
 
     @abstractmethod
     def wait(self, first: int) -> None:
@@ -162,6 +174,11 @@ class OrdinaryCache(StagedCache):
         return None
 
     @property
+    def brought_dense(self) -> None:
+        """Return None: nobody knows what else came."""
+        return None
+
+    @property
     def is_alike(self) -> bool:
         """Whether there is one row: `check` sees to it."""
         return True
@@ -211,6 +228,10 @@ class OrdinaryCache(StagedCache):
             if layer.is_initialized:
                 layer.keys = layer.keys[..., :tokens, :]
                 layer.values = layer.values[..., :tokens, :]
+
+    def restart(self, layers: range, brought: int) -> None:
+        """Leave the first tokens."""
+        self.shorten(layers, brought)
 
     def open_bands(self, starts: Sequence[int]) -> None:
         """Do nothing: each layer has what it is brought."""
@@ -270,6 +291,11 @@ class CacheOnDrive(StagedCache):
         return self._cache.passes
 
     @property
+    def brought_dense(self) -> int | None:
+        """What a store or a session brought, as long as no pass came behind it."""
+        return None if self._cache.passes else self._cache.dense_tokens
+
+    @property
     def is_alike(self) -> bool:
         """Whether the batch is one sequence."""
         return len(self._cache.sequences) == 1
@@ -326,15 +352,18 @@ class CacheOnDrive(StagedCache):
 
     def shorten(self, layers: range, tokens: int) -> None:
         """Leave nothing; the cache cuts all of its layers together."""
-        if tokens:
-            return
+        if not tokens:
+            self.restart(layers, 0)
+
+    def restart(self, layers: range, brought: int) -> None:
+        """Cut the band; what it began with is shared with those before it."""
         self._cache.engine.runtime.settle()
         for sequence in self._cache.sequences:
-            self._parts.rows.empty_band(sequence.of(layers.start))
-        self._cache.lengths.empty(layers)
+            self._parts.rows.cut_band(sequence.of(layers.start), brought)
+        self._cache.lengths.leave(layers, brought)
 
     def open_bands(self, starts: Sequence[int]) -> None:
-        """Let layers have fewer rows from each of these on.
+        """Let layers get fewer rows from each of these on.
 
         Raises BudgetError where the budget does not hold their open groups.
         """

@@ -197,11 +197,15 @@ def token_weights(deciding: Deciding) -> torch.Tensor:
 
 
 def kept_blocks(
-    scores: torch.Tensor, count: int, window_blocks: int, mass: float | None = None
+    scores: torch.Tensor,
+    count: int,
+    window_blocks: int,
+    mass: float | None = None,
+    first_blocks: int = 1,
 ) -> torch.Tensor:
     """Return the numbers of the blocks that stay, in order, int64.
 
-    The first block and those of the window stay whatever their scores, and take no part in the
+    The first blocks and those of the window stay whatever their scores, and take no part in the
     choice among the others.
 
     Parameters
@@ -215,10 +219,12 @@ def kept_blocks(
     mass
         Of all scores, which then add up: fewer than `count` stay where they hold so much together
         with the forced ones. None, or 1, for no such bound.
+    first_blocks
+        How many of the first blocks stay in any case, one at least.
     """
     blocks = len(scores)
     forced = torch.zeros(blocks, dtype=torch.bool)
-    forced[0] = True
+    forced[:first_blocks] = True
     forced[blocks - window_blocks :] = True
     left = max(0, count - int(forced.sum()))
     others = torch.where(forced, -torch.inf, scores.float().cpu())

@@ -83,6 +83,7 @@ class Stages:
         window: torch.Tensor,
         active: torch.Tensor,
         tokens: int,
+        brought: int = 0,
     ) -> torch.Tensor:
         """Return the places among the active tokens of those that a cut keeps.
 
@@ -98,13 +99,17 @@ class Stages:
             int64, positions of the tokens that are left.
         tokens
             Of the whole prompt.
+        brought
+            How many of its first tokens stay in any case; the cut keeps its share of the others.
         """
-        cut, count = self._schedule.cuts[number], self._schedule.kept_blocks(tokens)[number]
+        cut, first = self._schedule.cuts[number], -(-brought // BLOCK_TOKENS)
+        read = max(0, tokens - first * BLOCK_TOKENS)
+        count = first + self._schedule.kept_blocks(read)[number]
         scores = self.scores(cache, number, window, active)
         # Whole blocks go, so what is left of them lies together.
         numbers, places = torch.unique_consecutive(blocks_of(active), return_inverse=True)
         reached = int(places[-1] - places[len(active) - window.shape[1]]) + 1
-        stay = kept_blocks(scores, count, reached, cut.mass)
+        stay = kept_blocks(scores, count, reached, cut.mass, max(1, first))
         assert len(numbers) == len(scores)
         return torch.isin(places, stay.to(places.device)).nonzero().flatten()
 

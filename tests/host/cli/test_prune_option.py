@@ -176,6 +176,29 @@ def test_what_is_kept_is_read_whole_behind_the_answer(asked, generate, tmp_path)
     assert found["store"]["found_tokens"] == tokens // 64 * 64
 
 
+def test_what_a_store_lacks_of_a_document_is_read_in_stages(generate, long_text, tmp_path):
+    stored = ("--store", tmp_path / "store", "--store-size", "64MiB")
+    _, first = generate(*QUESTIONS[2:], *stored)
+    longer = tmp_path / "longer.txt"
+    longer.write_text(long_text.read_text() + "".join(f"dog {i} ran. " for i in range(90)))
+    given = (*QUESTIONS[2:], *stored, "--prompt-file", longer)
+    outcome, report = generate(*given, "--prune", "1:25%")
+    found = report["store"]["found_tokens"]
+    assert found == first["document_tokens"] // 64 * 64
+    read = report["answers"][0]["pruned"]
+    assert read["brought"] == found
+    assert read["tokens"][0] == report["document_tokens"] + report["answers"][0]["question_tokens"]
+    assert found < read["tokens"][1] < found + (read["tokens"][0] - found) / 2
+    assert f"of which a store or a session had {found}" in outcome.err
+    # It is whole in the store then, behind the answer, and loses nothing any more.
+    tokens = report["document_tokens"]
+    assert report["completion"]["done"] == tokens
+    assert report["store"]["stored_tokens"] == tokens // 64 * 64 - found
+    _, again = generate(*given, "--prune", "1:25%")
+    assert again["store"]["found_tokens"] == tokens // 64 * 64
+    assert again["answers"][0]["pruned"] is None
+
+
 def test_exact_reuse_stores_nothing_that_was_read_in_stages(generate, tmp_path):
     stored = ("--store", tmp_path / "store", "--store-size", "64MiB", "--reuse", "exact")
     _, report = generate(*QUESTIONS, "--prune", "1:25%", *stored)
