@@ -398,4 +398,20 @@ PRUNING: tuple[Mutant, ...] = (
             "test_a_prompt_behind_lost_rows_is_read_in_stages_as_without",
         ),
     ),
+    Mutant(
+        "keys-that-decide-are-not-counted",
+        "Keys of the layer that decides lie in memory beside the budget.",
+        _CACHES,
+        "        accountant.take(Part.STAGING, size)\n        try:\n            keys",
+        "        size = 0\n        try:\n            keys",
+        (f"{_BANDS}::test_keys_that_decide_are_counted",),
+    ),
+    Mutant(
+        "states-of-a-sealed-pool-are-not-planned",
+        "The command takes a budget that does not hold boundary states in memory.",
+        "host/hillinfer/cli/preflight.py",
+        "        per_token += outline.config",
+        "        per_token += 0 * outline.config",
+        ("tests/host/cli/test_prune_option.py::test_the_least_budget_holds_what_bands_take",),
+    ),
 )

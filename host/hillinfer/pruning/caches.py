@@ -93,8 +93,11 @@ class StagedCache(ABC):
         """Return the tokens of a layer, those of the pass under way included."""
 
     @abstractmethod
-    def keys(self, layer: int) -> torch.Tensor:
-        """Return the keys of all tokens of a layer, (kv_heads, tokens, head_dim)."""
+    def keys(self, layer: int) -> AbstractContextManager[torch.Tensor]:
+        """Return what gives the keys of all tokens of a layer, (kv_heads, tokens, head_dim).
+
+        They are there in the block of code that it encloses, and no longer.
+        """
 
     @abstractmethod
     def shorten(self, layers: range, tokens: int) -> None:
@@ -217,10 +220,9 @@ class OrdinaryCache(StagedCache):
         """Return the tokens of a layer."""
         return int(self._cache.get_seq_length(layer))
 
-    def keys(self, layer: int) -> torch.Tensor:
-        """Return the keys of a layer where they lie."""
-        keys: torch.Tensor = self._cache.layers[layer].keys[0]
-        return keys
+    def keys(self, layer: int) -> AbstractContextManager[torch.Tensor]:
+        """Return what gives the keys of a layer where they lie."""
+        return nullcontext(self._cache.layers[layer].keys[0])
 
     def shorten(self, layers: range, tokens: int) -> None:
         """Leave the first tokens, on which versions of transformers disagree."""
@@ -338,17 +340,27 @@ class CacheOnDrive(StagedCache):
         """Return the tokens of a layer."""
         return int(self._cache.index_length(layer))
 
-    def keys(self, layer: int) -> torch.Tensor:
-        """Return the keys of a layer in the stored type, read back where they are not hot."""
+    @contextmanager
+    def keys(self, layer: int) -> Iterator[torch.Tensor]:
+        """Give the keys of a layer in the stored type, read back where they are not hot.
+
+        Raises BudgetError where the budget does not hold them beside what must be there.
+        """
         runtime, (sequence,) = self._cache.engine.runtime, self._cache.sequences
-        own = sequence.of(layer)
+        own, accountant = sequence.of(layer), self._parts.accountant
+        tokens, shape, layout = own.lengths[layer], runtime.shape, runtime.layout
         runtime.settle()
-        # What comes next is read into the same memory.
-        keys = [
-            runtime.layout.keys(torch.from_numpy(rows)).clone()
-            for rows in runtime.gather.stream(layer, own, np.arange(own.lengths[layer]))
-        ]
-        return torch.cat(keys).transpose(0, 1)
+        kind, done = layout.stored_type, 0
+        size = tokens * shape.kv_heads * shape.head_dim * kind.itemsize
+        accountant.take(Part.STAGING, size)
+        try:
+            keys = torch.empty((tokens, shape.kv_heads, shape.head_dim), dtype=kind)
+            for rows in runtime.gather.stream(layer, own, np.arange(tokens)):
+                keys[done : done + len(rows)] = layout.keys(torch.from_numpy(rows))
+                done += len(rows)
+            yield keys.transpose(0, 1)
+        finally:
+            accountant.give(Part.STAGING, size)
 
     def shorten(self, layers: range, tokens: int) -> None:
         """Leave nothing; the cache cuts all of its layers together."""

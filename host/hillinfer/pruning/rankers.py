@@ -30,7 +30,7 @@ class Deciding:
     Parameters
     ----------
     keys
-        (kv_heads, tokens, head_dim), as attention takes them.
+        (kv_heads, tokens, head_dim), as attention takes them, of any floating-point type.
     queries
         (query_heads, window, head_dim), of the prompt's last tokens.
     scaling
@@ -187,13 +187,17 @@ def token_weights(deciding: Deciding) -> torch.Tensor:
 
     Summed over the window's queries and all heads; each query sees the tokens up to its own.
     """
-    keys, queries = deciding.keys.float(), deciding.queries.float()
+    keys, queries = deciding.keys, deciding.queries.float()
     grouped = queries.reshape(len(keys), -1, *queries.shape[1:])
-    products = torch.einsum("ghwd,gnd->ghwn", grouped, keys) * deciding.scaling
     window, tokens = queries.shape[1], keys.shape[1]
     every = torch.ones(window, tokens, dtype=torch.bool, device=keys.device)
     later = every.triu(tokens - window + 1)
-    return products.masked_fill_(later, -torch.inf).softmax(-1).sum((0, 1, 2))
+    weights = torch.zeros(tokens, device=keys.device)
+    # Of one head after the other: weights of all are many times the keys.
+    for own, heads in zip(keys, grouped, strict=True):
+        products = heads @ own.float().T * deciding.scaling
+        weights += products.masked_fill_(later, -torch.inf).softmax(-1).sum((0, 1))
+    return weights
 
 
 def kept_blocks(

@@ -121,13 +121,13 @@ class Stages:
         Parameters are those of `chosen`.
         """
         layer = self.bands[number].start - 1
-        keys = cache.keys(layer).to(window.dtype)
         positions = active[-window.shape[1] :]
         block = self._decoder.layers[layer]
         queries = self._predictor.predict(block, window, self._rotary(window, positions))[0]
         scaling = self._predictor.scaling(block)
-        deciding = Deciding(keys, queries.to(keys.device), scaling, seed=keys.shape[1])
-        return self._ranker.scores(deciding)
+        with cache.keys(layer) as keys:
+            deciding = Deciding(keys, queries.to(keys.device), scaling, seed=keys.shape[1])
+            return self._ranker.scores(deciding)
 
     def enter(
         self,

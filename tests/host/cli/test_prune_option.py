@@ -240,6 +240,33 @@ def test_a_question_that_is_there_at_once_is_answered_at_once(
     assert len(outcome.out.splitlines()) >= 2
 
 
+@pytest.mark.parametrize("sealed", ["no", "yes"])
+@pytest.mark.parametrize("asked", [QUESTIONS, QUESTIONS[2:]])
+def test_the_least_budget_holds_what_bands_take(
+    asked, sealed, generate, command, tiny_folder, cold_dir, long_text
+):
+    """A budget in bytes that is taken is enough in the middle, too; one less is refused at once."""
+    own = ("--encrypt-cold-pool", sealed, "--shadow", "int4", "--prune", "1:25%")
+
+    def refused(budget):
+        outcome = command(
+            *("generate", "--model", tiny_folder, "--cold-dir", cold_dir, "--max-new-tokens", 6),
+            *("--prefill-chunk", 200, "--prompt-file", long_text, *asked, *own),
+            *("--dram-budget", f"{budget}B"),
+        )
+        # Nothing ends in its middle.
+        assert outcome.code in (0, 2), outcome.err
+        return "this context needs" in outcome.err
+
+    lower, upper = 1 << 20, 8 << 20
+    while upper - lower > 512:
+        middle = (lower + upper) // 2
+        lower, upper = (middle, upper) if refused(middle) else (lower, middle)
+    _, report = generate(*asked, *own, "--dram-budget", f"{upper}B")
+    assert report["answers"][0]["pruned"]["tokens"][1] < report["document_tokens"]
+    assert report["dram_peak_bytes"] <= upper
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

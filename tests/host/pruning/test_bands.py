@@ -27,7 +27,10 @@ from hillinfer.errors import (
     UnsupportedFeatureError,
 )
 from hillinfer.hf.attach import Attachment
+from hillinfer.memory_budget import Part
 from hillinfer.model_shape import ModelShape
+from hillinfer.pruning.rankers import SoftmaxWeights
+from hillinfer.pruning.reading import Pruning
 
 # 11 blocks of 64, of which the cuts keep 6 and 3; the last one is of 60 tokens.
 BANDS = [700, 700, 380, 380, 188]
@@ -690,3 +693,26 @@ def test_whichever_is_taken_off_first_the_model_is_as_it_was(first, model, cold_
         end()
     assert generated(model, IDS)[0] == plain
     assert model.__dict__.keys() == before.keys()
+
+
+@pytest.mark.parametrize("schedule", [SCHEDULE, "2:mass=70%"])
+def test_keys_that_decide_are_counted(schedule, model, cold_dir):
+    """All memory that they take, as long as they are there, and nothing of it behind them."""
+    seen = []
+
+    class Looking(SoftmaxWeights):
+        def scores(self, deciding):
+            held = cache.engine.runtime.memory_held()[Part.STAGING]
+            seen.append((held, deciding.keys.untyped_storage().nbytes(), deciding.keys.shape))
+            return super().scores(deciding)
+
+    with (
+        attached(model, cold_dir) as hill,
+        Pruning(model, hillinfer.Schedule.parse(schedule), Looking()) as pruning,
+    ):
+        cache = hill.new_cache()
+        generated(model, IDS, cache, 100)
+        after = cache.engine.runtime.memory_held()[Part.STAGING]
+        tokens = [TOKENS, pruning.read_of(cache).tokens[2]][: len(pruning.schedule.cuts)]
+    assert [size for _, size, _ in seen] == [one * 2 * 8 * 2 for one in tokens]
+    assert [held - after for held, _, _ in seen] == [size for _, size, _ in seen]
