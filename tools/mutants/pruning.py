@@ -414,4 +414,16 @@ PRUNING: tuple[Mutant, ...] = (
         "        per_token += 0 * outline.config",
         ("tests/host/cli/test_prune_option.py::test_the_least_budget_holds_what_bands_take",),
     ),
+    Mutant(
+        "a-broken-answer-costs-the-document",
+        "A document whose answer breaks off is neither read whole nor kept.",
+        "host/hillinfer/cli/run.py",
+        "        complete_document(answering, console)\n    if record",
+        "        if not record.goes_on:\n            return\n"
+        "        complete_document(answering, console)\n    if record",
+        (
+            "tests/host/cli/test_ending.py::"
+            "test_an_answer_that_breaks_off_costs_no_document_that_is_read_in_stages",
+        ),
+    ),
 )
