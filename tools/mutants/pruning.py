@@ -410,8 +410,8 @@ PRUNING: tuple[Mutant, ...] = (
         "states-of-a-sealed-pool-are-not-planned",
         "The command takes a budget that does not hold boundary states in memory.",
         "host/hillinfer/cli/preflight.py",
-        "        per_token += outline.config",
-        "        per_token += 0 * outline.config",
+        "        per_token += states",
+        "        per_token += 0 * states",
         ("tests/host/cli/test_prune_option.py::test_the_least_budget_holds_what_bands_take",),
     ),
     Mutant(
@@ -425,5 +425,22 @@ PRUNING: tuple[Mutant, ...] = (
             "tests/host/cli/test_ending.py::"
             "test_an_answer_that_breaks_off_costs_no_document_that_is_read_in_stages",
         ),
+    ),
+    Mutant(
+        "all-states-of-a-band-in-memory",
+        "What enters a band is read whole before its first chunk.",
+        _STAGES,
+        "hidden, places = states.part(start, stop), positions[start:stop]",
+        "hidden, places = (\n                states.part(0, len(positions))[:, start:stop],\n"
+        "                positions[start:stop],\n            )",
+        (f"{_BANDS}::test_states_are_in_memory_chunk_by_chunk",),
+    ),
+    Mutant(
+        "states-between-bands-stay-in-memory",
+        "What leaves a band lies in memory that nobody counts until the next cut.",
+        _CACHES,
+        "            self._between = self._fresh_file()\n        return self._between.add(states)",
+        "            self._between = self._fresh_file()\n        return StatesInMemory(states)",
+        (f"{_BANDS}::test_a_drive_that_takes_no_states_between_bands_is_an_error",),
     ),
 )

@@ -304,8 +304,9 @@ def _pruning_bytes(
     # Keys of the layer that decides.
     per_token = shape.kv_heads * shape.head_dim * _KEY_ITEM_BYTES
     if settings.encrypt_cold_pool is Encryption.YES:
-        # Boundary states, which lie on no drive then.
-        per_token += outline.config.get_text_config().hidden_size * outline.dtype.itemsize
+        # Boundary states, and states between bands, which lie on no drive then.
+        states = outline.config.get_text_config().hidden_size * outline.dtype.itemsize
+        per_token += states * min(request.prune.bands, 2)
     return request.prune.bands * (1 + request.forks) * band, per_token
 
 

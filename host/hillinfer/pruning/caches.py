@@ -128,6 +128,13 @@ class StagedCache(ABC):
         """Keep boundary states (batch, tokens, hidden_size), and return them as they wait."""
 
     @abstractmethod
+    def wait_between(self, states: torch.Tensor) -> States:
+        """Keep states (batch, tokens, hidden_size) behind a band until those behind it take them.
+
+        Raises as `wait_with` does.
+        """
+
+    @abstractmethod
     def bring(self, first: int, act: Callable[[], None]) -> None:
         """Do something that brings the layers from `first` on pieces, outside of a forward pass.
 
@@ -252,6 +259,10 @@ class OrdinaryCache(StagedCache):
         """Keep them in memory: no budget bounds this cache."""
         return StatesInMemory(states)
 
+    def wait_between(self, states: torch.Tensor) -> States:
+        """Keep them in memory, too."""
+        return StatesInMemory(states)
+
     def bring(self, first: int, act: Callable[[], None]) -> None:
         """Do it: nothing is expected of a layer."""
         act()
@@ -276,6 +287,7 @@ class CacheOnDrive(StagedCache):
 
     def __init__(self, cache: HillInferCache) -> None:
         self._known = weakref.ref(cache)
+        self._between: StatesFile | None = None
 
     @property
     def _cache(self) -> HillInferCache:
@@ -416,13 +428,31 @@ class CacheOnDrive(StagedCache):
         """
         document = self.document
         assert document is not None
-        if self._cache.settings.encrypt_cold_pool is Encryption.YES:
-            accountant, size = self._parts.accountant, states.nbytes
-            accountant.take(Part.OTHER, size)
-            return StatesInMemory(states, partial(accountant.give, Part.OTHER, size))
+        if self._is_sealed:
+            return self._counted(states)
         if document.file is None:
-            document.file = StatesFile(self._parts.store.fresh_file("states that wait"))
+            document.file = self._fresh_file()
         return document.file.add(states)
+
+    def wait_between(self, states: torch.Tensor) -> States:
+        """Do the same, for as long as they are wanted, in a file that goes with the pass."""
+        if self._is_sealed:
+            return self._counted(states)
+        if self._between is None:
+            self._between = self._fresh_file()
+        return self._between.add(states)
+
+    @property
+    def _is_sealed(self) -> bool:
+        return self._cache.settings.encrypt_cold_pool is Encryption.YES
+
+    def _counted(self, states: torch.Tensor) -> States:
+        accountant, size = self._parts.accountant, states.nbytes
+        accountant.take(Part.OTHER, size)
+        return StatesInMemory(states, partial(accountant.give, Part.OTHER, size))
+
+    def _fresh_file(self) -> StatesFile:
+        return StatesFile(self._parts.store.fresh_file("states that wait"))
 
     def bring(self, first: int, act: Callable[[], None]) -> None:
         """Do it once no other thread uses what the cache shares with others."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -42,9 +43,14 @@ from hillinfer.pruning.passes import (
 from hillinfer.pruning.rankers import Ranker, check_weights
 from hillinfer.pruning.schedule import BLOCK_TOKENS, Schedule
 from hillinfer.pruning.stages import Stages, blocks_of, layer_work
+from hillinfer.pruning.states import ChosenStates, States
 
 # Of one piece that nobody waits for; a question that comes waits for the rest of it.
 PIECE_TOKENS = 512
+
+
+def _wait_between(cache: StagedCache, came: list[States], states: torch.Tensor) -> None:
+    came.append(cache.wait_between(states))
 
 
 def _never() -> bool:
@@ -385,27 +391,29 @@ class Pruning:
     def _deepen(self, now: Pass, given: dict[str, Any]) -> torch.Tensor:
         """Choose, and take what stays through band after band; return the last chunk's end."""
         document, cache = now.document, now.cache
-        waiting, bands, window = document.states, self._stages.bands, document.windows[0].states
+        bands, window = self._stages.bands, document.windows[0].states
+        boundary_bytes = sum(one.byte_count for one in document.states)
         tokens, brought, now.emptied = document.waiting_tokens, document.brought, True
         self._keeper.empty(document, cache)
-        active, states = torch.arange(tokens, device=window.device), None
+        active, came = torch.arange(tokens, device=window.device), document.states
         document.positions, kept, spent = [], [], [0.0, 0.0]
+        # A last piece may be a short one.
+        end = deque[torch.Tensor](maxlen=2)
         for number, band in enumerate(bands):
             began = time.perf_counter()
-            self._blocks.note_prompt(document, number, active, states, window)
+            self._blocks.note_prompt(document, number, active, came, window)
             chosen = self._stages.chosen(cache, number, window, active, tokens, brought)
             active = active[chosen]
             # What was brought stays in its place, and is not read.
-            own = active[brought:]
-            if states is None:
-                states = document.states_of(own)
-            else:
-                states = states[:, chosen[brought:] - brought]
+            entering = ChosenStates(came, chosen[brought:] - brought)
             kept.append(torch.unique_consecutive(blocks_of(active)))
             document.positions.append(active)
             decided = time.perf_counter()
             wanted = self._ranker.window(now.question_tokens)
-            states, window = self._stages.through(states, own, band, cache, given, wanted)
+            came = []
+            leave = partial(_wait_between, cache, came) if band is not bands[-1] else end.append
+            own = active[brought:]
+            window = self._stages.through(entering, own, band, cache, given, wanted, leave)
             spent[0] += decided - began
             spent[1] += time.perf_counter() - decided
         cache.keep(document.positions, tokens)
@@ -422,9 +430,8 @@ class Pruning:
             flop_limit=limit,
             choosing_seconds=spent[0],
             deep_seconds=spent[1],
-            boundary_bytes=sum(one.byte_count for one in waiting),
+            boundary_bytes=boundary_bytes,
             brought=brought,
         )
-        assert states is not None
         document.is_new = True
-        return states[:, -self._stages.chunk :]
+        return torch.cat([*end], 1)[:, -self._stages.chunk :]
