@@ -6,7 +6,7 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 _READING, _RANKERS = "host/hillinfer/pruning/reading.py", "host/hillinfer/pruning/rankers.py"
-_STAGES = "host/hillinfer/pruning/stages.py"
+_STAGES, _KEEPING = "host/hillinfer/pruning/stages.py", "host/hillinfer/pruning/keeping.py"
 _BANDS = "tests/host/pruning/test_bands.py"
 _READ_TESTS = "tests/host/pruning/test_reading.py"
 _RANK_TESTS = "tests/host/pruning/test_rankers.py"
@@ -20,6 +20,9 @@ _MOVED = (
 )
 _PAPERS_RULE = f"{_DECODING_TESTS}::test_the_papers_rule_moves_its_candidates_and_nothing_else"
 _COMPLETION = "tests/host/pruning/test_completion.py"
+_CACHES = "host/hillinfer/pruning/caches.py"
+_STORED = "tests/host/pruning/test_stored_prefix.py"
+_CHOSEN = f"{_STORED}::test_what_is_stored_stays_and_the_rest_is_chosen_from"
 _TEXT = "tools/hillinfer_bench/slim/text.py"
 _SLIM_TESTS = "tests/host/pruning/test_slim_text.py"
 _BENCH, _BENCH_TESTS = (
@@ -57,8 +60,8 @@ PRUNING: tuple[Mutant, ...] = (
         "mass-is-not-told-to-the-choice",
         "A cut by mass keeps all that it may keep.",
         _STAGES,
-        "count, reached, cut.mass)",
-        "count, reached)",
+        "count, reached, cut.mass, max(1, first))",
+        "count, reached, None, max(1, first))",
         (f"{_READ_TESTS}::test_a_cut_by_mass_keeps_what_the_reference_keeps",),
     ),
     Mutant(
@@ -104,7 +107,7 @@ PRUNING: tuple[Mutant, ...] = (
     Mutant(
         "deeper-rows-are-not-cut-off",
         "Where a cache was cut off, deeper layers keep rows of what is gone.",
-        _READING,
+        _KEEPING,
         "            cache.shorten(layers, len(left))\n",
         "",
         (f"{_READ_TESTS}::test_what_is_cut_off_is_cut_off_everywhere",),
@@ -112,8 +115,8 @@ PRUNING: tuple[Mutant, ...] = (
     Mutant(
         "a-broken-stage-leaves-rows",
         "A pass that broke off in a deeper layer leaves rows in those before it.",
-        _READING,
-        "            self._empty(document, now.cache)\n            return\n",
+        _KEEPING,
+        "            self.empty(document, now.cache)\n            return\n",
         "            return\n",
         (f"{_READ_TESTS}::test_a_pass_that_breaks_off_in_a_stage_can_be_made_again",),
     ),
@@ -186,7 +189,7 @@ PRUNING: tuple[Mutant, ...] = (
         "Deeper layers keep what a piece brought to some of them before it broke off.",
         _READING,
         "        except BaseException:\n"
-        "            self._empty(document, staged)\n            raise\n",
+        "            self._keeper.empty(document, staged)\n            raise\n",
         "        except BaseException:\n            raise\n",
         (f"{_COMPLETION}::test_what_breaks_off_leaves_a_document_that_waits",),
     ),
@@ -291,7 +294,7 @@ PRUNING: tuple[Mutant, ...] = (
     Mutant(
         "states-go-while-blocks-move",
         "Boundary states go once a prompt's read counted, though blocks may enter later.",
-        _READING,
+        _KEEPING,
         "        if not needed and document.swapping is None:\n",
         "        if not needed:\n",
         (_PAPERS_RULE,),
@@ -299,7 +302,7 @@ PRUNING: tuple[Mutant, ...] = (
     Mutant(
         "a-broken-turn-changes-queries",
         "A pass of several tokens that breaks off leaves its own hidden states as the window.",
-        _READING,
+        _KEEPING,
         "        document.windows, document.is_new = held.windows, held.is_new\n",
         "        document.is_new = held.is_new\n",
         (f"{_DECODING_TESTS}::test_a_turn_that_breaks_off_leaves_the_queries_that_rank",),
@@ -343,5 +346,101 @@ PRUNING: tuple[Mutant, ...] = (
         "ALPHA = 0.1\n",
         "ALPHA = 0.9\n",
         (f"{_BENCH_TESTS}::test_decoded_answers_are_those_by_hand",),
+    ),
+    Mutant(
+        "stored-blocks-are-chosen-from",
+        "What a store brought is dropped like what was read.",
+        _STAGES,
+        "max(1, first))",
+        "1)",
+        (_CHOSEN,),
+    ),
+    Mutant(
+        "stored-blocks-count-for-the-share",
+        "A cut keeps its share of all blocks, and what a store brought fills it.",
+        _STAGES,
+        "read = max(0, tokens - first * BLOCK_TOKENS)",
+        "read, first = tokens, 0",
+        (_CHOSEN,),
+    ),
+    Mutant(
+        "shared-rows-count-for-one-band",
+        "Groups that bands share are counted for the layers of one of them.",
+        "host/hillinfer/kv/sequence.py",
+        "layers_of.setdefault(group, set()).update(one.band)",
+        "layers_of[group] = set(one.band)",
+        (f"{_STORED}::test_rows_that_bands_share_are_counted_once",),
+    ),
+    Mutant(
+        "a-question-behind-a-store-is-pruned",
+        "A question behind a stored document loses blocks of itself.",
+        _READING,
+        "has_more = new - (coming.question_tokens or 0) > 2 * BLOCK_TOKENS",
+        "has_more = new > 2 * BLOCK_TOKENS",
+        (f"{_STORED}::test_a_question_and_a_short_rest_are_read_whole",),
+    ),
+    Mutant(
+        "a-later-turn-behind-a-store-is-pruned",
+        "A turn behind a document that was read whole loses blocks.",
+        _CACHES,
+        "return None if self._cache.passes else self._cache.dense_tokens",
+        "return self._cache.dense_tokens",
+        (f"{_STORED}::test_a_question_and_a_short_rest_are_read_whole",),
+    ),
+    Mutant(
+        "lost-rows-are-read-in-stages",
+        "Rows that a store lost are computed for the layers before the first cut alone.",
+        "host/hillinfer/hf/cache.py",
+        "side.is_again = True",
+        "side.is_again = False",
+        (
+            "tests/host/faults/test_lost_rows.py::"
+            "test_a_prompt_behind_lost_rows_is_read_in_stages_as_without",
+        ),
+    ),
+    Mutant(
+        "keys-that-decide-are-not-counted",
+        "Keys of the layer that decides lie in memory beside the budget.",
+        _CACHES,
+        "        accountant.take(Part.STAGING, size)\n        try:\n            keys",
+        "        size = 0\n        try:\n            keys",
+        (f"{_BANDS}::test_keys_that_decide_are_counted",),
+    ),
+    Mutant(
+        "states-of-a-sealed-pool-are-not-planned",
+        "The command takes a budget that does not hold boundary states in memory.",
+        "host/hillinfer/cli/preflight.py",
+        "        per_token += states",
+        "        per_token += 0 * states",
+        ("tests/host/cli/test_prune_option.py::test_the_least_budget_holds_what_bands_take",),
+    ),
+    Mutant(
+        "a-broken-answer-costs-the-document",
+        "A document whose answer breaks off is neither read whole nor kept.",
+        "host/hillinfer/cli/run.py",
+        "        complete_document(answering, console)\n    if record",
+        "        if not record.goes_on:\n            return\n"
+        "        complete_document(answering, console)\n    if record",
+        (
+            "tests/host/cli/test_ending.py::"
+            "test_an_answer_that_breaks_off_costs_no_document_that_is_read_in_stages",
+        ),
+    ),
+    Mutant(
+        "all-states-of-a-band-in-memory",
+        "What enters a band is read whole before its first chunk.",
+        _STAGES,
+        "hidden, places = states.part(start, stop), positions[start:stop]",
+        "hidden, places = (\n                states.part(0, len(positions))[:, start:stop],\n"
+        "                positions[start:stop],\n            )",
+        (f"{_BANDS}::test_states_are_in_memory_chunk_by_chunk",),
+    ),
+    Mutant(
+        "states-between-bands-stay-in-memory",
+        "What leaves a band lies in memory that nobody counts until the next cut.",
+        _CACHES,
+        "            self._between = self._fresh_file()\n        return self._between.add(states)",
+        "            self._between = self._fresh_file()\n        return StatesInMemory(states)",
+        (f"{_BANDS}::test_a_drive_that_takes_no_states_between_bands_is_an_error",),
     ),
 )

@@ -29,7 +29,7 @@ from hillinfer.projections.ways import make_projections
 from hillinfer.sessions.fingerprint import Fingerprint
 from hillinfer.sessions.manifest import reusable_tokens
 from hillinfer.sessions.opening import SavedSession
-from hillinfer.settings import Settings
+from hillinfer.settings import Encryption, Settings
 from hillinfer.shadow.store import shadow_bytes, statistics_bytes
 from hillinfer.values import format_bytes
 from hillinfer_model.kernel_spec import GROUP_TOKENS
@@ -37,6 +37,8 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS
 _INTERACTIVE_QUESTION_TOKENS = 512
 # Tokenizers may leave out characters, such as repeated spaces, before they look for tokens.
 _FEWER_CHARACTERS = 16
+# Of the stored type.
+_KEY_ITEM_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,7 @@ def check_run(
     drive = around.probe(prepared_cold_dir(request.settings.cold_dir), around.calls)
     if drive.warning:
         say(f"hillinfer: warning: {drive.warning}")
+    own_bytes, beside_token_bytes = _pruning_bytes(request, settings, outline, len(document_ids))
     needs = ContextNeeds.of(
         outline,
         settings,
@@ -153,8 +156,9 @@ def check_run(
         chunk_tokens=request.chunk_tokens,
         # In a comparison each fork is a copy of the ordinary cache.
         ordinary_caches=(1 + request.forks) if request.compare is Compare.FULL else 0,
-        fork_bytes=request.forks
-        * _fork_bytes(request, settings, outline, len(document_ids), reused),
+        fork_bytes=own_bytes
+        + request.forks * _fork_bytes(request, settings, outline, len(document_ids), reused),
+        beside_token_bytes=beside_token_bytes,
         reserved_tokens=context - len(document_ids) - shortest,
         stored_tokens=reused,
         packed_bytes=PackingBytes.of(
@@ -282,6 +286,28 @@ def _reused(
             "otherwise"
         )
     return reused
+
+
+def _pruning_bytes(
+    request: GenerateRequest, settings: Settings, outline: ModelOutline, document_tokens: int
+) -> tuple[int, int]:
+    """Return what reading in stages holds, whatever the context's length, and for each token."""
+    if request.prune is None:
+        return 0, 0
+    shape = outline.shape
+    policy = make_pool_policy(settings.pool_policy)
+    # Of each band, in each fork, too: an open group, and queries of the last tokens.
+    band = GROUP_TOKENS * shape.token_bytes + observed_bytes(shape, policy.observed_queries)
+    if request.store or request.session:
+        # Hits of tokens that are stored, which bands begin with.
+        band += hit_bytes(shape, document_tokens)
+    # Keys of the layer that decides.
+    per_token = shape.kv_heads * shape.head_dim * _KEY_ITEM_BYTES
+    if settings.encrypt_cold_pool is Encryption.YES:
+        # Boundary states, and states between bands, which lie on no drive then.
+        states = outline.config.get_text_config().hidden_size * outline.dtype.itemsize
+        per_token += states * min(request.prune.bands, 2)
+    return request.prune.bands * (1 + request.forks) * band, per_token
 
 
 def _fork_bytes(

@@ -75,6 +75,11 @@ class PruneUse:
 
             check_weights(schedule, make_ranker(self.ranker))
 
+    @property
+    def bands(self) -> int:
+        """How many bands of layers have fewer tokens; `auto` takes one cut, or none."""
+        return 1 if self.schedule == AUTO else len(Schedule.parse(self.schedule).cuts)
+
     def begin(self, model: Any, chunk_tokens: int, say: Callable[[str], None]) -> Pruning | None:
         """Let a model read in stages; None where `auto` finds no evidence, which is said.
 

@@ -246,11 +246,12 @@ def pruned_lines(report: RunReport) -> list[tuple[str, str]]:
         for layer in range(1, len(tokens))
         if tokens[layer] < tokens[layer - 1]
     )
+    stored = f", of which a store or a session had {read['brought']}" * bool(read["brought"])
     return [
         (
             "pruned",
-            f"{read['schedule']}: layers saw {tokens[0]} tokens, {saw}; these took {deep}; FLOPs "
-            f"allow {read['flop_limit']:.2f} times the speed",
+            f"{read['schedule']}: layers saw {tokens[0]} tokens{stored}, {saw}; these took "
+            f"{deep}; FLOPs allow {read['flop_limit']:.2f} times the speed",
         )
     ]
 

@@ -428,9 +428,12 @@ def _read_and_answer(
     with reading_view(console).stage("prefill", len(unread)) as advance:
         answering.read(unread, advance, int(request.asks))
     if request.completes:
-        # Whoever waits for an answer has it before the rest is read.
-        if not request.only_reads:
-            _answer(request, checked, prompt, answering, console)
+        # Whoever waits for an answer has it before the rest is read; what ends it costs no rest.
+        with record.part():
+            if not request.only_reads:
+                _answer(request, checked, prompt, answering, console)
+        if not record.goes_on:
+            console.print("the rest of the document is read, to be kept; another interrupt ends it")
         complete_document(answering, console)
     if record.session is not None and request.save_session is not None:
         record.session = save_cache(

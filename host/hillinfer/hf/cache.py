@@ -300,7 +300,9 @@ class HillInferCache(PassingCache):
         is_dense = plan is not None and plan.tokens > 1
         for sequence, (_, made) in zip(self._batch.sequences(), self._batch.made, strict=True):
             whole = len(sequence.token_ids)
-            follows = is_dense and made.dense == whole - coming.get(id(sequence), 0)
+            # What is read in stages is not dense, and is read again by the pass itself.
+            follows = is_dense and self._is_in_place
+            follows = follows and made.dense == whole - coming.get(id(sequence), 0)
             dense = whole if follows else made.dense
             if not self._compute_again(model, sequence, made.chunk, dense):
                 return False
@@ -340,6 +342,7 @@ class HillInferCache(PassingCache):
             again = opener.open_again(sequence, tokens)
             batch = Batch.of(self._runtime, again)
             side = HillInferCache(self._engine, self._family, batch, self._identity, self._model)
+            side.is_again = True
         while ends_singly(tokens, size):
             size += 1
         try:
@@ -374,6 +377,11 @@ class HillInferCache(PassingCache):
 
     def await_stored(self) -> None:
         """Wait until everybody finds what of a complete prompt is on its way to a store."""
+
+    @property
+    def dense_tokens(self) -> int:
+        """How many first tokens of all rows attended to all before them."""
+        return min((made.dense for _, made in self._batch.made), default=0)
 
     @property
     def settings(self) -> Settings:

@@ -67,6 +67,8 @@ class PassingCache(AttachedCache):
         self._is_in_place = True
         self.spans = ForwardSpans(runtime.recorder)
         self.notes: Notes | None = None
+        # Whether it computes rows again that were lost, which every layer is to have.
+        self.is_again = False
         self.passes = 0
         self._plan: ForwardPlan | None = None
         self._pass: Use | None = None

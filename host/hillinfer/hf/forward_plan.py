@@ -152,10 +152,10 @@ class LayerLengths:
         self._waits_from = first
         self._due[first:] = self.now[first:]
 
-    def empty(self, layers: range) -> None:
-        """Learn that layers that wait have nothing any more."""
+    def leave(self, layers: range, tokens: int) -> None:
+        """Learn that layers that wait have the first tokens alone."""
         for layer in layers:
-            self.now[layer] = self._due[layer] = 0
+            self.now[layer] = self._due[layer] = tokens
 
     def begin_stage(self, layers: range, shares: tuple[SequenceShare, ...], batch: int) -> None:
         """Begin to bring layers that wait the same tokens, those of the shares."""

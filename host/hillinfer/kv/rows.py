@@ -190,16 +190,16 @@ class RowKeeper:
         return sequence
 
     def open_bands(self, sequence: Sequence, starts: Iterable[int]) -> None:
-        """Let an empty sequence have fewer rows from each of these layers on.
+        """Let a sequence have fewer new rows from each of these layers on; the others are shared.
 
         Raises BudgetError where the budget does not hold their open groups: there are none then.
         """
         self._drop_bands(sequence)
         borders = [*starts, self._shape.layers]
-        parts = partial(Sequence, self._shape.layers, self._shape.row_bytes, None)
         try:
-            for band in map(range, borders, borders[1:]):
-                sequence.deepen(self._open(partial(parts, band)))
+            for layers in map(range, borders, borders[1:]):
+                sequence.deepen(self._fork_band(sequence))
+                sequence.deeper[-1].become_band(layers)
         except BaseException:
             self._drop_bands(sequence)
             raise
@@ -268,10 +268,10 @@ class RowKeeper:
         for one in sequence.deeper:
             one.keep(one.kept[one.kept < length], min(length, one.kept_until))
 
-    def empty_band(self, band: Sequence) -> None:
-        """Forget all rows of one band."""
-        self._truncate([(band, 0)])
-        band.keep(band.kept[:0], 0)
+    def cut_band(self, band: Sequence, rows: int) -> None:
+        """Leave one band its first rows, which are those of the first tokens."""
+        self._truncate([(band, rows)])
+        band.keep(np.arange(rows), rows)
 
     def _truncate(self, cuts: list[tuple[Sequence, int]]) -> None:
         # Whatever may fail, reading rows back and copying a shared segment, comes before anything

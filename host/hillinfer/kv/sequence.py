@@ -260,6 +260,16 @@ class Sequence:
         """Return this and its deeper bands."""
         return [self, *self.deeper]
 
+    def become_band(self, layers: range) -> None:
+        """Learn that this is a deeper band of the sequence that it is a fork of, of these layers.
+
+        It has the first tokens, and gets those that are kept of what comes.
+        """
+        self.band = layers
+        self.keep(np.arange(self.tokens), self.tokens)
+        # The sequence has them.
+        del self.token_ids[:]
+
     def deepen(self, band: Sequence) -> None:
         """Take a band of deeper layers; what is counted of it is counted of this sequence."""
         band.counters, band.layer_hits = self.counters, self.layer_hits
@@ -339,12 +349,14 @@ class Sequence:
 
 def distinct_rows(sequences: Iterable[Sequence]) -> int:
     """Return how many distinct rows some sequences have, in all of their layers."""
-    layers_of: dict[int, int] = {}
+    # Bands share groups that were there before them, each for layers of its own.
+    layers_of: dict[int, set[int]] = {}
     open_rows = 0
     for one in {id(own): own for sequence in sequences for own in sequence.bands()}.values():
-        layers_of.update(dict.fromkeys(one.groups, len(one.band)))
-        open_rows += sum(length % GROUP_TOKENS for length in one.lengths)
-    return sum(layers_of.values()) * GROUP_TOKENS + open_rows
+        for group in one.groups:
+            layers_of.setdefault(group, set()).update(one.band)
+        open_rows += sum(one.lengths[layer] % GROUP_TOKENS for layer in one.band)
+    return sum(map(len, layers_of.values())) * GROUP_TOKENS + open_rows
 
 
 # --- Keys and values of rows, where they lie ---

@@ -209,6 +209,8 @@ class ContextNeeds:
         Tokens whose rows lie on a drive already, in a session.
     packed_bytes
         As in `Footprint`.
+    beside_token_bytes
+        What the budget must hold for each token of a context, beside what a plan counts.
     """
 
     shape: ModelShape
@@ -222,6 +224,7 @@ class ContextNeeds:
     reserved_tokens: int = 0
     stored_tokens: int = 0
     packed_bytes: int = 0
+    beside_token_bytes: int = 0
 
     @classmethod
     def of(
@@ -235,6 +238,7 @@ class ContextNeeds:
         reserved_tokens: int,
         stored_tokens: int = 0,
         packed_bytes: int = 0,
+        beside_token_bytes: int = 0,
     ) -> ContextNeeds:
         """Take the needs of a model whose prompt is read in chunks of `chunk_tokens`."""
         shape = outline.shape
@@ -253,14 +257,16 @@ class ContextNeeds:
             reserved_tokens=reserved_tokens,
             stored_tokens=stored_tokens,
             packed_bytes=packed_bytes,
+            beside_token_bytes=beside_token_bytes,
         )
 
     def choice(self, tokens: int) -> ShadowChoice:
         """Return the settings for a context of `tokens`, budget in bytes and shadow named."""
         chosen = ByteSize(byte_count=self._budget_bytes(tokens))
         settings = replace(self.settings, dram_budget=chosen)
-        choice = ShadowChoice.of(self.shape, settings, tokens, beside_bytes=self.fork_bytes)
-        plan = replace(choice.plan, kept_bytes=choice.plan.kept_bytes + self.fork_bytes)
+        beside = self._beside_bytes(tokens)
+        choice = ShadowChoice.of(self.shape, settings, tokens, beside_bytes=beside)
+        plan = replace(choice.plan, kept_bytes=choice.plan.kept_bytes + beside)
         return replace(choice, plan=plan)
 
     def plan(self, tokens: int) -> BudgetPlan:
@@ -332,20 +338,21 @@ class ContextNeeds:
                 f"shorten the prompt, {', or '.join(shortage.fix for shortage in shortages)}"
             )
 
+    def _beside_bytes(self, tokens: int) -> int:
+        return self.fork_bytes + tokens * self.beside_token_bytes
+
     def _budget_bytes(self, tokens: int) -> int:
         if self.budget is not None and self.budget.share is None:
             return self.budget.resolve(0)
-        share = self._share_bytes(tokens)
+        share, beside = self._share_bytes(tokens), self._beside_bytes(tokens)
         if self.budget is not None:
-            return working_bytes(
-                self.shape, self.settings, tokens, share, beside_bytes=self.fork_bytes
-            )
+            return working_bytes(self.shape, self.settings, tokens, share, beside_bytes=beside)
         if self.settings.shadow is None:
             narrowest = replace(self.settings, shadow=AUTO_FORMATS[-1])
             plan = BudgetPlan.with_whole_shadow(self.shape, narrowest, tokens)
-            return max(share, plan.comfortable_bytes + self.fork_bytes)
+            return max(share, plan.comfortable_bytes + beside)
         plan = BudgetPlan.with_whole_shadow(self.shape, self.settings, tokens)
-        return max(share, plan.required_bytes + self.fork_bytes)
+        return max(share, plan.required_bytes + beside)
 
     def _share_bytes(self, tokens: int) -> int:
         sure_tokens = max(1, tokens - self.reserved_tokens)

@@ -44,6 +44,14 @@ class StagedCache(ABC):
 
     @property
     @abstractmethod
+    def brought_dense(self) -> int | None:
+        """Of how many first tokens rows attended to all before them, by whoever made them.
+
+        None where the cache has no rows but those of passes.
+        """
+
+    @property
+    @abstractmethod
     def is_alike(self) -> bool:
         """Whether all rows of the batch hold the same tokens."""
 
@@ -85,16 +93,23 @@ class StagedCache(ABC):
         """Return the tokens of a layer, those of the pass under way included."""
 
     @abstractmethod
-    def keys(self, layer: int) -> torch.Tensor:
-        """Return the keys of all tokens of a layer, (kv_heads, tokens, head_dim)."""
+    def keys(self, layer: int) -> AbstractContextManager[torch.Tensor]:
+        """Return what gives the keys of all tokens of a layer, (kv_heads, tokens, head_dim).
+
+        They are there in the block of code that it encloses, and no longer.
+        """
 
     @abstractmethod
     def shorten(self, layers: range, tokens: int) -> None:
         """Leave the first tokens in layers that have fewer than the first one."""
 
     @abstractmethod
+    def restart(self, layers: range, brought: int) -> None:
+        """Forget what layers have but the first tokens, which the cache began with."""
+
+    @abstractmethod
     def open_bands(self, starts: Sequence[int]) -> None:
-        """Learn in an empty cache from which layers on tokens will be fewer."""
+        """Learn from which layers on fewer tokens will come."""
 
     @abstractmethod
     def wait(self, first: int) -> None:
@@ -111,6 +126,13 @@ class StagedCache(ABC):
     @abstractmethod
     def wait_with(self, states: torch.Tensor) -> States:
         """Keep boundary states (batch, tokens, hidden_size), and return them as they wait."""
+
+    @abstractmethod
+    def wait_between(self, states: torch.Tensor) -> States:
+        """Keep states (batch, tokens, hidden_size) behind a band until those behind it take them.
+
+        Raises as `wait_with` does.
+        """
 
     @abstractmethod
     def bring(self, first: int, act: Callable[[], None]) -> None:
@@ -162,6 +184,11 @@ class OrdinaryCache(StagedCache):
         return None
 
     @property
+    def brought_dense(self) -> None:
+        """Return None: nobody knows what else came."""
+        return None
+
+    @property
     def is_alike(self) -> bool:
         """Whether there is one row: `check` sees to it."""
         return True
@@ -200,10 +227,9 @@ class OrdinaryCache(StagedCache):
         """Return the tokens of a layer."""
         return int(self._cache.get_seq_length(layer))
 
-    def keys(self, layer: int) -> torch.Tensor:
-        """Return the keys of a layer where they lie."""
-        keys: torch.Tensor = self._cache.layers[layer].keys[0]
-        return keys
+    def keys(self, layer: int) -> AbstractContextManager[torch.Tensor]:
+        """Return what gives the keys of a layer where they lie."""
+        return nullcontext(self._cache.layers[layer].keys[0])
 
     def shorten(self, layers: range, tokens: int) -> None:
         """Leave the first tokens, on which versions of transformers disagree."""
@@ -211,6 +237,10 @@ class OrdinaryCache(StagedCache):
             if layer.is_initialized:
                 layer.keys = layer.keys[..., :tokens, :]
                 layer.values = layer.values[..., :tokens, :]
+
+    def restart(self, layers: range, brought: int) -> None:
+        """Leave the first tokens."""
+        self.shorten(layers, brought)
 
     def open_bands(self, starts: Sequence[int]) -> None:
         """Do nothing: each layer has what it is brought."""
@@ -227,6 +257,10 @@ class OrdinaryCache(StagedCache):
 
     def wait_with(self, states: torch.Tensor) -> States:
         """Keep them in memory: no budget bounds this cache."""
+        return StatesInMemory(states)
+
+    def wait_between(self, states: torch.Tensor) -> States:
+        """Keep them in memory, too."""
         return StatesInMemory(states)
 
     def bring(self, first: int, act: Callable[[], None]) -> None:
@@ -253,6 +287,7 @@ class CacheOnDrive(StagedCache):
 
     def __init__(self, cache: HillInferCache) -> None:
         self._known = weakref.ref(cache)
+        self._between: StatesFile | None = None
 
     @property
     def _cache(self) -> HillInferCache:
@@ -268,6 +303,11 @@ class CacheOnDrive(StagedCache):
     def passes(self) -> int | None:
         """How many passes got through so far."""
         return self._cache.passes
+
+    @property
+    def brought_dense(self) -> int | None:
+        """What a store or a session brought, as long as no pass came behind it."""
+        return None if self._cache.passes else self._cache.dense_tokens
 
     @property
     def is_alike(self) -> bool:
@@ -312,29 +352,42 @@ class CacheOnDrive(StagedCache):
         """Return the tokens of a layer."""
         return int(self._cache.index_length(layer))
 
-    def keys(self, layer: int) -> torch.Tensor:
-        """Return the keys of a layer in the stored type, read back where they are not hot."""
+    @contextmanager
+    def keys(self, layer: int) -> Iterator[torch.Tensor]:
+        """Give the keys of a layer in the stored type, read back where they are not hot.
+
+        Raises BudgetError where the budget does not hold them beside what must be there.
+        """
         runtime, (sequence,) = self._cache.engine.runtime, self._cache.sequences
-        own = sequence.of(layer)
+        own, accountant = sequence.of(layer), self._parts.accountant
+        tokens, shape, layout = own.lengths[layer], runtime.shape, runtime.layout
         runtime.settle()
-        # What comes next is read into the same memory.
-        keys = [
-            runtime.layout.keys(torch.from_numpy(rows)).clone()
-            for rows in runtime.gather.stream(layer, own, np.arange(own.lengths[layer]))
-        ]
-        return torch.cat(keys).transpose(0, 1)
+        kind, done = layout.stored_type, 0
+        size = tokens * shape.kv_heads * shape.head_dim * kind.itemsize
+        accountant.take(Part.STAGING, size)
+        try:
+            keys = torch.empty((tokens, shape.kv_heads, shape.head_dim), dtype=kind)
+            for rows in runtime.gather.stream(layer, own, np.arange(tokens)):
+                keys[done : done + len(rows)] = layout.keys(torch.from_numpy(rows))
+                done += len(rows)
+            yield keys.transpose(0, 1)
+        finally:
+            accountant.give(Part.STAGING, size)
 
     def shorten(self, layers: range, tokens: int) -> None:
         """Leave nothing; the cache cuts all of its layers together."""
-        if tokens:
-            return
+        if not tokens:
+            self.restart(layers, 0)
+
+    def restart(self, layers: range, brought: int) -> None:
+        """Cut the band; what it began with is shared with those before it."""
         self._cache.engine.runtime.settle()
         for sequence in self._cache.sequences:
-            self._parts.rows.empty_band(sequence.of(layers.start))
-        self._cache.lengths.empty(layers)
+            self._parts.rows.cut_band(sequence.of(layers.start), brought)
+        self._cache.lengths.leave(layers, brought)
 
     def open_bands(self, starts: Sequence[int]) -> None:
-        """Let layers have fewer rows from each of these on.
+        """Let layers get fewer rows from each of these on.
 
         Raises BudgetError where the budget does not hold their open groups.
         """
@@ -375,13 +428,31 @@ class CacheOnDrive(StagedCache):
         """
         document = self.document
         assert document is not None
-        if self._cache.settings.encrypt_cold_pool is Encryption.YES:
-            accountant, size = self._parts.accountant, states.nbytes
-            accountant.take(Part.OTHER, size)
-            return StatesInMemory(states, partial(accountant.give, Part.OTHER, size))
+        if self._is_sealed:
+            return self._counted(states)
         if document.file is None:
-            document.file = StatesFile(self._parts.store.fresh_file("states that wait"))
+            document.file = self._fresh_file()
         return document.file.add(states)
+
+    def wait_between(self, states: torch.Tensor) -> States:
+        """Do the same, for as long as they are wanted, in a file that goes with the pass."""
+        if self._is_sealed:
+            return self._counted(states)
+        if self._between is None:
+            self._between = self._fresh_file()
+        return self._between.add(states)
+
+    @property
+    def _is_sealed(self) -> bool:
+        return self._cache.settings.encrypt_cold_pool is Encryption.YES
+
+    def _counted(self, states: torch.Tensor) -> States:
+        accountant, size = self._parts.accountant, states.nbytes
+        accountant.take(Part.OTHER, size)
+        return StatesInMemory(states, partial(accountant.give, Part.OTHER, size))
+
+    def _fresh_file(self) -> StatesFile:
+        return StatesFile(self._parts.store.fresh_file("states that wait"))
 
     def bring(self, first: int, act: Callable[[], None]) -> None:
         """Do it once no other thread uses what the cache shares with others."""

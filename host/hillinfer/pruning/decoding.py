@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -28,7 +28,7 @@ from hillinfer.pruning.passes import Document, Pass, Window
 from hillinfer.pruning.rankers import kept_blocks
 from hillinfer.pruning.schedule import BLOCK_TOKENS
 from hillinfer.pruning.stages import Stages, blocks_of
-from hillinfer.pruning.states import gathered_states
+from hillinfer.pruning.states import States, gathered_states
 
 if TYPE_CHECKING:
     from hillinfer.pruning.caches import StagedCache
@@ -296,7 +296,7 @@ class BlockManager:
         document: Document,
         number: int,
         active: torch.Tensor,
-        states: torch.Tensor | None,
+        came: Sequence[States],
         window: torch.Tensor,
     ) -> None:
         """Keep what reading a prompt brought to a cut.
@@ -309,14 +309,14 @@ class BlockManager:
             Of the cut.
         active
             int64, positions of the tokens that came there.
-        states
-            (1, tokens, hidden_size), theirs; None at the first cut, where they wait.
+        came
+            Their states.
         window
             (1, tokens, hidden_size), what entered the deciding layer, of the last ones.
         """
         if not self.moves:
             return
-        if states is None:
+        if not number:
             bands = len(self._stages.bands)
             document.swapping = Swapping.of_prompt(len(active), bands, document.windows[0])
             return
@@ -324,8 +324,9 @@ class BlockManager:
         assert state is not None
         document.windows[number] = own = Window(window.clone(), end)
         blocks, counts = torch.unique_consecutive(blocks_of(active), return_counts=True)
-        came = dict(zip(blocks.tolist(), torch.split(states, counts.tolist(), 1), strict=True))
-        entering = _at(state.entering, number, came)
+        states = gathered_states(came, torch.arange(len(active)))
+        own_blocks = torch.split(states, counts.tolist(), 1)
+        entering = _at(state.entering, number, dict(zip(blocks.tolist(), own_blocks, strict=True)))
         document.swapping = replace(
             state, entering=entering, windows={**state.windows, number: own}
         )

@@ -14,7 +14,7 @@ import torch
 
 from hillinfer.errors import UnsupportedFeatureError
 from hillinfer.pruning.schedule import Schedule
-from hillinfer.pruning.states import States, StatesFile
+from hillinfer.pruning.states import States, StatesFile, gathered_states
 
 if TYPE_CHECKING:
     from hillinfer.pruning.caches import StagedCache
@@ -46,6 +46,8 @@ class PrunedRead:
         Choosing blocks, and taking what stayed through the layers behind the first cut.
     boundary_bytes
         Of boundary states, at most, in memory or on the drive.
+    brought
+        First tokens that were not read, because a store or a session had their rows in every layer.
     """
 
     tokens: list[int]
@@ -54,6 +56,7 @@ class PrunedRead:
     choosing_seconds: float
     deep_seconds: float
     boundary_bytes: int
+    brought: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """Return it by name, as a report has it."""
@@ -135,9 +138,12 @@ class Document:
         deeper layers are to be read.
     read
         Of the last prompt; None where nothing was pruned.
+    brought
+        First tokens that the cache began with, in every layer: they always stay, and have no
+        boundary states.
     completed
-        How many first tokens all of the deeper layers have, dropped or not; 0 where they have what
-        was chosen, or nothing.
+        How many first tokens all of the deeper layers have, dropped or not; `brought` where they
+        have what was chosen, or nothing else.
     dense
         How many first tokens came in passes of several, which attended to all before them.
     completing_seconds
@@ -160,6 +166,7 @@ class Document:
     windows: dict[int, Window] = field(default_factory=dict)
     positions: list[torch.Tensor] = field(default_factory=list)
     read: PrunedRead | None = None
+    brought: int = 0
     completed: int = 0
     dense: int = 0
     completing_seconds: float = 0.0
@@ -179,8 +186,18 @@ class Document:
 
     @property
     def waiting_tokens(self) -> int:
-        """Of how many tokens boundary states are there."""
-        return sum(one.tokens for one in self.states)
+        """Of how many tokens boundary states are there, or are not needed."""
+        return self.brought + sum(one.tokens for one in self.states)
+
+    def states_of(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return boundary states (batch, positions, hidden_size) of tokens that were not brought.
+
+        Raises
+        ------
+        ColdPoolError
+            Where they cannot be read back.
+        """
+        return gathered_states(self.states, positions - self.brought)
 
 
 @dataclass

@@ -30,7 +30,7 @@ class Deciding:
     Parameters
     ----------
     keys
-        (kv_heads, tokens, head_dim), as attention takes them.
+        (kv_heads, tokens, head_dim), as attention takes them, of any floating-point type.
     queries
         (query_heads, window, head_dim), of the prompt's last tokens.
     scaling
@@ -187,21 +187,29 @@ def token_weights(deciding: Deciding) -> torch.Tensor:
 
     Summed over the window's queries and all heads; each query sees the tokens up to its own.
     """
-    keys, queries = deciding.keys.float(), deciding.queries.float()
+    keys, queries = deciding.keys, deciding.queries.float()
     grouped = queries.reshape(len(keys), -1, *queries.shape[1:])
-    products = torch.einsum("ghwd,gnd->ghwn", grouped, keys) * deciding.scaling
     window, tokens = queries.shape[1], keys.shape[1]
     every = torch.ones(window, tokens, dtype=torch.bool, device=keys.device)
     later = every.triu(tokens - window + 1)
-    return products.masked_fill_(later, -torch.inf).softmax(-1).sum((0, 1, 2))
+    weights = torch.zeros(tokens, device=keys.device)
+    # Of one head after the other: weights of all are many times the keys.
+    for own, heads in zip(keys, grouped, strict=True):
+        products = heads @ own.float().T * deciding.scaling
+        weights += products.masked_fill_(later, -torch.inf).softmax(-1).sum((0, 1))
+    return weights
 
 
 def kept_blocks(
-    scores: torch.Tensor, count: int, window_blocks: int, mass: float | None = None
+    scores: torch.Tensor,
+    count: int,
+    window_blocks: int,
+    mass: float | None = None,
+    first_blocks: int = 1,
 ) -> torch.Tensor:
     """Return the numbers of the blocks that stay, in order, int64.
 
-    The first block and those of the window stay whatever their scores, and take no part in the
+    The first blocks and those of the window stay whatever their scores, and take no part in the
     choice among the others.
 
     Parameters
@@ -215,10 +223,12 @@ def kept_blocks(
     mass
         Of all scores, which then add up: fewer than `count` stay where they hold so much together
         with the forced ones. None, or 1, for no such bound.
+    first_blocks
+        How many of the first blocks stay in any case, one at least.
     """
     blocks = len(scores)
     forced = torch.zeros(blocks, dtype=torch.bool)
-    forced[0] = True
+    forced[:first_blocks] = True
     forced[blocks - window_blocks :] = True
     left = max(0, count - int(forced.sum()))
     others = torch.where(forced, -torch.inf, scores.float().cpu())

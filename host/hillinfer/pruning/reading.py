@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -27,6 +28,7 @@ from hillinfer.hf.joined_cache import JoinedCache
 from hillinfer.pruning.caches import Documents, StagedCache, staged_cache
 from hillinfer.pruning.decoding import BlockManager, DecodedBlocks, Decoding, Keep
 from hillinfer.pruning.guards import LayerGuard, PromptGuard, predictor_for
+from hillinfer.pruning.keeping import DocumentKeeper
 from hillinfer.pruning.passes import (
     ComingPrompt,
     Document,
@@ -39,12 +41,16 @@ from hillinfer.pruning.passes import (
     no_states,
 )
 from hillinfer.pruning.rankers import Ranker, check_weights
-from hillinfer.pruning.schedule import Schedule
+from hillinfer.pruning.schedule import BLOCK_TOKENS, Schedule
 from hillinfer.pruning.stages import Stages, blocks_of, layer_work
-from hillinfer.pruning.states import first_states, gathered_states
+from hillinfer.pruning.states import ChosenStates, States
 
 # Of one piece that nobody waits for; a question that comes waits for the rest of it.
 PIECE_TOKENS = 512
+
+
+def _wait_between(cache: StagedCache, came: list[States], states: torch.Tensor) -> None:
+    came.append(cache.wait_between(states))
 
 
 def _never() -> bool:
@@ -106,6 +112,7 @@ class Pruning:
         self._guards += self.layers
         self._stages = Stages(decoder, self.layers, predictor, ranker, schedule, chunk_tokens)
         self._blocks = BlockManager(self._stages, decoding or Keep())
+        self._keeper = DocumentKeeper(self._stages.bands, self._blocks, later)
 
     def __enter__(self) -> Pruning:
         return self
@@ -219,34 +226,27 @@ class Pruning:
         """Bring deeper layers pieces until they have all, or it is over."""
         tokens, bands = cache.get_seq_length(), self._stages.bands
         # Here, where no other thread uses what rows lie in.
-        if tokens != document.length or not self._is_as_left(document, staged):
-            self._cut_back(document, staged, tokens)
+        if tokens != document.length or not self._keeper.is_as_left(document, staged):
+            self._keeper.cut_back(document, staged, tokens)
         if document.waiting_tokens != tokens:
             raise no_states(tokens - document.waiting_tokens, tokens)
         try:
             if document.positions or tokens - document.completed == 1:
                 # A single token would select what it attends to.
-                self._empty(document, staged)
+                self._keeper.empty(document, staged)
             while document.completed < tokens and not is_over():
                 start = document.completed
                 # None of a single token is left.
                 more = tokens - start - piece_tokens
                 stop = tokens if more <= 1 else start + piece_tokens
-                states = gathered_states(document.states, torch.arange(start, stop))
+                states = document.states_of(torch.arange(start, stop))
                 self._stages.whole(states, start, staged, cache)
                 document.completed = stop
             if document.completed == tokens:
                 staged.keep([torch.arange(tokens)] * len(bands), tokens)
         except BaseException:
-            self._empty(document, staged)
+            self._keeper.empty(document, staged)
             raise
-
-    def _empty(self, document: Document, cache: StagedCache) -> None:
-        """Forget what deeper layers have: they are read anew by what comes."""
-        document.positions, document.read, document.completed = [], None, 0
-        document.swapping, document.is_new = None, False
-        for band in self._stages.bands:
-            cache.shorten(band, 0)
 
     # --- a forward pass ---
 
@@ -255,7 +255,7 @@ class Pruning:
     ) -> Any:
         """Take hidden states (batch, tokens, hidden_size) through a layer, or let them wait."""
         cache = given.get("past_key_values")
-        if cache is None:
+        if cache is None or getattr(cache, "is_again", False):
             return layer.dense(hidden, given)
         if number == 0:
             self._own.end()
@@ -267,7 +267,7 @@ class Pruning:
             out = self._run(now, number, layer, hidden, given)
         except BaseException:
             self._own.end()
-            self._undo(now)
+            self._keeper.undo(now)
             raise
         if number == len(self.layers) - 1:
             self._own.end()
@@ -301,7 +301,8 @@ class Pruning:
         if staged is not None and not before:
             staged.note(None)
         document = None if staged is None else staged.document
-        if document is None and not self._begins(cache, staged, before, whole):
+        is_new = document is None
+        if document is None and not self._begins(cache, staged, before, tokens, coming):
             return None
         assert staged is not None
         if document is not None and document.schedule != self.schedule:
@@ -310,9 +311,10 @@ class Pruning:
                 f"{self.schedule}: go on with that one, or begin with an empty cache"
             )
         if document is None:
-            document = Document(self.schedule)
+            document = Document(self.schedule, before, brought=before, completed=before)
+            document.dense = min(before, staged.brought_dense or 0)
         elif document.length or before:
-            self._cut_back(document, staged, before)
+            self._keeper.cut_back(document, staged, before)
         is_prompt = before < coming.tokens if coming.tokens else tokens > 1
         anew = self._later is LaterTurns.ANEW and is_prompt
         stages = not document.positions or document.waits or anew
@@ -321,7 +323,7 @@ class Pruning:
             if document.waiting_tokens != before:
                 raise no_states(before - document.waiting_tokens, before)
         self._blocks.check(staged, hidden.shape[0])
-        if not before:
+        if is_new:
             staged.open_bands([cut.layer for cut in self.schedule.cuts])
             staged.note(document)
         if stages:
@@ -330,10 +332,23 @@ class Pruning:
         held, question = document.fork(), coming.question_tokens
         return Pass(staged, document, before, tokens, whole, question, stages, held, is_prompt)
 
-    def _begins(self, cache: Any, staged: StagedCache | None, before: int, whole: int) -> bool:
+    def _begins(
+        self,
+        cache: Any,
+        staged: StagedCache | None,
+        before: int,
+        tokens: int,
+        coming: ComingPrompt,
+    ) -> bool:
         """Whether a prompt begins that loses blocks, in a cache of which nothing is known."""
         is_pruned = before and cache.get_seq_length(self.schedule.cuts[0].layer) != before
-        prunes = self.schedule.prunes(whole)
+        new = max(coming.tokens - before, tokens)
+        prunes = self.schedule.prunes(new)
+        if before and not is_pruned and staged is not None:
+            # Behind what a store or a session brought: all of it stays, and the question does.
+            has_more = new - (coming.question_tokens or 0) > 2 * BLOCK_TOKENS
+            is_first = staged.brought_dense is not None
+            return is_first and tokens > 1 and has_more and prunes
         if isinstance(cache, JoinedCache):
             is_pruned = is_pruned or any(one.notes is not None for one in cache.caches)
         if not is_pruned and (before or not prunes):
@@ -350,72 +365,6 @@ class Pruning:
                 "with the pruning that read it"
             )
         return True
-
-    @staticmethod
-    def _is_as_left(document: Document, cache: StagedCache) -> bool:
-        """Whether no pass went into a cache but those of ours, as far as anybody counts them."""
-        return cache.passes in (None, document.passes, (document.passes or 0) + 1)
-
-    def _cut_back(self, document: Document, cache: StagedCache, length: int) -> None:
-        """Learn what became of a cache since its last pass, in the deeper layers, too."""
-        if not self._is_as_left(document, cache):
-            # Others used it: tokens that came are in every band, and their states are not here.
-            document.states, document.windows = [], {}
-        elif length > document.length:
-            raise UnsupportedFeatureError(
-                f"prune: the cache has {length} tokens, of which {document.length} were read in "
-                "stages: use it with this model alone, or begin with an empty one"
-            )
-        if document.is_new and self._later is LaterTurns.KEEP and length < document.length:
-            # The prompt's last pass did not count, nor does what it chose.
-            self._empty(document, cache)
-        document.is_new = False
-        if length < document.completed:
-            self._empty(document, cache)
-        if length > document.length:
-            new = torch.arange(document.length, length)
-            document.positions = [torch.cat([one, new.to(one)]) for one in document.positions]
-        self._blocks.cut_back(document, length)
-        needed = self._later is LaterTurns.ANEW or document.waits or not document.positions
-        if not needed and document.swapping is None:
-            document.states, document.file = [], None
-        document.length, document.dense = length, min(document.dense, length)
-        document.states = first_states(document.states, length)
-        for number, (positions, layers) in enumerate(
-            zip(document.positions, self._stages.bands, strict=False)
-        ):
-            document.positions[number] = left = positions[positions < length]
-            if min(map(cache.length, layers)) < len(left):
-                self._lose(document, length)
-                return
-            cache.shorten(layers, len(left))
-
-    def _lose(self, document: Document, length: int) -> None:
-        """Go on where a cache was cropped, which takes as many rows from layers that have fewer."""
-        if self._later is LaterTurns.KEEP:
-            raise UnsupportedFeatureError(
-                f"prune: the cache was cropped to {length} tokens, and its deeper layers lost as "
-                'many rows, of tokens that are still there: use later="anew", which reads them '
-                "again, or begin with an empty cache"
-            )
-        # Whatever comes next, they are read anew.
-        document.positions, document.read = [], None
-
-    def _undo(self, now: Pass) -> None:
-        """Leave a cache as it was before a pass that broke off."""
-        document, held = now.document, now.held
-        document.length, document.states, document.waits = now.before, held.states, held.waits
-        document.positions, document.dense = held.positions, held.dense
-        document.windows, document.is_new = held.windows, held.is_new
-        self._blocks.undo(now)
-        now.cache.undo(range(self.schedule.cuts[0].layer), now.before)
-        if now.emptied or not document.positions:
-            # Deeper layers have nothing any more; they are read anew by what comes.
-            document.waits = document.waits and not now.emptied
-            self._empty(document, now.cache)
-            return
-        for layers, positions in zip(self._stages.bands, document.positions, strict=True):
-            now.cache.undo(layers, len(positions))
 
     def _reach_cut(self, now: Pass, hidden: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
         """Let a chunk wait, or take the whole prompt through the deeper layers."""
@@ -442,22 +391,29 @@ class Pruning:
     def _deepen(self, now: Pass, given: dict[str, Any]) -> torch.Tensor:
         """Choose, and take what stays through band after band; return the last chunk's end."""
         document, cache = now.document, now.cache
-        waiting, bands, window = document.states, self._stages.bands, document.windows[0].states
-        tokens, now.emptied = document.waiting_tokens, True
-        self._empty(document, cache)
-        active, states = torch.arange(tokens, device=window.device), None
+        bands, window = self._stages.bands, document.windows[0].states
+        boundary_bytes = sum(one.byte_count for one in document.states)
+        tokens, brought, now.emptied = document.waiting_tokens, document.brought, True
+        self._keeper.empty(document, cache)
+        active, came = torch.arange(tokens, device=window.device), document.states
         document.positions, kept, spent = [], [], [0.0, 0.0]
+        # A last piece may be a short one.
+        end = deque[torch.Tensor](maxlen=2)
         for number, band in enumerate(bands):
             began = time.perf_counter()
-            self._blocks.note_prompt(document, number, active, states, window)
-            chosen = self._stages.chosen(cache, number, window, active, tokens)
+            self._blocks.note_prompt(document, number, active, came, window)
+            chosen = self._stages.chosen(cache, number, window, active, tokens, brought)
             active = active[chosen]
-            states = gathered_states(waiting, active) if states is None else states[:, chosen]
+            # What was brought stays in its place, and is not read.
+            entering = ChosenStates(came, chosen[brought:] - brought)
             kept.append(torch.unique_consecutive(blocks_of(active)))
             document.positions.append(active)
             decided = time.perf_counter()
             wanted = self._ranker.window(now.question_tokens)
-            states, window = self._stages.through(states, active, band, cache, given, wanted)
+            came = []
+            leave = partial(_wait_between, cache, came) if band is not bands[-1] else end.append
+            own = active[brought:]
+            window = self._stages.through(entering, own, band, cache, given, wanted, leave)
             spent[0] += decided - began
             spent[1] += time.perf_counter() - decided
         cache.keep(document.positions, tokens)
@@ -465,15 +421,17 @@ class Pruning:
         for band, positions in zip(bands, document.positions, strict=True):
             per_layer += [len(positions)] * len(band)
         work = layer_work(self._decoder)
-        limit = work.flops([tokens] * len(self.layers)) / work.flops(per_layer)
+        spared = work.flops([brought] * len(per_layer))
+        whole = work.flops([tokens] * len(per_layer)) - spared
+        limit = whole / (work.flops(per_layer) - spared)
         document.read = PrunedRead(
             tokens=per_layer,
             kept=kept,
             flop_limit=limit,
             choosing_seconds=spent[0],
             deep_seconds=spent[1],
-            boundary_bytes=sum(one.byte_count for one in waiting),
+            boundary_bytes=boundary_bytes,
+            brought=brought,
         )
-        assert states is not None
         document.is_new = True
-        return states[:, -self._stages.chunk :]
+        return torch.cat([*end], 1)[:, -self._stages.chunk :]

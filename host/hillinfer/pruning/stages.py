@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +15,7 @@ from hillinfer.pruning.caches import StagedCache
 from hillinfer.pruning.guards import LayerGuard
 from hillinfer.pruning.rankers import Deciding, Ranker, kept_blocks
 from hillinfer.pruning.schedule import BLOCK_TOKENS, LayerWork, Schedule
+from hillinfer.pruning.states import ChosenStates, StatesInMemory
 
 
 class Stages:
@@ -73,8 +75,12 @@ class Stages:
         # `through` puts the positions of each piece in the place of the last two.
         own = {"past_key_values": given, "use_cache": True}
         own |= {name: True for name in ("position_ids", "position_embeddings") if name in known}
+        every = torch.arange(len(positions))
         for band in self.bands:
-            states, _ = self.through(states, positions, band, cache, own, 1)
+            came: list[torch.Tensor] = []
+            entering = ChosenStates([StatesInMemory(states)], every)
+            self.through(entering, positions, band, cache, own, 1, came.append)
+            states = torch.cat(came, 1)
 
     def chosen(
         self,
@@ -83,6 +89,7 @@ class Stages:
         window: torch.Tensor,
         active: torch.Tensor,
         tokens: int,
+        brought: int = 0,
     ) -> torch.Tensor:
         """Return the places among the active tokens of those that a cut keeps.
 
@@ -98,13 +105,17 @@ class Stages:
             int64, positions of the tokens that are left.
         tokens
             Of the whole prompt.
+        brought
+            How many of its first tokens stay in any case; the cut keeps its share of the others.
         """
-        cut, count = self._schedule.cuts[number], self._schedule.kept_blocks(tokens)[number]
+        cut, first = self._schedule.cuts[number], -(-brought // BLOCK_TOKENS)
+        read = max(0, tokens - first * BLOCK_TOKENS)
+        count = first + self._schedule.kept_blocks(read)[number]
         scores = self.scores(cache, number, window, active)
         # Whole blocks go, so what is left of them lies together.
         numbers, places = torch.unique_consecutive(blocks_of(active), return_inverse=True)
         reached = int(places[-1] - places[len(active) - window.shape[1]]) + 1
-        stay = kept_blocks(scores, count, reached, cut.mass)
+        stay = kept_blocks(scores, count, reached, cut.mass, max(1, first))
         assert len(numbers) == len(scores)
         return torch.isin(places, stay.to(places.device)).nonzero().flatten()
 
@@ -116,13 +127,13 @@ class Stages:
         Parameters are those of `chosen`.
         """
         layer = self.bands[number].start - 1
-        keys = cache.keys(layer).to(window.dtype)
         positions = active[-window.shape[1] :]
         block = self._decoder.layers[layer]
         queries = self._predictor.predict(block, window, self._rotary(window, positions))[0]
         scaling = self._predictor.scaling(block)
-        deciding = Deciding(keys, queries.to(keys.device), scaling, seed=keys.shape[1])
-        return self._ranker.scores(deciding)
+        with cache.keys(layer) as keys:
+            deciding = Deciding(keys, queries.to(keys.device), scaling, seed=keys.shape[1])
+            return self._ranker.scores(deciding)
 
     def enter(
         self,
@@ -165,25 +176,44 @@ class Stages:
 
     def through(
         self,
-        states: torch.Tensor,
+        states: ChosenStates,
         positions: torch.Tensor,
         band: range,
         cache: StagedCache,
         given: dict[str, Any],
         wanted: int,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take tokens through a band's layers; return their states and its last layer's window."""
-        out, windows = [], []
-        for start, stop in _pieces(states.shape[1], self.chunk):
-            hidden, places = states[:, start:stop], positions[start:stop]
+        leave: Callable[[torch.Tensor], None],
+    ) -> torch.Tensor:
+        """Take tokens through a band's layers, chunk by chunk; return its last layer's window.
+
+        Parameters
+        ----------
+        states
+            That enter the band.
+        positions
+            int64 (tokens,), theirs.
+        band
+            Its layers.
+        cache, given
+            As reading in stages knows the cache, and what the pass gives to layers.
+        wanted
+            Tokens of the window.
+        leave
+            Takes the states (batch, tokens, hidden_size) of each chunk behind the band.
+        """
+        windows: list[torch.Tensor] = []
+        for start, stop in _pieces(len(positions), self.chunk):
+            hidden, places = states.part(start, stop), positions[start:stop]
             own = self._placed(given, hidden, places) | self.mask(cache, band.start, hidden)
             with cache.piece(band, stop - start):
                 for number in band:
                     if number == band[-1]:
                         windows.append(hidden[:, -wanted:])
                     hidden = self._layers[number].dense(hidden, own)
-            out.append(hidden)
-        return torch.cat(out, 1), torch.cat(windows, 1)[:, -wanted:]
+            leave(hidden)
+            # No more than the last ones: chunks of a long prompt have many.
+            windows = [torch.cat(windows, 1)[:, -wanted:].clone()]
+        return windows[0]
 
     def _placed(
         self, given: dict[str, Any], hidden: torch.Tensor, places: torch.Tensor

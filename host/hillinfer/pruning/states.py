@@ -163,6 +163,29 @@ class _StatesOnDrive(States):
         return replace(self, tokens=tokens)
 
 
+@dataclass(frozen=True)
+class ChosenStates:
+    """States of some of the tokens that wait, of which only a part need be in memory at a time.
+
+    Parameters
+    ----------
+    pieces
+        Of all that wait, in the order of tokens.
+    places
+        int64, ascending, which of them.
+    """
+
+    pieces: Sequence[States]
+    places: torch.Tensor
+
+    def part(self, start: int, stop: int) -> torch.Tensor:
+        """Return those of the chosen tokens from start <= i < stop, (batch, tokens, hidden_size).
+
+        Raises ColdPoolError where they cannot be read back.
+        """
+        return gathered_states(self.pieces, self.places[start:stop])
+
+
 def first_states(pieces: Sequence[States], tokens: int) -> list[States]:
     """Return the states of the first tokens of a document.
 

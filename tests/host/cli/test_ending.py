@@ -215,6 +215,34 @@ def test_every_way_to_ask_keeps_what_was_answered(generate, place, mode):
         assert again.out.startswith(ended.out.strip("\n"))
 
 
+@pytest.mark.parametrize("strike", ["SIGINT", "SIGTERM", "defect"])
+def test_an_answer_that_breaks_off_costs_no_document_that_is_read_in_stages(
+    generate, place, document, strike
+):
+    """Its session and its rows in a store are there, and those of a document read whole."""
+    document.write_text("".join(f"cat {i} sat on mat {i * 7 % 61}. " for i in range(30)))
+    asked = ("--question", "who?")
+    kept = ("--store", place / "store", "--store-size", "64MiB")
+    pruned = ("--prune", "1:25%", "--save-session", place / "session", *kept)
+    whole = generate(*asked)
+    ended = generate(*asked, *pruned, strike=strike, forward=DECODE + 10)
+    assert ended.status == STRIKES[strike][0], ended
+    assert STRIKES[strike][1] in one_line(ended)
+    assert "to be kept; another interrupt ends it" in ended.err
+    told = report_of(place)
+    (answer,) = told["answers"]
+    assert 0 < len(answer["token_ids"]) < 40
+    tokens = told["document_tokens"]
+    assert answer["pruned"]["tokens"][1] < tokens
+    assert told["completion"]["done"] == tokens
+    assert told["store"]["stored_tokens"] == tokens // 64 * 64
+    again = generate("--session", place / "session", *asked)
+    assert again.status == 0, again
+    assert again.out == whole.out
+    assert generate(*asked, *kept).out == whole.out
+    assert report_of(place)["store"]["found_tokens"] == tokens // 64 * 64
+
+
 @pytest.mark.parametrize("arguments", [(), ("--question", "who?", "--question", "where?")])
 def test_a_cold_directory_that_is_removed_costs_no_text(generate, place, arguments):
     ended = generate(*arguments, strike="remove", forward=DECODE, touch="cold")

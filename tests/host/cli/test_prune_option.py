@@ -176,6 +176,29 @@ def test_what_is_kept_is_read_whole_behind_the_answer(asked, generate, tmp_path)
     assert found["store"]["found_tokens"] == tokens // 64 * 64
 
 
+def test_what_a_store_lacks_of_a_document_is_read_in_stages(generate, long_text, tmp_path):
+    stored = ("--store", tmp_path / "store", "--store-size", "64MiB")
+    _, first = generate(*QUESTIONS[2:], *stored)
+    longer = tmp_path / "longer.txt"
+    longer.write_text(long_text.read_text() + "".join(f"dog {i} ran. " for i in range(90)))
+    given = (*QUESTIONS[2:], *stored, "--prompt-file", longer)
+    outcome, report = generate(*given, "--prune", "1:25%")
+    found = report["store"]["found_tokens"]
+    assert found == first["document_tokens"] // 64 * 64
+    read = report["answers"][0]["pruned"]
+    assert read["brought"] == found
+    assert read["tokens"][0] == report["document_tokens"] + report["answers"][0]["question_tokens"]
+    assert found < read["tokens"][1] < found + (read["tokens"][0] - found) / 2
+    assert f"of which a store or a session had {found}" in outcome.err
+    # It is whole in the store then, behind the answer, and loses nothing any more.
+    tokens = report["document_tokens"]
+    assert report["completion"]["done"] == tokens
+    assert report["store"]["stored_tokens"] == tokens // 64 * 64 - found
+    _, again = generate(*given, "--prune", "1:25%")
+    assert again["store"]["found_tokens"] == tokens // 64 * 64
+    assert again["answers"][0]["pruned"] is None
+
+
 def test_exact_reuse_stores_nothing_that_was_read_in_stages(generate, tmp_path):
     stored = ("--store", tmp_path / "store", "--store-size", "64MiB", "--reuse", "exact")
     _, report = generate(*QUESTIONS, "--prune", "1:25%", *stored)
@@ -215,6 +238,33 @@ def test_a_question_that_is_there_at_once_is_answered_at_once(
     )
     assert outcome.code == 0, outcome.err
     assert len(outcome.out.splitlines()) >= 2
+
+
+@pytest.mark.parametrize("sealed", ["no", "yes"])
+@pytest.mark.parametrize("asked", [QUESTIONS, QUESTIONS[2:]])
+def test_the_least_budget_holds_what_bands_take(
+    asked, sealed, generate, command, tiny_folder, cold_dir, long_text
+):
+    """A budget in bytes that is taken is enough in the middle, too; one less is refused at once."""
+    own = ("--encrypt-cold-pool", sealed, "--shadow", "int4", "--prune", "1:25%")
+
+    def refused(budget):
+        outcome = command(
+            *("generate", "--model", tiny_folder, "--cold-dir", cold_dir, "--max-new-tokens", 6),
+            *("--prefill-chunk", 200, "--prompt-file", long_text, *asked, *own),
+            *("--dram-budget", f"{budget}B"),
+        )
+        # Nothing ends in its middle.
+        assert outcome.code in (0, 2), outcome.err
+        return "this context needs" in outcome.err
+
+    lower, upper = 1 << 20, 8 << 20
+    while upper - lower > 512:
+        middle = (lower + upper) // 2
+        lower, upper = (middle, upper) if refused(middle) else (lower, middle)
+    _, report = generate(*asked, *own, "--dram-budget", f"{upper}B")
+    assert report["answers"][0]["pruned"]["tokens"][1] < report["document_tokens"]
+    assert report["dram_peak_bytes"] <= upper
 
 
 @pytest.mark.parametrize(

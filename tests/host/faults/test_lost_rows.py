@@ -12,11 +12,12 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 import torch
-from generation_runs import attached_with
+from generation_runs import attached_with, run
 from single_reads import SingleReads
 from stored_ways import NEW_TOKENS, WAYS, Asked, ids_of
-from tiny_models import TinyModel
+from tiny_models import TinyModel, prompts
 
+import hillinfer
 from hillinfer.errors import ColdPoolError
 from hillinfer.extents.shared_chunks import StoredRowsError
 from hillinfer.reuse.model_prompts import ModelPrompts
@@ -222,6 +223,34 @@ def test_a_drive_that_is_pulled_out_costs_no_token(way, machine):
             found.append(asked.found)
     # Looking up reads the first; the last are rows that passes need.
     assert found[-1] == plain.found
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.3, 0.6, 0.95])
+@pytest.mark.parametrize("chunk", [None, 100])
+def test_a_prompt_behind_lost_rows_is_read_in_stages_as_without(chunk, moment, machine):
+    """Lost rows are computed for every layer, and not in stages; what follows them is."""
+    ids = prompts([500], seed=4)[0]
+    with machine(tiny=TinyModel(layers=4)) as one:
+        one.ask("generate")
+        ids[:, :150] = ids_of()
+
+        def answer(left):
+            with hillinfer.prune(one.model, "1:50%,3:25%") as pruning:
+                cache = one.hill.new_cache()
+                one.drive.pull_after(left)
+                out = run(one.model, cache, ids, prefill_chunk_size=chunk, new_tokens=NEW_TOKENS)
+                read, asked = pruning.read_of(cache), Asked(out.sequences[:, 500:], cache)
+                return read.brought, read.tokens, asked
+
+        brought, kept, plain = answer(None)
+        assert brought == plain.found == 128
+        assert kept == [500, 128 + 180, 128 + 180, 128 + 116]
+        found = answer(int(one.drive.counts["reads"] * moment))
+        assert one.drive.counts["lost reads"]
+        assert found[2].failures
+        if found[2].found == plain.found:
+            assert found[:2] == (brought, kept)
+            assert torch.equal(found[2].tokens, plain.tokens)
 
 
 @pytest.mark.parametrize("way", ["generate", "streamer", "own chunks", "joined batch"])

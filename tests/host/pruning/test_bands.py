@@ -13,6 +13,7 @@ import torch
 from generation_runs import SETTINGS
 from test_reading import ANSWER, BY_MASS, IDS, NEW, SCHEDULE, TINY, TOKENS, generated, lengths
 from tiny_models import FAMILIES, TinyModel, prompts
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
 import hillinfer
@@ -27,7 +28,10 @@ from hillinfer.errors import (
     UnsupportedFeatureError,
 )
 from hillinfer.hf.attach import Attachment
+from hillinfer.memory_budget import Part
 from hillinfer.model_shape import ModelShape
+from hillinfer.pruning.rankers import SoftmaxWeights
+from hillinfer.pruning.reading import Pruning
 
 # 11 blocks of 64, of which the cuts keep 6 and 3; the last one is of 60 tokens.
 BANDS = [700, 700, 380, 380, 188]
@@ -690,3 +694,80 @@ def test_whichever_is_taken_off_first_the_model_is_as_it_was(first, model, cold_
         end()
     assert generated(model, IDS)[0] == plain
     assert model.__dict__.keys() == before.keys()
+
+
+@pytest.mark.parametrize("schedule", [SCHEDULE, "2:mass=70%"])
+def test_keys_that_decide_are_counted(schedule, model, cold_dir):
+    """All memory that they take, as long as they are there, and nothing of it behind them."""
+    seen = []
+
+    class Looking(SoftmaxWeights):
+        def scores(self, deciding):
+            held = cache.engine.runtime.memory_held()[Part.STAGING]
+            seen.append((held, deciding.keys.untyped_storage().nbytes(), deciding.keys.shape))
+            return super().scores(deciding)
+
+    with (
+        attached(model, cold_dir) as hill,
+        Pruning(model, hillinfer.Schedule.parse(schedule), Looking()) as pruning,
+    ):
+        cache = hill.new_cache()
+        generated(model, IDS, cache, 100)
+        after = cache.engine.runtime.memory_held()[Part.STAGING]
+        tokens = [TOKENS, pruning.read_of(cache).tokens[2]][: len(pruning.schedule.cuts)]
+    assert [size for _, size, _ in seen] == [one * 2 * 8 * 2 for one in tokens]
+    assert [held - after for held, _, _ in seen] == [size for _, size, _ in seen]
+
+
+class Widest(TorchDispatchMode):
+    """Notes how many tokens' hidden states any one tensor has."""
+
+    def __init__(self, hidden_size):
+        super().__init__()
+        self._hidden_size, self.tokens = hidden_size, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for one in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(one, torch.Tensor) and one.ndim == 3:
+                batch, tokens, size = one.shape
+                if (batch, size) == (1, self._hidden_size):
+                    self.tokens = max(self.tokens, tokens)
+        return out
+
+
+@pytest.mark.parametrize("sealed", ["no", "yes"])
+def test_states_are_in_memory_chunk_by_chunk(sealed, model, cold_dir):
+    """Of a band as of what waits, however many tokens stay."""
+    widest = []
+    for chunk in (50, 1000):
+        with (
+            attached(model, cold_dir, alpha=1.0, encrypt_cold_pool=sealed) as hill,
+            hillinfer.prune(model, SCHEDULE, chunk_tokens=chunk) as pruning,
+        ):
+            cache = hill.new_cache()
+            with Widest(model.config.hidden_size) as seen:
+                generated(model, IDS, cache, 50, 1)
+            assert pruning.read_of(cache).tokens == BANDS
+            widest.append(seen.tokens)
+    # The last two pieces together give the last token; in one piece the first band is.
+    assert widest == [50 + BANDS[4] % 50, BANDS[2]]
+
+
+def test_a_drive_that_takes_no_states_between_bands_is_an_error(model, cold_dir):
+    calls, settings = Failing(), hillinfer.Settings().changed(cold_dir=cold_dir, alpha=0.2)
+    with Attachment(model, settings, calls) as hill, hillinfer.prune(model, SCHEDULE):
+        cache = hill.new_cache()
+
+        def full(*given):
+            calls.writing = OSError(errno.ENOSPC, "full")
+
+        hook = model.model.layers[3].mlp.register_forward_pre_hook(full)
+        with pytest.raises(ColdPoolError, match="of states that wait of the cold pool"):
+            generated(model, IDS, cache)
+        hook.remove()
+        calls.writing = None
+        expected = generated(model, IDS, hill.new_cache())
+        found = generated(model, IDS, cache)
+        assert found[0] == expected[0]
+        assert torch.equal(found[1], expected[1])

@@ -39,14 +39,16 @@ def lengths(cache):
 
 
 @torch.no_grad()
-def reference(model, ids, schedule, ranker):
+def reference(model, ids, schedule, ranker, brought=0):
     """Read in one go and layer by layer, with nothing of what is tested but rules and schedule.
 
-    Returns logits of the last token and the kept positions of each cut.
+    The blocks of the first `brought` tokens stay. Returns logits of the last token and the kept
+    positions of each cut.
     """
     decoder, config = model.get_decoder(), model.config
     hidden, places = decoder.embed_tokens(ids), torch.arange(ids.shape[1])
-    counts = schedule.kept_blocks(ids.shape[1])
+    first = brought // 64
+    counts = [first + one for one in schedule.kept_blocks(ids.shape[1] - brought)]
     kept_by_cut = {
         cut.layer: (count, cut.mass) for cut, count in zip(schedule.cuts, counts, strict=True)
     }
@@ -63,7 +65,7 @@ def reference(model, ids, schedule, ranker):
             numbers = blocks.unique()
             reached = len(blocks[-window:].unique())
             count, mass = kept_by_cut[number]
-            stay = kept_blocks(ranker.scores(deciding), count, reached, mass)
+            stay = kept_blocks(ranker.scores(deciding), count, reached, mass, max(1, first))
             chosen = torch.isin(blocks, numbers[stay])
             hidden, places = hidden[:, chosen], places[chosen]
             found.append(places)
