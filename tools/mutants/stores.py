@@ -13,6 +13,7 @@ _PROMPTS = "tests/host/reuse/test_stored_prompts.py"
 _RATES = f"{_TESTS}/reuse/test_known_rates.py"
 _COMMAND = f"{_TESTS}/cli/test_store_command.py"
 _LOST = "tests/host/faults/test_lost_rows.py"
+_ROOM = "tests/host/store/test_room.py"
 
 STORES: tuple[Mutant, ...] = (
     Mutant(
@@ -96,6 +97,30 @@ STORES: tuple[Mutant, ...] = (
             assert group >= 0
 """,
         (f"{_LOST}::test_what_is_computed_anew_is_there_for_every_cache_of_the_prompt",),
+    ),
+    Mutant(
+        "made-room-is-anybodys",
+        "Room that a writer makes in a full store is taken by another, whose header it erases.",
+        "host/hillinfer/store/retirement.py",
+        "                tomb(db, int(row[0]), owner)\n",
+        "                tomb(db, int(row[0]))\n",
+        (f"{_ROOM}::test_another_writer_at_any_call_takes_no_room_that_was_made",),
+    ),
+    Mutant(
+        "room-in-the-making-is-claimed",
+        "Whoever gives room back takes the headers of chunks that another process is at.",
+        "host/hillinfer/store/retirement.py",
+        'c WHERE state = {State.TOMBED:d} AND owner IS NULL"',
+        'c WHERE state = {State.TOMBED:d}"',
+        (f"{_ROOM}::test_another_writer_at_any_call_takes_no_room_that_was_made",),
+    ),
+    Mutant(
+        "room-that-failed-is-held",
+        "Room whose headers a process cannot erase stays that process' own.",
+        "host/hillinfer/store/room.py",
+        "            self._retirement.disclaim(chunks, self._owner)\n",
+        "",
+        (f"{_ROOM}::test_room_whose_headers_cannot_be_taken_is_made_by_another_writer",),
     ),
     Mutant(
         "writer-evicts-its-own",

@@ -16,7 +16,7 @@ from hillinfer.store.database import CHUNK_COLUMNS, Chunk, Database, State, chun
 from hillinfer.store.extent import Header
 from hillinfer.store.keys import CHUNK_GROUPS, UNIT_BYTES, ExtentShape, Namespace
 from hillinfer.store.pool_files import Span, StoreError
-from hillinfer.store.retirement import tomb
+from hillinfer.store.retirement import give_back, tomb
 
 # Variables of one query; SQLite takes many more.
 _BATCH = 512
@@ -24,6 +24,10 @@ _BATCH = 512
 
 class _ChangedError(Exception):
     """A chunk went or went on between being found and being leased."""
+
+
+class _NoRoomError(Exception):
+    """No room is free that is long enough."""
 
 
 class AlreadyStoredError(StoreError):
@@ -215,6 +219,7 @@ class Index:
         parent: int | None,
         parent_key: bytes,
         target: bytes,
+        given: Sequence[Chunk] = (),
     ) -> Chunk | None:
         """Take an extent for a chunk that is about to be written; None where no room is free.
 
@@ -228,13 +233,17 @@ class Index:
             Where it comes in its chain.
         target
             Key of the longest prefix that it is to hold.
+        given
+            Tombed chunks of the owner, without headers on their drives. Their room is freed and
+            taken from at once, so that nobody else gets it in between; it stays the owner's where
+            None is returned.
 
         Raises
         ------
         AlreadyStoredError
             Where another process has stored that, or is about to.
         """
-        with self._database.transaction() as db:
+        with suppress(_NoRoomError), self._database.transaction() as db:
             other = db.execute(
                 "SELECT 1 FROM chunk WHERE target = ?1 "
                 "UNION ALL SELECT 1 FROM prefix WHERE hash = ?1",
@@ -242,13 +251,14 @@ class Index:
             ).fetchone()
             if other is not None:
                 raise AlreadyStoredError("another process stores the same prefix")
+            give_back(db, given, owner)
             place = db.execute(
                 "SELECT drive, unit, units FROM free WHERE units >= ? "
                 "ORDER BY drive <> ?, unit LIMIT 1",
                 (units, drive),
             ).fetchone()
             if place is None:
-                return None
+                raise _NoRoomError
             own, unit, room = place
             taken = db.execute(
                 "SELECT unit + units FROM chunk WHERE drive = ? AND unit < ? "
@@ -278,10 +288,11 @@ class Index:
                 db.execute("UPDATE chunk SET children = children + 1 WHERE id = ?", (parent,))
             number = added.lastrowid
             assert number is not None
-        return Chunk(
-            number, namespace, Span(own, unit, units), generation, parent_key, position, 0, 0.0, 0,
-            0.0, 0.0,
-        )  # fmt: skip
+            return Chunk(
+                number, namespace, Span(own, unit, units), generation, parent_key, position, 0, 0.0,
+                0, 0.0, 0.0,
+            )  # fmt: skip
+        return None
 
     def take_generation(self) -> int:
         """Return a number higher than any that a header has."""

@@ -20,6 +20,10 @@ class Retirement:
     A chunk is tombed first: nobody finds it any more, and its headers are to go from its drive.
     Only then is its room free, or a rebuild would find an old header over a new writer's rows.
 
+    One process takes a tombed chunk's headers, and its room is that process' until it gives it
+    away: another one could put a chunk of its own there meanwhile. A tombed chunk without an owner
+    is for whoever claims it, and so are those that dead processes leave.
+
     Parameters
     ----------
     database
@@ -29,11 +33,11 @@ class Retirement:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def evict(self, most: int) -> list[Chunk]:
+    def evict(self, most: int, owner: int) -> list[Chunk]:
         """Take up to so many chunks of least worth out of the index, leaves only, and return them.
 
-        Their room is not free before `freed`: their headers must go from the drive first. What
-        is pinned, leased or being filled stays.
+        Their room is the owner's and not free before `freed`: their headers must go from the drive
+        first. What is pinned, leased or being filled stays.
         """
         with self._database.transaction() as db:
             rows = db.execute(
@@ -43,7 +47,7 @@ class Retirement:
                 (most,),
             ).fetchall()
             for *row, worth in rows:
-                tomb(db, int(row[0]))
+                tomb(db, int(row[0]), owner)
                 if worth > UNREACHABLE:
                     db.execute(
                         "INSERT INTO meta VALUES ('age', ?1) "
@@ -83,7 +87,7 @@ class Retirement:
             )
 
     def drop_quarantined(self) -> None:
-        """Give the room of quarantined chunks up that nobody leases; `tombed` has them then."""
+        """Give the room of quarantined chunks up that nobody leases; `claim` has them then."""
         with self._database.transaction() as db:
             rows = db.execute(
                 f"SELECT id FROM chunk c WHERE state = {State.QUARANTINED:d} AND NOT EXISTS "
@@ -92,22 +96,33 @@ class Retirement:
             for (number,) in rows:
                 tomb(db, number)
 
-    def tombed(self) -> list[Chunk]:
-        """Return all chunks whose headers are to go from their drives."""
-        rows = self._database.rows(
-            f"SELECT {CHUNK_COLUMNS} FROM chunk c WHERE state = {State.TOMBED:d}"
-        )
+    def claim(self, owner: int) -> list[Chunk]:
+        """Make all tombed chunks that are nobody's an owner's; it takes their headers away."""
+        query = f"FROM chunk c WHERE state = {State.TOMBED:d} AND owner IS NULL"
+        # There are none most of the time, and nobody needs to wait to learn that.
+        if not self._database.rows(f"SELECT 1 {query} LIMIT 1"):
+            return []
+        with self._database.transaction() as db:
+            rows = db.execute(f"SELECT {CHUNK_COLUMNS} {query}").fetchall()
+            db.executemany(
+                "UPDATE chunk SET owner = ? WHERE id = ?", [(owner, row[0]) for row in rows]
+            )
         return [chunk_of(row) for row in rows]
 
-    def freed(self, chunks: Iterable[Chunk]) -> None:
-        """Let the room of tombed chunks be used again; their headers are gone from the drives."""
+    def disclaim(self, chunks: Iterable[Chunk], owner: int) -> None:
+        """Let others take the headers of tombed chunks away that an owner could not."""
         with self._database.transaction() as db:
-            for chunk in chunks:
-                gone = db.execute(
-                    "DELETE FROM chunk WHERE id = ? AND state = ?", (chunk.number, State.TOMBED)
-                )
-                if gone.rowcount:
-                    _give(db, chunk.span)
+            db.executemany(
+                "UPDATE chunk SET owner = NULL WHERE id = ? AND owner = ? "
+                f"AND state = {State.TOMBED:d}",
+                [(chunk.number, owner) for chunk in chunks],
+            )
+
+    def freed(self, chunks: Sequence[Chunk], owner: int) -> None:
+        """Let everybody use the room of an owner's tombed chunks; their headers are gone."""
+        if chunks:
+            with self._database.transaction() as db:
+                give_back(db, chunks, owner)
 
     def age(self) -> float:
         """Return the worth of the last chunk that was evicted, the most of all; 0 for none."""
@@ -141,6 +156,17 @@ class Retirement:
         return found
 
 
+def give_back(db: sqlite3.Connection, chunks: Iterable[Chunk], owner: int) -> None:
+    """Let the room of an owner's tombed chunks be used again, inside a transaction."""
+    for chunk in chunks:
+        gone = db.execute(
+            "DELETE FROM chunk WHERE id = ? AND state = ? AND owner = ?",
+            (chunk.number, State.TOMBED, owner),
+        )
+        if gone.rowcount:
+            _give(db, chunk.span)
+
+
 def _give(db: sqlite3.Connection, span: Span) -> None:
     unit, units = span.unit, span.units
     before = db.execute(
@@ -158,8 +184,8 @@ def _give(db: sqlite3.Connection, span: Span) -> None:
     db.execute("INSERT OR REPLACE INTO free VALUES (?, ?, ?)", (span.drive, unit, units))
 
 
-def tomb(db: sqlite3.Connection, number: int) -> None:
-    """Take a chunk out of everybody's reach, inside a transaction."""
+def tomb(db: sqlite3.Connection, number: int, owner: int | None = None) -> None:
+    """Take a chunk out of everybody's reach, inside a transaction; its room is the owner's."""
     db.execute("DELETE FROM prefix WHERE chunk = ?", (number,))
     db.execute(
         "UPDATE chunk SET children = children - 1 "
@@ -167,8 +193,8 @@ def tomb(db: sqlite3.Connection, number: int) -> None:
         (number,),
     )
     db.execute(
-        "UPDATE chunk SET state = ?, owner = NULL, target = NULL, parent = NULL WHERE id = ?",
-        (State.TOMBED, number),
+        "UPDATE chunk SET state = ?, owner = ?, target = NULL, parent = NULL WHERE id = ?",
+        (State.TOMBED, owner, number),
     )
 
 

@@ -138,7 +138,8 @@ class Intake:
         if self._cap is None:
             return True
         ((units,),) = self._database.rows(
-            "SELECT coalesce(sum(units), 0) FROM chunk WHERE owner IS NOT NULL"
+            "SELECT coalesce(sum(units), 0) FROM chunk WHERE owner IS NOT NULL AND state <> ?",
+            (State.TOMBED,),
         )
         with self._lock:
             self._take_up()
@@ -290,18 +291,28 @@ class ExtentRoom:
         if not self.intake.has_room_for(shape.byte_count):
             self.meter.add(refused_chunks=1)
             return None
-        for _ in range(_MOST_EVICTED):
-            # Chunks that follow one another lie on different drives, which all serve each layer.
-            self._next_drive = (self._next_drive + 1) % len(self._files)
-            try:
+        # Room that this process makes is its own until it is taken or given up.
+        made: list[Chunk] = []
+        try:
+            for _ in range(_MOST_EVICTED):
+                # Chunks that follow one another lie on different drives, which all serve each
+                # layer.
+                self._next_drive = (self._next_drive + 1) % len(self._files)
                 found = self._index.begin(
                     number, self._owner, shape.units, self._next_drive, position, parent,
-                    parent_key, target,
+                    parent_key, target, made,
                 )  # fmt: skip
-            except AlreadyStoredError:
-                return None
-            if found is not None or not self.make_room():
-                return found
+                if found is not None:
+                    made = []
+                    return found
+                more = self._made_room()
+                if not more:
+                    break
+                made += more
+        except AlreadyStoredError:
+            pass
+        finally:
+            self._retirement.freed(made, self._owner)
         return None
 
     def extend(self, number: int, groups: int, target: bytes) -> bool:
@@ -344,21 +355,9 @@ class ExtentRoom:
 
     # --- giving room back ------------------------------------------------------------------
 
-    def make_room(self) -> bool:
-        """Evict the chunk of least worth; say whether there was any room to be had."""
-        if self.collect():
-            return True
-        gone = self._retirement.evict(1)
-        self.meter.add(evicted_chunks=len(gone))
-        return bool(self.clear_tombed())
-
     def collect(self) -> int:
         """Free what dead processes held and what is quarantined; return how many chunks went."""
-        sweep(self._places.owners)
-        for token, number in self._index.owners().items():
-            if number != self._owner and not (self._places.owners / token).exists():
-                self._index.remove_owner(number)
-        self._retirement.drop_quarantined()
+        self._bury()
         return self.clear_tombed()
 
     def check_alone(self) -> None:
@@ -379,17 +378,8 @@ class ExtentRoom:
 
     def clear_tombed(self) -> int:
         """Take the headers of tombed chunks from their drives, then give their room back."""
-        # Of two processes that do the same, one finds nothing to give back.
-        chunks = self._retirement.tombed()
-        blank = aligned_buffer(2 * PAGE_BYTES)
-        for chunk in chunks:
-            file = self._files[chunk.span.drive]
-            # A file that never grew there has no header to take.
-            if chunk.span.offset < file.byte_count:
-                file.write(blank, chunk.span.offset)
-        for drive in {chunk.span.drive for chunk in chunks}:
-            self._files[drive].settle()
-        self._retirement.freed(chunks)
+        chunks = self._claimed()
+        self._retirement.freed(chunks, self._owner)
         return len(chunks)
 
     def statistics(self) -> dict[str, int | float]:
@@ -432,6 +422,49 @@ class ExtentRoom:
             self._index.touch(rows)
 
     # --- inside ----------------------------------------------------------------------------
+
+    def _made_room(self) -> list[Chunk]:
+        """Return chunks without headers whose room is this process' now; none where none may go.
+
+        The chunk of least worth is evicted where nothing else is to be had.
+        """
+        self._bury()
+        chunks = self._claimed()
+        if not chunks:
+            chunks = self._retirement.evict(1, self._owner)
+            self.meter.add(evicted_chunks=len(chunks))
+            self._blank(chunks)
+        return chunks
+
+    def _bury(self) -> None:
+        """Tomb what dead processes were writing and what is quarantined."""
+        sweep(self._places.owners)
+        for token, number in self._index.owners().items():
+            if number != self._owner and not (self._places.owners / token).exists():
+                self._index.remove_owner(number)
+        self._retirement.drop_quarantined()
+
+    def _claimed(self) -> list[Chunk]:
+        """Return tombed chunks that were nobody's and are this process' now, without headers."""
+        # Of two processes that do the same, one finds nothing.
+        chunks = self._retirement.claim(self._owner)
+        self._blank(chunks)
+        return chunks
+
+    def _blank(self, chunks: Sequence[Chunk]) -> None:
+        """Take the headers of this process' tombed chunks from their drives."""
+        try:
+            blank = aligned_buffer(2 * PAGE_BYTES)
+            for chunk in chunks:
+                file = self._files[chunk.span.drive]
+                # A file that never grew there has no header to take.
+                if chunk.span.offset < file.byte_count:
+                    file.write(blank, chunk.span.offset)
+            for drive in {chunk.span.drive for chunk in chunks}:
+                self._files[drive].settle()
+        except BaseException:
+            self._retirement.disclaim(chunks, self._owner)
+            raise
 
     def _number(self, namespace: Namespace) -> int:
         digest = namespace.digest

@@ -131,6 +131,7 @@ def _opened(place: Path, calls: CountedCalls, clock: Callable[[], float]) -> Sto
 _STEPS = {
     "rebuild": "rebuild",
     "_known_database": "opening the index",
+    "_blank": "giving room back",
     "clear_tombed": "giving room back",
     "evict": "evicting",
     "_publish": "commit",

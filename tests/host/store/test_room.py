@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Room that a writer makes in a full store is that writer's until it is taken or given up."""
+
+import errno
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+
+import pytest
+
+from hillinfer.store.database import State
+from hillinfer.store.keys import UNIT_BYTES
+from hillinfer.store.store import Store
+from hillinfer_bench.storing.damage import CountedCalls
+from hillinfer_bench.storing.made_prompts import check, namespace, prompt, put
+
+MIB = 1 << 20
+SPACE = namespace()
+TOKENS, WHOLE = 1500, 1472
+# Chunks that stay, so that writers have few others to evict.
+HELD = 52
+
+
+@pytest.fixture
+def full(tmp_path):
+    """A full store most of which is leased by a reader; what may give way is six chunks or so."""
+    place = tmp_path / "store"
+    Store.create(place, 64 * MIB)
+    with Store(place, eviction="lru") as store:
+        assert put(store, SPACE, prompt(1, HELD * 1024)) == HELD * 1024
+        with store.find(SPACE, prompt(1, HELD * 1024)):
+            for seed in range(2, 12):
+                put(store, SPACE, prompt(seed, TOKENS))
+            assert store.counts.evicted_chunks > 0
+            yield place
+
+
+def unowned(store):
+    """Make room that is being made everybody's, as if nobody had a right to it."""
+    with store.database.transaction() as db:
+        db.execute(f"UPDATE chunk SET owner = NULL WHERE state = {State.TOMBED:d}")
+
+
+def interleaved(place, before):
+    """Let another store take a prompt at every call of a writer, one after the other.
+
+    Returns the prompts that were not kept whole, or not found afterwards, and the calls.
+    """
+    number, missing = 0, []
+    while True:
+        number += 1
+        with ExitStack() as opened:
+            other = opened.enter_context(Store(place, eviction="lru"))
+            seeds = 1000 + 2 * number, 1001 + 2 * number
+            kept = {}
+
+            def act(name, other=other, seed=seeds[1], kept=kept):
+                before(other)
+                kept[seed] = put(other, SPACE, prompt(seed, TOKENS), step=1024)
+
+            calls = CountedCalls(0, act)
+            own = opened.enter_context(Store(place, eviction="lru", calls=calls))
+            calls.number = calls.made + number
+            kept[seeds[0]] = put(own, SPACE, prompt(seeds[0], TOKENS), step=1024)
+            if calls.made < calls.number:
+                return missing, number - 1
+            # Whose sheets nobody has in memory.
+            fresh = opened.enter_context(Store(place, eviction="lru"))
+            for seed, tokens in kept.items():
+                if (tokens, check(fresh, SPACE, prompt(seed, TOKENS))) != (WHOLE, WHOLE):
+                    missing.append((number, seed, tokens))
+            assert fresh.statistics()["free_bytes"] < 4 * MIB
+            taken = sum(path.stat().st_blocks * 512 for path in place.rglob("*") if path.is_file())
+            assert taken <= 64 * MIB
+
+
+def test_another_writer_at_any_call_takes_no_room_that_was_made(full):
+    missing, calls = interleaved(full, before=lambda store: None)
+    assert calls > 10
+    assert not missing
+    with Store(full) as store:
+        # Who read it before all that has it still.
+        assert check(store, SPACE, prompt(1, HELD * 1024)) == HELD * 1024
+
+
+def test_room_that_is_nobodys_is_taken_by_another_writer(full):
+    missing, _ = interleaved(full, before=unowned)
+    assert missing
+
+
+WRITER = """
+import sys
+sys.path[:0] = sys.argv[2].split(":")
+from hillinfer_bench.storing.made_prompts import namespace, prompt, put
+from hillinfer.store.store import Store
+with Store(sys.argv[1], eviction="lru") as store:
+    input()
+    for number in range(60):
+        seed = int(sys.argv[3]) + 2 * number
+        print(put(store, namespace(), prompt(seed, 1500), step=1024))
+    print(store.counts.last_failure or "no failure", store.counts.evicted_chunks > 50)
+"""
+
+
+def test_two_processes_keep_every_prompt_whole_in_a_full_store(full, warm_python):
+    running = [
+        subprocess.Popen(
+            [*warm_python, "-c", WRITER, str(full), ":".join(sys.path), str(2000 + own)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for own in range(2)
+    ]
+    for one in running:
+        one.stdin.write("go\n")
+        one.stdin.flush()
+    told = [one.communicate()[0].splitlines() for one in running]
+    assert told == [[str(WHOLE)] * 60 + ["no failure True"]] * 2
+    with Store(full) as store:
+        facts = store.statistics()
+        assert facts["writing"] == 0
+        assert facts["chunk_bytes"] + facts["free_bytes"] == store.files[0].units * UNIT_BYTES
+
+
+def test_room_of_a_process_that_died_while_making_it_is_everybodys(full):
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        # Dies with a chunk that nobody finds any more and whose header is still on the drive.
+        calls = CountedCalls(0, lambda name: os._exit(0))
+        with Store(full, eviction="lru", calls=calls) as store:
+            calls.number = calls.made + 1
+            put(store, SPACE, prompt(3000, TOKENS))
+        os.write(writing, b"lived")
+        os._exit(1)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading, "rb") as said:
+        assert said.read() == b""
+    with Store(full, eviction="lru") as store:
+        assert put(store, SPACE, prompt(3001, TOKENS)) == WHOLE
+        store.room.collect()
+        facts = store.statistics()
+        assert facts["chunk_bytes"] + facts["free_bytes"] == store.files[0].units * UNIT_BYTES
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_room_whose_headers_cannot_be_taken_is_made_by_another_writer(full, call):
+    def fail(name):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+
+    calls = CountedCalls(0, fail)
+    with Store(full, eviction="lru", calls=calls) as failing, Store(full, eviction="lru") as store:
+        calls.number = calls.made + call
+        assert put(failing, SPACE, prompt(3000, TOKENS)) == 0
+        assert failing.counts.failures == 1
+        assert put(store, SPACE, prompt(3001, TOKENS)) == WHOLE
+        facts = store.statistics()
+        assert facts["chunk_bytes"] + facts["free_bytes"] == store.files[0].units * UNIT_BYTES
+        assert put(failing, SPACE, prompt(3000, TOKENS)) == WHOLE
