@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes random rows in the shape of a 3B model, to measure memory and time."""
+"""Makes random rows in the shape of a small Llama, to measure memory and time."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.scoring.native import NativeScorer
 
 CHUNK = 1024
-# Llama-3.2-3B: 28 layers, 24 query heads, 8 KV heads of 128 channels.
-KV_HEADS, QUERY_HEADS, HEAD_DIM = 8, 24, 128
+# KV heads, query heads, channels of a head: of Llama-3.2-3B (28 layers) and Llama-3.2-1B (16).
+HEADS = {"3b": (8, 24, 128), "1b": (8, 32, 64)}
 
 
-def model_shape(layers: int, max_positions: int) -> ModelShape:
-    """Return the shape of so many layers of the 3B model."""
+def model_shape(layers: int, max_positions: int, model: str = "3b") -> ModelShape:
+    """Return the shape of so many layers of a model of `HEADS`."""
+    kv_heads, query_heads, head_dim = HEADS[model]
     return ModelShape(
         layers=layers,
-        kv_heads=KV_HEADS,
-        query_heads=QUERY_HEADS,
-        head_dim=HEAD_DIM,
+        kv_heads=kv_heads,
+        query_heads=query_heads,
+        head_dim=head_dim,
         stored_type=StoredType.BFLOAT16,
         max_positions=max_positions,
     )
@@ -52,12 +53,15 @@ class RandomRows:
         generator = torch.Generator().manual_seed(0)
         # Every chunk draws from the same numbers, turned by its own amount, so that drawing them
         # is not what takes the time.
-        self._pool = torch.randn(2, KV_HEADS, 2 * CHUNK, HEAD_DIM, generator=generator).bfloat16()
+        shape = runtime.shape
+        drawn = torch.randn(2, shape.kv_heads, 2 * CHUNK, shape.head_dim, generator=generator)
+        self._pool = drawn.bfloat16()
         # The same at every step: after the first, what is selected is hot.
-        self._query = torch.randn(QUERY_HEADS, 1, HEAD_DIM, generator=generator)
+        self._query = torch.randn(shape.query_heads, 1, shape.head_dim, generator=generator)
+        self._scaling = shape.head_dim**-0.5
         self._sequence = runtime.open_sequence()
         settings = runtime.settings
-        self._scorer = NativeScorer(kernel_spec(runtime.shape, settings), settings.scope)
+        self._scorer = NativeScorer(kernel_spec(shape, settings), settings.scope)
         self._started_with = resident_bytes()
 
     @property
@@ -89,11 +93,11 @@ class RandomRows:
         for layer in range(self.runtime.shape.layers):
             keys, values = self._pool[:, :, number : number + 1]
             self.runtime.append(layer, self._sequence, keys, values)
-            self.runtime.attend_selected(layer, self._sequence, self._query, keys, HEAD_DIM**-0.5)
+            self.runtime.attend_selected(layer, self._sequence, self._query, keys, self._scaling)
         self._sequence.token_ids.append(0)
 
     def score(self) -> None:
         """Score the shadow of every layer, and do nothing else of a step."""
         for layer in range(self.runtime.shape.layers):
             shadows = self.runtime.parts.shadow.shadows(layer, self._sequence)
-            self._scorer.tuples(self._query[:, 0], HEAD_DIM**-0.5, shadows)
+            self._scorer.tuples(self._query[:, 0], self._scaling, shadows)

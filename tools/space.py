@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Show that memory stays flat at M0 while a long context of random rows goes to the drive.
 
-The rows are random, in the shape of a 3B model; nothing here says anything about quality. Prefill
+The rows are random, in the shape of a 3B or a 1B model; nothing here says anything about quality.
+Prefill
 attention over so many tokens would take days on a CPU, so rows are stored without it; the decode
 steps at the end score, select, fetch and attend as any other.
 
@@ -30,7 +31,7 @@ from hillinfer.model_shape import ModelShape
 from hillinfer.settings import Settings
 from hillinfer.values import ByteSize, format_bytes
 from hillinfer_bench.report.kinds import MachineKind
-from random_rows import CHUNK, HEAD_DIM, KV_HEADS, RandomRows, model_shape
+from random_rows import CHUNK, HEADS, RandomRows, model_shape
 from space_lengths import (
     SLACK_BYTES,
     beside_scoring,
@@ -41,7 +42,7 @@ from space_lengths import (
     seconds_per_token_alone,
 )
 
-LABEL = "measured; random rows in the shape of a 3B model"
+LABEL = "measured; random rows in the shape of a {} model"
 _RATES = ("scored_bytes_per_second", "read_bytes_per_second")
 _MET: dict[object, str] = {True: "met", False: "not met", None: "not judged"}
 
@@ -64,9 +65,11 @@ def main() -> None:
         "--max-selected", type=int,
         help="tokens selected whatever the context; 1024 with --lengths",
     )  # fmt: skip
+    parser.add_argument("--shape", choices=list(HEADS), default="3b")
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--alpha", type=float, help="0.02; 0.5 with --lengths")
+    parser.add_argument("--exact", type=float, default=1.0, help="share that comes as rows")
     parser.add_argument("--dram-budget", default="1GiB")
     parser.add_argument(
         "--scorer-mebibytes", type=int, default=128, help="of shadow that is scored alone, at least"
@@ -110,7 +113,8 @@ def at_the_end(chosen: argparse.Namespace) -> None:
         f"{chosen.tokens} tokens, {format_bytes(statistics['kv_bytes'])} of rows; DRAM peak "
         f"{format_bytes(statistics['dram_peak_bytes'])} of "
         f"{format_bytes(statistics['dram_budget_bytes'])}; the process grew by "
-        f"{format_bytes(result['growth_bytes'])} at most; report: {chosen.out}"
+        f"{format_bytes(result['growth_bytes'])} at most; a step took "
+        f"{1e3 * result['seconds_per_step']:.1f} ms; report: {chosen.out}"
     )
     check_growth(result["growth_bytes"], statistics["dram_peak_bytes"])
     if result["late_growth_bytes"] > SLACK_BYTES:
@@ -184,13 +188,14 @@ def by_lengths(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> N
 def shape_of(chosen: argparse.Namespace) -> ModelShape:
     """Return the model's shape, with room for the steps."""
     most_steps = 2 * chosen.steps * len(chosen.lengths or [1])
-    return model_shape(chosen.layers, chosen.tokens + most_steps)
+    return model_shape(chosen.layers, chosen.tokens + most_steps, chosen.shape)
 
 
 def choice_of(chosen: argparse.Namespace, shadow: str) -> ShadowChoice:
     """Return the settings and the plan of a shadow format."""
     settings = Settings().changed(
         alpha=chosen.alpha,
+        exact=chosen.exact,
         max_selected=chosen.max_selected,
         shadow=shadow,
         dram_budget=ByteSize.parse(chosen.dram_budget),
@@ -215,11 +220,16 @@ def runtime_of(chosen: argparse.Namespace, choice: ShadowChoice) -> Runtime:
 def write(chosen: argparse.Namespace, result: dict[str, Any]) -> None:
     """Write the report: what was chosen, then what was measured."""
     report = {
-        "label": LABEL,
+        "label": LABEL.format(chosen.shape.upper()),
         **MachineKind.here(shape_of(chosen).stored_type.value).as_record(),
-        "shape": {"layers": chosen.layers, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM},
+        "shape": {
+            "layers": chosen.layers,
+            "kv_heads": shape_of(chosen).kv_heads,
+            "head_dim": shape_of(chosen).head_dim,
+        },
         "tokens": chosen.tokens,
         "alpha": chosen.alpha,
+        "exact": chosen.exact,
         "max_selected": chosen.max_selected,
         **result,
     }

@@ -16,7 +16,7 @@ from hillinfer.settings import Settings
 from hillinfer.values import format_bytes
 from hillinfer_bench.report.rows import Timing
 from hillinfer_model.kernel_spec import KernelSpec
-from random_rows import CHUNK, HEAD_DIM, KV_HEADS, RandomRows, model_shape
+from random_rows import CHUNK, RandomRows, model_shape
 from scorer_bench import SCALING, any_query, measure_beside_reads, shadows
 from step_growth import StepGrowth, StepPoint
 
@@ -273,7 +273,7 @@ def _named(beyond: int, rows: Sequence[RandomRows]) -> dict[str, int]:
     # Keys and values of a chunk, 2 bytes a number.
     named = {
         "token_ids": sum(4 * own.tokens for own in rows),
-        "chunk_at_hand": 2 * CHUNK * KV_HEADS * HEAD_DIM * 2,
+        "chunk_at_hand": CHUNK * model_shape(1, CHUNK).row_bytes,
     }
     # Below nothing: buffers that are counted whole and have not been touched yet.
     return {**named, "other": beyond - sum(named.values())}
