@@ -10,7 +10,7 @@ _VALUES = "host/hillinfer/shadow/values.py"
 _STEP_TESTS = "tests/host/engine/test_coded_step.py"
 _PLACES = f"{_STEP_TESTS}::test_every_placement_gives_the_golden_models_bits"
 _KINDS = f"{_STEP_TESTS}::test_every_kind_of_selection"
-_BEAMS = "tests/host/hf/test_placement_invariance.py::test_coded_tokens_of_beams_and_turns"
+_TAKEN_BACK = f"{_STEP_TESTS}::test_codes_of_tokens_that_were_taken_back_are_not_taken_for_others"
 _SESSION_TESTS = "tests/host/sessions/test_coded_sessions.py"
 
 CODED: tuple[Mutant, ...] = (
@@ -29,7 +29,15 @@ CODED: tuple[Mutant, ...] = (
         _VALUES,
         "np.flatnonzero((slots >= 0) & (self._numbers[slots] == numbers))",
         "np.flatnonzero(slots >= 0)",
-        (_BEAMS,),
+        (_TAKEN_BACK,),
+    ),
+    Mutant(
+        "a-cut-segment-keeps-its-number",
+        "A segment that is cut keeps the number that codes of tokens behind the cut have.",
+        "host/hillinfer/kv/shadow_keeper.py",
+        "                    own.renew_values()\n",
+        "                    pass\n",
+        (_TAKEN_BACK,),
     ),
     Mutant(
         "exponents-of-another-token",
@@ -45,7 +53,7 @@ CODED: tuple[Mutant, ...] = (
         "host/hillinfer/scoring/scorer.py",
         "exact_count(tokens, settings.exact, settings.exact_floor, kept, count)",
         "exact_count(tokens, settings.exact, 0, kept, count)",
-        (_PLACES,),
+        (_KINDS,),
     ),
     Mutant(
         "summed-queries-weigh-coded-tokens",
