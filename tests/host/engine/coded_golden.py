@@ -158,9 +158,9 @@ class Text:
             ]
         )
 
-    def read(self, runtime, sequence, chunk=200):
-        """Bring the prompt into a runtime, as a forward pass does."""
-        for start in range(0, self.prompt, chunk):
+    def read(self, runtime, sequence, chunk=200, first=0):
+        """Bring the prompt from a position on into a runtime, as a forward pass does."""
+        for start in range(first, self.prompt, chunk):
             own = slice(start, min(start + chunk, self.prompt))
             runtime.begin_step()
             for layer in range(self.shape.layers):

@@ -99,6 +99,29 @@ def test_queries_that_were_announced_give_the_same_bits(stored, cold_dir):
         assert statistics.coded_tokens == runs[0][1].coded_tokens > 0
 
 
+@pytest.mark.parametrize("kept", [700, 1030, 1024])
+def test_codes_of_tokens_that_were_taken_back_are_not_taken_for_others(kept, cold_dir):
+    """Other tokens get the same groups, in a segment that keeps its statistics or loses them."""
+    other = Text(prompt=1090, steps=3, seed=9)
+
+    def outputs(way):
+        runtime = way.open(SHAPE, SETTINGS, cold_dir, LONG.prompt + LONG.steps)
+        sequence = runtime.open_sequence()
+        LONG.read(runtime, sequence)
+        for step in range(2):
+            LONG.decode(runtime, sequence, step)
+        groups = sequence.groups
+        runtime.truncate(sequence, kept)
+        other.read(runtime, sequence, first=kept)
+        assert sequence.groups == groups
+        found = [other.decode(runtime, sequence, step) for step in range(other.steps)]
+        runtime.close()
+        return np.stack(found)
+
+    expected = outputs(Way(Budget.LEAST, path=Path.COLD))
+    assert np.array_equal(outputs(Way()).view(np.int32), expected.view(np.int32))
+
+
 def test_with_exact_1_or_int2_nothing_is_coded(cold_dir):
     found, statistics = run(Way(), SHORT, SETTINGS.changed(exact=1), cold_dir)
     assert statistics.coded_tokens == 0
