@@ -85,14 +85,13 @@ def frontier_report(
 
 def _worst(ratios: Sequence[TimeRatio]) -> dict[str, TimeRatio]:
     """Return each rival's least ratio; a reason where it has none at all."""
-    found: dict[str, TimeRatio] = {}
+    found: dict[str, list[TimeRatio]] = {}
     for one in ratios:
-        before = found.get(one.rival)
-        if before is None or before.value is None:
-            found[one.rival] = one
-        elif one.value is not None and one.value < before.value:
-            found[one.rival] = one
-    return found
+        found.setdefault(one.rival, []).append(one)
+    return {
+        name: min(own, key=lambda one: (one.value is None, one.value or 0.0))
+        for name, own in found.items()
+    }
 
 
 def _swept_record(row: SweptRow, machines: Sequence[Machine]) -> dict[str, Any]:
