@@ -173,4 +173,4 @@ def _modelled_ratio(
         assert other is not None
         assert other.share is not None
         theirs = machine.milliseconds(SWEPT[rival], other.share, Place.DRIVE)
-    return TimeRatio(rival, theirs / ours, f"modelled, {model}", theirs / ours)
+    return TimeRatio(rival, theirs / ours, f"modelled, {model}")

@@ -28,7 +28,7 @@ from hillinfer_bench.frontier.curve import Crossing
 from hillinfer_bench.frontier.equal import default_row, equal_qualities
 from hillinfer_bench.frontier.modelled import Machine
 from hillinfer_bench.frontier.report import TimedModel, frontier_report, report_text
-from hillinfer_bench.frontier.request import FrontierRequest
+from hillinfer_bench.frontier.request import FrontierRequest, TimedPlan
 from hillinfer_bench.frontier.sweep import (
     Setting,
     SweepRows,
@@ -98,7 +98,9 @@ def run(request: FrontierRequest, say: Callable[[str], None], stage: Stage) -> s
             assert timed_text is not None
             cold_dir = prepared_cold_dir(request.cold_dir)
             with compute_threads(threads), RateProbe(cold_dir) as rates:
-                taking = _Times(request, loaded, timed_text, rates, equal[0].crossings, stage)
+                recorder = SelectionRecorder(loaded, timed_text, _recorded(plan, most))
+                parts = (loaded, timed_text, recorder, rates, equal[0].crossings, stage)
+                taking = _Times(request, *parts)
                 for model in taking.models():
                     say(f"taking times of {model}")
                     timed.append(taking.take(model))
@@ -119,15 +121,20 @@ def _timed_text(request: FrontierRequest, outline: ModelOutline) -> TextSample |
     if not plan.steps or not (plan.real_context or plan.shapes):
         return None
     steps = WARM_UP + plan.steps
-    recorded = min(RECORDED, texts.context) if plan.shapes else 0
-    needed = max(plan.real_context, recorded) + steps
     most = outline.shape.max_positions
+    recorded = _recorded(plan, most) if plan.shapes else 0
+    needed = max(plan.real_context, recorded) + steps
     if needed > most:
         raise SettingsError(
             f"{needed} tokens are longer than the {most} positions of {texts.model}: give a "
             "smaller --real-context or --steps"
         )
     return replace(texts, context=needed).samples(outline.tokenizer, most, 1)[0]
+
+
+def _recorded(plan: TimedPlan, positions: int) -> int:
+    """Return the tokens after which selections are recorded, of a model with some positions."""
+    return min(RECORDED, plan.shape_context, positions - WARM_UP - plan.steps)
 
 
 def _measured_on(facts: Mapping[str, Any], samples: Sequence[TextSample]) -> dict[str, Any]:
@@ -150,6 +157,7 @@ class _Times:
     request: FrontierRequest
     loaded: LoadedModel
     text: TextSample
+    recorder: SelectionRecorder
     rates: RateSource
     crossings: Mapping[str, Crossing]
     stage: Stage
@@ -209,10 +217,8 @@ class _Times:
         if name == request.texts.model:
             return None
         case = Case(name, plan.shape_context, (FLOOR,), alpha=alpha, shadow="int4")
-        recorded = min(RECORDED, request.texts.context)
-        recorder = SelectionRecorder(self.loaded, self.text, recorded)
         steps, layers = WARM_UP + plan.steps, SHAPES[name].layers
-        return recorder.selections(case.settings(), case.context, steps, layers, 1)
+        return self.recorder.selections(case.settings(), case.context, steps, layers, 1)
 
 
 def _machine(bed: Bed, rows: Sequence[TimedRow]) -> Machine | None:
