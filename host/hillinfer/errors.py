@@ -19,6 +19,7 @@ from enum import StrEnum
 # Options that are settings of the same name, but for the hyphens.
 _SETTINGS = (
     "alpha", "rule", "scope", "query", "shadow", "kept-sinks", "kept-recent", "max-selected",
+    "exact", "exact-floor",
     "dram-budget", "pool-policy", "pool-sizes", "pool-timeline", "trace", "cold-dir",
     "encrypt-cold-pool", "device",
     "beta", "beta-model", "xclbin", "pynq-python", "block-rows", "prefetch-blocks",

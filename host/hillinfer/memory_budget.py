@@ -37,15 +37,15 @@ class Accountant:
         self._peak = dict(self._held)
         # What is collected as garbage in the middle of a change gives its bytes back.
         self._changing = threading.RLock()
-        self._make_room: Callable[[], None] | None = None
+        self._make_room: list[Callable[[], None]] = []
         self._least_hot: Callable[[], int] | None = None
 
     def on_shortage(self, make_room: Callable[[], None]) -> None:
-        """Name who gives hot rows up when something else needs their memory.
+        """Name who gives memory up when something else needs it, behind those named before.
 
-        `make_room` reads `bytes_for_hot_rows` and shrinks to it.
+        `make_room` reads `bytes_for_hot_rows` and shrinks to it, or gives up `short_bytes`.
         """
-        self._make_room = make_room
+        self._make_room.append(make_room)
 
     def let_grow(self, least_hot: Callable[[], int]) -> None:
         """Let the budget rise to what must be held, of hot rows no more than `least_hot()` bytes.
@@ -63,6 +63,11 @@ class Accountant:
         """What is left for hot rows, those already held included."""
         return self.budget_bytes - sum(self._held.values()) + self._held[Part.HOT]
 
+    @property
+    def short_bytes(self) -> int:
+        """By how much what is held passes the budget, while room is made; else 0."""
+        return max(0, self._total() - self.budget_bytes)
+
     def take(self, part: Part, byte_count: int) -> None:
         """Count bytes that are about to be allocated.
 
@@ -73,12 +78,13 @@ class Accountant:
         if self._total() > self.budget_bytes and self._least_hot is not None:
             others = self._total() - self._held[Part.HOT]
             self.raise_to(others + self._least_hot())
-        if self._total() > self.budget_bytes and self._make_room is not None:
-            try:
-                self._make_room()
-            except BaseException:
-                self._change(part, -byte_count)
-                raise
+        try:
+            for make_room in self._make_room:
+                if self._total() > self.budget_bytes:
+                    make_room()
+        except BaseException:
+            self._change(part, -byte_count)
+            raise
         if self._total() > self.budget_bytes:
             budget, needed = format_apart(self.budget_bytes, self._total())
             self._change(part, -byte_count)

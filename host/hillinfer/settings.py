@@ -107,8 +107,9 @@ class Settings:
     """How tokens are selected, where rows lie and how much memory that may take.
 
     Only `alpha`, `rule`, `scope`, `query`, `shadow`, `kept_sinks`, `kept_recent` and `max_selected`
-    may change which tokens are selected. `block_rows` changes output bits by its order of summing;
-    everything else changes speed and memory alone.
+    may change which tokens are selected. `exact` and `exact_floor` say how precise those are.
+    `block_rows` changes output bits by its order of summing; everything else changes speed and
+    memory alone.
 
     Raises SettingsError where a value is outside its range; the message names it.
 
@@ -129,6 +130,11 @@ class Settings:
         Tokens that are always selected: the first and the most recent ones.
     max_selected
         Upper bound of the selected tokens; None for no bound.
+    exact
+        Share of the current length, 0 to 1, that comes as 16-bit rows: the best of the selected
+        tokens. The others come as codes of 4 bits. With 1 all come as rows.
+    exact_floor
+        Tokens that come as rows at least, as far as so many are selected.
     dram_budget
         M0, the bound on host memory for hot rows, shadow, statistics, scores and staging; bytes,
         text like `64MiB`, or a share of the KV cache like `25%`.
@@ -182,6 +188,8 @@ class Settings:
     kept_sinks: int = 4
     kept_recent: int = 32
     max_selected: int | None = None
+    exact: float = 1.0
+    exact_floor: int = 128
     dram_budget: ByteSize = field(default_factory=lambda: ByteSize(share=0.25))
     pool_policy: str = "decayed"
     pool_sizes: PoolSizes = PoolSizes.EQUAL
@@ -220,6 +228,10 @@ class Settings:
             )
         if self.max_selected is not None and self.max_selected < 1:
             raise SettingsError(f"max_selected={self.max_selected} must be at least 1")
+        if not 0 <= self.exact <= 1:
+            raise SettingsError(f"exact={self.exact} must be a share from 0 to 1; 1 codes nothing")
+        if self.exact_floor < 0:
+            raise SettingsError(f"exact_floor={self.exact_floor} must be 0 or more tokens")
         if self.prefetch_blocks < 0:
             raise SettingsError(f"prefetch_blocks={self.prefetch_blocks} must be 0 or more")
         for name in ("block_rows", "block_tokens", "io_threads"):
@@ -243,6 +255,14 @@ class Settings:
                 "or name a format: int8, int4 or int2"
             )
         return self.shadow
+
+    @property
+    def has_coded_tokens(self) -> bool:
+        """Whether selected tokens may come as codes (contract, section 15).
+
+        Keys of 2 bits are not attended to, so all tokens are exact then.
+        """
+        return self.exact < 1 and self.shadow is not KeyMode.INT2
 
     @property
     def device_options(self) -> DeviceOptions:
@@ -285,7 +305,7 @@ def _typed(name: str, value: Any) -> Any:
 
 def _number(name: str, value: str) -> float:
     try:
-        return float(value) if name in ("alpha", "beta") else int(value)
+        return float(value) if name in ("alpha", "beta", "exact") else int(value)
     except ValueError as error:
         what = f"neither a number nor {AUTO}" if name == "beta" else "no number"
         raise SettingsError(f"{name}={value!r} is {what}") from error
@@ -305,6 +325,7 @@ _CHOICES: dict[str, type[StrEnum]] = {
 _TYPES: dict[str, Callable[[str, Any], Any]] = {
     "alpha": real_number,
     "beta": real_number,
+    "exact": real_number,
     "dram_budget": byte_size,
     "pool_policy": text,
     "device": text,
@@ -327,5 +348,6 @@ _OPTIONAL = frozenset(
     }
 )
 _NUMBERS = frozenset(
-    {one.name for one in fields(Settings)} - set(_CHOICES) - set(_TYPES) | {"alpha", "beta"}
+    {one.name for one in fields(Settings)} - set(_CHOICES) - set(_TYPES)
+    | {"alpha", "beta", "exact"}
 )

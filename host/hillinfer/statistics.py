@@ -17,7 +17,8 @@ class Counters:
     shadow does not fit in DRAM. Hot and cold rows are counted for selected tokens in decode, not
     for prefill streaming. `promoted_rows` were cold when they were selected and became hot,
     `demoted_rows` gave way. `scored_tokens` counts the tokens that decode steps chose from, also
-    where all were selected.
+    where all were selected. Of `selected_tokens`, `coded_tokens` came as codes and not as rows;
+    `coded_arrivals` are those of them whose codes were not in DRAM, so that their rows were read.
     """
 
     cold_reads: int = 0
@@ -38,6 +39,8 @@ class Counters:
     deferred_writes: int = 0
     slack_write_bytes: int = 0
     selected_tokens: int = 0
+    coded_tokens: int = 0
+    coded_arrivals: int = 0
     scored_tokens: int = 0
     device_scored_tokens: int = 0
     kernel_launches: int = 0
@@ -146,6 +149,8 @@ class CacheStatistics:
     slack_seconds: float = 0.0
     deferred_writes: int = 0
     slack_write_bytes: int = 0
+    coded_tokens: int = 0
+    coded_arrivals: int = 0
 
     @property
     def hot_hit_rate(self) -> float:

@@ -71,7 +71,7 @@ int32_t guarded(int32_t variant, Call call) {
 }  // namespace
 
 // Changes with the interface or with the contract: 100 * contract version + interface version.
-HILLINFER_API int32_t hillinfer_version() { return 116; }
+HILLINFER_API int32_t hillinfer_version() { return 117; }
 
 HILLINFER_API int32_t hillinfer_has_variant(int32_t variant) { return scoring_kernels(variant) != nullptr; }
 
@@ -103,6 +103,15 @@ HILLINFER_API int32_t hillinfer_log_weights(int32_t variant, const Sequence* seq
                                             uint8_t* exponents) {
     return guarded(variant, [&](const Kernels& kernels) {
         segment_log_weights(kernels, *sequence, *segment, log_weights, exponents);
+    });
+}
+
+// L' of some tokens; see sequence.h.
+HILLINFER_API int32_t hillinfer_aligned_tokens(int32_t variant, const Sequence* sequence,
+                                               const int64_t* positions, int64_t count,
+                                               int32_t* aligned, uint8_t* invalid) {
+    return guarded(variant, [&](const Kernels& kernels) {
+        aligned_tokens(kernels, *sequence, positions, count, aligned, invalid);
     });
 }
 

@@ -391,6 +391,49 @@ void segment_log_weights(const Kernels& kernels, const Sequence& sequence, const
     });
 }
 
+// L' of single tokens: groups that have none of them are not looked at.
+void aligned_tokens(const Kernels& kernels, const Sequence& sequence, const int64_t* positions,
+                    int64_t count, int32_t* aligned, uint8_t* invalid) {
+    const Shape& shape = sequence.shape;
+    Queries queries(kernels, shape, sequence.segment_count);
+    std::vector<Scratch> own = scratches(shape, sequence.threads);
+    // Where the tokens of each group begin.
+    std::vector<int64_t> starts;
+    for (int64_t i = 0; i < count; ++i) {
+        if (!i || positions[i] / kGroupTokens != positions[i - 1] / kGroupTokens) {
+            const int64_t number = positions[i] / shape.segment_tokens;
+            if (!i || number != positions[i - 1] / shape.segment_tokens) {
+                queries.code(sequence.scaled, sequence.segments[number], number, own[0].codes.get());
+            }
+            starts.push_back(i);
+        }
+    }
+    const int64_t groups = int64_t(starts.size());
+    starts.push_back(count);
+    const int threads = scoring_threads(kernels, shape, groups * kGroupTokens, sequence.threads);
+    run_parallel(threads, groups, [&](int64_t item, int worker) {
+        const int64_t first = starts[item];
+        const int64_t number = positions[first] / shape.segment_tokens;
+        const int64_t group = positions[first] % shape.segment_tokens / kGroupTokens;
+        const uint8_t* from = sequence.segments[number].shadow + size_t(group) * shape.group_bytes();
+        const QueryCodes query = queries.codes_of(number);
+        int32_t* const weights = own[worker].log_weights.get();
+        kernels.log_weights(shape,
+                            {from, &query, queries.arranged_of(number), own[worker].products.get(),
+                             own[worker].row_words.get()},
+                            weights);
+        for (int64_t i = first; i < starts[item + 1]; ++i) {
+            const size_t token = size_t(positions[i] % kGroupTokens);
+            for (int row = 0; row < shape.rows(); ++row) {
+                aligned[row * count + i] = weights[row * kGroupTokens + token];
+            }
+            for (int head = 0; head < shape.kv_heads; ++head) {
+                invalid[head * count + i] = from[head * kGroupTokens + token] == kInvalidExponent;
+            }
+        }
+    });
+}
+
 void finish_sequence(const Kernels& kernels, const Sequence& sequence, int64_t tokens,
                      const int32_t* log_weights, const uint8_t* exponents, uint32_t* tuples) {
     const Shape& shape = sequence.shape;

@@ -55,6 +55,11 @@ void score_sequence(const Kernels& kernels, const Sequence& sequence, uint32_t* 
 void segment_log_weights(const Kernels& kernels, const Sequence& sequence, const Segment& segment,
                          int32_t* log_weights, uint8_t* exponents);
 
+// L' of some tokens, ascending positions from the first segment's start: rows * count of it, and
+// kv_heads * count of whether a key is invalid. Segments without any of them need no shadow.
+void aligned_tokens(const Kernels& kernels, const Sequence& sequence, const int64_t* positions,
+                    int64_t count, int32_t* aligned, uint8_t* invalid);
+
 // The tuples from those of all groups of a sequence; every segment but the last one is full.
 void finish_sequence(const Kernels& kernels, const Sequence& sequence, int64_t tokens,
                      const int32_t* log_weights, const uint8_t* exponents, uint32_t* tuples);

@@ -214,6 +214,16 @@ def generate(
     max_selected: Annotated[
         int | None, typer.Option(help="Most tokens a step selects; unlimited by default.")
     ] = None,
+    exact: Annotated[
+        float,
+        typer.Option(
+            help="Share of the context that comes as 16-bit rows; what is selected beside it comes "
+            "as 4-bit codes. 1 codes nothing."
+        ),
+    ] = _DEFAULTS.exact,
+    exact_floor: Annotated[
+        int, typer.Option(help="Tokens that come as rows at least.")
+    ] = _DEFAULTS.exact_floor,
     kept_sinks: Annotated[
         int, typer.Option(help="First tokens that are always selected.")
     ] = _DEFAULTS.kept_sinks,
@@ -349,6 +359,8 @@ def generate(
     settings = Settings().changed(
         alpha=alpha,
         max_selected=max_selected,
+        exact=exact,
+        exact_floor=exact_floor,
         kept_sinks=kept_sinks,
         kept_recent=kept_recent,
         rule=rule,

@@ -58,6 +58,8 @@ def settings_facts(request: GenerateRequest, checked: CheckedRun) -> dict[str, A
         "kept_sinks": settings.kept_sinks,
         "kept_recent": settings.kept_recent,
         "max_selected": settings.max_selected,
+        "exact": settings.exact,
+        "exact_floor": settings.exact_floor,
         "dram_budget_bytes": settings.dram_budget.byte_count,
         "pool_policy": settings.pool_policy,
         "pool_sizes": settings.pool_sizes.value,
@@ -117,6 +119,15 @@ def show_report(report: RunReport, console: Console) -> None:
         console.print(_comparison_table(report))
 
 
+def _coded_lines(statistics: CacheStatistics) -> list[tuple[str, str]]:
+    """Say how many selected tokens came as codes, where any did."""
+    coded = statistics.coded_tokens
+    if not coded:
+        return []
+    share, found = coded / statistics.selected_tokens, 1 - statistics.coded_arrivals / coded
+    return [("  coded", f"{share:.1%} of selected tokens; codes of {found:.1%} of them were hot")]
+
+
 def report_lines(report: RunReport) -> list[tuple[str, str]]:
     """Return the report as pairs of a name and what is to be said."""
     statistics = report.statistics
@@ -162,6 +173,7 @@ def report_lines(report: RunReport) -> list[tuple[str, str]]:
             f"{statistics.selected_share:.1%} of the context per step; "
             f"{statistics.hot_hit_rate:.1%} of selected rows were hot",
         ),
+        *_coded_lines(statistics),
         ("hot pools", _pools_text(report)),
         (
             "drive",

@@ -294,15 +294,39 @@ class DeviceScorer:
         if self._host_alone(segments):
             sets = self._host.choose(query, scaling, segments, coming, wanted)
         else:
-            length = total_tokens(segments)
-            wanted.check(length + coming, coming)
-            tuples = np.empty((self._sets, length), dtype=np.uint32)
-            started = self.start(query, scaling, segments, coming)
-            for first, own in self._scored(started, segments, partial(self._fill, tuples)):
-                tuples[:, first : first + own.shape[1]] = own
-            sets = native_top(tuples, wanted, coming)
+            wanted.check(total_tokens(segments) + coming, coming)
+            sets = native_top(self._tuples(query, scaling, segments, coming), wanted, coming)
         self._note_selected(segments, sets)
         return sets
+
+    def choose_each(
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        coming: int,
+        wanted: Sequence[Wanted],
+    ) -> list[list[NDArray[np.int64]]]:
+        """Select sets of several sizes likewise; what the first size selects is told."""
+        if self._host_alone(segments):
+            each = self._host.choose_each(query, scaling, segments, coming, wanted)
+        else:
+            for one in wanted:
+                one.check(total_tokens(segments) + coming, coming)
+            tuples = self._tuples(query, scaling, segments, coming)
+            each = [native_top(tuples, one, coming) for one in wanted]
+        self._note_selected(segments, each[0])
+        return each
+
+    def _tuples(
+        self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow], coming: int
+    ) -> NDArray[np.uint32]:
+        """Return the tuples of all tokens, whoever scores them."""
+        tuples = np.empty((self._sets, total_tokens(segments)), dtype=np.uint32)
+        started = self.start(query, scaling, segments, coming)
+        for first, own in self._scored(started, segments, partial(self._fill, tuples)):
+            tuples[:, first : first + own.shape[1]] = own
+        return tuples
 
     def _host_alone(self, segments: Sequence[SegmentShadow]) -> bool:
         return self.shadows.lost or not any(one.device_tokens for one in segments)

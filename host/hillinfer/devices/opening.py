@@ -37,7 +37,8 @@ from hillinfer.errors import DeviceError, SettingsError, warn_of_loss
 from hillinfer.native.library import Variant
 from hillinfer.scoring.launches import LaunchThread, NativePieces, Piece
 from hillinfer.scoring.native import NativeScorer
-from hillinfer.scoring.scorer import Scorer, SegmentShadow, Wanted, top_of_blocks
+from hillinfer.scoring.scorer import Scorer, SegmentShadow, Wanted
+from hillinfer.scoring.top_alpha import top_of_blocks
 from hillinfer.settings import DeviceOptions
 from hillinfer.trace.recorder import SILENT, Recorder
 from hillinfer_model.beats import Beats
@@ -320,6 +321,17 @@ class GoldenScorer:
         wanted: Wanted,
     ) -> list[NDArray[np.int64]]:
         """Select from score blocks, merged as they come; see `Scorer`."""
+        return self.choose_each(query, scaling, segments, coming, (wanted,))[0]
+
+    def choose_each(
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        coming: int,
+        wanted: Sequence[Wanted],
+    ) -> list[list[NDArray[np.int64]]]:
+        """Select sets of several sizes likewise; see `Scorer`."""
         blocks = self.score(query, scaling, segments, coming)
         return top_of_blocks(blocks, self.spec, self.scope, segments, coming, wanted)
 

@@ -25,9 +25,12 @@ from hillinfer.shadow.store import (
     shadow_bytes,
     statistics_bytes,
 )
+from hillinfer.shadow.values import ROW_TABLE_BYTES
 from hillinfer.values import format_apart, format_bytes
 from hillinfer_model.choices import KeyMode, Scope
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
+from hillinfer_model.selection import exact_count, selected_count
+from hillinfer_model.value_layout import code_row_bytes
 
 # --- What DRAM holds because a device scores ---
 
@@ -190,7 +193,10 @@ class BudgetPlan:
             + rows * shape.layers * ROW_SUM_BYTES
             + _tag_bytes(shape, settings, rows)
             + (hit_bytes(shape, tokens) + observed_bytes(shape, observed)) * sequences
-            + score_bytes(spec, settings.scope, tokens),
+            + score_bytes(spec, settings.scope, tokens)
+            + segments * shape.layers * value_statistics_bytes(spec, settings)
+            + coded_bytes(shape, spec, settings, tokens)
+            + (rows * shape.layers * ROW_TABLE_BYTES if settings.has_coded_tokens else 0),
             device=device,
             encryption=settings.encrypt_cold_pool,
         )
@@ -304,6 +310,27 @@ def score_bytes(spec: KernelSpec, scope: Scope, tokens: int) -> int:
 def hit_bytes(shape: ModelShape, tokens: int) -> int:
     """Return the bytes of one sequence's hit-rate table, one layer of it twice while it grows."""
     return (shape.layers + 1) * HIT_BYTES * room_for(tokens)
+
+
+def value_statistics_bytes(spec: KernelSpec, settings: Settings) -> int:
+    """Return what statistics of a segment's values take in one layer; 0 where nothing is coded."""
+    return statistics_bytes(spec) if settings.has_coded_tokens else 0
+
+
+def coded_bytes(shape: ModelShape, spec: KernelSpec, settings: Settings, tokens: int) -> int:
+    """Return what a step with coded tokens needs beyond what they are kept in (`coded_step`).
+
+    Tables of rows, and the codes of all coded tokens and all exact rows of a layer; 0 where nothing
+    is coded.
+    """
+    if not settings.has_coded_tokens:
+        return 0
+    kept = settings.kept_tokens
+    count = selected_count(tokens, settings.alpha, kept, settings.max_selected)
+    exact = exact_count(tokens, settings.exact, settings.exact_floor, min(kept, tokens), count)
+    sets = 1 if settings.scope is Scope.LAYER else spec.kv_heads
+    codes = min(tokens, sets * count) * (code_row_bytes(spec) + spec.kv_heads)
+    return codes + min(tokens, sets * exact) * shape.row_bytes
 
 
 def widened_bytes(shape: ModelShape, settings: Settings) -> int:

@@ -336,6 +336,8 @@ class NativeDecode:
         past, ahead = sequence.lengths[layer], self._ahead
         if self._choosing_number is None or sequence.observed[layer] is not None:
             return None
+        if self._evaluation.codes(past + 1, sequence.lacking):
+            return None
         asked = past, sequence.lacking, scaling
         if ahead.of != asked:
             if not math.isfinite(scaling):
@@ -391,7 +393,7 @@ class NativeDecode:
         if self._choosing_number != self._number or not math.isfinite(scaling):
             return False
         wanted, both = self._evaluation.wanted(length, lacking), self._both
-        if wanted.count == length:
+        if wanted.count == length or self._evaluation.codes(length, lacking):
             return False
         wanted.check(length, 0)
         self._selection.make_room(length)

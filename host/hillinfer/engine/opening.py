@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from hillinfer.attention.coded import CodedAttention
 from hillinfer.attention.native import host_attention
 from hillinfer.attention.softmax_merge import DenseAttention, RowAttention, RowStates
 from hillinfer.devices.device_scorer import DeviceScorer
@@ -30,11 +31,14 @@ from hillinfer.engine.budget_plan import (
     kernel_spec,
     sealing_bytes,
     staging_bytes,
+    value_statistics_bytes,
     widened_bytes,
 )
+from hillinfer.engine.coded_step import CodedStep
 from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.decode_step import NativeDecode
-from hillinfer.engine.selection import PrefetchPipeline, TokenSelection
+from hillinfer.engine.pipeline import PrefetchPipeline
+from hillinfer.engine.selection import TokenSelection
 from hillinfer.errors import SettingsError, SetupWarning
 from hillinfer.extents.group_seals import GroupSeals
 from hillinfer.extents.recording import EngineSide
@@ -57,11 +61,13 @@ from hillinfer.rates.profiling import share_by_rates
 from hillinfer.schedule.kept_windows import DENSE_PASSES, KeptWindows, WindowKey
 from hillinfer.schedule.pass_windows import PassWindows
 from hillinfer.schedule.slack_table import SlackTable
+from hillinfer.scoring.aligned import AlignedWeights
 from hillinfer.scoring.scorer import ImportanceEvaluation, Scorer
 from hillinfer.secrecy.cold_pages import PoolKey, SealedRowPages
 from hillinfer.settings import Encryption, Settings
 from hillinfer.shadow.memory import ShadowMemory
 from hillinfer.shadow.store import ShadowStore
+from hillinfer.shadow.values import ValueCodes
 from hillinfer.statistics import Counters, LayerHits
 from hillinfer.trace.recorder import SILENT, LayerStep, Recorder
 from hillinfer.trace.trace_file import Lanes, PoolTimeline, TraceFile
@@ -96,8 +102,9 @@ class RuntimeParts:
         What sequences own.
     opener, recording
         Takes up sequences of sessions and stores; what rows on their way into a store pass through.
-    selection, dense, attention, decode, pipeline
-        Choosing tokens and attending to them; `decode` is None where the model computes on a GPU.
+    selection, dense, attention, decode, coded, pipeline
+        Choosing tokens and attending to them; `decode` is None where the model computes on a GPU,
+        and `coded` where no token is coded.
     windows
         When the drive is free beside passes of several tokens.
     gpu
@@ -134,6 +141,7 @@ class RuntimeParts:
     windows: PassWindows
     attention: RowAttention
     decode: NativeDecode | None
+    coded: CodedStep | None
     pipeline: PrefetchPipeline
     gpu: GpuSide | None
 
@@ -186,6 +194,11 @@ def open_parts(
     What holds files, a device or locked memory is closed where something behind it cannot be
     opened.
     """
+    if lane is not None and settings.has_coded_tokens:
+        raise SettingsError(
+            f"exact={settings.exact} codes tokens, and a model on a GPU attends to rows alone: set "
+            "exact=1, or run the model on the processor"
+        )
     counters = Counters()
     layer_hits = LayerHits(shape.layers)
     layout = RowLayout(shape)
@@ -287,6 +300,10 @@ def open_parts(
             None if key is None else key.file(),
         )
         undone.callback(shadow_store.close)
+        values = None
+        if settings.has_coded_tokens:
+            least_hot = partial(pools.least_bytes, settings.kept_tokens)
+            values = ValueCodes(spec, shape.layers, accountant, least_hot, pools.set_aside)
         shadow_memory = ShadowMemory(
             shadow_store,
             spec,
@@ -295,11 +312,12 @@ def open_parts(
             counters,
             announce_streaming,
             device,
+            value_statistics_bytes(spec, settings),
         )
         following = (
             FollowingBudget(growth, accountant, shadow_memory.raise_limit) if growth else None
         )
-        shadow = ShadowKeeper(scorer, shape.layers, gather, layout, shadow_memory)
+        shadow = ShadowKeeper(scorer, shape.layers, gather, layout, shadow_memory, values)
         rows = RowKeeper(
             shape,
             layout,
@@ -335,6 +353,20 @@ def open_parts(
             accountant,
             recorder,
         )
+        coded = None
+        if values is not None:
+            coded = CodedStep(
+                CodedAttention(shape),
+                AlignedWeights(spec),
+                values,
+                selection,
+                shadow,
+                gather,
+                shape.row_bytes,
+                accountant,
+                counters,
+                recorder,
+            )
         # Behind almost everything that may fail: its memory is to be unlocked before it goes.
         gpu = None
         if lane is not None:
@@ -410,6 +442,7 @@ def open_parts(
         windows=windows,
         attention=attention,
         decode=decode,
+        coded=coded,
         pipeline=pipeline,
         gpu=gpu,
     )

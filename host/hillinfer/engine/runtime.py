@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -17,10 +16,9 @@ from hillinfer.engine.budget_growth import BudgetGrowth
 from hillinfer.engine.choice_ahead import ChoiceAhead
 from hillinfer.engine.opening import open_parts
 from hillinfer.engine.selection import Sets
-from hillinfer.gpu.copies import CopiedRows, packed_rows
+from hillinfer.gpu.copies import packed_rows
 from hillinfer.gpu.staging import CopyLane, StagingKind
 from hillinfer.kv.opened_sequences import OpenedRows, StoredRows
-from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.saved_sequences import (
     RowOwner,
     SavedBytes,
@@ -137,7 +135,7 @@ class Runtime:
         self._groups, self._rows, self._shadow = parts.groups, parts.rows, parts.shadow
         self._selection, self._pipeline = parts.selection, parts.pipeline
         self._dense, self._attention, self._gpu = parts.dense, parts.attention, parts.gpu
-        self.decode = parts.decode
+        self.decode, self._coded = parts.decode, parts.coded
         self._observe_selected = observe_selected
         self._step = 0
         self._closed = False
@@ -230,6 +228,8 @@ class Runtime:
         self._settle()
         self._step += 1
         self.recorder.begin_step(self._step)
+        if self._coded is not None:
+            self._coded.begin_step()
         self._keeper.begin_step(self._step)
         self._store.check()
 
@@ -286,12 +286,18 @@ class Runtime:
         for counters in (self.counters, sequence.counters):
             counters.fp16_overflows += overflows
 
-    def code_full_segments(self, layer: int, sequence: Sequence, keys: torch.Tensor) -> None:
+    def code_full_segments(
+        self,
+        layer: int,
+        sequence: Sequence,
+        keys: torch.Tensor,
+        values: torch.Tensor | None = None,
+    ) -> None:
         """Code the key shadow of new rows that nothing attends to; attention does it too.
 
         Parameters as in `TokenSelection.code_full_segments`.
         """
-        self._selection.code_full_segments(layer, sequence, keys)
+        self._selection.code_full_segments(layer, sequence, keys, values)
 
     # --- attention -------------------------------------------------------------------------
 
@@ -309,7 +315,7 @@ class Runtime:
         Parameters and result as in `DenseAttention.attend`.
         """
         # First, while rows that were just appended are promoted: attention waits for that.
-        self.code_full_segments(layer, sequence, keys)
+        self.code_full_segments(layer, sequence, keys, values)
         out = self._dense.attend(layer, sequence, query, keys, values, scaling)
         if self._keeper.observed_queries:
             last = query[:, -self._keeper.observed_queries :]
@@ -380,8 +386,6 @@ class Runtime:
         (query_heads, 1, head_dim) in the query's type.
         """
         length = sequence.lengths[layer]
-        landed: LandedRows | None = None
-        copied: Future[CopiedRows] | None = None
         ahead = self._pipeline.take(layer, sequence)
         decode = self.decode
         if ahead is None and decode is not None:
@@ -395,23 +399,19 @@ class Runtime:
             self._settle_arrivals()
             if keys is None:
                 keys = self._rows.newest_keys(layer, sequence)
-        if ahead is not None:
-            selected, landed, copied = ahead.sets, ahead.landed, ahead.copied
-        elif self._selection.selects_all(length, sequence.lacking):
-            assert keys is not None
-            selected = self._selection.everything(layer, sequence, keys)
-        else:
-            assert keys is not None
-            selected = self._selection.select(layer, sequence, query, keys, scaling)
+            ahead = self._selection.own(layer, sequence, query, keys, scaling)
+        selected = ahead.sets
         if self._observe_selected is not None:
             self._observe_selected(layer, length, selected)
         for counters in (self.counters, sequence.counters):
             counters.scored_tokens += length * len(selected)
             counters.selected_tokens += sum(len(positions) for positions in selected)
-        given = (layer, sequence, query, selected, scaling, self._step, landed)
+        given = (layer, sequence, query, selected, scaling, self._step, ahead.landed)
         out: torch.Tensor | None = None
-        if decode is not None:
-            out = decode.attend(layer, sequence, query, selected, scaling, self._step, landed)
+        if ahead.exact is not None and self._coded is not None:
+            out = self._coded.attend(*given, ahead.exact)
+        elif decode is not None:
+            out = decode.attend(*given)
         if out is not None:
             pass
         elif self._gpu is None:
@@ -421,7 +421,7 @@ class Runtime:
             if newest is None:
                 # It may have come by now, or not have come at all.
                 self._settle_arrivals()
-            out = self._gpu.attention.selected(*given, copied, newest)
+            out = self._gpu.attention.selected(*given, ahead.copied, newest)
         self._rows.offer_filled(layer, sequence, self._step)
         return out
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tokens a layer attends to, chosen in its turn or ahead of it (HillInfer section 4.3)."""
+"""Which tokens a layer attends to (HillInfer section 4.1)."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -17,21 +17,20 @@ from numpy.typing import NDArray
 from hillinfer.drive.files import round_up
 from hillinfer.engine.budget_plan import SCORE_GROWTH_TOKENS, score_bytes
 from hillinfer.errors import CacheUseError
-from hillinfer.gpu.copies import CopiedRows, CopiesAhead
-from hillinfer.kv.gather import Gather
+from hillinfer.gpu.copies import CopiedRows
 from hillinfer.kv.pool_keeper import PoolKeeper
-from hillinfer.kv.prefetch_buffer import LandedRows, PrefetchBuffer
+from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import Sequence
 from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.memory_budget import Accountant, Part
-from hillinfer.scoring.scorer import ImportanceEvaluation, SegmentShadow
+from hillinfer.scoring.scorer import ImportanceEvaluation, SegmentShadow, Split
 from hillinfer.trace.recorder import Lane, Recorder
 from hillinfer_model.choices import Scope
 from hillinfer_model.errors import NonFiniteQueryError
-from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
+from hillinfer_model.kernel_spec import KernelSpec
 
 if TYPE_CHECKING:
-    from hillinfer.engine.choice_ahead import ChoiceAhead
+    pass
 
 Sets = list[NDArray[np.int64]]
 # Scoring of one layer, as the native library counts it in bytes (`Shape::work_bytes`), that is done
@@ -39,7 +38,27 @@ Sets = list[NDArray[np.int64]]
 # that computes.
 QUICK_BYTES = 4 << 20
 
-# --- in a layer's turn ---
+
+@dataclass(frozen=True)
+class Ahead:
+    """What a layer attends to, and what was done of it before its turn.
+
+    Parameters
+    ----------
+    sets
+        The selected sets, one for the layer or one per KV head.
+    landed
+        Their cold rows that are read ahead, or None.
+    copied
+        What of them is on its way to the model's GPU; None where it has none.
+    exact
+        The exact tokens of each set where others are coded; rows are read ahead of these alone.
+    """
+
+    sets: Sets
+    landed: LandedRows | None
+    copied: Future[CopiedRows] | None
+    exact: Sets | None = None
 
 
 class TokenSelection:
@@ -115,28 +134,38 @@ class TokenSelection:
         self.code_full_segments(layer, sequence, keys)
         return self._evaluation.everything(sequence.lengths[layer])
 
-    def code_full_segments(self, layer: int, sequence: Sequence, keys: torch.Tensor) -> None:
+    def code_full_segments(
+        self,
+        layer: int,
+        sequence: Sequence,
+        keys: torch.Tensor,
+        values: torch.Tensor | None = None,
+    ) -> None:
         """Code the key shadow of segments that the newest tokens made full.
 
         Parameters
         ----------
         layer, sequence
             Where the tokens were just appended.
-        keys
-            Theirs, stored type, (kv_heads, tokens, head_dim).
+        keys, values
+            Theirs, stored type, (kv_heads, tokens, head_dim). Values are read back where they are
+            None and wanted.
         """
+        given = None
+        if values is not None and self._evaluation.has_coded:
+            given = shadow_states(values)
         with self.scoring, self._recorder.span(Lane.HOST_SCORING, "code", layer=layer):
-            self._shadow.code_full_segments(layer, sequence, _shadow_keys(keys))
+            self._shadow.code_full_segments(layer, sequence, shadow_states(keys), given)
 
-    def select(
+    def own(
         self,
         layer: int,
         sequence: Sequence,
         query: torch.Tensor,
         keys: torch.Tensor,
         scaling: float,
-    ) -> Sets:
-        """Select for a token that was just appended.
+    ) -> Ahead:
+        """Select for a token that was just appended, by its own query.
 
         Parameters
         ----------
@@ -155,15 +184,19 @@ class TokenSelection:
             Where the query is not finite.
         """
         length = sequence.lengths[layer]
+        if self.selects_all(length, sequence.lacking):
+            return Ahead(self.everything(layer, sequence, keys), None, None)
         self.make_room(length)
         with self.scoring, _Explained(layer):
             with self._recorder.span(Lane.HOST_SCORING, "code", layer=layer):
-                shadows = self._shadow.code_all(layer, sequence, _shadow_keys(keys))
+                shadows = self._shadow.code_all(layer, sequence, shadow_states(keys))
             with self._recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=length):
                 self._count_observed(layer, sequence, scaling, shadows)
-                return self._evaluation.select(
-                    _host_query(query), scaling, shadows, sequence.lacking
+                chosen = self._evaluation.chosen(
+                    host_query(query), scaling, shadows, 0, sequence.lacking
                 )
+        sets, exact = both_of(chosen)
+        return Ahead(sets, None, None, exact)
 
     def is_quick(self, layer: int, sequence: Sequence) -> bool:
         """Say whether scoring a layer takes no longer than having another thread do it.
@@ -184,7 +217,7 @@ class TokenSelection:
         sequence: Sequence,
         scaling: float,
         bring: Callable[[], torch.Tensor],
-    ) -> Callable[[], Sets]:
+    ) -> Callable[[], Sets | Split]:
         """Return what selects for the token that is about to come, for another thread to call.
 
         What takes memory or looks at the open group is done here.
@@ -207,12 +240,12 @@ class TokenSelection:
                 shadows = self._past(layer, sequence, past)
                 self._count_observed(layer, sequence, scaling, shadows)
 
-        def select() -> Sets:
+        def select() -> Sets | Split:
             query = bring()
             with self.scoring, _Explained(layer):
                 shadows = self._past(layer, sequence, past)
                 with self._recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=past):
-                    return self._evaluation.select_next(query, scaling, shadows, lacking)
+                    return self._evaluation.chosen(query, scaling, shadows, 1, lacking)
 
         return select
 
@@ -226,8 +259,10 @@ class TokenSelection:
         """Count what the last prefill queries would select as the first hits, once."""
         observed, sequence.observed[layer] = sequence.observed[layer], None
         for query in () if observed is None else observed:
-            sets = self._evaluation.select(query, scaling, shadows, sequence.lacking)
-            self._keeper.tally(layer, sequence, np.unique(np.concatenate(sets)))
+            chosen = self._evaluation.chosen(query, scaling, shadows, 0, sequence.lacking)
+            sets, exact = both_of(chosen)
+            own = np.unique(np.concatenate(sets if exact is None else exact))
+            self._keeper.tally(layer, sequence, own)
 
     def expect(self, tokens: int) -> None:
         """Learn that layers are about to choose from so many tokens, before the first asks."""
@@ -278,197 +313,20 @@ def explained(layer: int, error: NonFiniteQueryError) -> CacheUseError:
     )
 
 
-def _shadow_keys(keys: torch.Tensor) -> torch.Tensor:
-    moved = keys.transpose(0, 1)
+def both_of(chosen: Sets | Split) -> tuple[Sets, Sets | None]:
+    """Return selected sets, and the exact tokens of each where others are coded."""
+    return (chosen.sets, chosen.exact) if isinstance(chosen, Split) else (chosen, None)
+
+
+def shadow_states(states: torch.Tensor) -> torch.Tensor:
+    """Return keys or values (kv_heads, tokens, head_dim) token by token in FP16, to be coded."""
+    moved = states.transpose(0, 1)
     if moved.dtype is torch.float16 and moved.is_cpu:
         return moved
     return moved.to(device="cpu", dtype=torch.float16)
 
 
-def _host_query(query: torch.Tensor) -> torch.Tensor:
+def host_query(query: torch.Tensor) -> torch.Tensor:
+    """Return a query (query_heads, 1, head_dim) as it is scored with, on the processor."""
     own = query[:, 0]
     return own if own.dtype is torch.float32 and own.is_cpu else own.float().cpu()
-
-
-# --- while the layer before it computes ---
-
-
-@dataclass(frozen=True)
-class Ahead:
-    """What is known of a layer before its attention begins.
-
-    Parameters
-    ----------
-    sets
-        The selected sets, one for the layer or one per KV head.
-    landed
-        Their cold rows that are read ahead, or None.
-    copied
-        What of them is on its way to the model's GPU; None where it has none.
-    """
-
-    sets: Sets
-    landed: LandedRows | None
-    copied: Future[CopiedRows] | None
-
-
-class PrefetchPipeline:
-    """Selects tokens and reads their rows for layers that have not begun (APP).
-
-    One thread scores, in the order that layers are announced; the rows it selects are read by the
-    prefetch buffer's own thread meanwhile.
-
-    Parameters
-    ----------
-    gather
-        Finds what is cold.
-    prefetch
-        Reads it ahead.
-    threads
-        Compute threads of the scoring thread.
-    copies
-        Sends what is selected to the model's GPU; None where it has none.
-    """
-
-    def __init__(
-        self,
-        gather: Gather,
-        prefetch: PrefetchBuffer,
-        threads: int,
-        copies: CopiesAhead | None = None,
-    ) -> None:
-        self._gather = gather
-        self._prefetch = prefetch
-        self._copies = copies
-        self._scoring = ThreadPoolExecutor(
-            1,
-            thread_name_prefix="hillinfer-score",
-            # Threads start with the machine's number of them, not with what was chosen.
-            initializer=torch.set_num_threads,
-            initargs=(threads,),
-        )
-        self._ahead: dict[tuple[int, int], Future[Ahead]] = {}
-        # Chosen in the caller's own thread.
-        self._known: dict[tuple[int, int], Ahead] = {}
-        # In one of the native library's.
-        self._choices: dict[tuple[int, int], ChoiceAhead] = {}
-
-    def announce(
-        self, layer: int, sequence: Sequence, past: int, select: Callable[[], Sets]
-    ) -> None:
-        """Begin to select for a layer that comes next.
-
-        Parameters
-        ----------
-        layer, sequence
-            Whose attention comes.
-        past
-            Tokens of it that are stored; one more is coming.
-        select
-            Returns the selected sets; called from the scoring thread.
-        """
-        self._ahead[layer, id(sequence)] = self._scoring.submit(
-            self._work, layer, sequence, past, select
-        )
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether the scoring thread has nothing to do."""
-        return all(one.done() for one in self._ahead.values())
-
-    def select_now(
-        self, layer: int, sequence: Sequence, past: int, select: Callable[[], Sets]
-    ) -> None:
-        """Select for a layer that comes next in the caller's own thread; only reads go on.
-
-        For what is selected sooner than another thread would begin to, while that is idle: layers
-        are selected one after the other. Parameters as in `announce`, and errors wait for `take` as
-        there.
-        """
-        ahead: Future[Ahead] = Future()
-        try:
-            ahead.set_result(self._work(layer, sequence, past, select))
-        except Exception as error:
-            ahead.set_exception(error)
-        self._ahead[layer, id(sequence)] = ahead
-
-    def keep(self, layer: int, sequence: Sequence, sets: Sets, landed: LandedRows | None) -> None:
-        """Keep what was chosen for a layer that comes next until `take`, and what lands of it."""
-        self._known[layer, id(sequence)] = Ahead(sets, landed, None)
-
-    def keep_choice(self, layer: int, sequence: Sequence, choice: ChoiceAhead) -> None:
-        """Keep what is being chosen of rows that are all hot, until `take`."""
-        self._choices[layer, id(sequence)] = choice
-
-    def announced(self, layer: int, sequence: Sequence) -> Ahead | None:
-        """Return what was announced of a layer, once it is selected; None where nothing was.
-
-        Raises
-        ------
-        Exception
-            What went wrong while selecting.
-        """
-        key = layer, id(sequence)
-        choice = self._choices.get(key)
-        if choice is not None:
-            self._known[key] = Ahead(choice.sets(), None, None)
-            del self._choices[key]
-        known = self._known.get(key)
-        if known is not None:
-            return known
-        ahead = self._ahead.get(key)
-        return None if ahead is None else ahead.result()
-
-    def take(self, layer: int, sequence: Sequence) -> Ahead | None:
-        """Return what `announced` does, of which nobody else is to know any more.
-
-        Its rows are wanted now.
-        """
-        # An interrupt while waiting leaves it to `drop`.
-        ahead = self.announced(layer, sequence)
-        if ahead is not None:
-            key = layer, id(sequence)
-            if self._known.pop(key, None) is None:
-                del self._ahead[key]
-            if ahead.landed is not None:
-                self._prefetch.want(ahead.landed)
-        return ahead
-
-    def drop(self) -> None:
-        """Forget what was announced, because the forward pass broke off."""
-        # Every step asks, and mostly each layer has taken what was announced of it.
-        if self._ahead:
-            for under_way in self._ahead.values():
-                under_way.cancel()
-            wait(self._ahead.values())
-            self._ahead.clear()
-        self._known.clear()
-        self._drop_choices()
-        if self._copies is not None:
-            self._copies.settle()
-        if self._prefetch.unclaimed:
-            self._prefetch.abandon_unclaimed()
-
-    def close(self) -> None:
-        """Stop the scoring thread, and wait for what is being chosen."""
-        self._drop_choices()
-        self._scoring.shutdown(cancel_futures=True)
-
-    def _drop_choices(self) -> None:
-        for choice in self._choices.values():
-            choice.drop()
-        self._choices.clear()
-
-    def _work(self, layer: int, sequence: Sequence, past: int, select: Callable[[], Sets]) -> Ahead:
-        sets = select()
-        union = sets[0] if len(sets) == 1 else np.unique(np.concatenate(sets))
-        # The newest token is stored when its layer begins.
-        stored = union[: union.searchsorted(past)]
-        # When attention looks, the tail holds what it holds now, or what follows a full group.
-        held = past // GROUP_TOKENS * GROUP_TOKENS
-        landed = self._gather.land(layer, sequence, stored, held)
-        if self._copies is None:
-            return Ahead(sets, landed, None)
-        # What is there is sent on at once, rather than with what has no room yet.
-        self._prefetch.want(landed)
-        return Ahead(sets, landed, self._copies.begin(layer, sequence, stored, held, landed))

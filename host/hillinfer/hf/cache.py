@@ -199,7 +199,7 @@ class HillInferCache(PassingCache):
                 for share, new in zip(plan.shares, fresh, strict=True):
                     if new is not None:
                         own = share.sequence.of(layer)
-                        self._runtime.code_full_segments(layer, own, new[0])
+                        self._runtime.code_full_segments(layer, own, *new)
             self.end_forward()
 
     def bring(self, first: int, act: Callable[[], None]) -> None:

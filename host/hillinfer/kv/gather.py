@@ -183,7 +183,7 @@ class Gather:
         sequence: Sequence,
         positions: NDArray[np.int64],
         landed: LandedRows | None = None,
-    ) -> Iterator[NDArray[np.uint8]]:
+    ) -> Generator[NDArray[np.uint8], None, None]:
         """Yield blocks of copies of rows, uint8 (at most block_rows, row_bytes).
 
         Each is valid until the next. Nothing is promoted and no hit is counted.

@@ -128,7 +128,7 @@ class HotPools:
         self._shape = shape
         self._accountant = accountant
         self._shares = shares
-        self._tails_bytes = 0
+        self._tails_bytes = self._aside_bytes = 0
         self._covered_rows = 0
         # Slots of all layers since memory was short the last time.
         self._granted = sys.maxsize
@@ -178,6 +178,10 @@ class HotPools:
     def tails_bytes(self) -> int:
         """Bytes of the open groups of all sequences, which are counted as hot."""
         return self._tails_bytes
+
+    def set_aside(self, byte_count: int) -> None:
+        """Let so many bytes that are counted as hot hold something else than rows."""
+        self._aside_bytes = byte_count
 
     def least_bytes(self, kept_tokens: int) -> int:
         """Return the bytes of the open groups and so many kept rows of every sequence."""
@@ -352,7 +356,8 @@ class HotPools:
         self._under_way = [[] for _ in self.layers]
 
     def _slots_in_all(self) -> int:
-        left = self._accountant.bytes_for_hot_rows - self._tails_bytes
+        others = self._tails_bytes + self._aside_bytes
+        left = self._accountant.bytes_for_hot_rows - others
         return max(0, left // self._slot_bytes)
 
     def _wait(self) -> None:

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -344,6 +345,54 @@ def distinct_rows(sequences: Iterable[Sequence]) -> int:
         layers_of.update(dict.fromkeys(one.groups, len(one.band)))
         open_rows += sum(length % GROUP_TOKENS for length in one.lengths)
     return sum(layers_of.values()) * GROUP_TOKENS + open_rows
+
+
+# --- Keys and values of rows, where they lie ---
+
+
+class RowPart:
+    """Keys or values of a sequence's rows as FP16, and views of those in tails.
+
+    A view takes longer to make than a token's keys take to code, and each step needs one per layer:
+    it is made once for as long as the sequence lives.
+
+    Parameters
+    ----------
+    view
+        Returns them as part of uint8 rows (tokens, row_bytes), see `RowLayout`.
+    """
+
+    def __init__(self, view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._view = view
+        self._known: WeakKeyDictionary[Sequence, list[torch.Tensor]] = WeakKeyDictionary()
+
+    def of(self, rows: NDArray[np.uint8]) -> torch.Tensor:
+        """Return those of rows, float16 (tokens, kv_heads, head_dim); a view where it can be."""
+        return self._half(self._view(torch.from_numpy(rows)))
+
+    def in_tail(self, layer: int, sequence: Sequence, first: int, stop: int) -> torch.Tensor:
+        """Return those of some rows of a layer's tail.
+
+        Parameters
+        ----------
+        layer, sequence
+            Whose tail.
+        first, stop
+            Rows of it.
+
+        Returns
+        -------
+        float16 (stop - first, kv_heads, head_dim): the memory itself, or converted from bfloat16.
+        """
+        known = self._known.get(sequence)
+        if known is None:
+            known = [self._view(torch.from_numpy(tail)) for tail in sequence.tails]
+            self._known[sequence] = known
+        return self._half(known[layer][first:stop])
+
+    @staticmethod
+    def _half(states: torch.Tensor) -> torch.Tensor:
+        return states if states.dtype is torch.float16 else states.half()
 
 
 # --- hits that pools do not know of yet ---

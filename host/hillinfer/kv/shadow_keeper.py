@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from functools import partial
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -14,54 +13,13 @@ from numpy.typing import NDArray
 from hillinfer.drive.shared_files import ShadowBase
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.saved_sequences import SavedShadow
-from hillinfer.kv.sequence import RowLayout, Sequence
+from hillinfer.kv.sequence import RowLayout, RowPart, Sequence
 from hillinfer.scoring.scorer import Scorer, SegmentShadow
 from hillinfer.shadow.memory import ShadowMemory
 from hillinfer.shadow.segments import Segment, SegmentLayer
+from hillinfer.shadow.values import SegmentValues, ValueCodes
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
-
-# --- The keys of open groups, where they lie ---
-
-
-class TailKeys:
-    """Views the keys in a sequence's tails, made once for as long as the sequence lives.
-
-    A view takes longer to make than a token's keys take to code, and each step needs one per layer.
-
-    Parameters
-    ----------
-    layout
-        Where in a row they are.
-    """
-
-    def __init__(self, layout: RowLayout) -> None:
-        self._layout = layout
-        self._known: WeakKeyDictionary[Sequence, list[torch.Tensor]] = WeakKeyDictionary()
-
-    def of(self, layer: int, sequence: Sequence, first: int, stop: int) -> torch.Tensor:
-        """Return the keys of some rows of a layer's tail.
-
-        Parameters
-        ----------
-        layer, sequence
-            Whose tail.
-        first, stop
-            Rows of it.
-
-        Returns
-        -------
-        float16 (stop - first, kv_heads, head_dim): the memory itself, or converted from bfloat16.
-        """
-        known = self._known.get(sequence)
-        if known is None:
-            known = [self._layout.keys(torch.from_numpy(tail)) for tail in sequence.tails]
-            self._known[sequence] = known
-        keys = known[layer][first:stop]
-        return keys if keys.dtype is torch.float16 else keys.half()
-
-
-# --- the shadow of every sequence ---
 
 
 class ShadowKeeper:
@@ -77,6 +35,8 @@ class ShadowKeeper:
         Bring back the keys of rows that were stored before.
     memory
         Holds shadows, in DRAM or on the drive.
+    values
+        Keeps value codes; None where no token is coded.
     """
 
     def __init__(
@@ -86,18 +46,25 @@ class ShadowKeeper:
         gather: Gather,
         layout: RowLayout,
         memory: ShadowMemory,
+        values: ValueCodes | None = None,
     ) -> None:
         self._scorer = scorer
         self.spec: KernelSpec = scorer.spec
         self._layers = layers
         self._gather = gather
-        self._layout = layout
         self._memory = memory
         self._has_device = memory.has_device
-        self._tails = TailKeys(layout)
+        self._values = values
+        self._key_part, self.value_part = RowPart(layout.keys), RowPart(layout.values)
         self._no_keys = torch.empty((0, self.spec.kv_heads, self.spec.head_dim)).half()
 
-    def code_full_segments(self, layer: int, sequence: Sequence, fresh: torch.Tensor) -> None:
+    def code_full_segments(
+        self,
+        layer: int,
+        sequence: Sequence,
+        fresh: torch.Tensor,
+        values: torch.Tensor | None = None,
+    ) -> None:
         """Code every segment that is full and not yet coded.
 
         Parameters
@@ -107,9 +74,11 @@ class ShadowKeeper:
         fresh
             Keys of the newest tokens, float16 (tokens, kv_heads, head_dim) on the CPU; saves
             reading them back.
+        values
+            Their values likewise; None to read them back where they are wanted.
         """
         full = sequence.lengths[layer] // self.spec.segment_tokens
-        self._code(layer, sequence, fresh, full * self.spec.segment_tokens)
+        self._code(layer, sequence, fresh, full * self.spec.segment_tokens, values)
 
     def code_all(self, layer: int, sequence: Sequence, fresh: torch.Tensor) -> list[SegmentShadow]:
         """Code every token, because scoring follows, and return the shadow of all segments."""
@@ -287,11 +256,21 @@ class ShadowKeeper:
             for later in sequence.segments[kept:]:
                 self._memory.leave_all_to_device(later)
             if any(one.coded_tokens > left for one in sequence.segments[kept - 1].layers):
-                self._memory.cut(self._own(sequence, kept - 1), left)
+                cut = self._own(sequence, kept - 1)
+                self._memory.cut(cut, left)
+                for own in cut.layers:
+                    own.renew_values()
         while len(sequence.segments) > kept:
             self._memory.release(sequence.segments.pop())
 
-    def _code(self, layer: int, sequence: Sequence, fresh: torch.Tensor, stop: int) -> None:
+    def _code(
+        self,
+        layer: int,
+        sequence: Sequence,
+        fresh: torch.Tensor,
+        stop: int,
+        fresh_values: torch.Tensor | None = None,
+    ) -> None:
         size, tokens = self.spec.segment_tokens, sequence.lengths[layer]
         count = -(-stop // size)
         first = 0
@@ -315,6 +294,7 @@ class ShadowKeeper:
             # Whatever may fail comes before anything of the segment changes.
             keys = self._keys(layer, sequence, fresh, base + coded, end)
             statistics = own.statistics
+            values = self._wanted_values(layer, sequence, number, fresh_values, base + coded, end)
             if statistics is None:
                 before = sequence.segments[number - 1].layers[layer] if number else None
                 statistics = self._scorer.statistics(
@@ -324,6 +304,8 @@ class ShadowKeeper:
             own.statistics = statistics
             self._scorer.encode(keys, statistics, shadow, coded)
             own.coded_tokens = end - base
+            if values is not None:
+                self._keep_values(layer, sequence, number, values, base + coded)
             self._memory.note_coded(own, number)
             self._memory.leave_to_device(own, (number + 1) * size, tokens)
 
@@ -359,6 +341,17 @@ class ShadowKeeper:
         self, layer: int, sequence: Sequence, fresh: torch.Tensor, start: int, end: int
     ) -> torch.Tensor:
         """Return the keys of start <= position < end as FP16, from `fresh` where it has them."""
+        return self._states(layer, sequence, fresh, start, end, self._key_part)
+
+    def _states(
+        self,
+        layer: int,
+        sequence: Sequence,
+        fresh: torch.Tensor,
+        start: int,
+        end: int,
+        part: RowPart,
+    ) -> torch.Tensor:
         fresh_start = sequence.lengths[layer] - len(fresh)
         if start == fresh_start and end - start == len(fresh):
             return fresh
@@ -366,15 +359,93 @@ class ShadowKeeper:
             return fresh[start - fresh_start : end - fresh_start]
         held = sequence.held_starts[layer]
         if start >= held and end <= fresh_start:
-            return self._tails.of(layer, sequence, start - held, end - held)
-        keys = torch.empty((end - start, *fresh.shape[1:]), dtype=torch.float16)
+            return part.in_tail(layer, sequence, start - held, end - held)
+        states = torch.empty((end - start, *fresh.shape[1:]), dtype=torch.float16)
         at = 0
         stored = np.arange(start, min(end, fresh_start))
         for rows in self._gather.stream(layer, sequence, stored):
-            keys[at : at + len(rows)] = self._layout.keys(torch.from_numpy(rows))
+            states[at : at + len(rows)] = part.of(rows)
             at += len(rows)
-        keys[at:] = fresh[: end - start - at]
-        return keys
+        states[at:] = fresh[: end - start - at]
+        return states
+
+    # --- values of coded tokens ---------------------------------------------------------------
+
+    def complete_values(self, layer: int, sequence: Sequence) -> list[SegmentValues]:
+        """Return what there is of the values of every segment that has codes of keys.
+
+        Statistics of segments that a session or a store brought without are taken of their rows.
+        """
+        assert self._values is not None
+        found: list[SegmentValues] = []
+        for number, segment in enumerate(sequence.segments):
+            own = segment.layers[layer]
+            if own.statistics is None:
+                break
+            if own.values is None:
+                base = number * self.spec.segment_tokens
+                end = base + own.coded_tokens
+                values = self._states(layer, sequence, self._no_keys, base, end, self.value_part)
+                self._take_values(layer, sequence, number, values)
+            assert own.values is not None
+            found.append(own.values)
+        return found
+
+    def _wanted_values(
+        self,
+        layer: int,
+        sequence: Sequence,
+        number: int,
+        fresh: torch.Tensor | None,
+        start: int,
+        end: int,
+    ) -> torch.Tensor | None:
+        """Return values of tokens that are about to be coded, where they are looked at now.
+
+        A segment's first tokens make its statistics. Codes of single tokens are not worth keeping
+        as long as their rows are in the tail.
+        """
+        if self._values is None:
+            return None
+        is_first = sequence.segments[number].layers[layer].statistics is None
+        if not is_first and (fresh is None or end - start == 1):
+            return None
+        given = self._no_keys if fresh is None else fresh
+        return self._states(layer, sequence, given, start, end, self.value_part)
+
+    def _take_values(
+        self, layer: int, sequence: Sequence, number: int, values: torch.Tensor
+    ) -> None:
+        """Take the statistics of a segment's values, of its tokens so far."""
+        before = sequence.segments[number - 1].layers[layer].values if number else None
+        taken = self._scorer.statistics(
+            values, number * self.spec.segment_tokens, before.statistics if before else None
+        )
+        sequence.segments[number].layers[layer].values = SegmentValues.of(taken)
+
+    def _keep_values(
+        self, layer: int, sequence: Sequence, number: int, values: torch.Tensor, start: int
+    ) -> None:
+        """Take a segment's value statistics if it has none, and keep codes of full groups."""
+        assert self._values is not None
+        own = sequence.segments[number].layers[layer]
+        if own.values is None:
+            if start != number * self.spec.segment_tokens:
+                # Keys of it were coded before anybody asked for values: `complete_values` does it.
+                return
+            if number and sequence.segments[number - 1].layers[layer].values is None:
+                self.complete_values(layer, sequence)
+            else:
+                self._take_values(layer, sequence, number, values)
+        assert own.values is not None
+        settled = min(sequence.held_starts[layer], sequence.group_count * GROUP_TOKENS)
+        count = min(start + len(values), settled) - start
+        if count > 0:
+            rows = sequence.rows(np.arange(start, start + count))
+            numbers = np.full(count, own.values.number)
+            self._values.offer(
+                layer, rows, numbers, self._values.encode(values[:count], own.values)
+            )
 
     def _stored_keys(self, layer: int, sequence: Sequence, start: int, end: int) -> torch.Tensor:
         """Return the keys of full groups as FP16, in whatever thread.
@@ -387,7 +458,7 @@ class ShadowKeeper:
         )
         at = 0
         for rows in self._gather.from_drive(layer, sequence, start, end):
-            keys[at : at + len(rows)] = self._layout.keys(torch.from_numpy(rows))
+            keys[at : at + len(rows)] = self._key_part.of(rows)
             at += len(rows)
         return keys
 

@@ -57,6 +57,7 @@ class BlockPartials(ctypes.Structure):
 _SEQUENCE, _CALL, _PARTIALS = map(ctypes.POINTER, (Sequence, CodedCall, BlockPartials))
 _ENCODED = [_INT, _SEQUENCE, _POINTER, _POINTER, *[_LONG] * 3, _POINTER, _LONG, _LONG]
 SIGNATURES = {
+    "hillinfer_aligned_tokens": (_INT, [_INT, _SEQUENCE, _POINTER, _LONG, _POINTER, _POINTER]),
     "hillinfer_encode_values": (_INT, _ENCODED),
     "hillinfer_encode_value_rows": (_INT, _ENCODED),
     "hillinfer_coded_attend": (_INT, [_INT, _CALL, _POINTER, _LONG, _POINTER, _LONG, _POINTER]),

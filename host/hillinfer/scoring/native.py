@@ -272,6 +272,20 @@ class NativeScorer:
         )
         return list(chosen)
 
+    def choose_each(
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        coming: int,
+        wanted: Sequence[Wanted],
+    ) -> list[list[NDArray[np.int64]]]:
+        """Return the selected sets of each size, from tuples that are made once; see `Scorer`."""
+        for one in wanted:
+            one.check(total_tokens(segments) + coming, coming)
+        tuples = self.tuples(query, scaling, segments, coming)
+        return [native_top(tuples, one, coming) for one in wanted]
+
     def _described(
         self, segments: Sequence[SegmentShadow], kept: list[NDArray[Any]]
     ) -> array[int] | None:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +18,7 @@ from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.score_block import ScoreBlock
-from hillinfer_model.selection import kept_positions, selected_count
+from hillinfer_model.selection import exact_count, selected_count
 
 # --- How many tokens to select ---
 
@@ -188,6 +188,20 @@ class Scorer(Protocol):
         """
         ...
 
+    def choose_each(
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        coming: int,
+        wanted: Sequence[Wanted],
+    ) -> list[list[NDArray[np.int64]]]:
+        """Select sets of several sizes, scoring once; return what `choose` does for each of them.
+
+        Parameters and errors are those of `choose`.
+        """
+        ...
+
     def score(
         self,
         query: torch.Tensor,
@@ -281,90 +295,22 @@ class StreamedShadow(SegmentShadow):
         return self._probes
 
 
-# --- The exact top of score blocks ---
-
-
-class TopAlpha:
-    """Keeps the best tokens of all score blocks seen so far (HillInfer section 4.2, HIE).
-
-    Ranking is (score code descending, position ascending), so the result does not depend on how
-    scores were cut into blocks nor on the order the blocks came in.
-
-    Parameters
-    ----------
-    count
-        Tokens to select, the kept ones included.
-    kept
-        int64 positions that are selected whatever their score, ascending.
-    """
-
-    def __init__(self, count: int, kept: NDArray[np.int64]) -> None:
-        self._kept = kept
-        self._wanted = count - len(kept)
-        self._best = np.empty(0, np.int64)
-        self._waiting: list[NDArray[np.int64]] = []
-        self._waiting_count = 0
-
-    def merge(self, block: ScoreBlock) -> None:
-        """Take one score block into account."""
-        # One integer orders as (code descending, position ascending) when sorted descending.
-        keys = (block.codes.astype(np.int64) << 40) + ((1 << 40) - 1 - block.positions)
-        self._waiting.append(keys)
-        self._waiting_count += len(keys)
-        if self._waiting_count > max(2 * self._wanted, 4096):
-            self._settle()
-
-    def positions(self) -> NDArray[np.int64]:
-        """Return the selected positions, int64, ascending, the kept ones among them."""
-        self._settle()
-        chosen = (1 << 40) - 1 - (self._best & ((1 << 40) - 1))
-        return np.sort(np.concatenate([self._kept, chosen]))
-
-    def _settle(self) -> None:
-        keys = np.concatenate([self._best, *self._waiting])
-        self._waiting, self._waiting_count = [], 0
-        # Kept positions take part here so that they cannot push anything out: drop them first.
-        positions = (1 << 40) - 1 - (keys & ((1 << 40) - 1))
-        keys = keys[~np.isin(positions, self._kept)]
-        if len(keys) > self._wanted:
-            cut = len(keys) - self._wanted
-            keys = np.partition(keys, cut)[cut:] if self._wanted else keys[:0]
-        self._best = keys
-
-
-def top_of_blocks(
-    blocks: Iterable[ScoreBlock],
-    spec: KernelSpec,
-    scope: Scope,
-    segments: Sequence[SegmentShadow],
-    coming: int,
-    wanted: Wanted,
-) -> list[NDArray[np.int64]]:
-    """Return the selected sets of a scorer that only scores; see `Scorer.choose`.
-
-    Parameters
-    ----------
-    blocks
-        All of `segments`, in any order.
-    spec, scope
-        Of the scorer.
-    segments, coming, wanted
-        As there, whose errors it raises.
-    """
-    length = total_tokens(segments) + coming
-    wanted.check(length, coming)
-    kept = kept_positions(length, wanted.sinks, wanted.recent)
-    # One that is coming is among the newest, which are kept.
-    kept = kept[: len(kept) - coming]
-    sets = 1 if scope is Scope.LAYER else spec.kv_heads
-    tops = [TopAlpha(wanted.count - coming, kept) for _ in range(sets)]
-    for block in blocks:
-        tops[block.kv_head].merge(block)
-    newest = np.arange(length - coming, length)
-    return [np.append(top.positions(), newest) for top in tops]
-
-
 # --- importance evaluation ---
+
+
+@dataclass(frozen=True)
+class Split:
+    """The selected sets of a layer, and which of their tokens are exact (contract, section 15).
+
+    Parameters
+    ----------
+    sets, exact
+        One ascending int64 array of positions for each set; those of `exact` are among those of
+        `sets`.
+    """
+
+    sets: list[NDArray[np.int64]]
+    exact: list[NDArray[np.int64]]
 
 
 class ImportanceEvaluation:
@@ -375,13 +321,19 @@ class ImportanceEvaluation:
     scorer
         Executes the scoring contract.
     settings
-        α, kept tokens and the upper bound.
+        α, kept tokens, the upper bound and how many tokens are exact.
+
+    Attributes
+    ----------
+    has_coded
+        Whether tokens may be coded.
     """
 
     def __init__(self, scorer: Scorer, settings: Settings) -> None:
         self._scorer = scorer
         self._settings = settings
         self._kept = settings.kept_tokens
+        self.has_coded = settings.has_coded_tokens
         self._sets = 1 if scorer.scope is Scope.LAYER else scorer.spec.kv_heads
         # Of the length that was asked for last: all layers of a step have the same.
         self._last = (0, 0), self._wanted_of(0, 0)
@@ -397,8 +349,21 @@ class ImportanceEvaluation:
         return self._scorer.table_variant
 
     def selects_all(self, length: int, lacking: int = 0) -> bool:
-        """Say whether a sequence of this length is selected whole, so that nothing is scored."""
-        return self.wanted(length, lacking).count == length
+        """Say whether a sequence of this length is selected whole, so that nothing is scored.
+
+        Where some of the tokens are coded they are ranked all the same.
+        """
+        return self.wanted(length, lacking).count == length and not self.codes(length, lacking)
+
+    def codes(self, length: int, lacking: int = 0) -> bool:
+        """Say whether some of the selected tokens are coded (contract, section 15).
+
+        Parameters
+        ----------
+        length, lacking
+            As in `wanted`.
+        """
+        return self.has_coded and self._exact(length, lacking) < self.wanted(length, lacking).count
 
     def everything(self, length: int) -> list[NDArray[np.int64]]:
         """Return the sets of a sequence that is selected whole."""
@@ -462,6 +427,40 @@ class ImportanceEvaluation:
             return self.everything(length)
         return self._scorer.choose(query, scaling, segments, 1, wanted)
 
+    def chosen(
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        coming: int,
+        lacking: int = 0,
+    ) -> list[NDArray[np.int64]] | Split:
+        """Return what `split` does where tokens are coded, else what `select` or `select_next` do.
+
+        Parameters are theirs; `coming` is 1 where the query is a predicted one, else 0.
+        """
+        given = query, scaling, segments
+        if self.codes(total_tokens(segments) + coming, lacking):
+            return self.split(*given, coming, lacking)
+        return (self.select_next if coming else self.select)(*given, lacking)
+
+    def split(
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        coming: int,
+        lacking: int = 0,
+    ) -> Split:
+        """Select, and say which tokens are exact; parameters as in `select` and `select_next`.
+
+        `coming` is 1 where the query is a predicted one, else 0; `codes` says that it is called.
+        """
+        length = total_tokens(segments) + coming
+        wanted = self.wanted(length, lacking)
+        exact = replace(wanted, count=self._exact(length, lacking))
+        return Split(*self._scorer.choose_each(query, scaling, segments, coming, (wanted, exact)))
+
     def wanted(self, length: int, lacking: int = 0) -> Wanted:
         """Return how much is selected of so many tokens.
 
@@ -485,3 +484,9 @@ class ImportanceEvaluation:
         tokens = length + lacking
         count = selected_count(tokens, settings.alpha, self._kept, settings.max_selected)
         return Wanted(min(count, length), settings.kept_sinks, settings.kept_recent)
+
+    def _exact(self, length: int, lacking: int) -> int:
+        settings, count = self._settings, self.wanted(length, lacking).count
+        tokens = length + lacking
+        kept = min(self._kept, length)
+        return exact_count(tokens, settings.exact, settings.exact_floor, kept, count)

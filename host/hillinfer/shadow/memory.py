@@ -53,6 +53,8 @@ class ShadowMemory:
         Called once, before the first shadow goes to the drive.
     device
         Holds shadows that the host need not, or None.
+    value_bytes
+        What statistics of a segment's values take beside those of its keys.
 
     Attributes
     ----------
@@ -69,6 +71,7 @@ class ShadowMemory:
         counters: Counters,
         announce: Callable[[], None],
         device: DeviceShadows | None = None,
+        value_bytes: int = 0,
     ) -> None:
         self._device = device
         self._staging: NDArray[np.uint8] | None = None
@@ -76,7 +79,7 @@ class ShadowMemory:
         self._layout = ShadowLayout(spec)
         self._size = spec.segment_tokens
         self._limit_bytes = limit_bytes
-        self._statistics_bytes = statistics_bytes(spec)
+        self._statistics_bytes = statistics_bytes(spec) + value_bytes
         self._accountant = accountant
         self._counters = counters
         self._announce = announce
@@ -149,14 +152,7 @@ class ShadowMemory:
             else:
                 read = partial(self.whole, own)
             made.append(
-                StreamedShadow(
-                    base,
-                    own.coded_tokens,
-                    own.statistics,
-                    read,
-                    place,
-                    own.probes,
-                )
+                StreamedShadow(base, own.coded_tokens, own.statistics, read, place, own.probes)
             )
         if on_drive:
             self._streaming().begin(on_drive)

@@ -16,6 +16,7 @@ from hillinfer.memory_budget import Accountant, Part
 from hillinfer.scoring.layout import ProbeShadow
 from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer.shadow.arena import ShadowArena
+from hillinfer.shadow.values import SegmentValues
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -43,6 +44,8 @@ class SegmentLayer:
         None until it is full or first scored.
     coded_tokens
         Tokens coded so far.
+    values
+        Statistics of its values, taken when those of its keys are; None where no token is coded.
     view
         What scorers take of a full shadow at rest in DRAM: the same object at every step, so
         that they need to look at it only once.
@@ -55,11 +58,17 @@ class SegmentLayer:
     probes: ProbeShadow | None = None
     statistics: ChannelStatistics | None = None
     coded_tokens: int = 0
+    values: SegmentValues | None = None
     view: SegmentShadow | None = None
 
     def drop_shadow(self) -> None:
         """Forget what DRAM holds of it."""
         self.shadow, self.view = None, None
+
+    def renew_values(self) -> None:
+        """Know no codes that are kept of it, because its tokens may be others from here on."""
+        if self.values is not None:
+            self.values = self.values.renewed()
 
 
 class Segment:
@@ -79,6 +88,8 @@ class Segment:
         """Return a segment that one sequence owns alone; its shadows are still the same arrays."""
         copy = Segment(())
         copy.layers = [replace(layer) for layer in self.layers]
+        for layer in copy.layers:
+            layer.renew_values()
         return copy
 
 

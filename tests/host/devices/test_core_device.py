@@ -26,7 +26,8 @@ from hillinfer.native.library import NativeError
 from hillinfer.rates.profiling import sample_shadows
 from hillinfer.scoring.launches import LaunchQueries, LaunchThread
 from hillinfer.scoring.native import NativeScorer
-from hillinfer.scoring.scorer import TopAlpha, Wanted
+from hillinfer.scoring.scorer import Wanted
+from hillinfer.scoring.top_alpha import TopAlpha
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.golden_launch import run_score_launch

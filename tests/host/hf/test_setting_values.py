@@ -13,11 +13,12 @@ import hillinfer
 from hillinfer.errors import HillInferError, SettingsError, SetupWarning, UnsupportedFeatureError
 from hillinfer.settings import Settings
 
-NUMBERS = ("alpha", "beta")
+NUMBERS = ("alpha", "beta", "exact")
 COUNTS = (
     "kept_sinks",
     "kept_recent",
     "max_selected",
+    "exact_floor",
     "block_rows",
     "prefetch_blocks",
     "block_tokens",

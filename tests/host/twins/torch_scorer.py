@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.scoring.arguments import ScoringArguments
-from hillinfer.scoring.scorer import SegmentShadow, Wanted, top_of_blocks
+from hillinfer.scoring.scorer import SegmentShadow, Wanted
+from hillinfer.scoring.top_alpha import top_of_blocks
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
@@ -152,6 +153,10 @@ class TorchScorer:
         wanted: Wanted,
     ) -> list[NDArray[np.int64]]:
         """Return the selected sets, merged block by block; see `Scorer`."""
+        return self.choose_each(query, scaling, segments, coming, (wanted,))[0]
+
+    def choose_each(self, query, scaling, segments, coming, wanted):
+        """Return the selected sets of several sizes likewise; see `Scorer`."""
         blocks = self.score(query, scaling, segments, coming)
         return top_of_blocks(blocks, self.spec, self.scope, segments, coming, wanted)
 

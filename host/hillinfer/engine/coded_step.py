@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One new token attends to exact rows and coded tokens (contract, sections 14 to 16)."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.attention.coded import CodedAttention
+from hillinfer.engine.selection import Sets, TokenSelection, explained, host_query
+from hillinfer.kv.gather import Gather, copy_rows
+from hillinfer.kv.prefetch_buffer import LandedRows
+from hillinfer.kv.sequence import Sequence
+from hillinfer.kv.shadow_keeper import ShadowKeeper
+from hillinfer.memory_budget import Accountant, Part
+from hillinfer.native.structures import row_addresses
+from hillinfer.scoring.aligned import AlignedWeights, Weighed
+from hillinfer.shadow.values import SegmentValues, ValueCodes
+from hillinfer.statistics import Counters
+from hillinfer.trace.recorder import Lane, Recorder
+from hillinfer_model.coded_attention import BLOCK_TOKENS
+from hillinfer_model.errors import NonFiniteQueryError
+from hillinfer_model.kernel_spec import GROUP_TOKENS
+from hillinfer_model.value_layout import code_row_bytes
+
+Positions = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Described:
+    """The coded tokens of a set as `CodedTokens` has them, int64 (segments, 9), and what they name.
+
+    Addresses are those of the arrays beside them.
+    """
+
+    words: NDArray[np.int64]
+    code_rows: NDArray[np.uint64]
+    exponents: NDArray[np.uint64]
+    weighed: Weighed
+
+
+@dataclass(frozen=True)
+class _Arrivals:
+    """Codes of tokens whose rows were brought, by row number; and what keeps the others meanwhile.
+
+    `numbers` are those of their segments' values, `codes` uint8 (tokens, row_bytes).
+    """
+
+    rows: Positions
+    numbers: Positions
+    codes: NDArray[np.uint8]
+    kept: list[NDArray[np.uint8]]
+
+
+# --- Memory that is used again ---
+
+
+class _Reused:
+    """Rows of memory for one step of one layer, counted when they grow."""
+
+    def __init__(self, row_bytes: int, accountant: Accountant) -> None:
+        self._row_bytes = row_bytes
+        self._accountant = accountant
+        self._memory = np.zeros((0, row_bytes), np.uint8)
+
+    def take(self, rows: int) -> NDArray[np.uint8]:
+        """Return so many rows, valid until the next are taken."""
+        if rows > len(self._memory):
+            self._accountant.take(Part.STAGING, (rows - len(self._memory)) * self._row_bytes)
+            self._memory = np.zeros((rows, self._row_bytes), np.uint8)
+        return self._memory[:rows]
+
+
+# --- The step ---
+
+
+class CodedStep:
+    """Brings exact rows and value codes of a layer's selected tokens together and attends to them.
+
+    Exact rows come as all rows do, and become hot. Codes of values lie in DRAM, or are made of rows
+    that are read for that and then forgotten. Keys of coded tokens are their L'.
+
+    Parameters
+    ----------
+    attention
+        Computes.
+    weights
+        Computes L'.
+    values
+        Keeps value codes.
+    selection, shadow
+        Who else uses shadows meanwhile, and who knows where they lie.
+    gather
+        Brings rows.
+    row_bytes
+        Of a row.
+    accountant
+        Counts memory that a step works in.
+    counters
+        Where tokens are counted.
+    recorder
+        Notes how long the parts take.
+    """
+
+    def __init__(
+        self,
+        attention: CodedAttention,
+        weights: AlignedWeights,
+        values: ValueCodes,
+        selection: TokenSelection,
+        shadow: ShadowKeeper,
+        gather: Gather,
+        row_bytes: int,
+        accountant: Accountant,
+        counters: Counters,
+        recorder: Recorder,
+    ) -> None:
+        self._attention = attention
+        self._weights = weights
+        self._values = values
+        self._selection = selection
+        self._shadow = shadow
+        self._gather = gather
+        self._counters = counters
+        self._recorder = recorder
+        self._segment_tokens = weights.spec.segment_tokens
+        self._code_bytes = code_row_bytes(weights.spec)
+        # Codes of tokens whose rows were brought, and rows that come in more runs than one.
+        self._arrived = _Reused(values.coder.row_bytes, accountant)
+        self._together = _Reused(row_bytes, accountant)
+
+    def begin_step(self) -> None:
+        """Note that a forward pass begins."""
+        self._values.begin_step()
+
+    def attend(
+        self,
+        layer: int,
+        sequence: Sequence,
+        query: torch.Tensor,
+        sets: Sets,
+        scaling: float,
+        step: int,
+        landed: LandedRows | None,
+        exact: Sets,
+    ) -> torch.Tensor:
+        """Attend to what is selected, and let exact rows that were cold become hot.
+
+        Parameters
+        ----------
+        layer, sequence
+            Where.
+        query
+            (query_heads, 1, head_dim): the true one, whichever ranked.
+        sets
+            What is selected, ascending int64 positions of each set.
+        scaling
+            Factor on inner products.
+        step
+            The current step.
+        landed
+            What of the exact rows was read ahead, or None.
+        exact
+            The exact tokens among `sets`.
+
+        Returns
+        -------
+        (query_heads, 1, head_dim) in the query's type.
+
+        Raises
+        ------
+        CacheUseError
+            Where the query is not finite.
+        """
+        coded = [_without(*one) for one in zip(sets, exact, strict=True)]
+        try:
+            scaled = self._weights.scaled(host_query(query), scaling)
+        except NonFiniteQueryError as error:
+            raise explained(layer, error) from error
+        with self._selection.scoring:
+            own = self._shadow.complete_values(layer, sequence)
+            with self._recorder.span(Lane.HOST_SCORING, "weigh", layer=layer):
+                shadows = self._shadow.shadows(layer, sequence)
+                weighed = [self._weights.of(scaled, shadows, one) for one in coded]
+        wanted = coded[0] if len(coded) == 1 else np.unique(np.concatenate(coded))
+        codes, arrivals = self._codes(layer, sequence, wanted, own)
+        union = exact[0] if len(exact) == 1 else np.unique(np.concatenate(exact))
+        described = [
+            self._described(one, codes[np.searchsorted(wanted, one)], own, of)
+            for one, of in zip(coded, weighed, strict=True)
+        ]
+        runs = self._gather.in_place(layer, sequence, union, step, landed, BLOCK_TOKENS)
+        out = np.zeros(scaled.shape, np.float32)
+        with closing(runs):
+            at = 0
+            for addresses in runs:
+                if len(addresses) < len(union):
+                    # Rows of a run are there until the next; attention wants all at once.
+                    rows = self._together.take(len(union))
+                    copy_rows(addresses, rows[at:])
+                    at += len(addresses)
+                    if at < len(union):
+                        continue
+                    addresses = row_addresses(rows, np.arange(len(union)))
+                with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
+                    self._attend(scaled.numpy(), union, addresses, exact, described, out)
+        # Not before: what gives way for them was attended to.
+        self._values.offer(layer, arrivals.rows, arrivals.numbers, arrivals.codes)
+        for counters in (self._counters, sequence.counters):
+            counters.coded_tokens += sum(map(len, coded))
+        return torch.from_numpy(out).view(query.shape).to(query.dtype)
+
+    def _attend(
+        self,
+        scaled: NDArray[np.float32],
+        union: Positions,
+        addresses: NDArray[np.uint64],
+        exact: list[Positions],
+        described: list[_Described],
+        out: NDArray[np.float32],
+    ) -> None:
+        if len(exact) == 1:
+            out[:] = self._attention.attend_described(scaled, addresses, described[0].words)
+            return
+        group = len(scaled) // len(exact)
+        for head, (own, coded) in enumerate(zip(exact, described, strict=True)):
+            rows = addresses[np.searchsorted(union, own)]
+            heads = slice(head * group, (head + 1) * group)
+            only = range(head, head + 1)
+            found = self._attention.attend_described(scaled, rows, coded.words, only)
+            out[heads] = found[heads]
+
+    # --- codes of values ---------------------------------------------------------------------
+
+    def _codes(
+        self, layer: int, sequence: Sequence, wanted: Positions, own: list[SegmentValues]
+    ) -> tuple[NDArray[np.uint64], _Arrivals]:
+        """Return where codes of each token lie, and those that came."""
+        numbers = np.array([one.number for one in own])[wanted // self._segment_tokens]
+        held = sequence.held_starts[layer]
+        settled = int(np.searchsorted(wanted, held))
+        rows = sequence.rows(wanted[:settled])
+        addresses = np.empty(len(wanted), np.uint64)
+        addresses[:settled], kept = self._values.find(layer, rows, numbers[:settled])
+        (missing,) = np.nonzero(addresses[:settled] == 0)
+        in_tail = np.arange(settled, len(wanted))
+        arrived = self._arrived.take(len(missing) + len(in_tail))
+        if len(arrived):
+            addresses[np.append(missing, in_tail)] = row_addresses(arrived, np.arange(len(arrived)))
+        if len(in_tail):
+            # A group lies in one segment.
+            part = self._shadow.value_part.in_tail(layer, sequence, 0, GROUP_TOKENS)
+            values = part[torch.from_numpy(wanted[settled:] - held)]
+            number = int(wanted[settled]) // self._segment_tokens
+            arrived[len(missing) :] = self._values.encode(values, own[number])
+        if len(missing):
+            self._bring(layer, sequence, wanted[missing], own, arrived)
+            for counters in (self._counters, sequence.counters):
+                counters.coded_arrivals += len(missing)
+        came = rows[missing], numbers[missing], arrived[: len(missing)]
+        return addresses, _Arrivals(*came, kept)
+
+    def _bring(
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: Positions,
+        own: list[SegmentValues],
+        arrived: NDArray[np.uint8],
+    ) -> None:
+        """Code tokens whose rows come from wherever they are."""
+        at = 0
+        with closing(self._gather.stream(layer, sequence, positions)) as blocks:
+            for rows in blocks:
+                values = self._shadow.value_part.of(rows)
+                segments = positions[at : at + len(rows)] // self._segment_tokens
+                edges = np.flatnonzero(np.diff(segments, prepend=-1, append=len(own)))
+                for first, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+                    coded = self._values.encode(values[first:stop], own[int(segments[first])])
+                    arrived[at + first : at + stop] = coded
+                at += len(rows)
+
+    def _described(
+        self,
+        positions: Positions,
+        codes: NDArray[np.uint64],
+        own: list[SegmentValues],
+        weighed: Weighed,
+    ) -> _Described:
+        """Describe the coded tokens of a set segment by segment, as `CodedTokens` has it."""
+        edges = np.searchsorted(positions, np.arange(len(own) + 1) * self._segment_tokens)
+        (numbers,) = np.nonzero(np.diff(edges))
+        first, count = edges[numbers], np.diff(edges)[numbers]
+        words = np.empty((len(numbers), 9), np.int64)
+        words[:, 0] = weighed.aligned.ctypes.data + 4 * first
+        words[:, 1] = weighed.invalid.ctypes.data + first
+        words[:, 2] = codes.ctypes.data + 8 * first
+        # Exponents lie behind the code row.
+        exponents = codes + np.uint64(self._code_bytes)
+        words[:, 3] = exponents.ctypes.data + 8 * first
+        words[:, 4] = 1
+        for line, number in zip(words, numbers.tolist(), strict=True):
+            line[5] = own[number].statistics.exponents.ctypes.data
+            line[6] = own[number].statistics.means.ctypes.data
+        words[:, 7] = len(positions)
+        words[:, 8] = count
+        return _Described(words, codes, exponents, weighed)
+
+
+def _without(selected: Positions, exact: Positions) -> Positions:
+    """Return the selected positions that are not exact, ascending."""
+    stays = np.ones(len(selected), np.bool_)
+    stays[np.searchsorted(selected, exact)] = False
+    return selected[stays]

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights of single tokens from their key codes, in C++ (contract, sections 5 and 16)."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.native.library import Variant, native_library
+from hillinfer.native.structures import SEGMENT_WORDS, Shape
+from hillinfer.native.structures import Sequence as NativeSequence
+from hillinfer.scoring.arguments import ScoringArguments, SegmentWords
+from hillinfer.scoring.native import NativeScorer
+from hillinfer.scoring.scorer import SegmentShadow
+from hillinfer_model.choices import Rule, Scope
+from hillinfer_model.kernel_spec import KernelSpec
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """What key codes say of some tokens.
+
+    Parameters
+    ----------
+    aligned
+        L', int32 of shape (query_heads, tokens).
+    invalid
+        bool of shape (kv_heads, tokens): keys with a NaN.
+    """
+
+    aligned: NDArray[np.int32]
+    invalid: NDArray[np.bool_]
+
+
+class AlignedWeights:
+    """Computes L' of coded tokens, of each query head under either rule.
+
+    A device hands on scores and no L'. A predicted query ranks tokens, and the true one weighs
+    them. So L' is computed here, whoever ranked: half a byte per channel of the groups that have
+    coded tokens. Any variant and number of threads gives the same bits.
+
+    Parameters
+    ----------
+    spec
+        Shape and key mode.
+    variant
+        Instructions to use; None for the best that this processor has.
+
+    Raises
+    ------
+    NativeError
+        The library is missing, or the processor cannot run the variant.
+    """
+
+    def __init__(self, spec: KernelSpec, variant: Variant | None = None) -> None:
+        self.spec = replace(spec, rule=Rule.WEIGHT_SUM)
+        self._library = native_library()
+        self._scorer = NativeScorer(self.spec, Scope.LAYER, variant)
+        self._number = self._scorer.variant.number
+        self._shape = Shape.of(self.spec, Scope.LAYER)
+        self._arguments = ScoringArguments(self.spec)
+        self._words = SegmentWords(spec.segment_tokens, self._arguments.check_arrays)
+
+    def scaled(self, query: torch.Tensor, scaling: float) -> torch.Tensor:
+        """Return q' (contract, section 4), float32 of shape (query_heads, head_dim).
+
+        Parameters
+        ----------
+        query
+            float32 of the same shape, on the CPU.
+        scaling
+            Factor on inner products.
+
+        Raises
+        ------
+        NonFiniteQueryError
+            The query holds an infinity or a NaN.
+        """
+        return self._scorer.scaled(query, scaling).view(query.shape)
+
+    def of(
+        self,
+        scaled: torch.Tensor,
+        segments: Sequence[SegmentShadow],
+        positions: NDArray[np.int64],
+    ) -> Weighed:
+        """Return L' of tokens.
+
+        Parameters
+        ----------
+        scaled
+            q', as `scaled` returns it.
+        segments
+            Shadows of the sequence from its first segment on. One that is on the drive, or on a
+            device, is read again where it has any of the tokens.
+        positions
+            int64, ascending, each coded in `segments`.
+
+        Raises
+        ------
+        IndexError
+            A position has no codes.
+        """
+        count = len(positions)
+        spec = self.spec
+        coded = segments[-1].base_position + segments[-1].tokens if segments else 0
+        if count and not 0 <= int(positions[0]) <= int(positions[-1]) < coded:
+            raise IndexError(f"positions {positions[0]} to {positions[-1]} of {coded} coded tokens")
+        aligned = np.empty((spec.kv_heads * spec.group_size, count), np.int32)
+        invalid = np.empty((spec.kv_heads, count), np.bool_)
+        if not any(one.on_drive for one in segments):
+            self._weigh(scaled, segments, positions, aligned, invalid)
+            return Weighed(aligned, invalid)
+        for segment in segments:
+            base = segment.base_position
+            first, stop = np.searchsorted(positions, (base, base + segment.tokens))
+            if first == stop:
+                continue
+            # Its shadow is there until the next one's is asked for.
+            own = np.ascontiguousarray(positions[first:stop] - base)
+            part = np.empty((len(aligned), len(own)), np.int32)
+            broken = np.empty((spec.kv_heads, len(own)), np.bool_)
+            self._weigh(scaled, [segment], own, part, broken)
+            aligned[:, first:stop], invalid[:, first:stop] = part, broken
+        return Weighed(aligned, invalid)
+
+    def _weigh(
+        self,
+        scaled: torch.Tensor,
+        segments: Sequence[SegmentShadow],
+        positions: NDArray[np.int64],
+        aligned: NDArray[np.int32],
+        invalid: NDArray[np.bool_],
+    ) -> None:
+        kept: list[NDArray[np.uint8]] = []
+        words = self._words.joined(segments[:-1])
+        if words is None:
+            words = self._words.join(segments[:-1], kept)
+        described = array("q", words + b"".join(self._words.of(one, kept) for one in segments[-1:]))
+        sequence = NativeSequence(
+            self._shape,
+            scaled.data_ptr(),
+            described.buffer_info()[0],
+            len(described) // SEGMENT_WORDS,
+            torch.get_num_threads(),
+            0,
+        )
+        self._library.call(
+            "hillinfer_aligned_tokens",
+            self._number,
+            ctypes.byref(sequence),
+            positions.ctypes.data,
+            len(positions),
+            aligned.ctypes.data,
+            invalid.ctypes.data,
+        )

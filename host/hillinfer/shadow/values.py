@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Value codes of single tokens in DRAM: what coded tokens are attended to by (contract, 14)."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.memory_budget import Accountant, Part
+from hillinfer.scoring.values import NativeValueCoder
+from hillinfer_model.channel_statistics import ChannelStatistics
+from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.value_layout import code_row_bytes
+
+# --- A segment's value statistics ---
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class SegmentValues:
+    """Statistics of a segment's values, and under which number codes of it are kept.
+
+    Group numbers come again, and forks take statistics of their own of an open group that they
+    share. So a kept code is one of this segment only where it has its number.
+
+    Parameters
+    ----------
+    statistics
+        Of the values.
+    number
+        Of no other segment, nor of this one with other tokens.
+    """
+
+    statistics: ChannelStatistics
+    number: int
+
+    @classmethod
+    def of(cls, statistics: ChannelStatistics) -> SegmentValues:
+        """Return statistics with a number that nobody else has."""
+        return cls(statistics, next(_numbers))
+
+    def renewed(self) -> SegmentValues:
+        """Return the same statistics, for other tokens."""
+        return SegmentValues.of(self.statistics)
+
+
+# --- The codes of one layer ---
+
+CHUNK_SLOTS = 64
+# A code row's token, and under which number it was coded.
+_SLOT_TABLE_BYTES = 8 + 8
+# A row's slot, and how often and how lately it was wanted.
+ROW_TABLE_BYTES = 4 + 4
+_TABLE_GROWTH_ROWS = 4096
+_HALF_LIFE_STEPS = 32
+_LARGEST_WORTH = 2.0**60
+
+
+def slot_bytes(spec: KernelSpec) -> int:
+    """Return the bytes that a token's kept codes take in one layer, tables included."""
+    return code_row_bytes(spec) + spec.kv_heads + _SLOT_TABLE_BYTES
+
+
+class CodePool:
+    """Codes of one layer's tokens by row number, as many as there is memory for.
+
+    Which tokens stay follows how often they were wanted, older times counting less.
+
+    Parameters
+    ----------
+    row_bytes
+        Of a code row and its exponents.
+    """
+
+    def __init__(self, row_bytes: int) -> None:
+        self._row_bytes = row_bytes
+        self._chunks: list[NDArray[np.uint8]] = []
+        self._bases = np.zeros(0, np.uint64)
+        self._rows = np.zeros(0, np.int64)
+        self._numbers = np.zeros(0, np.int64)
+        self._slots = np.zeros(0, np.int32)
+        self._worth = np.zeros(0, np.float32)
+        self._step_worth = 1.0
+
+    @property
+    def capacity(self) -> int:
+        """Slots that there are."""
+        return len(self._rows)
+
+    @property
+    def covered(self) -> int:
+        """Row numbers that there are tables for."""
+        return len(self._slots)
+
+    @property
+    def used(self) -> int:
+        """Slots that hold codes."""
+        return int(np.count_nonzero(self._rows >= 0))
+
+    def begin_step(self) -> None:
+        """Let what was wanted before count a little less."""
+        self._step_worth *= 2 ** (1 / _HALF_LIFE_STEPS)
+        if self._step_worth > _LARGEST_WORTH:
+            self._worth /= np.float32(self._step_worth)
+            self._step_worth = 1.0
+
+    def cover(self, rows: int) -> None:
+        """Have tables for so many row numbers."""
+        more = rows - len(self._slots)
+        self._slots = np.concatenate([self._slots, np.full(more, -1, np.int32)])
+        self._worth = np.concatenate([self._worth, np.zeros(more, np.float32)])
+
+    def resize(self, capacity: int) -> None:
+        """Have so many slots, a multiple of 64; what lies in those that go is forgotten."""
+        if capacity < len(self._rows):
+            gone = self._rows[capacity:]
+            self._slots[gone[gone >= 0]] = -1
+            del self._chunks[capacity // CHUNK_SLOTS :]
+            self._rows, self._numbers = self._rows[:capacity].copy(), self._numbers[:capacity]
+        else:
+            more = capacity - len(self._rows)
+            for _ in range(more // CHUNK_SLOTS):
+                self._chunks.append(np.zeros((CHUNK_SLOTS, self._row_bytes), np.uint8))
+            self._rows = np.concatenate([self._rows, np.full(more, -1)])
+            self._numbers = np.concatenate([self._numbers, np.full(more, -1)])
+        self._bases = np.array([one.ctypes.data for one in self._chunks], np.uint64)
+
+    def want(self, rows: NDArray[np.int64]) -> None:
+        """Note that tokens of these row numbers, each once, are wanted in this step."""
+        self._worth[rows] += np.float32(self._step_worth)
+
+    def find(
+        self, rows: NDArray[np.int64], numbers: NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint64], list[NDArray[np.uint8]]]:
+        """Return where codes lie, uint64 and 0 where they are not kept, and what holds them.
+
+        Parameters
+        ----------
+        rows
+            Row numbers.
+        numbers
+            Of each, that of its segment's values.
+        """
+        addresses = np.zeros(len(rows), np.uint64)
+        slots = self._slots[rows]
+        if len(self._rows):
+            held = np.flatnonzero((slots >= 0) & (self._numbers[slots] == numbers))
+            addresses[held] = self._places(slots[held])
+        return addresses, list(self._chunks)
+
+    def offer(
+        self, rows: NDArray[np.int64], numbers: NDArray[np.int64], codes: NDArray[np.uint8]
+    ) -> int:
+        """Keep codes that are worth more than what gives way for them; return how many.
+
+        Parameters
+        ----------
+        rows, numbers
+            As for `find`; each row number once.
+        codes
+            uint8 of shape (tokens, at least row_bytes).
+        """
+        known = self._slots[rows]
+        slots = known.astype(np.int64)
+        (new,) = np.nonzero(known < 0)
+        (free,) = np.nonzero(self._rows < 0)
+        filled = new[: len(free)]
+        slots[filled] = free[: len(filled)]
+        rest = new[len(free) :]
+        if len(rest):
+            self._replace(rows, rest, slots)
+        (kept,) = np.nonzero(slots >= 0)
+        places = slots[kept]
+        self._rows[places], self._numbers[places] = rows[kept], numbers[kept]
+        self._slots[rows[kept]] = places
+        for chunk in np.unique(places // CHUNK_SLOTS).tolist():
+            (own,) = np.nonzero(places // CHUNK_SLOTS == chunk)
+            within = places[own] % CHUNK_SLOTS
+            self._chunks[chunk][within] = codes[kept[own], : self._row_bytes]
+        return len(kept)
+
+    def _replace(
+        self, rows: NDArray[np.int64], rest: NDArray[np.int64], slots: NDArray[np.int64]
+    ) -> None:
+        """Give the most wanted of `rest` the slots of what is wanted less."""
+        worth = np.where(self._rows >= 0, self._worth[self._rows], np.inf)
+        # What is given a slot, or was just found in one, stays.
+        worth[slots[slots >= 0]] = np.inf
+        count = min(len(rest), len(worth))
+        if not count:
+            return
+        victims = np.argpartition(worth, count - 1)[:count]
+        victims = victims[np.argsort(worth[victims], kind="stable")]
+        best = rest[np.argsort(-self._worth[rows[rest]], kind="stable")][:count]
+        better = self._worth[rows[best]] > worth[victims]
+        taken, best = victims[better], best[better]
+        self._slots[self._rows[taken]] = -1
+        slots[best] = taken
+
+    def _places(self, slots: NDArray[np.int32]) -> NDArray[np.uint64]:
+        within = (slots % CHUNK_SLOTS).astype(np.uint64) * np.uint64(self._row_bytes)
+        return np.asarray(self._bases[slots // CHUNK_SLOTS] + within)
+
+
+# --- The codes of all layers ---
+
+# Of what hot rows and codes share, codes take this part, or all that there are of them.
+CODE_SHARE = 0.75
+
+
+class ValueCodes:
+    """Keeps value codes of tokens in DRAM, beside the hot rows and counted in M0.
+
+    A coded value is a function of its row. So a token whose codes are not kept is coded when its
+    row arrives, and nothing depends on what is kept but time.
+
+    Parameters
+    ----------
+    spec
+        Shape.
+    layers
+        Of the model.
+    accountant
+        Counts them.
+    least_hot
+        Returns the bytes that hot rows need at least.
+    set_aside
+        Called with the bytes that codes hold of what is counted as hot.
+    """
+
+    def __init__(
+        self,
+        spec: KernelSpec,
+        layers: int,
+        accountant: Accountant,
+        least_hot: Callable[[], int],
+        set_aside: Callable[[int], None],
+    ) -> None:
+        self.spec = spec
+        self.coder = NativeValueCoder(spec)
+        self._accountant = accountant
+        self._least_hot = least_hot
+        self._set_aside = set_aside
+        self._slot_bytes = slot_bytes(spec)
+        self._layers = [CodePool(self.coder.row_bytes) for _ in range(layers)]
+        self._capacity = self._covered = 0
+        # Whoever needs memory makes room from whatever thread.
+        self._changing = threading.RLock()
+        accountant.on_shortage(self._make_room)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of codes, which are counted as hot; their rows' tables come on top."""
+        return len(self._layers) * self._capacity * self._slot_bytes
+
+    def begin_step(self) -> None:
+        """Note that a forward pass begins, and take or give back memory."""
+        with self._changing:
+            for one in self._layers:
+                one.begin_step()
+            self.fit()
+
+    def encode(self, values: torch.Tensor, own: SegmentValues) -> NDArray[np.uint8]:
+        """Return code rows of tokens of one segment, uint8 (tokens, row_bytes).
+
+        Parameters
+        ----------
+        values
+            float16 (tokens, kv_heads, head_dim).
+        own
+            The segment's.
+        """
+        rows = np.empty((len(values), self.coder.row_bytes), np.uint8)
+        self.coder.encode_rows(values, own.statistics, rows)
+        return rows
+
+    def find(
+        self, layer: int, rows: NDArray[np.int64], numbers: NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint64], list[NDArray[np.uint8]]]:
+        """Return where codes of a layer lie; see `CodePool.find`. They are noted as wanted."""
+        with self._changing:
+            if len(rows):
+                self._cover(int(rows.max()) + 1)
+            pool = self._layers[layer]
+            pool.want(rows)
+            return pool.find(rows, numbers)
+
+    def offer(
+        self,
+        layer: int,
+        rows: NDArray[np.int64],
+        numbers: NDArray[np.int64],
+        codes: NDArray[np.uint8],
+    ) -> None:
+        """Keep codes of a layer where they are worth it; see `CodePool.offer`."""
+        if not len(rows):
+            return
+        with self._changing:
+            if self._cover(int(rows.max()) + 1):
+                self.fit()
+            self._layers[layer].offer(rows, numbers, codes)
+
+    def fit(self) -> None:
+        """Take as much memory as codes may have now, or give back what they may not."""
+        layers = len(self._layers)
+        left = self._accountant.bytes_for_hot_rows - self._least_hot()
+        all_codes = self._covered * self._slot_bytes * layers
+        granted = all_codes if all_codes <= left else int(max(0, left) * CODE_SHARE)
+        slots = min(granted // (layers * self._slot_bytes), self._covered)
+        capacity = slots // CHUNK_SLOTS * CHUNK_SLOTS
+        # Each change has hot rows ranked.
+        if capacity < self._capacity or capacity >= self._capacity + self._capacity // 16:
+            self._resize(capacity)
+
+    def _cover(self, rows: int) -> bool:
+        """Have tables for row numbers below that; return whether there were none."""
+        if rows <= self._covered:
+            return False
+        covered = -(-rows // _TABLE_GROWTH_ROWS) * _TABLE_GROWTH_ROWS
+        more = (covered - self._covered) * ROW_TABLE_BYTES * len(self._layers)
+        self._accountant.take(Part.OTHER, more)
+        for one in self._layers:
+            one.cover(covered)
+        self._covered = covered
+        return True
+
+    def _make_room(self) -> None:
+        """Give up what codes hold beyond their share, now that something else wants memory."""
+        with self._changing:
+            short = self._accountant.short_bytes
+            if short:
+                chunk = CHUNK_SLOTS * self._slot_bytes * len(self._layers)
+                gone = -(-short // chunk) * CHUNK_SLOTS
+                self._resize(max(0, self._capacity - gone))
+
+    def _resize(self, capacity: int) -> None:
+        before = self.held_bytes
+        self._set_aside(capacity * self._slot_bytes * len(self._layers))
+        more = capacity * self._slot_bytes * len(self._layers) - before
+        if more > 0:
+            # Hot rows give way for them.
+            self._accountant.take(Part.HOT, more)
+        self._capacity = capacity
+        for one in self._layers:
+            one.resize(capacity)
+        if more < 0:
+            self._accountant.give(Part.HOT, -more)

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decode steps over exact rows and coded tokens: the golden model's bits, wherever codes lie."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from coded_golden import SETTINGS, SHAPE, Text
+from placement_matrix import Budget, Path, Way, pairs
+
+from hillinfer.errors import SettingsError
+from hillinfer.model_shape import StoredType
+
+LONG = Text(prompt=1090, steps=6)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return LONG.golden(SETTINGS)
+
+
+def run(way, text, settings, cold_dir, announced=False):
+    with_runtime = way.open(text.shape, settings, cold_dir, text.prompt + text.steps)
+    try:
+        sequences = [with_runtime.open_sequence() for _ in range(way.batch)]
+        for one in sequences:
+            text.read(with_runtime, one)
+        found = []
+        for step in range(text.steps):
+            for one in sequences:
+                found.append(text.decode(with_runtime, one, step, announced))
+        statistics = with_runtime.statistics()
+        assert statistics.dram_peak_bytes <= statistics.dram_budget_bytes
+        return np.stack(found[:: way.batch]), statistics
+    finally:
+        with_runtime.close()
+
+
+@pytest.mark.parametrize("way", pairs(), ids=str)
+def test_every_placement_gives_the_golden_models_bits(way, expected, cold_dir):
+    found, statistics = run(way, LONG, SETTINGS, cold_dir)
+    assert np.array_equal(found.view(np.int32), expected.view(np.int32))
+    assert 0 < statistics.coded_tokens < statistics.selected_tokens
+    if way.budget is Budget.LEAST:
+        assert statistics.coded_arrivals > 0
+
+
+def test_twins_differ(expected):
+    """One token exact instead of coded is seen, and one flipped bit of a coded token's values."""
+    promoted = LONG.golden(SETTINGS, promoted=1)
+    assert not np.array_equal(promoted.view(np.int32), expected.view(np.int32))
+    flips = [
+        not np.array_equal(
+            LONG.golden(SETTINGS, flip=position)[-1].view(np.int32), expected[-1].view(np.int32)
+        )
+        for position in range(100, 112)
+    ]
+    # Three tenths of the tokens are selected.
+    assert any(flips)
+    assert not all(flips)
+
+
+SHORT = Text(prompt=300, steps=3, seed=5)
+# Each of what the contract's sections 14 to 16 depend on.
+KINDS = [
+    {"scope": "kv_head"},
+    {"rule": "raw_sum"},
+    {"rule": "raw_sum", "scope": "kv_head"},
+    {"shadow": "int8"},
+    {"exact": 0.0, "exact_floor": 0},
+    {"alpha": 1.0, "exact": 0.1, "exact_floor": 0},
+    {"max_selected": 60},
+]
+
+
+@pytest.mark.parametrize("budget", [Budget.ALL_HOT, Budget.LEAST])
+@pytest.mark.parametrize("changes", KINDS, ids=str)
+def test_every_kind_of_selection(changes, budget, cold_dir):
+    settings = SETTINGS.changed(**changes)
+    path = Path.HOT if budget is Budget.ALL_HOT else Path.COLD
+    found, statistics = run(Way(budget, path=path), SHORT, settings, cold_dir)
+    expected = SHORT.golden(settings)
+    assert np.array_equal(found.view(np.int32), expected.view(np.int32))
+    assert statistics.coded_tokens > 0
+
+
+@pytest.mark.parametrize("stored", [StoredType.FLOAT16, StoredType.BFLOAT16])
+def test_queries_that_were_announced_give_the_same_bits(stored, cold_dir):
+    """The tokens are ranked without the newest one's key, so these are no golden bits."""
+    text = Text(prompt=1090, steps=4, shape=replace(SHAPE, stored_type=stored))
+    ways = [
+        Way(Budget.LEAST, path=Path.PREFETCHED),
+        Way(),
+        Way(Budget.SOME_HOT, "core", path=Path.COLD),
+    ]
+    runs = [run(way, text, SETTINGS, cold_dir, announced=True) for way in ways]
+    for found, statistics in runs:
+        assert np.array_equal(found.view(np.int32), runs[0][0].view(np.int32))
+        assert statistics.coded_tokens == runs[0][1].coded_tokens > 0
+
+
+def test_with_exact_1_or_int2_nothing_is_coded(cold_dir):
+    found, statistics = run(Way(), SHORT, SETTINGS.changed(exact=1), cold_dir)
+    assert statistics.coded_tokens == 0
+    others = SHORT.golden(SETTINGS)
+    assert not np.array_equal(found.view(np.int32), others.view(np.int32))
+    _, statistics = run(Way(), SHORT, SETTINGS.changed(shadow="int2"), cold_dir)
+    assert statistics.coded_tokens == 0
+
+
+@pytest.mark.parametrize("changes", [{"exact": -0.1}, {"exact": 1.5}, {"exact_floor": -1}], ids=str)
+def test_settings_out_of_range_are_named(changes):
+    with pytest.raises(SettingsError, match=next(iter(changes))):
+        SETTINGS.changed(**changes)
