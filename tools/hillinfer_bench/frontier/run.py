@@ -36,7 +36,7 @@ from hillinfer_bench.frontier.sweep import (
     sweep_text,
     swept_rows,
 )
-from hillinfer_bench.frontier.swept import SWEPT
+from hillinfer_bench.frontier.swept import SWEPT, default_alpha, exact_split
 from hillinfer_bench.frontier.times import TimedRow, measure_times, timed_systems
 from hillinfer_bench.quality.forced_reading import compute_threads
 from hillinfer_bench.quality.run import Stage, run_facts
@@ -218,7 +218,12 @@ class _Times:
             return None
         case = Case(name, plan.shape_context, (FLOOR,), alpha=alpha, shadow="int4")
         steps, layers = WARM_UP + plan.steps, SHAPES[name].layers
-        return self.recorder.selections(case.settings(), case.context, steps, layers, 1)
+        given = case.context, steps, layers, 1
+        if alpha != default_alpha():
+            return self.recorder.selections(case.settings(), *given)
+        split = exact_split()
+        exact = max(split.share, split.floor / case.context)
+        return self.recorder.ranked_selections(case.settings(), exact, *given)
 
 
 def _machine(bed: Bed, rows: Sequence[TimedRow]) -> Machine | None:
