@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from mutants.frontier import FRONTIER
 from mutants.hardware import HARDWARE
 from mutants.mutant import Mutant
 from mutants.native import NATIVE
@@ -22,4 +23,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *SECRECY,
     *STORES,
     *PRUNING,
+    *FRONTIER,
 )

@@ -68,6 +68,7 @@ def test_a_sweep_writes_report_rows_and_picture_and_goes_on_where_it_ended(
     # Nothing was timed, and the report says so.
     assert report["times"] == []
     assert report["decode_speedup"] is report["drive_bytes_share"] is None
+    assert report["equal_quality"] == dict.fromkeys(("full-drive", *RIVALS))
     reasons = [goal["row"] for goal in report["goals"] if goal["reached"] is None]
     assert "no times were taken" in reasons
     assert [equal["kl"] for equal in report["settings"]][1:] == [0.01, 0.003]

@@ -11,6 +11,7 @@ from hillinfer_bench.frontier.equal import EqualQuality, TimeRatio, time_ratios
 from hillinfer_bench.frontier.goals import figures, frontier_goals
 from hillinfer_bench.frontier.modelled import LABEL, Machine, places
 from hillinfer_bench.frontier.sweep import SweptRow
+from hillinfer_bench.frontier.swept import CODED, HILLINFER
 from hillinfer_bench.frontier.times import TimedRow
 
 
@@ -62,6 +63,12 @@ def frontier_report(
     }
     of_shapes = [ratio for one in shapes for ratio in ratios.get(one.name, [])]
     judged_by = of_shapes or [ratio for own in ratios.values() for ratio in own]
+    if not judged_by and equal:
+        names = [
+            "full-drive",
+            *(one for one in equal[0].crossings if one not in (CODED, HILLINFER)),
+        ]
+        judged_by = [TimeRatio(name, None, "no times were taken") for name in names]
     real = [row for one in timed if one.real for row in one.rows]
     found = figures(swept, real)
     goals = frontier_goals(swept, real, [one.rows for one in shapes], of_shapes, machines)

@@ -21,6 +21,7 @@ from hillinfer.system.files import cannot_write, check_outside, prepare_report, 
 from hillinfer.system.machine import ProcessorFacts
 from hillinfer_bench.decode.measuring import Bed
 from hillinfer_bench.decode.rates import RateProbe, RateSource
+from hillinfer_bench.decode.room import return_freed_memory
 from hillinfer_bench.decode.run import read_text
 from hillinfer_bench.figures.canvas import require_matplotlib, save_figure
 from hillinfer_bench.figures.frontier_figure import frontier_figure
@@ -37,7 +38,7 @@ from hillinfer_bench.frontier.sweep import (
     swept_rows,
 )
 from hillinfer_bench.frontier.swept import SWEPT, default_alpha, exact_split
-from hillinfer_bench.frontier.times import TimedRow, measure_times, timed_systems
+from hillinfer_bench.frontier.times import ALL_IN_MEMORY, TimedRow, measure_times, timed_systems
 from hillinfer_bench.quality.forced_reading import compute_threads
 from hillinfer_bench.quality.run import Stage, run_facts
 from hillinfer_bench.quality.texts import TextSample
@@ -174,10 +175,11 @@ class _Times:
         real = name == request.texts.model
         cold_dir = prepared_cold_dir(request.cold_dir)
         systems = timed_systems(self.crossings, partial(self._selections, name))
+        on_drive = tuple(one for one in systems if one not in ALL_IN_MEMORY)
         case = Case(
             name,
             plan.real_context if real else plan.shape_context,
-            tuple(systems),
+            on_drive,
             budget_share=plan.real_budget if real else plan.shape_budget,
             # What ranks in the sweep, whatever room there is.
             shadow="int4",
@@ -205,7 +207,14 @@ class _Times:
             f"{request.texts.model} at {request.texts.context} tokens with a KL of "
             f"{next(iter(self.crossings.values())).kl:.2g}"
         )
-        rows = measure_times(bed, systems, self.rates, self.stage, told)
+        rows: list[TimedRow] = []
+        # Not all have room beside each other.
+        for part, names in (("", on_drive), ("in memory", ALL_IN_MEMORY)):
+            own = replace(
+                bed, setting=replace(setting, case=replace(case, systems=names, part=part))
+            )
+            rows += measure_times(own, systems, self.rates, self.stage, told)
+            return_freed_memory()
         machine = _machine(bed, rows)
         del bed, model, setting
         gc.collect()

@@ -24,6 +24,8 @@ from hillinfer_bench.systems.table import FLOOR, make_system
 TODAY, IN_MEMORY = "hillinfer-today", "hillinfer-coded-in-memory"
 TODAY_ALPHA = 0.1
 FULL = ("full-drive", "full-memory")
+# Compared with each other, in turns of their own.
+ALL_IN_MEMORY = (IN_MEMORY, "full-memory")
 RIVALS = ("h2o-all-keys", "infinigen", "leoam", "quest", "h2o-drop")
 
 Select = Callable[[float], Selections | None]
@@ -150,7 +152,7 @@ class TimedRow:
 
     def as_record(self) -> dict[str, Any]:
         """Return what the report says of it."""
-        left_out = {"step_ms", "part"}
+        left_out = {"step_ms"}
         own = {
             one.name: getattr(self.row, one.name)
             for one in fields(self.row)
