@@ -88,6 +88,9 @@ def test_a_sweep_writes_report_rows_and_picture_and_goes_on_where_it_ended(
     kls = [row["kl_divergence"] for row in again["sweep"]]
     assert kls[0] == 77.0
     assert kls[1:] == pytest.approx([row["kl_divergence"] for row in report["sweep"]][1:])
+    # What is behind half a line is whole again.
+    whole = rows.read_text(encoding="utf-8").splitlines()
+    assert len([json.loads(line) for line in whole]) == len(before)
     # The twin: rows of another length are not taken.
     assert frontier("--steps", 0, "--out", out, "--last", 3)[0] == 0
     assert report_of(out)["sweep"][0]["kl_divergence"] < 77.0

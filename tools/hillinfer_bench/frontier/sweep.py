@@ -75,10 +75,11 @@ class SweepRows:
         if self.file is None:
             return
         records = _records(self.file)
-        if not records or records[0] != json.loads(json.dumps(dict(self.facts))):
-            self._write("w", dict(self.facts))
-            return
-        for one in records[1:]:
+        facts = json.loads(json.dumps(dict(self.facts)))
+        known = records[1:] if records[:1] == [facts] else []
+        # Anew, so that nothing is added behind half a line.
+        self._write("w", facts, *known)
+        for one in known:
             measures = Measures(**one["measures"])
             self._found[one["text"], one["system"], one["setting"]] = measures
 
@@ -95,17 +96,17 @@ class SweepRows:
             if self.file is not None:
                 self._write("a", record)
 
-    def _write(self, mode: str, record: dict[str, Any]) -> None:
+    def _write(self, mode: str, *records: dict[str, Any]) -> None:
         assert self.file is not None
         try:
             with self.file.open(mode, encoding="utf-8") as rows:
-                rows.write(json.dumps(record) + "\n")
+                rows.writelines(json.dumps(one) + "\n" for one in records)
         except OSError as error:
             raise cannot_write(self.file, error, "--out") from error
 
 
 def _records(file: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a file; none where there is none, or where it is no such file."""
+    """Return the whole lines of a file; none where there is none, or it is no such file."""
     try:
         lines = file.read_text(encoding="utf-8").split("\n")[:-1]
         records = [json.loads(line) for line in lines]
