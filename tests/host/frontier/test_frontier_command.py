@@ -94,6 +94,11 @@ def test_a_sweep_writes_report_rows_and_picture_and_goes_on_where_it_ended(
     # The twin: rows of another length are not taken.
     assert frontier("--steps", 0, "--out", out, "--last", 3)[0] == 0
     assert report_of(out)["sweep"][0]["kl_divergence"] < 77.0
+    # Nor are lines that are none of a sweep.
+    header = rows.read_text(encoding="utf-8").splitlines()[0]
+    rows.write_text(header + '\n{"text": "text.txt"}\n', encoding="utf-8")
+    assert frontier("--steps", 0, "--out", out, "--last", 3)[0] == 0
+    assert len(report_of(out)["sweep"]) == len(report["sweep"])
 
     picture = tmp_path / "picture.svg"
     assert command("frontier-picture", out, "--out", picture)[0] == 0

@@ -77,11 +77,14 @@ class SweepRows:
         records = _records(self.file)
         facts = json.loads(json.dumps(dict(self.facts)))
         known = records[1:] if records[:1] == [facts] else []
+        try:
+            self._found.update(map(_measured, known))
+        except (KeyError, TypeError):
+            # Somebody else's lines.
+            self._found.clear()
+            known = []
         # Anew, so that nothing is added behind half a line.
         self._write("w", facts, *known)
-        for one in known:
-            measures = Measures(**one["measures"])
-            self._found[one["text"], one["system"], one["setting"]] = measures
 
     def of(self, text: str, setting: Setting) -> Measures | None:
         """Return what is known of a setting on a text."""
@@ -103,6 +106,11 @@ class SweepRows:
                 rows.writelines(json.dumps(one) + "\n" for one in records)
         except OSError as error:
             raise cannot_write(self.file, error, "--out") from error
+
+
+def _measured(record: dict[str, Any]) -> tuple[tuple[str, str, str], Measures]:
+    key = record["text"], record["system"], record["setting"]
+    return key, Measures(**record["measures"])
 
 
 def _records(file: Path) -> list[dict[str, Any]]:
