@@ -137,6 +137,29 @@ class CodedStep:
         """Note that a forward pass begins."""
         self._values.begin_step()
 
+    def missing(
+        self, layer: int, sequence: Sequence, sets: Sets, exact: Sets, on_drive: int
+    ) -> Positions:
+        """Return positions of coded tokens whose codes DRAM does not hold now, ascending.
+
+        Parameters
+        ----------
+        layer, sequence
+            Whose.
+        sets, exact
+            As in `attend`.
+        on_drive
+            Positions from here on are left out: they are in the tail.
+        """
+        coded = [_without(*one) for one in zip(sets, exact, strict=True)]
+        wanted = coded[0] if len(coded) == 1 else np.unique(np.concatenate(coded))
+        wanted = wanted[: np.searchsorted(wanted, on_drive)]
+        own = self._shadow.known_values(layer, sequence)
+        wanted = wanted[: np.searchsorted(wanted, len(own) * self._segment_tokens)]
+        numbers = np.array([one.number for one in own], np.int64)[wanted // self._segment_tokens]
+        held = self._values.holds(layer, sequence.rows(wanted), numbers)
+        return wanted[~held]
+
     def attend(
         self,
         layer: int,
@@ -147,6 +170,7 @@ class CodedStep:
         step: int,
         landed: LandedRows | None,
         exact: Sets,
+        arriving: LandedRows | None = None,
     ) -> torch.Tensor:
         """Attend to what is selected, and let exact rows that were cold become hot.
 
@@ -166,6 +190,8 @@ class CodedStep:
             What of the exact rows was read ahead, or None.
         exact
             The exact tokens among `sets`.
+        arriving
+            What of rows whose codes are missing was read ahead, or None.
 
         Returns
         -------
@@ -187,7 +213,7 @@ class CodedStep:
                 shadows = self._shadow.shadows(layer, sequence)
                 weighed = [self._weights.of(scaled, shadows, one) for one in coded]
         wanted = coded[0] if len(coded) == 1 else np.unique(np.concatenate(coded))
-        codes, arrivals = self._codes(layer, sequence, wanted, own)
+        codes, arrivals = self._codes(layer, sequence, wanted, own, arriving)
         union = exact[0] if len(exact) == 1 else np.unique(np.concatenate(exact))
         described = [
             self._described(one, codes[np.searchsorted(wanted, one)], own, of)
@@ -237,7 +263,12 @@ class CodedStep:
     # --- codes of values ---------------------------------------------------------------------
 
     def _codes(
-        self, layer: int, sequence: Sequence, wanted: Positions, own: list[SegmentValues]
+        self,
+        layer: int,
+        sequence: Sequence,
+        wanted: Positions,
+        own: list[SegmentValues],
+        arriving: LandedRows | None,
     ) -> tuple[NDArray[np.uint64], _Arrivals]:
         """Return where codes of each token lie, and those that came."""
         numbers = np.array([one.number for one in own])[wanted // self._segment_tokens]
@@ -257,8 +288,8 @@ class CodedStep:
             values = part[torch.from_numpy(wanted[settled:] - held)]
             number = int(wanted[settled]) // self._segment_tokens
             arrived[len(missing) :] = self._values.encode(values, own[number])
-        if len(missing):
-            self._bring(layer, sequence, wanted[missing], own, arrived)
+        if len(missing) or arriving is not None:
+            self._bring(layer, sequence, wanted[missing], own, arrived, arriving)
             for counters in (self._counters, sequence.counters):
                 counters.coded_arrivals += len(missing)
         came = rows[missing], numbers[missing], arrived[: len(missing)]
@@ -271,10 +302,11 @@ class CodedStep:
         positions: Positions,
         own: list[SegmentValues],
         arrived: NDArray[np.uint8],
+        arriving: LandedRows | None,
     ) -> None:
         """Code tokens whose rows come from wherever they are."""
         at = 0
-        with closing(self._gather.stream(layer, sequence, positions)) as blocks:
+        with closing(self._gather.stream(layer, sequence, positions, arriving)) as blocks:
             for rows in blocks:
                 values = self._shadow.value_part.of(rows)
                 segments = positions[at : at + len(rows)] // self._segment_tokens

@@ -408,6 +408,7 @@ def open_parts(
             gather,
             prefetch,
             torch.get_num_threads(),
+            coded,
             None if gpu is None else gpu.ahead,
         )
         undone.pop_all()

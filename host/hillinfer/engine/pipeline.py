@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from hillinfer.engine.coded_step import CodedStep
 from hillinfer.engine.selection import Ahead, Sets, both_of
 from hillinfer.gpu.copies import CopiesAhead
 from hillinfer.kv.gather import Gather
@@ -36,6 +37,8 @@ class PrefetchPipeline:
         Reads it ahead.
     threads
         Compute threads of the scoring thread.
+    coded
+        Knows which coded tokens' rows are wanted; None where none are coded.
     copies
         Sends what is selected to the model's GPU; None where it has none.
     """
@@ -45,8 +48,10 @@ class PrefetchPipeline:
         gather: Gather,
         prefetch: PrefetchBuffer,
         threads: int,
+        coded: CodedStep | None = None,
         copies: CopiesAhead | None = None,
     ) -> None:
+        self._coded = coded
         self._gather = gather
         self._prefetch = prefetch
         self._copies = copies
@@ -140,8 +145,9 @@ class PrefetchPipeline:
             key = layer, id(sequence)
             if self._known.pop(key, None) is None:
                 del self._ahead[key]
-            if ahead.landed is not None:
-                self._prefetch.want(ahead.landed)
+            for landed in (ahead.landed, ahead.arriving):
+                if landed is not None:
+                    self._prefetch.want(landed)
         return ahead
 
     def drop(self) -> None:
@@ -181,7 +187,11 @@ class PrefetchPipeline:
         held = past // GROUP_TOKENS * GROUP_TOKENS
         landed = self._gather.land(layer, sequence, stored, held)
         if self._copies is None:
-            return Ahead(sets, landed, None, exact)
+            if exact is None or self._coded is None:
+                return Ahead(sets, landed, None)
+            missing = self._coded.missing(layer, sequence, sets, exact, held)
+            arriving = self._gather.land(layer, sequence, missing, held)
+            return Ahead(sets, landed, None, exact, arriving)
         # What is there is sent on at once, rather than with what has no room yet.
         self._prefetch.want(landed)
         return Ahead(sets, landed, self._copies.begin(layer, sequence, stored, held, landed))

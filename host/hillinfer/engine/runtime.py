@@ -409,7 +409,7 @@ class Runtime:
         given = (layer, sequence, query, selected, scaling, self._step, ahead.landed)
         out: torch.Tensor | None = None
         if ahead.exact is not None and self._coded is not None:
-            out = self._coded.attend(*given, ahead.exact)
+            out = self._coded.attend(*given, ahead.exact, ahead.arriving)
         elif decode is not None:
             out = decode.attend(*given)
         if out is not None:

@@ -52,13 +52,16 @@ class Ahead:
     copied
         What of them is on its way to the model's GPU; None where it has none.
     exact
-        The exact tokens of each set where others are coded; rows are read ahead of these alone.
+        The exact tokens of each set where others are coded; `landed` are rows of these.
+    arriving
+        Rows of coded tokens whose codes DRAM does not hold, that are read ahead; or None.
     """
 
     sets: Sets
     landed: LandedRows | None
     copied: Future[CopiedRows] | None
     exact: Sets | None = None
+    arriving: LandedRows | None = None
 
 
 class TokenSelection:

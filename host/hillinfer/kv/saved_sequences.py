@@ -80,11 +80,22 @@ class SavedShadow:
         """Return the statistics of one segment and layer, None where none were taken."""
         if self.coded[segment, layer] == UNCODED:
             return None
+        return self._taken(Part.STATISTICS, segment, layer)
+
+    def values(self, segment: int, layer: int) -> ChannelStatistics | None:
+        """Return the statistics of a segment's values, None where none were taken."""
+        if Part.VALUES.value not in self._session.manifest.digests:
+            return None
+        return self._taken(Part.VALUES, segment, layer)
+
+    def _taken(self, part: Part, segment: int, layer: int) -> ChannelStatistics | None:
         shape = (self._spec.kv_heads, self._spec.head_dim)
         channels = shape[0] * shape[1]
         packed = np.empty(channels * CHANNEL_BYTES, np.uint8)
         place = segment * self.coded.shape[1] + layer
-        self._session.read_into(Part.STATISTICS, packed, place * len(packed))
+        self._session.read_into(part, packed, place * len(packed))
+        if part is Part.VALUES and (packed == _NOT_TAKEN).all():
+            return None
         exponents = packed[:channels].view(np.int8).reshape(shape).copy()
         means = packed[channels:].copy().view("<i4").astype(np.int32).reshape(shape)
         low, high = _EXPONENTS
@@ -95,7 +106,7 @@ class SavedShadow:
         ):
             raise damaged(
                 self._session.directory,
-                f"{Part.STATISTICS.value} holds numbers outside the scoring contract",
+                f"{part.value} holds numbers outside the scoring contract",
             )
         return ChannelStatistics(exponents, means)
 
@@ -116,6 +127,8 @@ class SavedShadow:
 
 # Stands for a segment of a layer that has taken no statistics yet.
 UNCODED = -1
+# All bytes of statistics that no values have: c is no such number.
+_NOT_TAKEN = 127
 # Of each segment what each layer has; None where a layer has not begun it.
 _Segments = list[list[SegmentLayer | None]]
 
@@ -159,7 +172,15 @@ def parts_of(
         for number in range(extent.segments)
     ]
     yield Part.CODED, iter([_bytes(_coded(made))])
-    yield Part.STATISTICS, _statistics(made, shape.kv_heads * shape.head_dim)
+    channels = shape.kv_heads * shape.head_dim
+    taken = [None if one is None else one.statistics for one in chain.from_iterable(made)]
+    yield Part.STATISTICS, _statistics(taken, channels, 0)
+    taken = [
+        None if one is None or one.values is None else one.values.statistics
+        for one in chain.from_iterable(made)
+    ]
+    if any(one is not None for one in taken):
+        yield Part.VALUES, _statistics(taken, channels, _NOT_TAKEN)
     yield Part.SHADOW, _shadow(sequence, extent.segments, shape, shadow)
     yield Part.HITS, _hits(sequence, shape, extent.tokens)
     yield Part.OBSERVED, _observed(sequence) if extent.observed_queries else iter(())
@@ -208,13 +229,15 @@ def _coded(made: _Segments) -> NDArray[np.int32]:
     )
 
 
-def _statistics(made: _Segments, channels: int) -> Iterator[memoryview]:
-    for own in chain.from_iterable(made):
-        if own is None or own.statistics is None:
-            yield memoryview(bytes(channels * CHANNEL_BYTES))
+def _statistics(
+    taken: list[ChannelStatistics | None], channels: int, missing: int
+) -> Iterator[memoryview]:
+    for own in taken:
+        if own is None:
+            yield memoryview(bytes([missing]) * (channels * CHANNEL_BYTES))
         else:
-            yield _bytes(own.statistics.exponents)
-            yield _bytes(own.statistics.means.astype("<i4"))
+            yield _bytes(own.exponents)
+            yield _bytes(own.means.astype("<i4"))
 
 
 def _shadow(

@@ -192,6 +192,8 @@ class ShadowKeeper:
                         partial(saved.read_codes, number, layer),
                     )
                     self._memory.leave_to_device(own, (number + 1) * size, tokens)
+                    values = None if self._values is None else saved.values(number, layer)
+                    own.values = None if values is None else SegmentValues.of(values)
 
     def share_segment(self, sequence: Sequence, segment: Segment) -> None:
         """Give a sequence its next segment, which others have too."""
@@ -370,6 +372,16 @@ class ShadowKeeper:
         return states
 
     # --- values of coded tokens ---------------------------------------------------------------
+
+    def known_values(self, layer: int, sequence: Sequence) -> list[SegmentValues]:
+        """Return what `complete_values` does, up to where something is missing; any thread may."""
+        found: list[SegmentValues] = []
+        for segment in sequence.segments:
+            own = segment.layers[layer].values
+            if own is None:
+                break
+            found.append(own)
+        return found
 
     def complete_values(self, layer: int, sequence: Sequence) -> list[SegmentValues]:
         """Return what there is of the values of every segment that has codes of keys.

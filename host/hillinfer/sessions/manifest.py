@@ -81,6 +81,8 @@ class Part(StrEnum):
     SHADOW = "shadow.bin"
     HITS = "hits.bin"
     OBSERVED = "observed.bin"
+    # Statistics of values, only where tokens were coded.
+    VALUES = "values.bin"
 
 
 def rows_file(layer: int) -> str:
@@ -200,7 +202,10 @@ class Manifest:
     @property
     def file_bytes(self) -> dict[str, int]:
         """Size of every file by its name, the manifest left out."""
-        return self.extent.file_bytes(self.shape, self.spec)
+        sizes = self.extent.file_bytes(self.shape, self.spec)
+        if Part.VALUES.value in self.digests:
+            sizes[Part.VALUES.value] = sizes[Part.STATISTICS.value]
+        return sizes
 
     def as_bytes(self) -> bytes:
         """Return the content of the manifest's file: canonical JSON with a digest of itself."""
@@ -261,8 +266,8 @@ class Manifest:
         )
         most = -(-manifest.extent.tokens // manifest.fingerprint.segment_tokens)
         _number("segments", manifest.extent.segments, 0, most)
-        sizes = manifest.file_bytes
-        if not isinstance(manifest.digests, dict) or manifest.digests.keys() != sizes.keys():
+        named = isinstance(manifest.digests, dict)
+        if not named or manifest.digests.keys() != manifest.file_bytes.keys():
             raise ValueError("digests do not name the files of such a session")
         for name, digest in manifest.digests.items():
             _digest(name, digest)

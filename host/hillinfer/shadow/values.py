@@ -55,12 +55,13 @@ class SegmentValues:
 
 CHUNK_SLOTS = 64
 # A code row's token, and under which number it was coded.
-_SLOT_TABLE_BYTES = 8 + 8
+_SLOT_TABLE_BYTES = 4 + 4
 # A row's slot, and how often and how lately it was wanted.
-ROW_TABLE_BYTES = 4 + 4
+ROW_TABLE_BYTES = 4 + 2
 _TABLE_GROWTH_ROWS = 4096
 _HALF_LIFE_STEPS = 32
-_LARGEST_WORTH = 2.0**60
+# Sums of it stay within 16 bits.
+_LARGEST_WORTH = 2.0**8
 
 
 def slot_bytes(spec: KernelSpec) -> int:
@@ -83,10 +84,10 @@ class CodePool:
         self._row_bytes = row_bytes
         self._chunks: list[NDArray[np.uint8]] = []
         self._bases = np.zeros(0, np.uint64)
-        self._rows = np.zeros(0, np.int64)
-        self._numbers = np.zeros(0, np.int64)
+        self._rows = np.zeros(0, np.int32)
+        self._numbers = np.zeros(0, np.int32)
         self._slots = np.zeros(0, np.int32)
-        self._worth = np.zeros(0, np.float32)
+        self._worth = np.zeros(0, np.float16)
         self._step_worth = 1.0
 
     @property
@@ -108,14 +109,14 @@ class CodePool:
         """Let what was wanted before count a little less."""
         self._step_worth *= 2 ** (1 / _HALF_LIFE_STEPS)
         if self._step_worth > _LARGEST_WORTH:
-            self._worth /= np.float32(self._step_worth)
+            self._worth /= np.float16(self._step_worth)
             self._step_worth = 1.0
 
     def cover(self, rows: int) -> None:
         """Have tables for so many row numbers."""
         more = rows - len(self._slots)
         self._slots = np.concatenate([self._slots, np.full(more, -1, np.int32)])
-        self._worth = np.concatenate([self._worth, np.zeros(more, np.float32)])
+        self._worth = np.concatenate([self._worth, np.zeros(more, np.float16)])
 
     def resize(self, capacity: int) -> None:
         """Have so many slots, a multiple of 64; what lies in those that go is forgotten."""
@@ -128,13 +129,13 @@ class CodePool:
             more = capacity - len(self._rows)
             for _ in range(more // CHUNK_SLOTS):
                 self._chunks.append(np.zeros((CHUNK_SLOTS, self._row_bytes), np.uint8))
-            self._rows = np.concatenate([self._rows, np.full(more, -1)])
-            self._numbers = np.concatenate([self._numbers, np.full(more, -1)])
+            self._rows = np.concatenate([self._rows, np.full(more, -1, np.int32)])
+            self._numbers = np.concatenate([self._numbers, np.full(more, -1, np.int32)])
         self._bases = np.array([one.ctypes.data for one in self._chunks], np.uint64)
 
     def want(self, rows: NDArray[np.int64]) -> None:
         """Note that tokens of these row numbers, each once, are wanted in this step."""
-        self._worth[rows] += np.float32(self._step_worth)
+        self._worth[rows] += np.float16(self._step_worth)
 
     def find(
         self, rows: NDArray[np.int64], numbers: NDArray[np.int64]
@@ -212,7 +213,7 @@ class CodePool:
 # --- The codes of all layers ---
 
 # Of what hot rows and codes share, codes take this part, or all that there are of them.
-CODE_SHARE = 0.75
+CODE_SHARE = 0.9
 
 
 class ValueCodes:
@@ -291,6 +292,16 @@ class ValueCodes:
             pool = self._layers[layer]
             pool.want(rows)
             return pool.find(rows, numbers)
+
+    def holds(
+        self, layer: int, rows: NDArray[np.int64], numbers: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Say of which tokens there are codes; any thread may ask."""
+        with self._changing:
+            if len(rows):
+                self._cover(int(rows.max()) + 1)
+            addresses, _ = self._layers[layer].find(rows, numbers)
+            return np.asarray(addresses != 0)
 
     def offer(
         self,

@@ -46,6 +46,8 @@ def cases(draw):
             "kept_sinks": draw(st.integers(0, 5)),
             "kept_recent": draw(st.integers(1, 9)),
             "max_selected": draw(st.sampled_from([None, None, 1, 40])),
+            "exact": draw(st.sampled_from([1, 0.1, 0.03, 0])),
+            "exact_floor": draw(st.sampled_from([0, 12])),
             "block_rows": draw(st.sampled_from([16, 37, 64, 100])),
         },
     )
@@ -70,6 +72,7 @@ def test_every_placement_gives_the_same_bits(case, others, share, cold_dir):
         assert torch.equal(bits(found), bits(expected)), name
         assert statistics.cold_write_bytes == hot.cold_write_bytes
         assert statistics.selected_tokens == hot.selected_tokens
+        assert statistics.coded_tokens == hot.coded_tokens
         assert (statistics.hot_rows_read + statistics.cold_rows_read) == (
             hot.hot_rows_read + hot.cold_rows_read
         )
@@ -220,6 +223,46 @@ def test_beams_and_turns_wherever_rows_lie(name, beams_run, cold_dir):
         assert torch.equal(one, other)
 
 
+CODED = {
+    "alone": replace(
+        LONG, selection=LONG.selection | {"exact": 0.03, "exact_floor": 16, "query": "true"}
+    ),
+    "ahead": replace(AHEAD, selection=AHEAD.selection | {"exact": 0.03, "exact_floor": 16}),
+    "own sets": replace(OWN_SETS, selection=OWN_SETS.selection | {"exact": 0.05, "exact_floor": 0}),
+}
+
+
+@pytest.fixture(scope="module", params=CODED)
+def coded_run(request, tmp_path_factory):
+    """A case with coded tokens, its model, and what comes out while all is hot."""
+    case = CODED[request.param]
+    model = case.tiny.build()
+    return case, model, *case.run(model, tmp_path_factory.mktemp("coded"), dram_budget=ALL_HOT)
+
+
+@pytest.mark.parametrize("name", ["golden-least", "lru", "decayed", "sealed", "recent-misses"])
+def test_coded_tokens_wherever_rows_and_codes_lie(name, coded_run, cold_dir):
+    case, model, expected, hot = coded_run
+    found, statistics = case.run(model, cold_dir, **PLACEMENTS[name].for_case(case, hot.kv_bytes))
+    assert torch.equal(bits(found), bits(expected))
+    assert statistics.coded_tokens == hot.coded_tokens > 0
+
+
+def test_coded_tokens_of_beams_and_turns(cold_dir, tmp_path_factory):
+    """Forks, cuts and beams take value statistics of their own; placement changes no bit."""
+    model = BEAMS.tiny.build()
+    chosen = {"exact": 0.05, "exact_floor": 8}
+    everywhere = tmp_path_factory.mktemp("coded-beams")
+    expected = beams_and_turns(model, everywhere, dram_budget=ALL_HOT, **chosen)
+    plain = beams_and_turns(model, everywhere, dram_budget=ALL_HOT)
+    assert not torch.equal(plain[0], expected[0])
+    for name in ("golden-least", "lru", "decayed"):
+        placement = PLACEMENTS[name].for_case(BEAMS, 100_000)
+        found = beams_and_turns(model, cold_dir, **(placement | chosen))
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one, other), name
+
+
 def test_other_selections_give_other_bits(cold_dir):
     """What invariance is worth: each setting that may change the output does change it here."""
     case = Case(TinyModel(), (250,), 64, 5, {"alpha": 0.2, "kept_sinks": 2, "kept_recent": 4})
@@ -233,6 +276,7 @@ def test_other_selections_give_other_bits(cold_dir):
         {"kept_sinks": 20},
         {"kept_recent": 30},
         {"max_selected": 20},
+        {"exact": 0.1, "exact_floor": 0},
     ):
         other = Case(case.tiny, case.lengths, 64, 5, case.selection | changes)
         found, _ = other.run(model, cold_dir, dram_budget=ALL_HOT)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Statistics of values in sessions: with them the bits of an unbroken run, without them others."""
+
+import numpy as np
+import pytest
+import torch
+from generation_runs import attached
+from session_runs import QUESTION, TINY, answer, content_of, feed, seal, seal_checksums
+from tiny_models import prompts
+
+from hillinfer.errors import SessionError
+
+CODED = {"exact": 0.02, "exact_floor": 10}
+IDS, _ = prompts([1300], seed=5)
+# The open segment is scored while it holds few of its tokens, and keeps statistics of those.
+BEGUN = torch.cat([IDS[:, :1260], QUESTION[:, :4]], dim=1)
+WHOLE = torch.cat([BEGUN, IDS[:, -30:], QUESTION], dim=1)
+
+
+@pytest.fixture
+def coded(tmp_path_factory):
+    with attached(TINY.build(), tmp_path_factory.mktemp("cold"), **CODED) as hill:
+        yield hill
+
+
+def begun(hill):
+    cache = hill.new_cache()
+    feed(hill.model, cache, BEGUN[:, :1260])
+    feed(hill.model, cache, BEGUN[:, 1260:], chunk=1)
+    return cache
+
+
+def test_a_session_goes_on_with_the_statistics_of_its_values(coded, tmp_path):
+    cache = begun(coded)
+    cache.save_session(tmp_path / "session")
+    assert "values.bin" in content_of(tmp_path / "session")["digests"]
+    expected = answer(coded.model, cache, WHOLE)
+    assert torch.equal(
+        answer(coded.model, coded.load_session(tmp_path / "session"), WHOLE), expected
+    )
+    assert cache.statistics().coded_tokens > 0
+    own = content_of(tmp_path / "session")["fingerprint"]
+    channels = own["kv_heads"] * own["head_dim"]
+    # One byte of c for each channel, then four of M.
+    taken = np.fromfile(tmp_path / "session" / "values.bin", np.uint8).reshape(-1, 5 * channels)
+    taken[:, channels + 1 :: 4] ^= 1
+    taken.tofile(tmp_path / "session" / "values.bin")
+    with pytest.raises(SessionError, match=r"values\.bin was changed"):
+        coded.load_session(tmp_path / "session")
+    seal_checksums(tmp_path / "session")
+    changed = answer(coded.model, coded.load_session(tmp_path / "session"), WHOLE)
+    assert not torch.equal(changed, expected)
+
+
+def test_sessions_that_know_no_coded_tokens_open(coded, cold_dir, tmp_path):
+    """Statistics are taken of their rows then, the same ones each time."""
+    cache = begun(coded)
+    cache.save_session(tmp_path / "session")
+    content = content_of(tmp_path / "session")
+    del content["digests"]["values.bin"]
+    seal(tmp_path / "session", content)
+    (tmp_path / "session" / "values.bin").unlink()
+    twice = [answer(coded.model, coded.load_session(tmp_path / "session"), WHOLE) for _ in range(2)]
+    assert torch.equal(*twice)
+
+
+def test_what_coded_tokens_saved_opens_where_none_are_coded(coded, cold_dir, tmp_path):
+    cache = begun(coded)
+    cache.save_session(tmp_path / "session")
+    cache.close()
+    with attached(TINY.build(), cold_dir) as plain:
+        once = answer(plain.model, plain.load_session(tmp_path / "session"), WHOLE)
+        plain.load_session(tmp_path / "session").save_session(tmp_path / "again")
+        assert "values.bin" not in content_of(tmp_path / "again")["digests"]
+        assert torch.equal(answer(plain.model, plain.load_session(tmp_path / "again"), WHOLE), once)
