@@ -145,6 +145,18 @@ def test_goals_say_what_bytes_and_rates_allow_and_how_much_of_it_was_reached():
     # Limits of rows made by hand are half of their times.
     assert (found["allowed"], found["share_of_allowed"]) == (6.0, 1.0)
     assert goal(report(), "KL of the default")["allowed"] is None
+    # Bytes of both, modelled for the same budget: what the key shadow leaves holds codes or rows.
+    shadow = 65 / 512
+    rows = {
+        name: SWEPT[name].row_share(value, 4096, SHAPE)
+        for name, value in (("hillinfer-coded", 0.2), ("hillinfer", 0.1))
+    }
+    held = (0.2 - shadow) / shadow
+    ours = 0.02 + (rows["hillinfer-coded"] - 0.02) * (1 - held)
+    theirs = rows["hillinfer"] * (1 - (0.2 - shadow))
+    found = goal(report(), "drive bytes of a step")
+    assert found["allowed"] == pytest.approx(ours / theirs, abs=1e-3)
+    assert found["share_of_allowed"] == pytest.approx(ours / theirs / (2 / 3), abs=1e-3)
 
 
 def test_flagged_rows_meet_no_goal():
