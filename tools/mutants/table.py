@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from mutants.coded import CODED
 from mutants.frontier import FRONTIER
 from mutants.hardware import HARDWARE
 from mutants.mutant import Mutant
@@ -24,4 +25,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *STORES,
     *PRUNING,
     *FRONTIER,
+    *CODED,
 )

@@ -181,6 +181,20 @@ def test_settings_reach_the_cache(ask_tiny):
     assert report["selected_tokens"] == 40 * 2 * 2 * len(steps)
 
 
+def test_coded_tokens_are_asked_for_and_reported(ask_tiny):
+    outcome, report = ask_tiny(
+        *("--alpha", "0.5", "--exact", "0.1", "--exact-floor", "4", "--shadow", "int4"),
+        *("--kept-sinks", "2", "--kept-recent", "2"),
+    )
+    assert (report["settings"]["exact"], report["settings"]["exact_floor"]) == (0.1, 4)
+    assert 0 < report["coded_tokens"] < report["selected_tokens"]
+    assert "of selected tokens; codes of" in outcome.err
+    outcome, report = ask_tiny("--alpha", "0.5", "--shadow", "int4")
+    assert report["settings"]["exact"] == 1
+    assert report["coded_tokens"] == 0
+    assert "of selected tokens; codes of" not in outcome.err
+
+
 def test_plain_style_leaves_the_chat_template_out(ask_tiny):
     _, chat = ask_tiny()
     _, plain = ask_tiny("--prompt-style", "plain")

@@ -7,7 +7,6 @@ import pytest
 import torch
 from rivals.rival_cases import SCALING, SHAPE, make_setup
 
-from hillinfer.settings import Settings
 from hillinfer_bench.frontier.four_bit import CodedCache, row_share
 from hillinfer_bench.frontier.swept import SWEPT, spilled_tokens
 from hillinfer_bench.quality.forced_reading import attend_masked, seen_tokens
@@ -219,4 +218,3 @@ def test_settings_are_ranked_by_what_they_cost():
         shares = [system.row_share(value, 4096, LONG) for value in system.values]
         assert shares == sorted(shares)
         assert len({system.label(value) for value in system.values}) == len(shares)
-    assert Settings().alpha == 0.1

@@ -317,7 +317,7 @@ SWEPT: Mapping[str, Swept] = MappingProxyType(
     {
         one.name: one
         for one in (
-            HillInferCoded(CODED, (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)),
+            HillInferCoded(CODED, sorted({0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, default_alpha()})),
             HillInfer(HILLINFER, _FEW),
             H2OAllKeys("h2o-all-keys", _FEW),
             InfiniGen("infinigen", (0.05, 0.1, 0.2, 0.3, 0.45, 0.6)),
