@@ -27,6 +27,9 @@ PLAN ?= goals
 # Options of `make mutants`: --jobs 2, or --only and words in names of mutants.
 MUTANTS ?=
 
+# Options of `make frontier`: --steps 0 for the sweep alone, which a restart goes on with.
+FRONTIER ?=
+
 # Options of `make store`: --mixed-seconds 1200 for twenty minutes of mixed load.
 STORE ?=
 
@@ -42,7 +45,7 @@ FUZZ_SECONDS ?= 600
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality precision pools store slim study query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
+.PHONY: help setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality precision frontier pools store slim study query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +97,9 @@ quality: model ## Compare selection rules and shadows with the full cache (a qua
 
 precision: model ## Compare how many selected tokens are exact and how the others are coded (a quarter of an hour)
 	$(BIN)/hillinfer-bench precision --out $(BUILD)/reports/precision.json
+
+frontier: model ## Compare systems at equal quality: KL, bytes and times (an hour; FRONTIER=options)
+	$(BIN)/hillinfer-bench frontier --out $(BUILD)/reports/frontier.json $(FRONTIER)
 
 pools: model ## Replay selections of the real model with every pool policy (eight minutes)
 	$(BIN)/hillinfer-bench pools --out $(BUILD)/reports/pools.json

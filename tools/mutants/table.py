@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from mutants.coded import CODED
+from mutants.frontier import FRONTIER
 from mutants.hardware import HARDWARE
 from mutants.mutant import Mutant
 from mutants.native import NATIVE
@@ -23,5 +24,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *SECRECY,
     *STORES,
     *PRUNING,
+    *FRONTIER,
     *CODED,
 )

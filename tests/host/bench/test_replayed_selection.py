@@ -7,17 +7,23 @@ import torch
 from bench_cases import local_trace
 from tiny_models import TinyModel
 
-from hillinfer.engine.budget_plan import BudgetPlan
+from hillinfer.devices.opening import make_scorer
+from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.errors import SettingsError
 from hillinfer.settings import Settings
 from hillinfer_bench.decode.run import attached
+from hillinfer_bench.precision.key_readings import AlignedShadow
+from hillinfer_bench.precision.mixed import MixedPrecision
+from hillinfer_bench.precision.value_forms import ContractCodes, Split
 from hillinfer_bench.quality.forced_reading import Prefix, forced_logits, selecting
 from hillinfer_bench.quality.policies import SelectionPolicy
+from hillinfer_bench.replay.recording import SelectionTrace
 from hillinfer_bench.rivals.block_attention import count, replayed_pages
 from hillinfer_bench.rivals.paged import PAGE_TOKENS, PagedRival
 from hillinfer_bench.rivals.rival import Rival, RivalSetup
 from hillinfer_bench.rivals.table import RIVALS
 from hillinfer_bench.systems.case import BenchSetting, Case, Selections
+from hillinfer_bench.systems.hillinfer_system import HillInferSystem
 from hillinfer_bench.systems.kv_source import PrefixKV
 from hillinfer_bench.systems.shapes import SHAPES
 from hillinfer_bench.systems.table import make_system
@@ -83,14 +89,16 @@ def told():
     return model, Prefix.read(model, ids[:CONTEXT]), ids, selections
 
 
-def decoded(told, name, cold_dir, selections):
+def decoded(told, name, cold_dir, selections, system=None):
     model, prefix, ids, _ = told
-    case = Case("tiny", CONTEXT, (name,), alpha=SELECTED.alpha, steps=STEPS, warm_up=0)
+    case = Case(
+        "tiny", CONTEXT, (name,), alpha=SELECTED.alpha, steps=STEPS, warm_up=0, shadow="int4"
+    )
     setting = BenchSetting(case, model, prefix.shape, budget(prefix.shape), cold_dir, selections)
     source = PrefixKV(prefix, ids)
     logits = []
     with attached(model), torch.no_grad():
-        opened = make_system(name).open(setting)
+        opened = (system or make_system(name)).open(setting)
         try:
             for chunk in source.chunks():
                 opened.fill(chunk)
@@ -144,6 +152,81 @@ def test_selections_differ_between_layers_and_sequences():
     ]
     for number, one in enumerate(sets):
         assert not any(np.array_equal(one, other) for other in sets[:number])
+
+
+EXACT = {"exact": 0.1, "exact_floor": 0}
+
+
+class _ToldBest(MixedPrecision):
+    """Attends to what it was told, layer after layer, the best of it as rows."""
+
+    def __init__(self, selections, shape):
+        settings = SELECTED.changed(shadow="int4")
+        scorer = make_scorer("nvme", kernel_spec(shape, settings), settings.scope)
+        split = Split(EXACT["exact"])
+        super().__init__(scorer, scorer, settings, split, ContractCodes(), AlignedShadow())
+        self._selections, self._layer = selections, -1
+
+    def _masks(self, layer, segments):
+        self._layer += 1
+        exact = torch.zeros(1, 1, len(layer.queries), len(layer.keys), dtype=torch.bool)
+        chosen = torch.zeros_like(exact)
+        for i, length in enumerate(layer.lengths):
+            own = self._selections.positions(self._layer, 0, length)
+            count = self._split.exact_count(length, len(own), 36)
+            chosen[..., i, own] = True
+            exact[..., i, self._selections.exact(self._layer, 0, length, count)] = True
+        return exact, chosen & ~exact
+
+
+def with_best(told, seed):
+    best = local_trace(CONTEXT, STEPS, LAYERS, settings=SELECTED.changed(alpha=0.1), seed=seed)
+    return told[3].with_best(best)
+
+
+def test_the_best_of_the_replayed_tokens_are_rows_and_the_others_codes(told, cold_dir):
+    selections = with_best(told, seed=0)
+    system = HillInferSystem("coded", EXACT | {"query": "true"}, memory_kv=1.5)
+    logits, counted = decoded(told, "coded", cold_dir, selections, system)
+    model, prefix, ids, _ = told
+
+    def study(own):
+        with selecting(model):
+            return forced_logits(model, prefix, ids[CONTEXT:], _ToldBest(own, prefix.shape))
+
+    near = (logits - study(selections)).abs().max()
+    far = (logits - study(with_best(told, seed=5))).abs().max()
+    rows = (logits - expected(told, "hillinfer", cold_dir)).abs().max()
+    assert near < 5e-3
+    assert min(far, rows) > 4 * near
+    # Codes count as read, beside the shadow of every token and fewer rows.
+    wide = decoded(told, "hillinfer-in-memory-true", cold_dir, told[3])[1]
+    assert 0 < counted.dram_read_bytes < wide.dram_read_bytes
+
+
+@pytest.mark.parametrize(
+    ("best", "count", "expected"),
+    [
+        # Kept: 0 and 1, 98 and 99. Then the best that are selected, then the newest others.
+        (None, 4, [0, 1, 98, 99]),
+        (None, 6, [0, 1, 70, 80, 98, 99]),
+        ([0, 1, 20, 60, 98, 99], 5, [0, 1, 60, 98, 99]),
+        ([0, 1, 20, 60, 98, 99], 6, [0, 1, 20, 60, 98, 99]),
+        ([0, 1, 20, 60, 98, 99], 7, [0, 1, 20, 60, 80, 98, 99]),
+        # Nothing that is not selected.
+        ([0, 1, 21, 61, 98, 99], 6, [0, 1, 70, 80, 98, 99]),
+    ],
+)
+def test_the_best_of_a_selection(best, count, expected):
+    settings = Settings().changed(alpha=0.08, kept_sinks=2, kept_recent=2)
+
+    def trace(*sets):
+        own = tuple(np.array(one, np.int32) for one in sets)
+        return SelectionTrace("made", settings, 99, (own,), ((),))
+
+    few = None if best is None else trace(best)
+    selections = Selections(trace([0, 1, 20, 60, 70, 80, 98, 99]), 1, few)
+    assert selections.exact(0, 0, 100, count).tolist() == expected
 
 
 def test_steps_that_were_not_recorded_are_refused():

@@ -13,6 +13,7 @@ from hillinfer.cli.ending import Program
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.system.files import check_apart, prepare_report
 from hillinfer.system.machine import NumberType
+from hillinfer_bench.cli.frontier import frontier, frontier_picture
 from hillinfer_bench.decode.request import BenchRequest, Chosen
 from hillinfer_bench.figures.canvas import require_matplotlib, save_figure
 from hillinfer_bench.figures.prune_figure import prune_figure, prune_text, read_seen_blocks
@@ -452,6 +453,7 @@ main = Program(
         decode,
         quality,
         precision,
+        frontier,
         pools,
         traces,
         storing,
@@ -462,5 +464,6 @@ main = Program(
         trace_picture,
         store_picture,
         prune_picture,
+        frontier_picture,
     ),
 )

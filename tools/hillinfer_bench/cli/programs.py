@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 
 BENCH = frozenset(
     {
-        *("decode", "quality", "precision", "pools", "traces", "storing", "slim", "study"),
-        *("compare", "pool-picture", "trace-picture", "store-picture", "prune-picture"),
+        *("decode", "quality", "precision", "frontier", "pools", "traces", "storing", "slim"),
+        *("study", "compare", "pool-picture", "trace-picture", "store-picture", "prune-picture"),
+        "frontier-picture",
     }
 )
 

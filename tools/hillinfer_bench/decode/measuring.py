@@ -221,6 +221,7 @@ def measure_case(
     rates: RateSource,
     advance: Callable[[int], None] = lambda done: None,
     free: FreeRoom | None = None,
+    make: Callable[[str], System] = make_system,
 ) -> list[BenchRow]:
     """Open every system, fill it, let all decode in turns and return a row each.
 
@@ -234,6 +235,8 @@ def measure_case(
         Called with the steps that all systems together have done.
     free
         What systems may take together; None for what is free now.
+    make
+        Returns a system by its name in the case.
     """
     setting, case = bed.setting, bed.setting.case
     names = case.systems if FLOOR in case.systems else (FLOOR, *case.systems)
@@ -245,7 +248,7 @@ def measure_case(
         )
         for name in names
     }
-    systems = [make_system(name) for name in names]
+    systems = [make(name) for name in names]
     left_out = why_left_out(setting, systems, free or FreeRoom.read(setting.cold_dir))
     rows = {name: replace(row, skipped=left_out.get(name)) for name, row in blank.items()}
     systems = [system for system in systems if system.name not in left_out]

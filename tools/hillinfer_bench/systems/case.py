@@ -20,6 +20,7 @@ from hillinfer.system.machine import NumberType, ProcessorFacts
 from hillinfer_bench.replay.recording import SelectionTrace
 from hillinfer_bench.systems.shapes import SHAPES
 from hillinfer_model.choices import KeyMode
+from hillinfer_model.selection import kept_positions
 
 REAL, MODELLED = "measured selection", "modelled selection"
 
@@ -111,11 +112,16 @@ class Selections:
         Sets per step, of all layers of the first sequence, then of the next one.
     layers
         Layers of the model.
+    best
+        The same with fewer tokens, the best of them; None where no token is told from others.
     """
 
-    def __init__(self, trace: SelectionTrace, layers: int) -> None:
+    def __init__(
+        self, trace: SelectionTrace, layers: int, best: SelectionTrace | None = None
+    ) -> None:
         self._trace = trace
         self._layers = layers
+        self._best = best
 
     def positions(self, layer: int, row: int, length: int) -> NDArray[np.int64]:
         """Return the selected positions, int64 ascending.
@@ -132,7 +138,33 @@ class Selections:
         SettingsError
             Where the trace has no such step.
         """
-        trace = self._trace
+        return self._of(self._trace, layer, row, length)
+
+    def with_best(self, best: SelectionTrace) -> Selections:
+        """Return the same, its best tokens told from the others."""
+        return Selections(self._trace, self._layers, best)
+
+    def exact(self, layer: int, row: int, length: int, count: int) -> NDArray[np.int64]:
+        """Return the best of the selected positions, int64 ascending, kept tokens among them.
+
+        Then those of `best` that are selected, then the others; of each the newest first.
+
+        Parameters
+        ----------
+        layer, row, length
+            As in `positions`.
+        count
+            How many: no more than are selected, no fewer than are kept.
+        """
+        settings, chosen = self._trace.settings, self.positions(layer, row, length)
+        rank = 2 * np.isin(
+            chosen, kept_positions(length, settings.kept_sinks, settings.kept_recent)
+        )
+        if self._best is not None:
+            rank = rank + np.isin(chosen, self._of(self._best, layer, row, length))
+        return np.sort(chosen[np.lexsort((chosen, rank))[len(chosen) - count :]])
+
+    def _of(self, trace: SelectionTrace, layer: int, row: int, length: int) -> NDArray[np.int64]:
         step = length - trace.prefix - 1
         if not 0 <= step < trace.steps:
             raise SettingsError(

@@ -24,6 +24,7 @@ from hillinfer_bench.systems.kv_source import Chunk
 from hillinfer_bench.systems.replayed_selections import ReplayingRuntime
 from hillinfer_bench.systems.system import BenchError, Counted, Needs, OpenSystem, System
 from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.value_layout import code_row_bytes
 
 # Rows of the whole context, its shadow, and buffers.
 _ALL_IN_DRAM = 2
@@ -164,14 +165,16 @@ def counted_by(counts: CacheStatistics, shape: ModelShape, spec: KernelSpec) -> 
     counts
         Of a cache or of an engine.
     shape, spec
-        Of the model and of its shadow; shadows of scored tokens and selected rows are read.
+        Of the model and of its shadow; shadows of scored tokens, selected rows and value codes are
+        read.
     """
     rows = counts.hot_rows_read + counts.cold_rows_read
     scored = counts.scored_tokens * shadow_token_bytes(spec)
+    codes = counts.coded_tokens * (code_row_bytes(spec) + spec.kv_heads)
     return Counted(
         counts.cold_read_bytes + counts.shadow_read_bytes,
         counts.cold_write_bytes + counts.shadow_write_bytes,
-        rows * shape.row_bytes + int(scored),
+        rows * shape.row_bytes + codes + int(scored),
         counts.dram_peak_bytes,
         counts.hot_hit_rate,
         counts.io_mode,

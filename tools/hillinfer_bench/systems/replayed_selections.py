@@ -17,7 +17,7 @@ from hillinfer.engine.runtime import Runtime
 from hillinfer.kv.sequence import Sequence as StoredSequence
 from hillinfer.model_shape import ModelShape
 from hillinfer.models.loader import LoadedModel
-from hillinfer.scoring.scorer import ImportanceEvaluation, Scorer, SegmentShadow
+from hillinfer.scoring.scorer import ImportanceEvaluation, Scorer, SegmentShadow, Split
 from hillinfer.settings import Settings
 from hillinfer_bench.quality.forced_reading import Prefix, selecting
 from hillinfer_bench.quality.texts import TextSample
@@ -158,6 +158,37 @@ class SelectionRecorder:
         wanted = recording_settings(settings, self._context, context, steps)
         return self.stretched(self._record(wanted, steps), settings, context, layers, batch)
 
+    def ranked_selections(
+        self, settings: Settings, exact: float, context: int, steps: int, layers: int, batch: int
+    ) -> Selections:
+        """Return selections whose best tokens are told from the others.
+
+        The best are recorded like the others, with an importance rate that selects only them. How
+        local they are is told in `checks` and refuses nothing: they are few.
+
+        Parameters
+        ----------
+        settings, context, steps, layers, batch
+            As in `selections`, whose errors it raises.
+        exact
+            Share of the tokens that are the best.
+        """
+        settings = replace(settings, shadow=settings.shadow or KeyMode.INT4)
+        wanted = recording_settings(settings, self._context, context, steps)
+        trace = self.stretched(self._record(wanted, steps), settings, context, layers, batch)
+        few = replace(settings, alpha=min(settings.alpha, exact))
+        recorded = self._record(recording_settings(few, self._context, context, steps), steps)
+        sources = self._sources(recorded, layers, batch)
+        best = stretched_trace(recorded, context, few, sources)
+        self.checks.append(LocalityCheck.of(recorded, best, sources).record)
+        return trace.with_best(best)
+
+    @staticmethod
+    def _sources(recorded: SelectionTrace, layers: int, batch: int) -> list[int]:
+        deep = len(recorded.layers)
+        first = [int((layer + 0.5) * deep / layers) for layer in range(layers)]
+        return [(one + row) % deep for row in range(batch) for one in first]
+
     def stretched(
         self,
         recorded: SelectionTrace,
@@ -183,9 +214,7 @@ class SelectionRecorder:
         BenchError
             As in `selections`.
         """
-        deep = len(recorded.layers)
-        first = [int((layer + 0.5) * deep / layers) for layer in range(layers)]
-        sources = [(one + row) % deep for row in range(batch) for one in first]
+        sources = self._sources(recorded, layers, batch)
         made = stretch(recorded, context, settings, sources)
         check = LocalityCheck.of(recorded, made, sources)
         self.checks.append(check.record)
@@ -269,6 +298,21 @@ class ReplayedEvaluation(ImportanceEvaluation):
         """Score all tokens there are, then return the recorded set; see `ImportanceEvaluation`."""
         own = super().select_next(query, scaling, segments, lacking)
         return self._replayed(segments, 1, len(own))
+
+    def split(
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        coming: int,
+        lacking: int = 0,
+    ) -> Split:
+        """Score all tokens, then return the recorded set and the best of it."""
+        own = super().split(query, scaling, segments, coming, lacking)
+        layer, row = self._place(segments[0].statistics)
+        length = segments[-1].base_position + segments[-1].tokens + coming
+        exact = self._selections.exact(layer, row, length, len(own.exact[0]))
+        return Split(self._replayed(segments, coming, len(own.sets)), [exact] * len(own.exact))
 
     def _replayed(
         self, segments: Sequence[SegmentShadow], coming: int, sets: int

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the comparison aims at, beside what was reached and what bytes and rates allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from hillinfer_bench.frontier.equal import TimeRatio, default_row
+from hillinfer_bench.frontier.modelled import Machine, Place
+from hillinfer_bench.frontier.sweep import SweptRow
+from hillinfer_bench.frontier.swept import CODED, FOUR_BIT, HILLINFER, SWEPT
+from hillinfer_bench.frontier.times import IN_MEMORY, TODAY, TODAY_ALPHA, TimedRow
+from hillinfer_bench.report.goal_record import (
+    AtLeast,
+    AtMost,
+    GoalBound,
+    GoalPoint,
+    GoalRecord,
+    MoreThan,
+    judged,
+    unjudged,
+)
+from hillinfer_bench.report.rows import BenchRow
+
+_KL, _BYTES, _SPEED = AtMost(0.35), AtMost(0.25), AtLeast(2.0)
+_LEAST = {
+    "full-drive": 8.56,
+    "h2o-all-keys": 8.56,
+    "infinigen": 4.21,
+    "leoam": 4.21,
+    "quest": 4.21,
+}
+# Goals of the same issue that other commands judge.
+_ELSEWHERE = {
+    "needle and LongEval lines no worse than the full cache's own": "make study",
+    "1M tokens of a 1B shape decode with M0 at 2 GiB": "make space",
+}
+
+
+@dataclass(frozen=True)
+class FrontierGoal:
+    """A goal, and what bytes and rates allow of it.
+
+    Parameters
+    ----------
+    record
+        The goal beside what was reached.
+    allowed
+        The most that bytes, rates and arithmetic allow, modelled; None where that is not known.
+    share
+        What was reached of that; None likewise.
+    """
+
+    record: GoalRecord
+    allowed: float | None = None
+    share: float | None = None
+
+    def as_record(self) -> dict[str, Any]:
+        """Return what the report says of it."""
+        allowed, share = (
+            None if one is None else round(one, 3) for one in (self.allowed, self.share)
+        )
+        return {**asdict(self.record), "allowed": allowed, "share_of_allowed": share}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the top of the report has, each None where it was not measured.
+
+    Parameters
+    ----------
+    kl_share
+        KL of the default over that of α 0.1 with all selected tokens exact.
+    drive_bytes_share, decode_speedup
+        Drive bytes of a step of the default over today's, and today's time over the default's, on
+        the real model.
+    ahead_of_full_drive
+        The full cache's time on the drive over the default's, on the real model.
+    """
+
+    kl_share: float | None
+    drive_bytes_share: float | None
+    decode_speedup: float | None
+    ahead_of_full_drive: float | None
+
+
+def figures(swept: Sequence[SweptRow], real: Sequence[TimedRow]) -> Figures:
+    """Return the figures of a sweep and of the real model's timed rows."""
+    own = default_row(swept)
+    today = today_row(swept)
+    rows = _by_name(real)
+    return Figures(
+        own.kl / today.kl if own is not None and today is not None and today.kl else None,
+        _quotient(rows, CODED, TODAY, "drive_read_bytes"),
+        _quotient(rows, TODAY, CODED, "median_ms"),
+        _quotient(rows, "full-drive", CODED, "median_ms"),
+    )
+
+
+def _by_name(rows: Sequence[TimedRow]) -> dict[str, BenchRow]:
+    return {one.row.system: one.row for one in rows}
+
+
+def _quotient(rows: dict[str, BenchRow], over: str, under: str, field: str) -> float | None:
+    values = [getattr(rows.get(name), field, None) for name in (over, under)]
+    if values[0] is None or not values[1]:
+        return None
+    return float(values[0] / values[1])
+
+
+def frontier_goals(
+    swept: Sequence[SweptRow],
+    real: Sequence[TimedRow],
+    shapes: Sequence[Sequence[TimedRow]],
+    ratios: Sequence[TimeRatio],
+    machines: Sequence[Machine],
+) -> list[FrontierGoal]:
+    """Return every goal.
+
+    Parameters
+    ----------
+    swept
+        The sweep.
+    real, shapes
+        Timed rows of the real model, and of each shape.
+    ratios
+        Of all shapes.
+    machines
+        What the timed models were modelled with.
+    """
+    found, rows = figures(swept, real), _by_name(real)
+    made = [
+        _goal("KL of the default over that of α 0.1, all exact", found.kl_share, _KL),
+        _bytes_goal(swept, rows, found.drive_bytes_share, machines),
+        _goal(
+            "decode speed over today's, a quarter of the KV in DRAM",
+            found.decode_speedup,
+            _SPEED,
+            *_both(rows, TODAY, CODED),
+        ),
+        _goal(
+            "ahead of the full cache on the drive, a quarter of the KV in DRAM",
+            found.ahead_of_full_drive,
+            _SPEED,
+            *_both(rows, "full-drive", CODED),
+        ),
+    ]
+    made += [_rival_goal(name, least, ratios) for name, least in _LEAST.items()]
+    made += [_memory_goal(shapes), _four_bit_goal(swept, shapes, machines)]
+    for goal, command in _ELSEWHERE.items():
+        reason = f"not judged by this command: {command}"
+        made.append(FrontierGoal(unjudged(goal, [], _SPEED, reason)))
+    return made
+
+
+def _bytes_goal(
+    swept: Sequence[SweptRow],
+    rows: dict[str, BenchRow],
+    reached: float | None,
+    machines: Sequence[Machine],
+) -> FrontierGoal:
+    """Return the goal of drive bytes; allowed is what both read where pools hit by chance."""
+    name = "drive bytes of a step over today's, a quarter of the KV in DRAM"
+    made = _goal(name, reached, _BYTES, *_both(rows, TODAY, CODED))
+    own, today, coded = default_row(swept), today_row(swept), rows.get(CODED)
+    machine = next(
+        (one for one in machines if coded is not None and one.model == coded.model), None
+    )
+    if reached is None or own is None or today is None or machine is None:
+        return made
+    ours, theirs = (machine.drive_bytes(one.setting.system, one.share) for one in (own, today))
+    return replace(made, allowed=ours / theirs, share=ours / theirs / reached) if theirs else made
+
+
+def today_row(swept: Sequence[SweptRow]) -> SweptRow | None:
+    """Return the row of α 0.1 with all exact; None where it was not swept."""
+    return next(
+        (
+            row
+            for row in swept
+            if row.setting.system.name == HILLINFER and row.setting.value == TODAY_ALPHA
+        ),
+        None,
+    )
+
+
+def _both(rows: dict[str, BenchRow], *names: str) -> tuple[BenchRow | None, ...]:
+    return tuple(rows.get(name) for name in names)
+
+
+def _goal(
+    name: str, reached: float | None, bound: GoalBound, *rows: BenchRow | None
+) -> FrontierGoal:
+    words = f"{name}: {_sign(bound)} {bound.limit:g}"
+    known = [row for row in rows if row is not None]
+    if reached is None:
+        reasons = [f"{row.system}: {row.skipped}" for row in known if row.skipped]
+        return FrontierGoal(unjudged(words, [], bound, "; ".join(reasons) or "not measured"))
+    flagged = any(row.flagged for row in known)
+    where = ", ".join(row.name for row in known) or "the sweep"
+    record = judged(words, [GoalPoint(reached, where, flagged)], bound)
+    # Speeds have a limit; the first row is the slower one.
+    if isinstance(bound, AtLeast) and len(known) == 2 and known[0].limit_ms and known[1].limit_ms:
+        allowed = known[0].limit_ms / known[1].limit_ms
+        return FrontierGoal(record, allowed, reached / allowed)
+    return FrontierGoal(record)
+
+
+def _sign(bound: GoalBound) -> str:
+    if isinstance(bound, MoreThan):
+        return "more than"
+    return "at least" if isinstance(bound, AtLeast) else "at most"
+
+
+def _rival_goal(name: str, least: float, ratios: Sequence[TimeRatio]) -> FrontierGoal:
+    bound = AtLeast(least)
+    words = f"speed over {name} at equal quality, the paper's shapes: at least {least:g}"
+    own = [one for one in ratios if one.rival == name]
+    timed = [one for one in own if one.value is not None]
+    if not timed:
+        reason = "; ".join(dict.fromkeys(one.source for one in own)) or "no times were taken"
+        return FrontierGoal(unjudged(words, [], bound, reason))
+    points = [GoalPoint(one.value or 0.0, one.source, one.flagged) for one in timed]
+    modelled = [one.source for one in timed if one.source.startswith("modelled, ")]
+    record = unjudged(words, points, bound, "") if modelled else judged(words, points, bound)
+    worst = min(timed, key=lambda one: one.value or 0.0)
+    if worst.allowed is None or worst.value is None:
+        return FrontierGoal(record)
+    return FrontierGoal(record, worst.allowed, worst.value / worst.allowed)
+
+
+def _memory_goal(shapes: Sequence[Sequence[TimedRow]]) -> FrontierGoal:
+    words = "speed over the fastest 16-bit full cache, all in DRAM: at least 2"
+    points, allowed, reasons = [], [], []
+    for rows in map(_by_name, shapes):
+        own, full = rows.get(IN_MEMORY), rows.get("full-memory")
+        reached = _quotient(rows, "full-memory", IN_MEMORY, "median_ms")
+        if own is None or full is None or reached is None:
+            reasons += [
+                f"{row.system}: {row.skipped}" for row in (own, full) if row and row.skipped
+            ]
+            continue
+        points.append(GoalPoint(reached, own.name, own.flagged or full.flagged))
+        allowed.append((full.limit_ms or 0.0) / (own.limit_ms or 1.0))
+    if not points:
+        reason = "; ".join(dict.fromkeys(reasons)) or "no times were taken"
+        return FrontierGoal(unjudged(words, [], _SPEED, reason))
+    worst = min(range(len(points)), key=lambda i: points[i].value)
+    share = points[worst].value / allowed[worst]
+    return FrontierGoal(judged(words, points, _SPEED, reasons), allowed[worst], share)
+
+
+def _four_bit_goal(
+    swept: Sequence[SweptRow], shapes: Sequence[Sequence[TimedRow]], machines: Sequence[Machine]
+) -> FrontierGoal:
+    bound = MoreThan(1.0)
+    words = "speed over a 4-bit full cache at its own quality, all in DRAM: more than 1"
+    four = next(
+        (row for row in swept if row.setting.system.name == FOUR_BIT and row.setting.value == 4),
+        None,
+    )
+    points = []
+    for rows in map(_by_name, shapes):
+        own = rows.get(IN_MEMORY)
+        machine = next(
+            (one for one in machines if own is not None and one.model == own.model), None
+        )
+        if own is None or own.median_ms is None or machine is None or four is None:
+            continue
+        theirs = machine.milliseconds(SWEPT[FOUR_BIT], four.share, Place.MEMORY)
+        row = f"{own.name}, the 4-bit cache modelled"
+        points.append(GoalPoint(theirs / own.median_ms, row, own.flagged))
+    if not points:
+        return FrontierGoal(unjudged(words, [], bound, f"no row of {IN_MEMORY}"))
+    return FrontierGoal(judged(words, points, bound))

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of `hillinfer-bench frontier`, from the sweep to report, table and picture."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from hillinfer.drive.directories import prepared_cold_dir
+from hillinfer.errors import SettingsError
+from hillinfer.generate.run_report import json_bytes
+from hillinfer.models.loader import LoadedModel, ModelOutline
+from hillinfer.models.sources import ModelSource, local_model
+from hillinfer.system.files import cannot_write, check_outside, prepare_report, write_whole
+from hillinfer.system.machine import ProcessorFacts
+from hillinfer_bench.decode.measuring import Bed
+from hillinfer_bench.decode.rates import RateProbe, RateSource
+from hillinfer_bench.decode.room import return_freed_memory
+from hillinfer_bench.decode.run import read_text
+from hillinfer_bench.figures.canvas import require_matplotlib, save_figure
+from hillinfer_bench.figures.frontier_figure import frontier_figure
+from hillinfer_bench.frontier.curve import Crossing
+from hillinfer_bench.frontier.equal import default_row, equal_qualities
+from hillinfer_bench.frontier.modelled import Machine
+from hillinfer_bench.frontier.report import TimedModel, frontier_report, report_text
+from hillinfer_bench.frontier.request import FrontierRequest, TimedPlan
+from hillinfer_bench.frontier.sweep import (
+    Setting,
+    SweepRows,
+    curves,
+    sweep_text,
+    swept_rows,
+)
+from hillinfer_bench.frontier.swept import SWEPT, default_alpha, exact_split
+from hillinfer_bench.frontier.times import ALL_IN_MEMORY, TimedRow, measure_times, timed_systems
+from hillinfer_bench.quality.forced_reading import compute_threads
+from hillinfer_bench.quality.run import Stage, run_facts
+from hillinfer_bench.quality.texts import TextSample
+from hillinfer_bench.systems.case import Case, Selections, case_setting, table_type
+from hillinfer_bench.systems.kv_source import RandomKV
+from hillinfer_bench.systems.replayed_selections import SelectionRecorder
+from hillinfer_bench.systems.shapes import SHAPES
+from hillinfer_bench.systems.table import FLOOR
+
+WARM_UP = 4
+# Of the real text, after which selections are recorded that shapes replay.
+RECORDED = 4096
+
+
+def run(request: FrontierRequest, say: Callable[[str], None], stage: Stage) -> str:
+    """Sweep, take times at equal quality, write report and picture and return the table.
+
+    Parameters
+    ----------
+    request
+        What to measure.
+    say
+        Called with one line before each step that takes time.
+    stage
+        Shows progress: called with a name and a total, gives a function that takes what is done.
+
+    Raises
+    ------
+    HillInferError
+        Whatever a user can act on, before weights are loaded where it can be known before.
+    """
+    texts, plan = request.texts, request.timed
+    check_outside((("--out", request.out),), (("--model", local_model(texts.model)),))
+    require_matplotlib()
+    prepare_report(request.out, "--out")
+    outline = ModelOutline.read(ModelSource.locate(texts.model, say), texts.number_type)
+    most = outline.shape.max_positions
+    samples = texts.samples(outline.tokenizer, most)
+    timed_text = _timed_text(request, outline)
+    loaded = outline.load()
+    threads = texts.threads or ProcessorFacts.read().cores
+    facts = run_facts(texts, loaded, samples, threads)
+    settings = [
+        Setting(SWEPT[name], value) for name in request.names for value in SWEPT[name].values
+    ]
+    rows = SweepRows(request.rows_file, _measured_on(facts, samples))
+    for sample in samples:
+        total = len(settings) * texts.last
+        with stage(sample.name, total) as advance:
+            on_progress = partial(_advance_by, advance, texts.last)
+            sweep_text(loaded.model, sample, texts.last, settings, rows, threads, on_progress)
+    swept = swept_rows(rows, samples, settings, texts.context, loaded.shape)
+    found = curves(swept)
+    equal = equal_qualities(default_row(swept), found)
+    timed: list[TimedModel] = []
+    try:
+        if plan.steps and (plan.real_context or plan.shapes):
+            assert timed_text is not None
+            cold_dir = prepared_cold_dir(request.cold_dir)
+            with compute_threads(threads), RateProbe(cold_dir) as rates:
+                recorder = SelectionRecorder(loaded, timed_text, _recorded(plan, most))
+                parts = (loaded, timed_text, recorder, rates, equal[0].crossings, stage)
+                taking = _Times(request, *parts)
+                for model in taking.models():
+                    say(f"taking times of {model}")
+                    timed.append(taking.take(model))
+    finally:
+        report = frontier_report(swept, equal, timed, facts)
+        try:
+            write_whole(request.out, json_bytes(report))
+        except OSError as error:
+            raise cannot_write(request.out, error, "--out") from error
+    save_figure(frontier_figure(report), request.out.with_suffix(".png"))
+    say(f"report and picture: {request.out}")
+    return report_text(report)
+
+
+def _timed_text(request: FrontierRequest, outline: ModelOutline) -> TextSample | None:
+    """Return the text whose steps are timed and recorded; None where no times are taken."""
+    plan, texts = request.timed, request.texts
+    if not plan.steps or not (plan.real_context or plan.shapes):
+        return None
+    steps = WARM_UP + plan.steps
+    most = outline.shape.max_positions
+    recorded = _recorded(plan, most) if plan.shapes else 0
+    needed = max(plan.real_context, recorded) + steps
+    if needed > most:
+        raise SettingsError(
+            f"{needed} tokens are longer than the {most} positions of {texts.model}: give a "
+            "smaller --real-context or --steps"
+        )
+    return replace(texts, context=needed).samples(outline.tokenizer, most, 1)[0]
+
+
+def _recorded(plan: TimedPlan, positions: int) -> int:
+    """Return the tokens after which selections are recorded, of a model with some positions."""
+    return min(RECORDED, plan.shape_context, positions - WARM_UP - plan.steps)
+
+
+def _measured_on(facts: Mapping[str, Any], samples: Sequence[TextSample]) -> dict[str, Any]:
+    """Return what rows of a sweep depend on."""
+    names = ("model", "dtype", "stored_type", "context", "last")
+    tokens = hashlib.sha256()
+    for sample in samples:
+        tokens.update(np.array(sample.token_ids, np.int64).tobytes())
+    return {**{name: facts[name] for name in names}, "tokens": tokens.hexdigest()}
+
+
+def _advance_by(advance: Callable[[int], None], tokens: int, settings: int) -> None:
+    advance(settings * tokens)
+
+
+@dataclass(frozen=True)
+class _Times:
+    """What all timed models of a run share."""
+
+    request: FrontierRequest
+    loaded: LoadedModel
+    text: TextSample
+    recorder: SelectionRecorder
+    rates: RateSource
+    crossings: Mapping[str, Crossing]
+    stage: Stage
+
+    def models(self) -> list[str]:
+        """Return the names of those that are timed, the real one first."""
+        plan = self.request.timed
+        real = [self.request.texts.model] if plan.real_context else []
+        return [*real, *plan.shapes]
+
+    def take(self, name: str) -> TimedModel:
+        """Take times of one model."""
+        plan, request = self.request.timed, self.request
+        real = name == request.texts.model
+        cold_dir = prepared_cold_dir(request.cold_dir)
+        systems = timed_systems(self.crossings, partial(self._selections, name))
+        on_drive = tuple(one for one in systems if one not in ALL_IN_MEMORY)
+        case = Case(
+            name,
+            plan.real_context if real else plan.shape_context,
+            on_drive,
+            budget_share=plan.real_budget if real else plan.shape_budget,
+            # What ranks in the sweep, whatever room there is.
+            shadow="int4",
+            steps=plan.steps,
+            warm_up=WARM_UP,
+        )
+        if real:
+            model, shape = self.loaded.model, self.loaded.shape
+            weights = sum(one.numel() for one in model.parameters()) * model.dtype.itemsize
+        else:
+            dtype = table_type(request.texts.number_type)
+            built, shape = SHAPES[name], None
+            model = built.build(case.context + case.all_steps, dtype)
+            weights = built.layer_weights * built.layers * dtype.itemsize
+        setting = case_setting(case, model, shape, model.config.max_position_embeddings, cold_dir)
+        next_ids = None
+        if real:
+            source: Any = read_text(model, self.text.token_ids, case.context)
+            first = case.context + 1
+            next_ids = self.text.token_ids[first : first + case.all_steps]
+        else:
+            source = RandomKV(setting.shape, case.context, case.batch)
+        bed = Bed(setting, setting.all_layers, int(weights), source, next_ids)
+        told = (
+            f"{request.texts.model} at {request.texts.context} tokens with a KL of "
+            f"{next(iter(self.crossings.values())).kl:.2g}"
+        )
+        rows: list[TimedRow] = []
+        # Not all have room beside each other.
+        for part, names in (("", on_drive), ("in memory", ALL_IN_MEMORY)):
+            own = replace(
+                bed, setting=replace(setting, case=replace(case, systems=names, part=part))
+            )
+            rows += measure_times(own, systems, self.rates, self.stage, told)
+            return_freed_memory()
+        machine = _machine(bed, rows)
+        del bed, model, setting
+        gc.collect()
+        return TimedModel(name, real, rows, machine)
+
+    def _selections(self, name: str, alpha: float) -> Selections | None:
+        """Return what a shape replays at an importance rate; None for the real model."""
+        plan, request = self.request.timed, self.request
+        if name == request.texts.model:
+            return None
+        case = Case(name, plan.shape_context, (FLOOR,), alpha=alpha, shadow="int4")
+        steps, layers = WARM_UP + plan.steps, SHAPES[name].layers
+        given = case.context, steps, layers, 1
+        if alpha != default_alpha():
+            return self.recorder.selections(case.settings(), *given)
+        split = exact_split()
+        exact = max(split.share, split.floor / case.context)
+        return self.recorder.ranked_selections(case.settings(), exact, *given)
+
+
+def _machine(bed: Bed, rows: Sequence[TimedRow]) -> Machine | None:
+    """Return what is modelled with: the floor and the rates that rows were limited by."""
+    floor = next((one.row for one in rows if one.row.system == FLOOR), None)
+    if floor is None or floor.median_ms is None:
+        return None
+    assert floor.memory_gbps is not None
+    assert floor.drive_gbps is not None
+    setting = bed.setting
+    return Machine(
+        floor.model,
+        floor.median_ms,
+        floor.memory_gbps * 1e9,
+        floor.drive_gbps * 1e9,
+        setting.kv_bytes,
+        setting.budget_bytes / setting.kv_bytes,
+        setting.shape,
+    )

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times of systems that decode in turns, each at the setting that has the wanted KL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from hillinfer.errors import HillInferError
+from hillinfer.settings import Settings
+from hillinfer_bench.decode.measuring import Bed, blank_row, measure_case
+from hillinfer_bench.decode.rates import RateSource
+from hillinfer_bench.decode.run import attached
+from hillinfer_bench.frontier.curve import Crossing
+from hillinfer_bench.frontier.swept import CODED, HILLINFER, default_alpha, exact_split
+from hillinfer_bench.report.rows import BenchRow
+from hillinfer_bench.systems.case import MODELLED, REAL, BenchSetting, Selections
+from hillinfer_bench.systems.hillinfer_system import HillInferSystem
+from hillinfer_bench.systems.system import BenchError, Needs, OpenSystem, System
+from hillinfer_bench.systems.table import FLOOR, make_system
+
+TODAY, IN_MEMORY = "hillinfer-today", "hillinfer-coded-in-memory"
+TODAY_ALPHA = 0.1
+FULL = ("full-drive", "full-memory")
+# Compared with each other, in turns of their own.
+ALL_IN_MEMORY = (IN_MEMORY, "full-memory")
+RIVALS = ("h2o-all-keys", "infinigen", "leoam", "quest", "h2o-drop")
+
+Select = Callable[[float], Selections | None]
+
+
+class AtSetting(System):
+    """A system with an importance rate of its own in a case of several.
+
+    Parameters
+    ----------
+    name
+        In this comparison.
+    system
+        What it is.
+    alpha
+        Its importance rate.
+    select
+        Returns what a system that selects is made to select at a rate; None where it chooses.
+    """
+
+    def __init__(self, name: str, system: System, alpha: float, select: Select) -> None:
+        super().__init__(name)
+        self.alpha = alpha
+        self._system = system
+        self._select = select
+
+    @property
+    def bounded(self) -> bool:
+        """As the system's own; see `System`."""
+        return self._system.bounded
+
+    @property
+    def holds_all(self) -> bool:
+        """As the system's own; see `System`."""
+        return self._system.holds_all
+
+    def needs(self, setting: BenchSetting) -> Needs:
+        """As the system's own; see `System`."""
+        return self._system.needs(setting)
+
+    def open(self, setting: BenchSetting) -> OpenSystem:
+        """Return the system at its own rate; see `System`."""
+        case = replace(setting.case, alpha=self.alpha)
+        return self._system.open(replace(setting, case=case, selections=self._select(self.alpha)))
+
+
+class _Unreached(System):
+    """A system that no setting brings to the wanted KL: it is not timed, and its row says so."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(name)
+        self._why = why
+
+    def needs(self, setting: BenchSetting) -> Needs:
+        """Return nothing; see `System`."""
+        return Needs(0, 0)
+
+    def open(self, setting: BenchSetting) -> OpenSystem:
+        """Refuse; see `System`."""
+        raise BenchError(self._why)
+
+
+def _all(alpha: float) -> None:
+    """Return nothing: a full cache attends to everything."""
+
+
+def knows_exact() -> bool:
+    """Return whether the product's settings say which tokens are exact."""
+    return "exact" in {one.name for one in fields(Settings)}
+
+
+def timed_systems(crossings: Mapping[str, Crossing], select: Select) -> dict[str, System]:
+    """Return every timed system at its setting, by the name that rows have.
+
+    Parameters
+    ----------
+    crossings
+        Where each swept system has the KL of the product's default.
+    select
+        As in `AtSetting`.
+    """
+    split = exact_split()
+    coded = {"exact": split.share, "exact_floor": split.floor}
+    plain = {"exact": 1.0} if knows_exact() else {}
+
+    def at(name: str, system: System, alpha: float) -> System:
+        return AtSetting(name, system, alpha, select)
+
+    made: dict[str, System] = {
+        CODED: at(CODED, HillInferSystem(CODED, coded), default_alpha()),
+        IN_MEMORY: at(IN_MEMORY, HillInferSystem(IN_MEMORY, coded, 1.5), default_alpha()),
+        TODAY: at(TODAY, HillInferSystem(TODAY, plain), TODAY_ALPHA),
+        **{name: AtSetting(name, make_system(name), 1.0, _all) for name in FULL},
+    }
+    inner = {HILLINFER: HillInferSystem(HILLINFER, plain)} | {
+        name: make_system(name) for name in RIVALS
+    }
+    for name, system in inner.items():
+        crossing = crossings.get(name)
+        if crossing is None:
+            continue
+        made[name] = (
+            _Unreached(name, crossing.why)
+            if crossing.value is None
+            else at(name, system, crossing.value)
+        )
+    return made
+
+
+@dataclass(frozen=True)
+class TimedRow:
+    """A row of the decode benchmark, and which setting of the real model it stands for.
+
+    Parameters
+    ----------
+    row
+        What was measured.
+    stands_for
+        In words.
+    """
+
+    row: BenchRow
+    stands_for: str
+
+    def as_record(self) -> dict[str, Any]:
+        """Return what the report says of it."""
+        left_out = {"step_ms"}
+        own = {
+            one.name: getattr(self.row, one.name)
+            for one in fields(self.row)
+            if one.name not in left_out
+        }
+        label = self.row.selection if self.row.selection == MODELLED else "measured"
+        return {
+            "label": label,
+            "stands_for": self.stands_for,
+            **own,
+            "flags": list(self.row.flags),
+        }
+
+
+def measure_times(
+    bed: Bed,
+    systems: Mapping[str, System],
+    rates: RateSource,
+    stage: Callable[[str, int], AbstractContextManager[Callable[[int], None]]],
+    told: str,
+) -> list[TimedRow]:
+    """Let systems decode in turns and return a row for each, the loop's floor among them.
+
+    Parameters
+    ----------
+    bed
+        Model, context and settings; its case names the systems.
+    systems
+        By the names of the case.
+    rates
+        For the limits.
+    stage
+        Shows progress.
+    told
+        What rows of selecting systems stand for, in words, their α left open.
+    """
+    case, model = bed.setting.case, bed.setting.model
+    total = (len(case.systems) + 1) * case.all_steps
+
+    def make(name: str) -> System:
+        return systems[name] if name in systems else make_system(name)
+
+    try:
+        with attached(model), stage(case.model, total) as advance:
+            rows = measure_case(bed, rates, advance, make=make)
+    except HillInferError as error:
+        dtype = str(model.dtype).removeprefix("torch.")
+        blank = [
+            blank_row(case, name, dtype, bed.setting.shape.layers, bed.all_layers)
+            for name in case.systems
+        ]
+        rows = [replace(row, skipped=str(error)) for row in blank]
+    kind = MODELLED if bed.next_ids is None else REAL
+    return [_timed(replace(row, selection=kind), systems.get(row.system), told) for row in rows]
+
+
+def _timed(row: BenchRow, system: System | None, told: str) -> TimedRow:
+    if not isinstance(system, AtSetting):
+        return TimedRow(row, "the model alone" if row.system == FLOOR else told)
+    own = replace(row, alpha=system.alpha)
+    if row.system in FULL:
+        return TimedRow(own, "the full cache")
+    if row.system == TODAY:
+        return TimedRow(own, f"α {system.alpha:g}, all exact, whatever its KL")
+    return TimedRow(own, f"α {system.alpha:.3g}: {told}")
+
+
+def median_of(rows: Sequence[TimedRow], system: str) -> float | None:
+    """Return a system's median milliseconds; None where it was not measured."""
+    return next((one.row.median_ms for one in rows if one.row.system == system), None)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults in the comparison of systems at equal quality."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+_FOLDER, _TESTS = "tools/hillinfer_bench/frontier", "tests/host/frontier"
+_CURVE_TESTS = f"{_TESTS}/test_frontier_curve.py"
+_RULE_TESTS = f"{_TESTS}/test_frontier_rules.py"
+_GOAL_TESTS = f"{_TESTS}/test_frontier_goals.py"
+_COMMAND_TESTS = f"{_TESTS}/test_frontier_command.py"
+
+FRONTIER: tuple[Mutant, ...] = (
+    Mutant(
+        "kl-beyond-the-settings-extrapolated",
+        "A KL that no setting reaches is given the last one.",
+        f"{_FOLDER}/curve.py",
+        "        if wanted < self._logs[-1]:\n",
+        "        wanted = max(wanted, self._logs[-1])\n        if wanted < self._logs[-1]:\n",
+        (f"{_CURVE_TESTS}::test_nothing_is_said_beyond_the_settings",),
+    ),
+    Mutant(
+        "settings-interpolated-backwards",
+        "What lies between two settings is measured from the wrong one.",
+        f"{_FOLDER}/curve.py",
+        "left.value + part * (right.value - left.value)",
+        "right.value + part * (left.value - right.value)",
+        (f"{_CURVE_TESTS}::test_a_setting_between_two_is_on_the_line_over_log_kl",),
+    ),
+    Mutant(
+        "rising-kls-not-pooled-again",
+        "A pool of neighbours may rise over the one before it.",
+        f"{_FOLDER}/curve.py",
+        "        while pools and pools[-1][0] < mean:\n",
+        "        if pools and pools[-1][0] < mean:\n",
+        (f"{_CURVE_TESTS}::test_neighbours_that_rise_share_their_mean",),
+    ),
+    Mutant(
+        "swept-tail-of-another-length",
+        "Pages are ranked in the sweep that the timed rival still has in its tail.",
+        f"{_FOLDER}/rival_rules.py",
+        "length - GROUP_TOKENS - kept_recent) // GROUP_TOKENS)) * GROUP_TOKENS",
+        "length - kept_recent) // GROUP_TOKENS)) * GROUP_TOKENS",
+        (f"{_RULE_TESTS}::test_a_tail_has_33_to_96_tokens",),
+    ),
+    Mutant(
+        "swept-h2o-forgets-the-steps",
+        "What H2O drops follows from the prompt's queries alone.",
+        f"{_FOLDER}/rival_rules.py",
+        "            weights += torch.softmax(own, -1).sum(1)\n",
+        "            weights += 0 * torch.softmax(own, -1).sum(1)\n",
+        (f"{_RULE_TESTS}::test_a_rule_attends_as_its_rival",),
+    ),
+    Mutant(
+        "newest-values-coded",
+        "A cache of few bits codes its newest values too.",
+        f"{_FOLDER}/four_bit.py",
+        "exact_values = places >= lengths - RESIDUAL",
+        "exact_values = places >= lengths",
+        (f"{_RULE_TESTS}::test_codes_are_those_of_groups_and_the_newest_tokens_are_rows",),
+    ),
+    Mutant(
+        "sweep-of-other-texts-gone-on-with",
+        "Rows of another model, other texts or another length are taken for this sweep's.",
+        f"{_FOLDER}/sweep.py",
+        "records[1:] if records[:1] == [facts] else []",
+        "records[1:]",
+        (
+            f"{_COMMAND_TESTS}::"
+            "test_a_sweep_writes_report_rows_and_picture_and_goes_on_where_it_ended",
+        ),
+    ),
+    Mutant(
+        "best-shape-counts",
+        "Of a rival's ratios on several shapes the largest stands in the report.",
+        f"{_FOLDER}/report.py",
+        "key=lambda one: (one.value is None, one.value or 0.0)",
+        "key=lambda one: (one.value is None, -(one.value or 0.0))",
+        (f"{_GOAL_TESTS}::test_the_worst_shape_counts",),
+    ),
+    Mutant(
+        "modelled-ratio-judges",
+        "A goal is met by a ratio that nobody measured.",
+        f"{_FOLDER}/goals.py",
+        'unjudged(words, points, bound, "") if modelled else judged(words, points, bound)',
+        "judged(words, points, bound)",
+        (f"{_GOAL_TESTS}::test_what_was_not_timed_is_modelled_and_judges_nothing",),
+    ),
+    Mutant(
+        "replayed-best-not-among-the-selected",
+        "Rows of a replay are the newest of the set, not the best of the recording.",
+        "tools/hillinfer_bench/systems/case.py",
+        "            rank = rank + np.isin(chosen, self._of(self._best, layer, row, length))\n",
+        "            pass\n",
+        ("tests/host/bench/test_replayed_selection.py::test_the_best_of_a_selection",),
+    ),
+)
