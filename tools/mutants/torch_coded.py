@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults in attention over rows and coded tokens in torch, and in the figures of a partial softmax."""
+"""Faults in coded attention in torch, and in the figures of a partial softmax."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _ATTENTION = "host/hillinfer/attention"
 _TORCH = "tests/host/attention/test_torch_coded.py"
 _FIGURES = "tests/sw_model/test_partial_softmax_figures.py"
 
-MUTANTS = (
+CODED = (
     Mutant(
         "torch-fma-rounds-twice",
         "A fused multiply-add in torch is rounded to float64 first.",
