@@ -3,9 +3,9 @@
 
 python tools/partial_softmax.py --tokens 32768 131072 --host-scoring 27 --host-coded 2.6
 
-Times and bytes come of the cycle model and of the rates given. Area is a yosys estimate of the parts
-in `hw/partial_softmax`, whose bits tests compare with golden's, beside the ports and buffers of
-`score_tokens`; `--areas` maps the parts again and stores their counts.
+Times and bytes come of the cycle model and of the rates given. Area is a yosys estimate of the
+parts in `hw/partial_softmax`, whose bits tests compare with golden's, beside the ports and buffers
+of `score_tokens`; `--areas` maps the parts again and stores their counts.
 """
 
 from __future__ import annotations
@@ -103,7 +103,10 @@ def areas(spec: KernelSpec, stored: Mapping[str, Area]) -> dict[str, Area]:
     return {
         "score_tokens": kernel,
         "make_shadow": Area(**baselines[f"make_shadow {PRESET} int4 -"]),
-        **{f"attend, {style} products": kernel_area(spec, stored, kernel, style) for style in STYLES},
+        **{
+            f"attend, {style} products": kernel_area(spec, stored, kernel, style)
+            for style in STYLES
+        },
     }
 
 
@@ -162,7 +165,9 @@ def main() -> None:
         made = {name: asdict(area) for name, area in map_parts(spec).items()}
         STORED.write_text(json.dumps(made, indent=2, sort_keys=True) + "\n")
     stored = {name: Area(**counts) for name, counts in json.loads(STORED.read_text()).items()}
-    print("\nArea, yosys estimate:\n\n| kernel | DSP | LUT | FF | BRAM36 |\n|---|---:|---:|---:|---:|")
+    print(
+        "\nArea, yosys estimate:\n\n| kernel | DSP | LUT | FF | BRAM36 |\n|---|---:|---:|---:|---:|"
+    )
     for name, area in areas(spec, stored).items():
         print(
             f"| {name} | {area.dsp} ({area.dsp_share:.1%}) | {area.lut:,} ({area.lut_share:.1%}) "

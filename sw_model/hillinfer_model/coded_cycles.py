@@ -2,8 +2,8 @@
 """Cycles of a launch that attends to coded tokens on a card (a model; no such kernel exists).
 
 A launch reads what scoring kept, L' of the coded tokens, then their exponents and code rows, in
-blocks of 64 tokens of a segment. A block lies in a buffer before it is summed, one KV head after the
-other, because R and U are maxima over the block and sums of one KV head then stay in registers.
+blocks of 64 tokens of a segment. A block lies in a buffer before it is summed, one KV head after
+the other: R and U are maxima over the block, and sums of one KV head then stay in registers.
 Ports and memory behave as in `cycle_model`.
 """
 

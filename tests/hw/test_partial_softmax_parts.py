@@ -120,7 +120,9 @@ def block_by_parts(bench, case):
         power = max(whole.bit_length() - 24, 0)
         for channel in range(CHANNELS):
             sums = [
-                field(last, 160 + style * HEADS * CHANNELS * 25 + (head * CHANNELS + channel) * 25, 25)
+                field(
+                    last, 160 + style * HEADS * CHANNELS * 25 + (head * CHANNELS + channel) * 25, 25
+                )
                 for style in range(2)
             ]
             assert sums[0] == sums[1]

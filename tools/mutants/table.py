@@ -13,6 +13,7 @@ from mutants.pruning import PRUNING
 from mutants.secrecy import SECRECY
 from mutants.software import SOFTWARE
 from mutants.stores import STORES
+from mutants.torch_coded import TORCH_CODED
 from mutants.trust import TRUST
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -26,4 +27,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *PRUNING,
     *FRONTIER,
     *CODED,
+    *TORCH_CODED,
 )

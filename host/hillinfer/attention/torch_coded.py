@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of one token over rows and coded tokens, in torch, defined to the bit (section 16)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hillinfer.attention.torch_floats import fused_multiply_add, inner_products, times_power
+from hillinfer_model.coded_attention import (
+    ADDEND_BITS,
+    ALIGNED_LIMIT,
+    BLOCK_TOKENS,
+    FRACTION_BITS,
+    LEAST_POWER,
+    POWERS,
+    PRODUCT_LIMIT,
+)
+from hillinfer_model.key_codes import INVALID_EXPONENT
+
+# Below every X, and far enough from the ends of int64.
+_NO_TOKEN = -(2**40)
+# Shifts that leave nothing of an addend.
+_MOST_SHIFT = 62
+
+
+@dataclass(frozen=True)
+class TorchCodedTokens:
+    """Coded tokens of one segment, in ascending positions, on one device.
+
+    Parameters
+    ----------
+    aligned
+        L', an integer type, of shape (query_heads, tokens) (contract, section 5).
+    invalid_keys
+        bool of shape (tokens, kv_heads).
+    codes
+        int8 of shape (tokens, kv_heads, head_dim), -7..7.
+    exponents
+        uint8 of shape (tokens, kv_heads).
+    channel_exponents, means
+        c and M of the segment's values, int8 and int32 of shape (kv_heads, head_dim).
+    """
+
+    aligned: torch.Tensor
+    invalid_keys: torch.Tensor
+    codes: torch.Tensor
+    exponents: torch.Tensor
+    channel_exponents: torch.Tensor
+    means: torch.Tensor
+
+
+@dataclass(frozen=True)
+class TorchBlocks:
+    """Softmax over blocks, each relative to a power of two (contract, section 16).
+
+    Parameters
+    ----------
+    powers, totals
+        R and W, int64 of shape (blocks, kv_heads, heads of one).
+    outputs
+        O, float32 of shape (blocks, kv_heads, heads of one, head_dim).
+    broken
+        bool of shape (blocks, kv_heads, heads of one).
+    """
+
+    powers: torch.Tensor
+    totals: torch.Tensor
+    outputs: torch.Tensor
+    broken: torch.Tensor
+
+
+class TorchCodedAttention:
+    """Attends with one softmax to exact rows and coded tokens of one layer, where they lie.
+
+    Output bits are those of the golden model on any device, for any NaN one NaN. It is for models
+    on a GPU, and for machines without the native library; on a CPU `CodedAttention` is faster.
+
+    Parameters
+    ----------
+    device
+        Where all tensors are.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._table = torch.from_numpy(np.asarray(POWERS)).to(device)
+
+    def attend(
+        self,
+        scaled: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        coded: Sequence[TorchCodedTokens],
+    ) -> torch.Tensor:
+        """Attend to exact and coded tokens (contract, section 16).
+
+        Parameters
+        ----------
+        scaled
+            q', float32 of shape (query_heads, head_dim); not the sum of `raw_sum`.
+        keys, values
+            float32 of shape (tokens, kv_heads, head_dim): the exact rows, in ascending positions.
+        coded
+            The coded tokens, segment by segment, ascending.
+
+        Returns
+        -------
+        float32 of shape (query_heads, head_dim).
+
+        Raises
+        ------
+        ValueError
+            Where there is no token, or query heads do not fit the KV heads.
+        """
+        kv_heads = keys.shape[1]
+        if scaled.shape[0] % kv_heads:
+            raise ValueError(
+                f"{scaled.shape[0]} query heads do not share {kv_heads} KV heads evenly"
+            )
+        query = scaled.view(kv_heads, -1, scaled.shape[1])
+        blocks = []
+        if keys.shape[0]:
+            products = inner_products(query, keys.transpose(0, 1))
+            blocks.append(self.exact_blocks(products, values))
+        blocks += [self.coded_blocks(one) for one in coded if one.aligned.shape[1]]
+        if not blocks:
+            raise ValueError("attention needs a token: both sets are empty")
+        return merge(blocks).flatten(0, 1)
+
+    def exact_blocks(self, products: torch.Tensor, values: torch.Tensor) -> TorchBlocks:
+        """Return the softmax over each block of 64 rows.
+
+        Parameters
+        ----------
+        products
+            Inner products in log2 units, float32 of shape (kv_heads, heads of one, tokens).
+        values
+            float32 of shape (tokens, kv_heads, head_dim).
+        """
+        lost = torch.isnan(products)
+        limited = products.masked_fill(lost, 0).clamp(-PRODUCT_LIMIT, PRODUCT_LIMIT)
+        fixed = (limited.double() * 2.0**FRACTION_BITS).round().long()
+        reference, power, mantissa = self._weights(_cut(fixed, _NO_TOKEN))
+        near = power.clamp(min=LEAST_POWER)
+        weights = torch.where(power < LEAST_POWER, 0, mantissa).float()
+        weights = times_power(weights, near - 23)
+        own = _cut(values.permute(1, 2, 0), 0.0)
+        outputs = values.new_zeros(*reference.shape, values.shape[2])
+        count = values.shape[0]
+        for token in range(min(count, BLOCK_TOKENS)):
+            # Blocks that have so many tokens: what is not there must not touch a negative zero.
+            blocks = -(-(count - token) // BLOCK_TOKENS)
+            outputs[:blocks] = fused_multiply_add(
+                weights[:blocks, ..., token, None],
+                own[:blocks, :, None, :, token],
+                outputs[:blocks],
+            )
+        broken = _cut(lost, value=False).any(dim=3)
+        return TorchBlocks(reference, _totals(power, mantissa), outputs, broken)
+
+    def coded_blocks(self, segment: TorchCodedTokens) -> TorchBlocks:
+        """Return the softmax over each block of 64 coded tokens of one segment."""
+        kv_heads = segment.codes.shape[1]
+        aligned = segment.aligned.long().view(kv_heads, -1, segment.aligned.shape[1])
+        fixed = aligned.clamp(-ALIGNED_LIMIT, ALIGNED_LIMIT) << (FRACTION_BITS - 8)
+        reference, power, mantissa = self._weights(_cut(fixed, _NO_TOKEN))
+        invalid = (segment.exponents == INVALID_EXPONENT).T
+        exponents = segment.exponents.T.long().masked_fill(invalid, 0)
+        place = power + _cut(exponents, 0)[:, :, None]
+        live = power >= LEAST_POWER
+        top = torch.where(live, place, LEAST_POWER).amax(dim=3, keepdim=True) + 1
+        shift = torch.where(live, top - place + 23 - ADDEND_BITS, _MOST_SHIFT)
+        shift = shift.clamp(max=_MOST_SHIFT)
+        addends = (mantissa + (torch.ones_like(shift) << (shift - 1))) >> shift
+        # Integers below 2^24, exact in any order; float64 because no device rounds it further.
+        codes = _cut(segment.codes.permute(1, 2, 0), 0)
+        sums = (addends.double() @ codes.double().transpose(2, 3)).float()
+        distances = times_power(sums, top - ADDEND_BITS)
+        totals = _totals(power, mantissa)
+        means = segment.means.float()[None, :, None]
+        units = fused_multiply_add(_unit_totals(totals)[..., None], means, distances)
+        outputs = times_power(units, segment.channel_exponents.long()[None, :, None] - 14)
+        broken = _cut(invalid | segment.invalid_keys.T, value=False).any(dim=2)
+        return TorchBlocks(reference, totals, outputs, broken[..., None].expand_as(totals))
+
+    def _weights(self, fixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return R, I and P; weights relative to 2^R are P · 2^(I-23)."""
+        reference = -(-fixed.amax(dim=3) >> FRACTION_BITS)
+        relative = fixed - (reference << FRACTION_BITS)[..., None]
+        place, rest = (relative >> 8) & 255, relative & 255
+        steps = self._table[place + 1] - self._table[place]
+        mantissa = self._table[place] + ((steps * rest + 128) >> 8)
+        return reference, relative >> FRACTION_BITS, mantissa
+
+
+def merge(kinds: Sequence[TorchBlocks]) -> torch.Tensor:
+    """Return the outputs of blocks that are added in the order given (contract, section 16).
+
+    Parameters
+    ----------
+    kinds
+        Exact blocks, then coded blocks of each segment.
+
+    Returns
+    -------
+    float32 of shape (kv_heads, heads of one, head_dim).
+    """
+    powers = torch.cat([one.powers for one in kinds])
+    below = powers.amax(dim=0) - powers
+    counts = below <= -LEAST_POWER
+    near = below.clamp(max=-LEAST_POWER)
+    totals = torch.where(counts, torch.cat([one.totals for one in kinds]) >> near, 0).sum(dim=0)
+    moved = times_power(torch.cat([one.outputs for one in kinds]), -near[..., None])
+    outputs = torch.zeros_like(moved[0])
+    for block, counted in zip(moved, counts, strict=True):
+        outputs = torch.where(counted[..., None], outputs + block, outputs)
+    quotients = outputs / _unit_totals(totals)[..., None]
+    broken = torch.cat([one.broken for one in kinds]).any(dim=0)
+    return quotients.masked_fill(broken[..., None], torch.nan)
+
+
+def _cut(tokens: torch.Tensor, value: float) -> torch.Tensor:
+    """Cut the last axis into blocks, a new first axis, and fill the last block up."""
+    missing = -tokens.shape[-1] % BLOCK_TOKENS
+    filled = torch.nn.functional.pad(tokens, (0, missing), value=value)
+    blocks = filled.shape[-1] // BLOCK_TOKENS
+    return filled.reshape(*tokens.shape[:-1], blocks, BLOCK_TOKENS).movedim(-2, 0)
+
+
+def _totals(power: torch.Tensor, mantissa: torch.Tensor) -> torch.Tensor:
+    near = power.clamp(min=LEAST_POWER)
+    return torch.where(power < LEAST_POWER, 0, (mantissa << 17) >> -near).sum(dim=3)
+
+
+def _unit_totals(totals: torch.Tensor) -> torch.Tensor:
+    return times_power(totals.float(), torch.full_like(totals, -40))
