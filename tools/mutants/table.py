@@ -11,6 +11,7 @@ from mutants.pruning import PRUNING
 from mutants.secrecy import SECRECY
 from mutants.software import SOFTWARE
 from mutants.stores import STORES
+from mutants.study import STUDY
 from mutants.trust import TRUST
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -22,4 +23,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *SECRECY,
     *STORES,
     *PRUNING,
+    *STUDY,
 )
