@@ -13,6 +13,7 @@ from mutants.pruning import PRUNING
 from mutants.secrecy import SECRECY
 from mutants.software import SOFTWARE
 from mutants.stores import STORES
+from mutants.study import STUDY
 from mutants.torch_coded import TORCH_CODED
 from mutants.trust import TRUST
 
@@ -28,4 +29,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *FRONTIER,
     *CODED,
     *TORCH_CODED,
+    *STUDY,
 )

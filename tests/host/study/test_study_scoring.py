@@ -19,6 +19,8 @@ from hillinfer_bench.study.scoring import Expected, best_choice, rouge_l
         ("a b c", "c a c", 2 / 3),
         # The other order leaves one word in common.
         ("b a", "a b", 0.5),
+        # A word counts once.
+        ("a", "a a", 2 / 3),
         ("The CAT", "the cat", 1.0),
         ("", "the cat", 0.0),
         ("dog", "", 0.0),

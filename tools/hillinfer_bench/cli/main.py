@@ -336,7 +336,14 @@ def study(
     share: Annotated[
         float, typer.Option(help="Of the questions of each task that are asked; lengths stay.")
     ] = 1.0,
-    threads: Threads = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only questions whose names begin so, such as 'needle, 2000'; give it again for "
+            "more. Tasks are text, lines, needle, choice and summary."
+        ),
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Compute threads; one by default.")] = None,
     out: Annotated[
         Path,
         typer.Option(help="Where the figures go as JSON; a run goes on with what is there."),
@@ -348,7 +355,8 @@ def study(
     from hillinfer_bench.study.tasks import TaskPlan
 
     plan = TaskPlan(texts=tuple(texts or ()), longeval=longeval).shortened(share)
-    request = StudyRequest(parse_parts(parts), model, plan, minutes, threads or 1, out)
+    asked = tuple(only or ())
+    request = StudyRequest(parse_parts(parts), model, plan, minutes, threads, out, asked)
     print(run(request, error_console().print))
 
 

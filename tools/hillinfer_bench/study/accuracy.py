@@ -48,16 +48,16 @@ def answer_questions(
 
     Returns
     -------
-    The answers to these questions, known ones among them.
+    The answers to these questions, and what was known before.
     """
-    names = {one.name for one in questions}
-    answers = {name: told for name, told in known.items() if name in names}
+    answers = dict(known)
     began = time.monotonic()
     for number, question in enumerate(questions, 1):
         if question.name in answers:
             continue
         if time.monotonic() - began > 60 * minutes:
-            say(f"{minutes:g} minutes are over: {len(answers)} of {len(questions)} are answered")
+            left = sum(one.name not in answers for one in questions)
+            say(f"{minutes:g} minutes are over: {left} of {len(questions)} are left")
             break
         seconds = time.process_time()
         scores = question.scores(model, tokenizer, ways)

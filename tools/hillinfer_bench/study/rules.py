@@ -168,7 +168,7 @@ class QuantisedCache(Attending):
     """Attends to all tokens, coded but for the most recent: the plain alternative (as KIVI does).
 
     Keys are coded per channel over groups of 32 tokens, values per token over groups of 32
-    channels, each with a least value and a step in 16 bits.
+    channels of all heads, each with a least value and a step in 16 bits.
 
     Parameters
     ----------
@@ -197,7 +197,8 @@ class QuantisedCache(Attending):
             coded, replace(layer, keys=keys).inner_products(), layer.inner_products()
         )
         weights = torch.softmax(products, dim=-1)
-        kinds = ((coded, self._form.coded(values.float())), (~coded, values.float()))
+        rows = values.float()
+        kinds = ((coded, self._form.coded(rows.flatten(1)).view_as(rows)), (~coded, rows))
         out = sum((weights * seen) @ one.transpose(0, 1)[:, None] for seen, one in kinds)
         assert isinstance(out, torch.Tensor)
         return out.flatten(0, 1)

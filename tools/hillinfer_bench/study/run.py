@@ -71,17 +71,20 @@ class StudyRequest:
     minutes
         After so much time no further question is asked.
     threads
-        Compute threads.
+        Compute threads; None for one.
     out
         Where the JSON goes, and what is known is taken from.
+    only
+        Beginnings of the names of questions that are asked; all where empty.
     """
 
     parts: tuple[Part, ...]
     model: str
     plan: TaskPlan
     minutes: float
-    threads: int
+    threads: int | None
     out: Path
+    only: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing, before a model is loaded."""
@@ -149,7 +152,13 @@ def _keep(file: Path, record: Mapping[str, Any]) -> None:
 def _accuracy(request: StudyRequest, record: dict[str, Any], say: Progress) -> str:
     outline = ModelOutline.read(ModelSource.locate(request.model, say), NumberType.FLOAT32)
     ways = study_ways(outline.shape.head_dim)
-    questions = list(request.plan.questions(outline.tokenizer))
+    questions = [
+        one
+        for one in request.plan.questions(outline.tokenizer)
+        if not request.only or one.name.startswith(request.only)
+    ]
+    if not questions:
+        raise SettingsError(f"--only {' '.join(request.only)}: no question's name begins so")
     loaded = outline.load()
     loaded.model.set_attn_implementation("sdpa")
     facts = {
@@ -168,7 +177,7 @@ def _accuracy(request: StudyRequest, record: dict[str, Any], say: Progress) -> s
         record[Part.ACCURACY] = {**facts, "answers": answers}
         _keep(request.out, record)
 
-    with compute_threads(request.threads):
+    with compute_threads(request.threads or 1):
         answers = answer_questions(
             loaded.model,
             outline.tokenizer,
