@@ -7,6 +7,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -430,9 +431,10 @@ class CacheOnDrive(StagedCache):
         assert document is not None
         if self._is_sealed:
             return self._counted(states)
-        if document.file is None:
-            document.file = self._fresh_file()
-        return document.file.add(states)
+        file = document.boundary.file or self._fresh_file()
+        piece = file.add(states)
+        document.boundary = replace(document.boundary, file=file)
+        return piece
 
     def wait_between(self, states: torch.Tensor) -> States:
         """Do the same, for as long as they are wanted, in a file that goes with the pass."""

@@ -459,7 +459,7 @@ class BlockManager:
     ) -> torch.Tensor:
         """Return states (1, tokens, hidden_size) of whole blocks that enter a band."""
         if not number:
-            return gathered_states(document.states, places)
+            return document.boundary.take(places)
         return torch.cat([state.entering[number][block] for block in blocks], 1)
 
 

@@ -11,7 +11,6 @@ from hillinfer.errors import UnsupportedFeatureError
 from hillinfer.pruning.caches import StagedCache
 from hillinfer.pruning.decoding import BlockManager
 from hillinfer.pruning.passes import Document, LaterTurns, Pass
-from hillinfer.pruning.states import first_states
 
 
 class DocumentKeeper:
@@ -32,10 +31,11 @@ class DocumentKeeper:
 
     def empty(self, document: Document, cache: StagedCache) -> None:
         """Forget what deeper layers were brought: they are read anew by what comes."""
-        document.positions, document.read, document.completed = [], None, document.brought
+        brought = document.boundary.brought
+        document.positions, document.read, document.completed = [], None, brought
         document.swapping, document.is_new = None, False
         for band in self._bands:
-            cache.restart(band, document.brought)
+            cache.restart(band, brought)
 
     @staticmethod
     def is_as_left(document: Document, cache: StagedCache) -> bool:
@@ -46,13 +46,13 @@ class DocumentKeeper:
         """Learn what became of a cache since its last pass, in the deeper layers, too."""
         if not self.is_as_left(document, cache):
             # Others used it: tokens that came are in every band, and their states are not here.
-            document.states, document.windows = [], {}
+            document.boundary, document.windows = document.boundary.forgotten(), {}
         elif length > document.length:
             raise UnsupportedFeatureError(
                 f"prune: the cache has {length} tokens, of which {document.length} were read in "
                 "stages: use it with this model alone, or begin with an empty one"
             )
-        document.brought = min(document.brought, length)
+        document.boundary = document.boundary.first(length)
         if document.is_new and self._later is LaterTurns.KEEP and length < document.length:
             # The prompt's last pass did not count, nor does what it chose.
             self.empty(document, cache)
@@ -65,9 +65,8 @@ class DocumentKeeper:
         self._blocks.cut_back(document, length)
         needed = self._later is LaterTurns.ANEW or document.waits or not document.positions
         if not needed and document.swapping is None:
-            document.states, document.file = [], None
+            document.boundary = document.boundary.forgotten()
         document.length, document.dense = length, min(document.dense, length)
-        document.states = first_states(document.states, length - document.brought)
         for number, (positions, layers) in enumerate(
             zip(document.positions, self._bands, strict=False)
         ):
@@ -91,7 +90,8 @@ class DocumentKeeper:
     def undo(self, now: Pass) -> None:
         """Leave a cache as it was before a pass that broke off."""
         document, held = now.document, now.held
-        document.length, document.states, document.waits = now.before, held.states, held.waits
+        document.length, document.waits = now.before, held.waits
+        document.boundary = held.boundary
         document.positions, document.dense = held.positions, held.dense
         document.windows, document.is_new = held.windows, held.is_new
         self._blocks.undo(now)

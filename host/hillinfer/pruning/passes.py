@@ -14,7 +14,7 @@ import torch
 
 from hillinfer.errors import UnsupportedFeatureError
 from hillinfer.pruning.schedule import Schedule
-from hillinfer.pruning.states import States, StatesFile, gathered_states
+from hillinfer.pruning.states import Boundary
 
 if TYPE_CHECKING:
     from hillinfer.pruning.caches import StagedCache
@@ -121,11 +121,10 @@ class Document:
         By which it is read: which layers are in which band.
     length
         Tokens of the first layer.
-    states
-        Boundary states of all tokens, in their order; empty once nobody needs them.
-        Of a prompt that was just read they stay until a pass behind it shows that it counted.
-    file
-        Where they lie on the drive; None where they are in memory.
+    boundary
+        Boundary states of all tokens; forgotten once nobody needs them. Of a prompt that was just
+        read they stay until a pass behind it shows that it counted. What they say was brought
+        always stays.
     waits
         Whether tokens wait behind those that deeper layers have.
     passes
@@ -138,12 +137,9 @@ class Document:
         deeper layers are to be read.
     read
         Of the last prompt; None where nothing was pruned.
-    brought
-        First tokens that the cache began with, in every layer: they always stay, and have no
-        boundary states.
     completed
-        How many first tokens all of the deeper layers have, dropped or not; `brought` where they
-        have what was chosen, or nothing else.
+        How many first tokens all of the deeper layers have, dropped or not; what was brought where
+        they have what was chosen, or nothing else.
     dense
         How many first tokens came in passes of several, which attended to all before them.
     completing_seconds
@@ -159,14 +155,12 @@ class Document:
 
     schedule: Schedule
     length: int = 0
-    states: list[States] = field(default_factory=list)
-    file: StatesFile | None = None
+    boundary: Boundary = field(default_factory=Boundary)
     waits: bool = False
     passes: int | None = None
     windows: dict[int, Window] = field(default_factory=dict)
     positions: list[torch.Tensor] = field(default_factory=list)
     read: PrunedRead | None = None
-    brought: int = 0
     completed: int = 0
     dense: int = 0
     completing_seconds: float = 0.0
@@ -178,26 +172,10 @@ class Document:
         """Return what is known of a cache with the same tokens that goes on by itself."""
         return replace(
             self,
-            states=list(self.states),
             positions=list(self.positions),
             windows=dict(self.windows),
             under_way=None,
         )
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Of how many tokens boundary states are there, or are not needed."""
-        return self.brought + sum(one.tokens for one in self.states)
-
-    def states_of(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return boundary states (batch, positions, hidden_size) of tokens that were not brought.
-
-        Raises
-        ------
-        ColdPoolError
-            Where they cannot be read back.
-        """
-        return gathered_states(self.states, positions - self.brought)
 
 
 @dataclass

@@ -43,7 +43,7 @@ from hillinfer.pruning.passes import (
 from hillinfer.pruning.rankers import Ranker, check_weights
 from hillinfer.pruning.schedule import BLOCK_TOKENS, Schedule
 from hillinfer.pruning.stages import Stages, blocks_of, layer_work
-from hillinfer.pruning.states import ChosenStates, States
+from hillinfer.pruning.states import Boundary, ChosenStates, States
 
 # Of one piece that nobody waits for; a question that comes waits for the rest of it.
 PIECE_TOKENS = 512
@@ -199,8 +199,8 @@ class Pruning:
         if staged is None or document is None:
             # Nothing of it was ever dropped.
             return Completed(tokens, tokens)
-        if document.waiting_tokens < tokens:
-            raise no_states(tokens - document.waiting_tokens, tokens)
+        if document.boundary.tokens < tokens:
+            raise no_states(tokens - document.boundary.tokens, tokens)
         bring = partial(self._complete, cache, staged, document, is_over, max(2, piece_tokens))
         first = self.schedule.cuts[0].layer
         try:
@@ -228,8 +228,8 @@ class Pruning:
         # Here, where no other thread uses what rows lie in.
         if tokens != document.length or not self._keeper.is_as_left(document, staged):
             self._keeper.cut_back(document, staged, tokens)
-        if document.waiting_tokens != tokens:
-            raise no_states(tokens - document.waiting_tokens, tokens)
+        if document.boundary.tokens != tokens:
+            raise no_states(tokens - document.boundary.tokens, tokens)
         try:
             if document.positions or tokens - document.completed == 1:
                 # A single token would select what it attends to.
@@ -239,7 +239,7 @@ class Pruning:
                 # None of a single token is left.
                 more = tokens - start - piece_tokens
                 stop = tokens if more <= 1 else start + piece_tokens
-                states = document.states_of(torch.arange(start, stop))
+                states = document.boundary.take(torch.arange(start, stop))
                 self._stages.whole(states, start, staged, cache)
                 document.completed = stop
             if document.completed == tokens:
@@ -311,7 +311,7 @@ class Pruning:
                 f"{self.schedule}: go on with that one, or begin with an empty cache"
             )
         if document is None:
-            document = Document(self.schedule, before, brought=before, completed=before)
+            document = Document(self.schedule, before, Boundary(before), completed=before)
             document.dense = min(before, staged.brought_dense or 0)
         elif document.length or before:
             self._keeper.cut_back(document, staged, before)
@@ -320,8 +320,8 @@ class Pruning:
         stages = not document.positions or document.waits or anew
         if stages:
             staged.check(hidden, given.get("attention_mask"))
-            if document.waiting_tokens != before:
-                raise no_states(before - document.waiting_tokens, before)
+            if document.boundary.tokens != before:
+                raise no_states(before - document.boundary.tokens, before)
         self._blocks.check(staged, hidden.shape[0])
         if is_new:
             staged.open_bands([cut.layer for cut in self.schedule.cuts])
@@ -371,9 +371,11 @@ class Pruning:
         document, length = now.document, now.before + now.tokens
         if now.stages or self._later is LaterTurns.ANEW:
             # Rows of a batch that are one sequence have the same.
-            alike = now.cache.is_alike
-            own = [now.cache.wait_with(hidden[:1])] if alike else []
-            document.states = [*document.states, *own] if alike else []
+            if now.cache.is_alike:
+                piece = now.cache.wait_with(hidden[:1])
+                document.boundary = document.boundary.behind(piece)
+            else:
+                document.boundary = document.boundary.forgotten()
         document.length = length
         if now.tokens > 1 and document.dense == now.before:
             document.dense = length
@@ -392,10 +394,10 @@ class Pruning:
         """Choose, and take what stays through band after band; return the last chunk's end."""
         document, cache = now.document, now.cache
         bands, window = self._stages.bands, document.windows[0].states
-        boundary_bytes = sum(one.byte_count for one in document.states)
-        tokens, brought, now.emptied = document.waiting_tokens, document.brought, True
+        boundary, now.emptied = document.boundary, True
+        tokens, brought = boundary.tokens, boundary.brought
         self._keeper.empty(document, cache)
-        active, came = torch.arange(tokens, device=window.device), document.states
+        active, came = torch.arange(tokens, device=window.device), [*boundary.pieces]
         document.positions, kept, spent = [], [], [0.0, 0.0]
         # A last piece may be a short one.
         end = deque[torch.Tensor](maxlen=2)
@@ -430,7 +432,7 @@ class Pruning:
             flop_limit=limit,
             choosing_seconds=spent[0],
             deep_seconds=spent[1],
-            boundary_bytes=boundary_bytes,
+            boundary_bytes=boundary.byte_count,
             brought=brought,
         )
         document.is_new = True

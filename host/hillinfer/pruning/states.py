@@ -186,26 +186,6 @@ class ChosenStates:
         return gathered_states(self.pieces, self.places[start:stop])
 
 
-def first_states(pieces: Sequence[States], tokens: int) -> list[States]:
-    """Return the states of the first tokens of a document.
-
-    Parameters
-    ----------
-    pieces
-        In the order of tokens.
-    tokens
-        How many stay.
-    """
-    left: list[States] = []
-    for piece in pieces:
-        if piece.tokens <= tokens:
-            left.append(piece)
-        elif tokens > 0:
-            left.append(piece.first(tokens))
-        tokens -= piece.tokens
-    return left
-
-
 def gathered_states(pieces: Sequence[States], positions: torch.Tensor) -> torch.Tensor:
     """Return the states of some tokens of a document, (batch, positions, hidden_size).
 
@@ -228,6 +208,62 @@ def gathered_states(pieces: Sequence[States], positions: torch.Tensor) -> torch.
             found.append(piece.take(inside - start))
         start += piece.tokens
     return torch.cat(found, 1)
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """The boundary states of a cache's tokens.
+
+    Parameters
+    ----------
+    brought
+        How many first tokens have none, because the cache began with their rows.
+    pieces
+        Of the tokens behind these, in their order.
+    file
+        Where what comes is written; None before it is, and where states stay in memory.
+    """
+
+    brought: int = 0
+    pieces: tuple[States, ...] = ()
+    file: StatesFile | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Up to which token states are there, or are not needed."""
+        return self.brought + sum(one.tokens for one in self.pieces)
+
+    @property
+    def byte_count(self) -> int:
+        """What all of them take."""
+        return sum(one.byte_count for one in self.pieces)
+
+    def take(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return those of some tokens, int64 ascending, as (batch, positions, hidden_size).
+
+        Raises ColdPoolError where they cannot be read back.
+        """
+        return gathered_states(self.pieces, positions - self.brought)
+
+    def behind(self, piece: States) -> Boundary:
+        """Return them with those of the tokens that come next."""
+        return replace(self, pieces=(*self.pieces, piece))
+
+    def first(self, tokens: int) -> Boundary:
+        """Return those of the first tokens."""
+        left: list[States] = []
+        missing = tokens - self.brought
+        for piece in self.pieces:
+            if 0 < missing < piece.tokens:
+                left.append(piece.first(missing))
+            elif missing > 0:
+                left.append(piece)
+            missing -= piece.tokens
+        return replace(self, brought=min(self.brought, tokens), pieces=tuple(left))
+
+    def forgotten(self) -> Boundary:
+        """Return none of them."""
+        return Boundary(self.brought)
 
 
 def _pages(byte_count: int) -> NDArray[np.uint8]:

@@ -630,7 +630,7 @@ def test_states_of_an_encrypted_pool_stay_in_the_budget(model, cold_dir):
         generated(model, IDS, cache, 100)
         read = pruning.read_of(cache)
         assert read.boundary_bytes == TOKENS * model.config.hidden_size * 4
-        assert cache.notes.file is None
+        assert cache.notes.boundary.file is None
         assert hill.statistics().dram_peak_bytes <= 3 << 20
         with pytest.raises(BudgetError, match="raise --dram-budget"):
             generated(model, prompts([30000], seed=3)[0], hill.new_cache(), 1000)
