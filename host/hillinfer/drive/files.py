@@ -38,23 +38,6 @@ def aligned_buffer(byte_count: int) -> NDArray[np.uint8]:
     return np.frombuffer(private_memory(byte_count), dtype=np.uint8)
 
 
-def large_buffer(byte_count: int) -> NDArray[np.uint8]:
-    """Return an `aligned_buffer` in `large_memory`."""
-    return np.frombuffer(large_memory(byte_count), dtype=np.uint8)
-
-
-def large_memory(byte_count: int) -> mmap.mmap:
-    """Return `private_memory` that comes in huge pages where the system has them.
-
-    For what is filled as a whole: taking and zeroing small pages costs more than filling them.
-    """
-    memory = private_memory(byte_count)
-    # A kernel without them refuses.
-    with suppress(OSError, AttributeError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
-
-
 def private_memory(byte_count: int) -> mmap.mmap:
     """Return anonymous memory of `byte_count` rounded up to whole pages.
 

@@ -5,95 +5,24 @@ from __future__ import annotations
 
 import ctypes
 import math
-import mmap
-import threading
-import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.drive.files import PAGE_BYTES, large_memory, round_up
+from hillinfer.drive.files import PAGE_BYTES, round_up
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.library import native_library
 from hillinfer.native.state_rows import StateRows
+from hillinfer.system.kept_memory import BLOCK_BYTES, KeptMemory
 
 # As the native library numbers them.
 _STORED_TYPES = {torch.bfloat16: 0, torch.float16: 1}
 # Fewer numbers than torch divides among threads.
 _PIECE_NUMBERS = 32767
-# Tensors share blocks of so much address space; a huge page is 2 MiB. What is never touched takes
-# no memory.
-_BLOCK_BYTES = 64 << 20
-
-
-class StateRooms:
-    """Memory for keys and values, kept for the next cache when one is dropped.
-
-    Taking pages of the system and zeroing them costs as much as filling them. What is kept is the
-    system's whenever it is short of memory, and counts as this process' until then. Any thread may
-    use it.
-
-    Parameters
-    ----------
-    most_blocks
-        How many are kept.
-    """
-
-    def __init__(self, most_blocks: int = 16) -> None:
-        self._most = most_blocks
-        self._lock = threading.Lock()
-        self._kept: dict[int, list[mmap.mmap]] = {}
-
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes that are kept."""
-        with self._lock:
-            return sum(size * len(blocks) for size, blocks in self._kept.items())
-
-    def tensors(
-        self, size: Sequence[int], dtype: torch.dtype, count: int
-    ) -> Iterator[torch.Tensor]:
-        """Yield uninitialized tensors, few of which share a block, which goes as a whole.
-
-        Parameters
-        ----------
-        size, dtype
-            Of each.
-        count
-            How many.
-        """
-        byte_count = math.prod(size) * dtype.itemsize
-        own = round_up(byte_count, PAGE_BYTES)
-        joined = max(1, _BLOCK_BYTES // max(own, 1))
-        for first in range(0, count, joined):
-            block = torch.from_numpy(self._taken(round_up(own, _BLOCK_BYTES)))
-            for at in range(min(joined, count - first)):
-                yield block[at * own : at * own + byte_count].view(dtype).view(*size)
-
-    def _taken(self, byte_count: int) -> NDArray[np.uint8]:
-        with self._lock:
-            kept = self._kept.get(byte_count)
-            memory = kept.pop() if kept else None
-        memory = large_memory(byte_count) if memory is None else memory
-        block = np.frombuffer(memory, np.uint8)
-        weakref.finalize(block, self._give, memory).atexit = False
-        return block
-
-    def _give(self, memory: mmap.mmap) -> None:
-        """Keep a block that nobody uses any more."""
-        size = len(memory)
-        with self._lock:
-            if sum(map(len, self._kept.values())) >= self._most:
-                return
-            # What cannot be given to the system for the time being is not kept either.
-            with suppress(OSError, AttributeError):
-                memory.madvise(mmap.MADV_FREE)
-                self._kept.setdefault(size, []).append(memory)
 
 
 class LandedStates:
@@ -107,8 +36,8 @@ class LandedStates:
         How many there is room for.
     dtype, device
         Of keys and values.
-    rooms
-        Where memory of the processor comes from.
+    memory
+        Where they lie when they are the processor's.
 
     Attributes
     ----------
@@ -123,12 +52,12 @@ class LandedStates:
         tokens: int,
         dtype: torch.dtype,
         device: torch.device | str,
-        rooms: StateRooms,
+        memory: KeptMemory,
     ) -> None:
         self._layout = layout
         size = (shape.kv_heads, tokens, shape.head_dim)
         made = (
-            rooms.tensors(size, dtype, 2 * shape.layers)
+            _tensors(memory, size, dtype, 2 * shape.layers)
             if torch.device(device).type == "cpu"
             else (torch.empty(size, dtype=dtype, device=device) for _ in range(2 * shape.layers))
         )
@@ -186,3 +115,20 @@ class LandedStates:
             place = slice(position + start, position + start + len(own))
             keys[:, place] = self._layout.keys(own).transpose(0, 1)
             values[:, place] = self._layout.values(own).transpose(0, 1)
+
+
+def _tensors(
+    memory: KeptMemory, size: Sequence[int], dtype: torch.dtype, count: int
+) -> Iterator[torch.Tensor]:
+    """Yield uninitialized tensors, few of which share a block, which goes as a whole."""
+    byte_count = math.prod(size) * dtype.itemsize
+    own = round_up(byte_count, PAGE_BYTES)
+    joined = max(1, BLOCK_BYTES // max(own, 1))
+    for first in range(0, count, joined):
+        together = min(joined, count - first)
+        block = memory.taken(together * own)
+        for at in range(together):
+            # Each is a storage of its own: whoever copies one copies no other, whose rows may not
+            # be there yet.
+            part = torch.from_numpy(block[at * own : at * own + byte_count])
+            yield part.view(dtype).view(*size)

@@ -28,7 +28,7 @@ from hillinfer.kv.sequence import RowLayout
 from hillinfer.metrics import StoreCounts
 from hillinfer.model_shape import ModelShape
 from hillinfer.reuse.described_model import DescribedModel, has_stored_codes, slot_of
-from hillinfer.reuse.landed_states import LandedStates, StateRooms
+from hillinfer.reuse.landed_states import LandedStates
 from hillinfer.reuse.streaming import (
     Landing,
     Loading,
@@ -44,6 +44,7 @@ from hillinfer.store.keys import CHUNK_GROUPS, CHUNK_TOKENS, Namespace, Reuse
 from hillinfer.store.pool_files import READERS, StoreError, StoreFailedError
 from hillinfer.store.prefix import StoredPrefix, WrongBytesError
 from hillinfer.store.store import Store
+from hillinfer.system.kept_memory import KeptMemory
 from hillinfer.trace.recorder import SILENT, Recorder
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -114,7 +115,7 @@ class StoredPrompts:
             rates = NoRates("exact reads all at once")
         rates = rates or NoRates("no rates were given")
         self._ways = WayChooser(rates, self._shape.token_bytes, chunk_tokens)
-        self._rooms = StateRooms()
+        self._memory = KeptMemory()
         self.loaded = LoadingCounts()
         self.windows = SlackTable()
         with suppress(SettingsError, OSError):
@@ -432,7 +433,7 @@ class StoredPrompts:
 
     def _states(self, tokens: int, device: torch.device | str) -> LandedStates:
         kind = self._model.dtype
-        return LandedStates(self._shape, self._layout, tokens, kind, device, self._rooms)
+        return LandedStates(self._shape, self._layout, tokens, kind, device, self._memory)
 
     def _keep(
         self,

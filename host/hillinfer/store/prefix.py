@@ -18,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.calls import Reads
-from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, large_buffer, round_up
+from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, round_up
 from hillinfer.secrecy.library import WrongTagError
 from hillinfer.secrecy.pages import Pages, PlainPages
 from hillinfer.store.database import Chunk
 from hillinfer.store.extent import Sheet, group_sums, salts
 from hillinfer.store.keys import CHUNK_TOKENS, ExtentShape
 from hillinfer.store.pool_files import READ_BYTES, PoolFile
+from hillinfer.system.kept_memory import BLOCK_BYTES, KeptMemory
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 # Reads in flight for one piece, and pieces that are read at once: while the last reads of one end,
@@ -35,7 +36,7 @@ _PIECES_AT_ONCE = 3
 # faster. Small pieces come in more buffers, in memory that was touched before.
 _JOINED_BYTES = 4 << 20
 _LEAST_BUFFERS, _MOST_BUFFERS = 3, 6
-_BUFFERS_BYTES = 32 << 20
+_BUFFERS_BYTES = BLOCK_BYTES // 2
 
 
 def _never(layer: int) -> float:
@@ -125,6 +126,8 @@ class StoredPrefix:
         Told of a chunk whose bytes are wrong, and of a drive that fails.
     count
         Takes amounts by the names of `StoreCounts`: rows that were read and are right, and waiting.
+    memory
+        What is read lies in meanwhile; its own where None.
 
     Attributes
     ----------
@@ -139,6 +142,7 @@ class StoredPrefix:
         release: Callable[[list[int]], None],
         wrong: Callable[[WrongBytesError | OSError], None],
         count: Callable[..., None] = lambda **amounts: None,
+        memory: KeptMemory | None = None,
     ) -> None:
         self.chunks = list(chunks)
         self.tokens = sum(chunk.groups for chunk in chunks) * GROUP_TOKENS
@@ -146,6 +150,7 @@ class StoredPrefix:
         self._release = release
         self._wrong = wrong
         self._count = count
+        self._memory = KeptMemory(0) if memory is None else memory
         self._is_open = True
         # Reads under way, which `stop` waits for.
         self._changed = threading.Condition()
@@ -320,7 +325,7 @@ class StoredPrefix:
         fitting = _BUFFERS_BYTES // max(1, buffer_bytes)
         count = min(max(_LEAST_BUFFERS, min(_MOST_BUFFERS, fitting)), len(pieces))
         size = round_up(buffer_bytes, PAGE_BYTES)
-        memory = large_buffer(count * size)
+        memory = self._memory.taken(count * size)
         free = deque(memory[at * size : at * size + buffer_bytes] for at in range(count))
         coming: deque[tuple[_Piece, NDArray[np.uint8], Future[None]]] = deque()
         left = iter(pieces)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a store become a cache's keys and values, bit for bit, in memory that is used again."""
+"""Rows of a store become a cache's keys and values, bit for bit, wherever they begin and end."""
 
+import copy
 import gc
 import threading
 
@@ -11,7 +12,8 @@ import torch
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.reuse.landed_states import LandedStates, StateRooms
+from hillinfer.reuse.landed_states import LandedStates
+from hillinfer.system.kept_memory import KeptMemory
 
 TOKENS, ROOM = 200, 331
 TYPES = {StoredType.BFLOAT16: torch.bfloat16, StoredType.FLOAT16: torch.float16}
@@ -50,7 +52,7 @@ def test_rows_become_states_as_torch_makes_them(stored, kind, head_dim):
     shape = shape_of(stored, head_dim)
     dtype = TYPES[stored] if kind == "stored" else kind
     layout, rows = RowLayout(shape), rows_of(shape)
-    states = LandedStates(shape, layout, ROOM, dtype, "cpu", StateRooms())
+    states = LandedStates(shape, layout, ROOM, dtype, "cpu", KeptMemory())
     for pair in states.layers:
         for one in pair:
             one.fill_(7)
@@ -71,7 +73,7 @@ def test_another_bit_is_another_state():
     rows[:] = 0
     known = expected(layout, rows, torch.float32)
     rows[130, -1] ^= 1
-    states = LandedStates(shape, layout, ROOM, torch.float32, "cpu", StateRooms())
+    states = LandedStates(shape, layout, ROOM, torch.float32, "cpu", KeptMemory())
     states.place(0, 0, rows, TOKENS)
     same = [
         torch.equal(bits(own[:, :TOKENS]), bits(one))
@@ -83,7 +85,7 @@ def test_another_bit_is_another_state():
 def test_several_threads_place_at_once():
     shape = shape_of(StoredType.FLOAT16, 64)
     layout, rows = RowLayout(shape), rows_of(shape)
-    states = LandedStates(shape, layout, ROOM, torch.float32, "cpu", StateRooms())
+    states = LandedStates(shape, layout, ROOM, torch.float32, "cpu", KeptMemory())
     threads = [
         threading.Thread(target=states.place, args=(layer, at, rows[at : at + 50], TOKENS))
         for layer in range(2)
@@ -98,38 +100,36 @@ def test_several_threads_place_at_once():
             assert torch.equal(bits(own[:, :TOKENS]), bits(known))
 
 
-def places(rooms):
-    return [one.data_ptr() for one in rooms.tensors((3, 100, 64), torch.float32, 4)]
+def test_whoever_copies_states_copies_no_others():
+    shape = shape_of(StoredType.BFLOAT16, 64)
+    states = LandedStates(shape, RowLayout(shape), ROOM, torch.float32, "cpu", KeptMemory())
+    for own in (one for pair in states.layers for one in pair):
+        own.fill_(1)
+        byte_count = own.untyped_storage().nbytes()
+        assert byte_count == own.nbytes
+    # Both are of one block.
+    memo = {}
+    first = copy.deepcopy(states.layers[0][0], memo)
+    states.layers[1][1].fill_(2)
+    assert (copy.deepcopy(states.layers[1][1], memo) == 2).all()
+    assert (first == 1).all()
 
 
-def test_memory_of_a_dropped_cache_is_taken_again():
-    rooms = StateRooms()
-    own = list(rooms.tensors((3, 100, 64), torch.float32, 4))
-    first = [one.data_ptr() for one in own]
-    assert all(place % 4096 == 0 for place in first)
-    assert len(set(first)) == 4
-    # A view of one of them holds what it shares a block with.
-    view = own[2][:, 10:]
-    del own
+def test_a_part_of_a_cache_keeps_its_memory():
+    shape, memory = shape_of(StoredType.BFLOAT16, 64), KeptMemory()
+    layout, rows = RowLayout(shape), rows_of(shape)
+    states = LandedStates(shape, layout, ROOM, torch.float32, "cpu", memory)
+    states.place(1, 0, rows, TOKENS)
+    values = states.layers[1][1][:, 3:TOKENS]
+    del states
     gc.collect()
-    assert rooms.kept_bytes == 0
-    assert places(rooms) != first
-    view.fill_(3)
-    assert (view == 3).all()
-    del view
+    assert memory.kept_bytes == 0
+    other = LandedStates(shape, layout, ROOM, torch.float32, "cpu", memory)
+    for pair in other.layers:
+        for one in pair:
+            one.fill_(7)
+    _, known = expected(layout, rows, torch.float32)
+    assert torch.equal(bits(values), bits(known[:, 3:]))
+    del values, other
     gc.collect()
-    assert rooms.kept_bytes > 0
-    kept = rooms.kept_bytes
-    assert first in (places(rooms), places(rooms))
-    gc.collect()
-    assert rooms.kept_bytes == kept
-
-
-def test_no_more_memory_is_kept_than_is_allowed():
-    rooms = StateRooms(most_blocks=1)
-    own = [list(rooms.tensors((3, 100, 64), torch.float32, 1)) for _ in range(3)]
-    del own
-    gc.collect()
-    (size,) = {rooms.kept_bytes}
-    assert 0 < size <= 64 << 20
-    assert StateRooms(most_blocks=0).kept_bytes == 0
+    assert memory.kept_bytes > 0
