@@ -53,6 +53,7 @@ COMMON: dict[str, list[str]] = {
     "row_places": [],
     "row_products": _ANY_FLOAT,
     "row_sums": [],
+    "state_rows": _ANY_FLOAT,
     "selected_sets": [],
     "tables": [],
 }

@@ -14,6 +14,7 @@ _RATES = f"{_TESTS}/reuse/test_known_rates.py"
 _COMMAND = f"{_TESTS}/cli/test_store_command.py"
 _LOST = "tests/host/faults/test_lost_rows.py"
 _ROOM = "tests/host/store/test_room.py"
+_LANDED = f"{_TESTS}/reuse/test_landed_states.py"
 
 STORES: tuple[Mutant, ...] = (
     Mutant(
@@ -123,6 +124,55 @@ STORES: tuple[Mutant, ...] = (
         (f"{_ROOM}::test_room_whose_headers_cannot_be_taken_is_made_by_another_writer",),
     ),
     Mutant(
+        "rows-land-behind-their-end",
+        "Rows that nobody wants go to places of tokens that are computed.",
+        "host/hillinfer/reuse/landed_states.py",
+        "count = min(len(rows), stop - position)",
+        "count = len(rows)",
+        (f"{_LANDED}::test_rows_become_states_as_torch_makes_them",),
+    ),
+    Mutant(
+        "states-share-a-storage",
+        "A copy of one layer has other layers with it, as they were before their rows came.",
+        "host/hillinfer/reuse/landed_states.py",
+        "            part = torch.from_numpy(block[at * own : at * own + byte_count])\n",
+        "            part = torch.from_numpy(block)[at * own : at * own + byte_count]\n",
+        (f"{_LANDED}::test_whoever_copies_states_copies_no_others",),
+    ),
+    Mutant(
+        "rows-land-in-another-head",
+        "Keys of all KV heads land in the first one's place.",
+        "host/native/state_rows.cpp",
+        "const int64_t head = part % given.kv_heads;",
+        "const int64_t head = part / given.kv_heads;",
+        (f"{_LANDED}::test_rows_become_states_as_torch_makes_them",),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "dropped-states-stay",
+        "Memory of a cache that is dropped is not taken again.",
+        "host/hillinfer/system/kept_memory.py",
+        "memory = self._kept[size].pop() if self._kept[size] else None",
+        "memory = None",
+        (f"{_TESTS}/system/test_kept_memory.py::test_a_block_that_was_dropped_is_taken_again",),
+    ),
+    Mutant(
+        "kept-memory-is-anybodys",
+        "Memory is given to another while somebody still has it.",
+        "host/hillinfer/system/kept_memory.py",
+        "        weakref.finalize(block, self._give, memory).atexit = False\n",
+        "        self._give(memory)\n",
+        (f"{_TESTS}/system/test_kept_memory.py::test_a_block_that_was_dropped_is_taken_again",),
+    ),
+    Mutant(
+        "memory-kept-without-end",
+        "All memory that was dropped is kept.",
+        "host/hillinfer/system/kept_memory.py",
+        "if self._kept_bytes() + size <= self._most:",
+        "if size:",
+        (f"{_TESTS}/system/test_kept_memory.py::test_no_more_is_kept_than_is_allowed",),
+    ),
+    Mutant(
         "writer-evicts-its-own",
         "What a prompt has just stored gives way to what it stores next.",
         "host/hillinfer/store/writer.py",
@@ -186,8 +236,8 @@ STORES: tuple[Mutant, ...] = (
         "streamed-rows-unchecked",
         "Rows of a stream are not compared with their checksums.",
         "host/hillinfer/store/prefix.py",
-        "                self._check(chunk, layer, 0, rows)\n",
-        "                (lambda *_: None)(chunk, layer, 0, rows)\n",
+        "                self._check(chunk, layer, 0, rows, own_salts)\n",
+        "                (lambda *_: None)(chunk, layer, 0, rows, own_salts)\n",
         (
             f"{_TESTS}/reuse/test_streaming.py::test_a_flipped_bit_is_computed_anew_behind_what_is_right",
         ),

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hillinfer.errors import HillInferError
 from hillinfer.native.coded import SIGNATURES as CODED_SIGNATURES
+from hillinfer.native.state_rows import SIGNATURES as STATE_SIGNATURES
 from hillinfer.native.structures import (
     Attending,
     Attention,
@@ -147,6 +148,7 @@ _SIGNATURES = {
     "hillinfer_attend_run": (_INT, [ctypes.POINTER(Attending)]),
     "hillinfer_crc32c": (None, [_POINTER, _LONG, _LONG, *[_POINTER] * 2]),
     **CODED_SIGNATURES,
+    **STATE_SIGNATURES,
     "hillinfer_row_sums": (None, [_POINTER, _LONG, _POINTER, _LONG, _POINTER]),
 }
 _NO_MEMORY = 2

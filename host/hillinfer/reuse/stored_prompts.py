@@ -28,6 +28,7 @@ from hillinfer.kv.sequence import RowLayout
 from hillinfer.metrics import StoreCounts
 from hillinfer.model_shape import ModelShape
 from hillinfer.reuse.described_model import DescribedModel, has_stored_codes, slot_of
+from hillinfer.reuse.landed_states import LandedStates
 from hillinfer.reuse.streaming import (
     Landing,
     Loading,
@@ -43,13 +44,12 @@ from hillinfer.store.keys import CHUNK_GROUPS, CHUNK_TOKENS, Namespace, Reuse
 from hillinfer.store.pool_files import READERS, StoreError, StoreFailedError
 from hillinfer.store.prefix import StoredPrefix, WrongBytesError
 from hillinfer.store.store import Store
+from hillinfer.system.kept_memory import KeptMemory
 from hillinfer.trace.recorder import SILENT, Recorder
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 # Tokens of an answer that room is made for.
 _ANSWER_TOKENS = 256
-# Fewer numbers than torch divides among threads.
-_PIECE_NUMBERS = 32767
 
 
 class StoredPrompts:
@@ -115,7 +115,7 @@ class StoredPrompts:
             rates = NoRates("exact reads all at once")
         rates = rates or NoRates("no rates were given")
         self._ways = WayChooser(rates, self._shape.token_bytes, chunk_tokens)
-        self._piece_tokens = max(1, _PIECE_NUMBERS // (self._shape.kv_heads * self._shape.head_dim))
+        self._memory = KeptMemory()
         self.loaded = LoadingCounts()
         self.windows = SlackTable()
         with suppress(SettingsError, OSError):
@@ -197,11 +197,11 @@ class StoredPrompts:
         with found:
             try:
                 for layer, position, rows in found.stream():
-                    self._fill(held[layer], position, rows, tokens)
+                    held.place(layer, position, rows, tokens)
             except (OSError, WrongBytesError):
                 # The store knows; nothing of it has reached the cache.
                 return 0
-        for layer, (keys, values) in enumerate(held):
+        for layer, (keys, values) in enumerate(held.layers):
             cache.update(keys[None], values[None], layer)
         return tokens
 
@@ -353,14 +353,16 @@ class StoredPrompts:
             held = self._states(count, "cpu")
             memory = aligned_buffer(count * shape.row_bytes)[: count * shape.row_bytes]
             try:
-                for layer, own in enumerate(held):
+                for layer in range(shape.layers):
                     rows = memory.reshape(count, -1)
                     stored.prefix.read_groups(chunk, layer, 0, rows)
-                    self._fill(own, 0, rows, count)
+                    held.place(layer, 0, rows, count)
             except (OSError, WrongBytesError) as error:
                 return OpenedRows(done, done * shape.token_bytes, error)
             ids = torch.tensor([list(stored.ids[done : done + count])])
-            cache.fill(ids, *([one[None] for one in side] for side in zip(*held, strict=True)))
+            cache.fill(
+                ids, *([one[None] for one in side] for side in zip(*held.layers, strict=True))
+            )
             done += count
         return OpenedRows(done, done * shape.token_bytes, None)
 
@@ -413,9 +415,6 @@ class StoredPrompts:
         """Begin to land a prefix, which is closed afterwards."""
         held = self._states(room, self._model.device)
 
-        def fill(layer: int, position: int, rows: NDArray[np.uint8], most: int) -> None:
-            self._fill(held[layer], position, rows, most)
-
         def read(own: Any, start: int, stop: int) -> None:
             Generation(self._model, own, self._chunk_tokens or len(ids)).read(ids[start:stop])
 
@@ -424,40 +423,17 @@ class StoredPrompts:
             found,
             tokens,
             self._border,
-            fill,
+            held.place,
             self.loaded,
             self._recorder,
             clock.deadlines(min(len(ids) - tokens, self._chunk_tokens or len(ids)), tokens),
         )
-        batches = [(keys[None], values[None]) for keys, values in held]
+        batches = [(keys[None], values[None]) for keys, values in held.layers]
         return Loading(landing, batches, tokens, read, clock.passed, self.loaded)
 
-    def _states(
-        self, tokens: int, device: torch.device | str
-    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        size = (self._shape.kv_heads, tokens, self._shape.head_dim)
+    def _states(self, tokens: int, device: torch.device | str) -> LandedStates:
         kind = self._model.dtype
-        return [
-            (
-                torch.empty(size, dtype=kind, device=device),
-                torch.empty(size, dtype=kind, device=device),
-            )
-            for _ in range(self._shape.layers)
-        ]
-
-    def _fill(
-        self,
-        held: tuple[torch.Tensor, torch.Tensor],
-        position: int,
-        rows: NDArray[np.uint8],
-        tokens: int,
-    ) -> None:
-        # In pieces that torch leaves to this thread: those of its pool compute meanwhile.
-        for start in range(position, min(tokens, position + len(rows)), self._piece_tokens):
-            stop = min(start + self._piece_tokens, tokens, position + len(rows))
-            own = torch.from_numpy(rows[start - position : stop - position])
-            held[0][:, start:stop] = self._layout.keys(own).transpose(0, 1)
-            held[1][:, start:stop] = self._layout.values(own).transpose(0, 1)
+        return LandedStates(self._shape, self._layout, tokens, kind, device, self._memory)
 
     def _keep(
         self,

@@ -144,8 +144,8 @@ class Landing:
     border
         Where a prefix may end.
     fill
-        Puts rows to their places: called with a layer, the position of the first row, rows, uint8
-        (tokens, row_bytes), and how many tokens are wanted.
+        Puts rows to their places: called from several threads, with a layer, the position of the
+        first row, rows, uint8 (tokens, row_bytes), and how many tokens are wanted.
     counts
         Where it counts.
     recorder
@@ -253,10 +253,14 @@ class Landing:
         chunks = -(-self._most // CHUNK_TOKENS)
         first = max(self._whole, self._part)
         rows_landed, most = 0, self._most
-        for layer, position, rows in self._found.stream(first, chunks, self._deadline):
+
+        def take(layer: int, position: int, rows: NDArray[np.uint8]) -> None:
+            if not self._is_stopped:
+                self._fill(layer, position, rows, most)
+
+        for layer, position, rows in self._found.stream(first, chunks, self._deadline, take):
             if self._is_stopped:
                 raise _StoppedError
-            self._fill(layer, position, rows, most)
             rows_landed += len(rows)
             if position // CHUNK_TOKENS == chunks - 1:
                 with self._changed:

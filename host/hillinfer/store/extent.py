@@ -475,15 +475,15 @@ def checksum(data: bytes) -> int:
     return int(native_library().crc32c(memory, np.zeros(1, np.uint32))[0])
 
 
-def salts(keys: list[bytes], layer: int) -> NDArray[np.uint32]:
-    """Return what the checksums of groups with these keys begin with in a layer, uint32.
+def salts(keys: list[bytes], *layers: int) -> NDArray[np.uint32]:
+    """Return what the checksums of groups with these keys begin with, layer by layer, uint32.
 
     So bytes of another chunk, of another layer or of an older writer, and zeros, are wrong ones.
     """
-    tail = struct.pack("<i", layer)
-    memory = np.frombuffer(b"".join(key + tail for key in keys), np.uint8)
-    pieces = memory.reshape(-1, KEY_BYTES + len(tail))
-    return native_library().crc32c(pieces, np.zeros(len(keys), np.uint32))
+    tails = [struct.pack("<i", layer) for layer in layers]
+    memory = np.frombuffer(b"".join(key + tail for tail in tails for key in keys), np.uint8)
+    pieces = memory.reshape(-1, KEY_BYTES + len(tails[0]))
+    return native_library().crc32c(pieces, np.zeros(len(pieces), np.uint32))
 
 
 def group_sums(rows: NDArray[np.uint8], own_salts: NDArray[np.uint32]) -> NDArray[np.uint32]:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import NoReturn
 
@@ -17,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.calls import Reads
-from hillinfer.drive.files import aligned_buffer
+from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, round_up
 from hillinfer.secrecy.library import WrongTagError
 from hillinfer.secrecy.pages import Pages, PlainPages
 from hillinfer.store.database import Chunk
 from hillinfer.store.extent import Sheet, group_sums, salts
 from hillinfer.store.keys import CHUNK_TOKENS, ExtentShape
 from hillinfer.store.pool_files import READ_BYTES, PoolFile
+from hillinfer.system.kept_memory import BLOCK_BYTES, KeptMemory
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 # Reads in flight for one piece, and pieces that are read at once: while the last reads of one end,
@@ -34,12 +36,16 @@ _PIECES_AT_ONCE = 3
 # faster. Small pieces come in more buffers, in memory that was touched before.
 _JOINED_BYTES = 4 << 20
 _LEAST_BUFFERS, _MOST_BUFFERS = 3, 6
-_BUFFERS_BYTES = 32 << 20
+_BUFFERS_BYTES = BLOCK_BYTES // 2
 
 
 def _never(layer: int) -> float:
     """Return the deadline of a layer that nobody waits for."""
     return math.inf
+
+
+def _leave(layer: int, position: int, rows: NDArray[np.uint8]) -> None:
+    """Leave rows to whoever they are yielded to."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +126,8 @@ class StoredPrefix:
         Told of a chunk whose bytes are wrong, and of a drive that fails.
     count
         Takes amounts by the names of `StoreCounts`: rows that were read and are right, and waiting.
+    memory
+        What is read lies in meanwhile; its own where None.
 
     Attributes
     ----------
@@ -134,6 +142,7 @@ class StoredPrefix:
         release: Callable[[list[int]], None],
         wrong: Callable[[WrongBytesError | OSError], None],
         count: Callable[..., None] = lambda **amounts: None,
+        memory: KeptMemory | None = None,
     ) -> None:
         self.chunks = list(chunks)
         self.tokens = sum(chunk.groups for chunk in chunks) * GROUP_TOKENS
@@ -141,6 +150,7 @@ class StoredPrefix:
         self._release = release
         self._wrong = wrong
         self._count = count
+        self._memory = KeptMemory(0) if memory is None else memory
         self._is_open = True
         # Reads under way, which `stop` waits for.
         self._changed = threading.Condition()
@@ -173,6 +183,7 @@ class StoredPrefix:
         first_layer: int = 0,
         chunks: int | None = None,
         deadline: Callable[[int], float] = _never,
+        take: Callable[[int, int, NDArray[np.uint8]], None] = _leave,
     ) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
         """Yield all rows, layer by layer, as the drive gives them in long reads.
 
@@ -187,6 +198,9 @@ class StoredPrefix:
         deadline
             Says when a layer's rows are wanted, in seconds of `time.monotonic`: where several
             prefixes come from one drive, what is wanted first is read first.
+        take
+            Called in a reading thread, in any order, with what is yielded later: rows that were
+            just compared with their checksums are still in that processor's cache.
 
         Yields
         ------
@@ -201,7 +215,8 @@ class StoredPrefix:
         pieces = list(self._pieces(first_layer, len(self.chunks) if chunks is None else chunks))
         most = max(((one.stop - one.first) * len(one.chunks) for one in pieces), default=0)
         size = most * self.shape.object_bytes
-        for piece, buffer in self._read_ahead(pieces, size, self._read_rows, deadline):
+        read = partial(self._read_rows, take)
+        for piece, buffer in self._read_ahead(pieces, size, read, deadline):
             for layer in range(piece.first, piece.stop):
                 for at, number in enumerate(piece.chunks):
                     yield layer, number * CHUNK_TOKENS, self._rows(piece, buffer, layer, at)
@@ -227,7 +242,9 @@ class StoredPrefix:
         at = chunk.shape.rows_at(layer, first)
         self._files[span.drive].read(into, span.offset + at)
         self._open_pages(chunk, at, into)
-        self._check(chunk, layer, first, into)
+        stop = first + len(into) // GROUP_TOKENS
+        own_salts = salts(chunk.sheet.group_keys[first:stop], layer)
+        self._check(chunk, layer, first, into, own_salts)
 
     def shadows(
         self, numbers: Sequence[int]
@@ -307,7 +324,9 @@ class StoredPrefix:
         """Yield pieces with what was read of each, valid until the next, while others come."""
         fitting = _BUFFERS_BYTES // max(1, buffer_bytes)
         count = min(max(_LEAST_BUFFERS, min(_MOST_BUFFERS, fitting)), len(pieces))
-        free = deque(aligned_buffer(buffer_bytes) for _ in range(count))
+        size = round_up(buffer_bytes, PAGE_BYTES)
+        memory = self._memory.taken(count * size)
+        free = deque(memory[at * size : at * size + buffer_bytes] for at in range(count))
         coming: deque[tuple[_Piece, NDArray[np.uint8], Future[None]]] = deque()
         left = iter(pieces)
         with ThreadPoolExecutor(_PIECES_AT_ONCE, "hillinfer-store-read") as ahead:
@@ -349,15 +368,24 @@ class StoredPrefix:
                 self._reading -= 1
                 self._changed.notify_all()
 
-    def _read_rows(self, piece: _Piece, buffer: NDArray[np.uint8], deadline: float) -> None:
+    def _read_rows(
+        self,
+        take: Callable[[int, int, NDArray[np.uint8]], None],
+        piece: _Piece,
+        buffer: NDArray[np.uint8],
+        deadline: float,
+    ) -> None:
         """Read rows; the one place where bytes of a stream become rows."""
         self._read(piece, buffer, deadline)
         self._read_tags([self.chunks[number] for number in piece.chunks])
-        for layer in range(piece.first, piece.stop):
-            for at, number in enumerate(piece.chunks):
-                chunk, rows = self.chunks[number], self._rows(piece, buffer, layer, at)
+        for at, number in enumerate(piece.chunks):
+            chunk, layers = self.chunks[number], range(piece.first, piece.stop)
+            own = salts(chunk.sheet.group_keys[: chunk.groups], *layers)
+            for layer, own_salts in zip(layers, own.reshape(len(layers), -1), strict=True):
+                rows = self._rows(piece, buffer, layer, at)
                 self._open_pages(chunk, self.shape.rows_at(layer), rows.reshape(-1))
-                self._check(chunk, layer, 0, rows)
+                self._check(chunk, layer, 0, rows, own_salts)
+                take(layer, number * CHUNK_TOKENS, rows)
 
     def _read(self, piece: _Piece, buffer: NDArray[np.uint8], deadline: float) -> None:
         """Read a piece in long reads, all drives' one after the other."""
@@ -388,6 +416,8 @@ class StoredPrefix:
         """Read the tags of chunks that have none yet; those of a few chunks come together."""
         size = self.shape.tag_plane_bytes
         wanted = [chunk for chunk in chunks if chunk.pages.wants_tags]
+        if not wanted:
+            return
         memory = aligned_buffer(len(wanted) * size)
         for drive in {chunk.record.span.drive for chunk in wanted}:
             own = [at for at, chunk in enumerate(wanted) if chunk.record.span.drive == drive]
@@ -429,10 +459,16 @@ class StoredPrefix:
         rows = buffer[start : start + chunk.groups * shape.group_bytes]
         return rows.reshape(-1, shape.row_bytes)
 
-    def _check(self, chunk: StoredChunk, layer: int, first: int, rows: NDArray[np.uint8]) -> None:
-        stop = first + len(rows) // GROUP_TOKENS
-        own = salts(chunk.sheet.group_keys[first:stop], layer)
-        if (group_sums(rows, own) != chunk.sheet.row_sums[layer, first:stop]).any():
+    def _check(
+        self,
+        chunk: StoredChunk,
+        layer: int,
+        first: int,
+        rows: NDArray[np.uint8],
+        own_salts: NDArray[np.uint32],
+    ) -> None:
+        expected = chunk.sheet.row_sums[layer, first : first + len(own_salts)]
+        if (group_sums(rows, own_salts) != expected).any():
             self._fail(chunk, f"rows of layer {layer}")
         self._count(restored_bytes=rows.nbytes)
 

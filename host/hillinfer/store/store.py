@@ -38,9 +38,12 @@ from hillinfer.store.retirement import Retirement, sealed_by
 from hillinfer.store.room import ExtentRoom, Intake
 from hillinfer.store.writer import PrefixWriter
 from hillinfer.store_rules import StoreRules
+from hillinfer.system.kept_memory import BLOCK_BYTES, KeptMemory
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 _GROUP_BYTES = GROUP_TOKENS * TOKEN_TYPE.itemsize
+# Kept of what streams read into: that of a few.
+_MOST_READING_BYTES = 4 * BLOCK_BYTES
 
 
 class Store:
@@ -98,6 +101,7 @@ class Store:
         # Some may still be read in the background when the store is closed.
         self._prefixes: WeakSet[StoredPrefix] = WeakSet()
         self._turns = Turns()
+        self._reading = KeptMemory(_MOST_READING_BYTES)
         self.places = StorePlaces.read(Path(directory))
         self.keys = self.places.unlocked(key, calls)
         self.rules = StoreRules.read(self.places.directory)
@@ -415,7 +419,8 @@ class Store:
         if not kept:
             return None
         self.room.touch([chunk.record for chunk in kept])
-        prefix = StoredPrefix(kept, self.files, self.release, self._wrong, self._meter.add)
+        told = self.release, self._wrong, self._meter.add
+        prefix = StoredPrefix(kept, self.files, *told, self._reading)
         self._prefixes.add(prefix)
         return prefix
 

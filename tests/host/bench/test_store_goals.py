@@ -3,6 +3,7 @@
 
 import pytest
 
+from hillinfer_bench.storing.first_token import FirstToken
 from hillinfer_bench.storing.goals import at_least, at_most, goals_text
 
 
@@ -32,3 +33,23 @@ def test_what_is_possible_makes_no_goal_met():
     assert not at_most("share", 0.76, 0.75, allowed=0.76).is_met
     assert not at_least("speedup", 49.9, 50, allowed=49.9).is_met
     assert at_least("speedup", 50, 50, allowed=49.9).is_met
+
+
+@pytest.mark.parametrize(
+    ("both", "reading", "most", "told"),
+    [
+        # A pass that keeps both cores busy: half of what reading computes comes on top of it.
+        (1.12, 0.12, 0.4, "reading 0.120, computing 1.000, which leave 40% of the smaller"),
+        (1.04, 0.04, 0.8, "reading 0.040, computing 1.000, which leave 80% of the smaller"),
+        # Cores that are idle meanwhile hide all of it.
+        (0.62, 0.12, 1.0, "reading 0.120, computing 0.500, which leave 100% of the smaller"),
+    ],
+)
+def test_reading_hides_behind_computing_as_far_as_cores_are_idle(both, reading, most, told):
+    first = FirstToken(
+        8064, 64, 30.0, [0.55] * 3, [0.5] * 3, [0.1] * 3, [both] * 3, [reading] * 3, 2, [0.0] * 3,
+        True, [],
+    )  # fmt: skip
+    assert first.hidden_share(first.possible_seconds) == pytest.approx(most)
+    assert told in first.line()
+    assert first.line().endswith("to be hidden; 50% is")

@@ -43,8 +43,9 @@ class FirstToken:
         Of each round, in turn with those: computing the rest alone, behind rows that are in memory.
     read_seconds
         Of each round: looking up and reading alone, until the last row is in its place.
-    processor_seconds
-        Of each round: processor time of computing alone and of reading alone, of all threads.
+    processor_seconds, reading_processor_seconds
+        Of each round: processor time of all threads, of computing alone and reading alone together,
+        and what of that reading alone took.
     cores
         How many the process may use.
     bubble_seconds
@@ -62,6 +63,7 @@ class FirstToken:
     compute_seconds: list[float]
     read_seconds: list[float]
     processor_seconds: list[float]
+    reading_processor_seconds: list[float]
     cores: int
     bubble_seconds: list[float]
     agrees: bool
@@ -91,6 +93,16 @@ class FirstToken:
         """Return the share of the smaller of reading and computing that a first token hides."""
         compute, read = median(self.compute_seconds), median(self.read_seconds)
         return (compute + read - seconds) / min(compute, read)
+
+    def line(self) -> str:
+        """Return what can be hidden and what is, for reading."""
+        reading = median(self.reading_processor_seconds)
+        computing = median(self.processor_seconds) - reading
+        reached, most = map(self.hidden_share, (median(self.stored_seconds), self.possible_seconds))
+        return (
+            f"  processor seconds on {self.cores} cores: reading {reading:.3f}, computing "
+            f"{computing:.3f}, which leave {most:.0%} of the smaller to be hidden; {reached:.0%} is"
+        )
 
 
 def measure_first_token(
@@ -135,6 +147,7 @@ def measure_first_token(
     read: list[float] = []
     waited: list[float] = []
     busy: list[float] = []
+    busy_reading: list[float] = []
     agrees = True
     with Store(place) as store:
         prompts = StoredPrompts(store, model)
@@ -144,7 +157,7 @@ def measure_first_token(
         # The first round warms up, memory and drive, and is not counted.
         for number in range(rounds + 1):
             if number == 1:
-                for row in (stored, computed, read, waited, busy):
+                for row in (stored, computed, read, waited, busy, busy_reading):
                     row.clear()
             began, spent = time.perf_counter(), time.process_time()
             cache = DynamicCache(config=model.config)
@@ -153,6 +166,7 @@ def measure_first_token(
                 # Whoever looks at rows waits for them.
                 assert layer.keys is not None
             loaded = time.perf_counter()
+            busy_reading.append(time.process_time() - spent)
             agrees = agrees and _rest(model, cache, ids[tokens:]) == expected
             ended = time.perf_counter()
             read.append(loaded - began)
@@ -175,6 +189,7 @@ def measure_first_token(
         computed,
         read,
         busy,
+        busy_reading,
         len(os.sched_getaffinity(0)),
         waited,
         agrees,

@@ -244,6 +244,7 @@ class Measured:
                 f"computing {median(first.compute_seconds):.2f}); recomputing "
                 f"{first.recompute_seconds:.1f}"
             )
+            yield first.line()
             for rival in [*map(asdict, first.rivals), *peers]:
                 told = f"{median(rival['seconds']):.2f} s" if rival["seconds"] else rival["skipped"]
                 yield f"  {rival['name']}: {told}"

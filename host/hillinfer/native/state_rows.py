@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C interface of rows that become keys and values in memory; see host/native/state_rows.h."""
+
+from __future__ import annotations
+
+import ctypes
+
+_POINTER = ctypes.c_void_p
+_INT = ctypes.c_int32
+_LONG = ctypes.c_int64
+
+
+class StateRows(ctypes.Structure):
+    """Rows of tokens that follow one another, and where their keys and values go."""
+
+    _fields_ = (
+        ("rows", _POINTER),
+        ("tokens", _LONG),
+        ("row_bytes", _LONG),
+        ("kv_heads", _LONG),
+        ("head_dim", _LONG),
+        ("room_items", _LONG),
+        ("keys", _POINTER),
+        ("values", _POINTER),
+        ("stored_type", _INT),
+        ("is_widened", _INT),
+    )
+
+
+SIGNATURES = {"hillinfer_place_states": (None, [ctypes.POINTER(StateRows)])}

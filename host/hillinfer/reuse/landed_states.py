@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory for the keys and values of a prefix, and rows that a store gives put to their places."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.drive.files import PAGE_BYTES, round_up
+from hillinfer.kv.sequence import RowLayout
+from hillinfer.model_shape import ModelShape
+from hillinfer.native.library import native_library
+from hillinfer.native.state_rows import StateRows
+from hillinfer.system.kept_memory import BLOCK_BYTES, KeptMemory
+
+# As the native library numbers them.
+_STORED_TYPES = {torch.bfloat16: 0, torch.float16: 1}
+# Fewer numbers than torch divides among threads.
+_PIECE_NUMBERS = 32767
+
+
+class LandedStates:
+    """Keys and values of every layer, which rows are put to from any number of threads.
+
+    Parameters
+    ----------
+    shape, layout
+        The model's.
+    tokens
+        How many there is room for.
+    dtype, device
+        Of keys and values.
+    memory
+        Where they lie when they are the processor's.
+
+    Attributes
+    ----------
+    layers
+        Keys and values of each layer, (kv_heads, tokens, head_dim), as they were in memory.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        layout: RowLayout,
+        tokens: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        memory: KeptMemory,
+    ) -> None:
+        self._layout = layout
+        size = (shape.kv_heads, tokens, shape.head_dim)
+        made = (
+            _tensors(memory, size, dtype, 2 * shape.layers)
+            if torch.device(device).type == "cpu"
+            else (torch.empty(size, dtype=dtype, device=device) for _ in range(2 * shape.layers))
+        )
+        self.layers: list[tuple[torch.Tensor, torch.Tensor]] = list(zip(made, made, strict=True))
+        known = (torch.float32, layout.stored_type)
+        self._is_native = torch.device(device).type == "cpu" and dtype in known
+        self._piece_tokens = max(1, _PIECE_NUMBERS // (shape.kv_heads * shape.head_dim))
+
+    def place(self, layer: int, position: int, rows: NDArray[np.uint8], stop: int) -> None:
+        """Put rows to their places.
+
+        Parameters
+        ----------
+        layer, position
+            Whose, and that of the first row.
+        rows
+            uint8 (tokens, row_bytes), contiguous.
+        stop
+            The position behind the last row that is wanted.
+        """
+        count = min(len(rows), stop - position)
+        if count <= 0:
+            return
+        if self._is_native:
+            self._place_natively(*self.layers[layer], position, rows[:count])
+        else:
+            self._place_by_torch(*self.layers[layer], position, rows[:count])
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _place_natively(
+        self, keys: torch.Tensor, values: torch.Tensor, position: int, rows: NDArray[np.uint8]
+    ) -> None:
+        """Put rows by one call without Python's lock, past the caches where that is possible."""
+        heads, room, head_dim = keys.shape
+        start = position * head_dim * keys.element_size()
+        given = StateRows(
+            rows=rows.ctypes.data,
+            tokens=len(rows),
+            row_bytes=rows.shape[1],
+            kv_heads=heads,
+            head_dim=head_dim,
+            room_items=room * head_dim,
+            keys=keys.data_ptr() + start,
+            values=values.data_ptr() + start,
+            stored_type=_STORED_TYPES[self._layout.stored_type],
+            is_widened=keys.dtype is torch.float32,
+        )
+        native_library().functions.hillinfer_place_states(ctypes.byref(given))
+
+    def _place_by_torch(self, keys: Any, values: Any, position: int, rows: NDArray[Any]) -> None:
+        # In pieces that torch leaves to this thread: those of its pool compute meanwhile.
+        for start in range(0, len(rows), self._piece_tokens):
+            own = torch.from_numpy(rows[start : start + self._piece_tokens])
+            place = slice(position + start, position + start + len(own))
+            keys[:, place] = self._layout.keys(own).transpose(0, 1)
+            values[:, place] = self._layout.values(own).transpose(0, 1)
+
+
+def _tensors(
+    memory: KeptMemory, size: Sequence[int], dtype: torch.dtype, count: int
+) -> Iterator[torch.Tensor]:
+    """Yield uninitialized tensors, few of which share a block, which goes as a whole."""
+    byte_count = math.prod(size) * dtype.itemsize
+    own = round_up(byte_count, PAGE_BYTES)
+    joined = max(1, BLOCK_BYTES // max(own, 1))
+    for first in range(0, count, joined):
+        together = min(joined, count - first)
+        block = memory.taken(together * own)
+        for at in range(together):
+            # Each is a storage of its own: whoever copies one copies no other, whose rows may not
+            # be there yet.
+            part = torch.from_numpy(block[at * own : at * own + byte_count])
+            yield part.view(dtype).view(*size)

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows as a drive has them, and the keys and values that they become.
+#pragma once
+#include <cstdint>
+
+namespace hillinfer {
+
+// Rows of tokens that follow one another, K of all KV heads and then V, in a stored type. Keys and
+// values are (kv_heads, room, head_dim), float where they are widened and of the stored type else;
+// both point to where the first head's first of these tokens goes, and `room_items` is the distance
+// of two heads.
+struct StateRows {
+    const uint8_t* rows;
+    int64_t tokens;
+    int64_t row_bytes;
+    int64_t kv_heads;
+    int64_t head_dim;
+    int64_t room_items;
+    uint8_t* keys;
+    uint8_t* values;
+    int32_t stored_type;
+    int32_t is_widened;
+};
+
+}  // namespace hillinfer

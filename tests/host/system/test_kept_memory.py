@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that was dropped is taken again, and never while somebody has a part of it."""
+
+import gc
+import mmap
+import threading
+
+import numpy as np
+import pytest
+
+from hillinfer.system.kept_memory import BLOCK_BYTES, KeptMemory
+
+
+def place(block):
+    return block.ctypes.data
+
+
+def test_a_block_that_was_dropped_is_taken_again():
+    memory = KeptMemory()
+    block = memory.taken(3 << 20)
+    first = place(block)
+    assert first % mmap.PAGESIZE == 0
+    block[:] = 5
+    part = block[100:200].view(np.int32)
+    del block
+    gc.collect()
+    # Somebody has a part of it.
+    assert memory.kept_bytes == 0
+    other = memory.taken(3 << 20)
+    assert place(other) != first
+    other[:] = 6
+    assert (part.view(np.uint8) == 5).all()
+    del part
+    gc.collect()
+    assert memory.kept_bytes == BLOCK_BYTES
+    again = memory.taken(1)
+    assert place(again) == first
+    again[:] = 7
+    assert (again == 7).all()
+    assert memory.kept_bytes == 0
+
+
+def test_blocks_of_another_size_are_others():
+    memory = KeptMemory()
+    small, large = memory.taken(1), memory.taken(BLOCK_BYTES + 1)
+    assert (len(small), len(large)) == (BLOCK_BYTES, 2 * BLOCK_BYTES)
+    first = place(small)
+    del small
+    gc.collect()
+    assert place(memory.taken(BLOCK_BYTES + 1)) != first
+
+
+@pytest.mark.parametrize(("most", "kept"), [(0, 0), (2, 2), (3, 3), (8, 3)])
+def test_no_more_is_kept_than_is_allowed(most, kept):
+    memory = KeptMemory(most * BLOCK_BYTES)
+    blocks = [memory.taken(BLOCK_BYTES) for _ in range(3)]
+    blocks.clear()
+    gc.collect()
+    assert memory.kept_bytes == kept * BLOCK_BYTES
+
+
+def test_threads_never_have_the_same_block():
+    memory, wrong = KeptMemory(4 * BLOCK_BYTES), []
+
+    def work(number):
+        for _ in range(50):
+            block = memory.taken(4096)
+            block[:4096] = number
+            wrong.extend(block[:4096][block[:4096] != number].tolist())
+            del block
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert not wrong
+    assert memory.kept_bytes <= 4 * BLOCK_BYTES
