@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.errors import BudgetError
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.scoring.values import NativeValueCoder
 from hillinfer_model.channel_statistics import ChannelStatistics
@@ -252,6 +253,7 @@ class ValueCodes:
         self._slot_bytes = slot_bytes(spec)
         self._layers = [CodePool(self.coder.row_bytes) for _ in range(layers)]
         self._capacity = self._covered = 0
+        self._is_growing = False
         # Whoever needs memory makes room from whatever thread.
         self._changing = threading.RLock()
         accountant.on_shortage(self._make_room)
@@ -346,7 +348,7 @@ class ValueCodes:
         """Give up what codes hold beyond their share, now that something else wants memory."""
         with self._changing:
             short = self._accountant.short_bytes
-            if short:
+            if short and not self._is_growing:
                 chunk = CHUNK_SLOTS * self._slot_bytes * len(self._layers)
                 gone = -(-short // chunk) * CHUNK_SLOTS
                 self._resize(max(0, self._capacity - gone))
@@ -356,8 +358,15 @@ class ValueCodes:
         self._set_aside(capacity * self._slot_bytes * len(self._layers))
         more = capacity * self._slot_bytes * len(self._layers) - before
         if more > 0:
-            # Hot rows give way for them.
-            self._accountant.take(Part.HOT, more)
+            # Hot rows give way for them, and what codes hold does not.
+            self._is_growing = True
+            try:
+                self._accountant.take(Part.HOT, more)
+            except BudgetError:
+                self._set_aside(before)
+                return
+            finally:
+                self._is_growing = False
         self._capacity = capacity
         for one in self._layers:
             one.resize(capacity)
