@@ -60,8 +60,9 @@ _SLOT_TABLE_BYTES = 4 + 4
 ROW_TABLE_BYTES = 4 + 2
 _TABLE_GROWTH_ROWS = 4096
 _HALF_LIFE_STEPS = 32
-# Sums of it stay within 16 bits.
 _LARGEST_WORTH = 2.0**8
+# Sums of it stay below this, whatever number of sequences wants a token: older times fade.
+_MOST_WORTH = np.float16(2.0**15)
 
 
 def slot_bytes(spec: KernelSpec) -> int:
@@ -135,7 +136,8 @@ class CodePool:
 
     def want(self, rows: NDArray[np.int64]) -> None:
         """Note that tokens of these row numbers, each once, are wanted in this step."""
-        self._worth[rows] += np.float16(self._step_worth)
+        worth = self._worth[rows] + np.float16(self._step_worth)
+        self._worth[rows] = np.minimum(worth, _MOST_WORTH)
 
     def find(
         self, rows: NDArray[np.int64], numbers: NDArray[np.int64]
@@ -296,12 +298,17 @@ class ValueCodes:
     def holds(
         self, layer: int, rows: NDArray[np.int64], numbers: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Say of which tokens there are codes; any thread may ask."""
+        """Say of which tokens there are codes; any thread may ask.
+
+        It takes no memory: who makes room for that may wait for the thread that attends, and that
+        one for what is held here.
+        """
         with self._changing:
-            if len(rows):
-                self._cover(int(rows.max()) + 1)
-            addresses, _ = self._layers[layer].find(rows, numbers)
-            return np.asarray(addresses != 0)
+            known = rows < self._covered
+            addresses, _ = self._layers[layer].find(rows[known], numbers[known])
+            held = np.zeros(len(rows), np.bool_)
+            held[known] = addresses != 0
+            return held
 
     def offer(
         self,
