@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.errors import BudgetError
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.scoring.values import NativeValueCoder
 from hillinfer_model.channel_statistics import ChannelStatistics
@@ -256,6 +257,7 @@ class ValueCodes:
         self._capacity = self._covered = 0
         # Whoever needs memory makes room from whatever thread.
         self._changing = threading.RLock()
+        self._is_growing = False
         accountant.on_shortage(self._make_room)
 
     @property
@@ -353,20 +355,32 @@ class ValueCodes:
         """Give up what codes hold beyond their share, now that something else wants memory."""
         with self._changing:
             short = self._accountant.short_bytes
-            if short:
+            # What is wanted for codes themselves, nobody gives codes up for.
+            if short and not self._is_growing:
                 chunk = CHUNK_SLOTS * self._slot_bytes * len(self._layers)
                 gone = -(-short // chunk) * CHUNK_SLOTS
                 self._resize(max(0, self._capacity - gone))
 
     def _resize(self, capacity: int) -> None:
-        before = self.held_bytes
-        self._set_aside(capacity * self._slot_bytes * len(self._layers))
-        more = capacity * self._slot_bytes * len(self._layers) - before
-        if more > 0:
-            # Hot rows give way for them.
-            self._accountant.take(Part.HOT, more)
+        size = capacity * self._slot_bytes * len(self._layers)
+        more = size - self.held_bytes
+        self._set_aside(size)
+        if more > 0 and not self._take(more):
+            self._set_aside(self.held_bytes)
+            return
         self._capacity = capacity
         for one in self._layers:
             one.resize(capacity)
         if more < 0:
             self._accountant.give(Part.HOT, -more)
+
+    def _take(self, byte_count: int) -> bool:
+        """Count memory that hot rows give way for; it may be that others have taken it."""
+        self._is_growing = True
+        try:
+            self._accountant.take(Part.HOT, byte_count)
+        except BudgetError:
+            return False
+        finally:
+            self._is_growing = False
+        return True
