@@ -21,8 +21,6 @@ from hillinfer_model.value_layout import code_row_bytes
 
 # --- A segment's value statistics ---
 
-_numbers = itertools.count()
-
 
 @dataclass(frozen=True)
 class SegmentValues:
@@ -41,15 +39,6 @@ class SegmentValues:
 
     statistics: ChannelStatistics
     number: int
-
-    @classmethod
-    def of(cls, statistics: ChannelStatistics) -> SegmentValues:
-        """Return statistics with a number that nobody else has."""
-        return cls(statistics, next(_numbers))
-
-    def renewed(self) -> SegmentValues:
-        """Return the same statistics, for other tokens."""
-        return SegmentValues.of(self.statistics)
 
 
 # --- The codes of one layer ---
@@ -255,6 +244,7 @@ class ValueCodes:
         self._slot_bytes = slot_bytes(spec)
         self._layers = [CodePool(self.coder.row_bytes) for _ in range(layers)]
         self._capacity = self._covered = 0
+        self._numbers = itertools.count()
         # Whoever needs memory makes room from whatever thread.
         self._changing = threading.RLock()
         self._is_growing = False
@@ -271,6 +261,10 @@ class ValueCodes:
             for one in self._layers:
                 one.begin_step()
             self.fit()
+
+    def numbered(self, statistics: ChannelStatistics) -> SegmentValues:
+        """Return statistics of a segment's values under a number that no kept code has."""
+        return SegmentValues(statistics, next(self._numbers))
 
     def encode(self, values: torch.Tensor, own: SegmentValues) -> NDArray[np.uint8]:
         """Return code rows of tokens of one segment, uint8 (tokens, row_bytes).
