@@ -35,8 +35,8 @@ CODED: tuple[Mutant, ...] = (
         "a-cut-segment-keeps-its-number",
         "A segment that is cut keeps the number that codes of tokens behind the cut have.",
         "host/hillinfer/kv/shadow_keeper.py",
-        "                    own.renew_values()\n",
-        "                    pass\n",
+        "                self._forget_codes(cut)\n",
+        "                pass\n",
         (_TAKEN_BACK,),
     ),
     Mutant(

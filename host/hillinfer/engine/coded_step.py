@@ -211,7 +211,7 @@ class CodedStep:
             own = self._shadow.complete_values(layer, sequence)
             with self._recorder.span(Lane.HOST_SCORING, "weigh", layer=layer):
                 shadows = self._shadow.shadows(layer, sequence)
-                weighed = [self._weights.of(scaled, shadows, one) for one in coded]
+                weighed = self._weights.of_each(scaled, shadows, coded)
         wanted = coded[0] if len(coded) == 1 else np.unique(np.concatenate(coded))
         codes, arrivals = self._codes(layer, sequence, wanted, own, arriving)
         union = exact[0] if len(exact) == 1 else np.unique(np.concatenate(exact))

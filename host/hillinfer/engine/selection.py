@@ -8,7 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,9 +27,6 @@ from hillinfer.trace.recorder import Lane, Recorder
 from hillinfer_model.choices import Scope
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import KernelSpec
-
-if TYPE_CHECKING:
-    pass
 
 Sets = list[NDArray[np.int64]]
 # Scoring of one layer, as the native library counts it in bytes (`Shape::work_bytes`), that is done

@@ -9,6 +9,7 @@ from coded_golden import SETTINGS, SHAPE, Text
 from copy_lanes import HostLane
 from placement_matrix import Budget, Path, Way, pairs
 
+from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.errors import SettingsError
 from hillinfer.model_shape import StoredType
 
@@ -83,6 +84,26 @@ def test_every_kind_of_selection(changes, budget, cold_dir):
     expected = SHORT.golden(settings)
     assert np.array_equal(found.view(np.int32), expected.view(np.int32))
     assert statistics.coded_tokens > 0
+
+
+def test_streamed_shadows_that_only_some_sets_want(cold_dir):
+    """One KV head codes tokens of the first half, the other those of the second."""
+    settings = SETTINGS.changed(scope="kv_head", alpha=0.03, exact=0.0, exact_floor=0)
+    text = Text(prompt=6 * kernel_spec(SHAPE, settings).segment_tokens + 100, steps=2)
+    text.queries[:] = text.queries[:1, :1]
+    half, group = text.prompt // 2, SHAPE.group_size
+    for head, sign in enumerate((-1, 1)):
+        towards = text.queries[0, 0, group * head : group * (head + 1)].sum(dim=0).half()
+        text.keys[:, head, :half] += sign * 3 * towards
+        text.keys[:, head, half:] -= sign * 3 * towards
+    way = Way(Budget.LEAST, path=Path.STREAMED)
+    found, statistics = run(way, text, settings, cold_dir)
+    assert way.was_taken(statistics)
+    expected, _ = run(Way(), text, settings, cold_dir)
+    assert np.array_equal(found.view(np.int32), expected.view(np.int32))
+    text.keys[:, 1] = text.keys[:, 0]
+    others, _ = run(Way(), text, settings, cold_dir)
+    assert not np.array_equal(others.view(np.int32), expected.view(np.int32))
 
 
 @pytest.mark.parametrize("stored", [StoredType.FLOAT16, StoredType.BFLOAT16])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hillinfer.memory_budget import Accountant, Part
-from hillinfer.shadow.values import CodePool, SegmentValues, ValueCodes, slot_bytes
+from hillinfer.shadow.values import CodePool, ValueCodes, slot_bytes
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import KernelSpec
 
@@ -87,17 +87,18 @@ def test_a_pool_that_shrinks_forgets_and_one_that_grows_keeps(pool):
 
 
 def test_numbers_are_nobody_elses():
+    values = ValueCodes(SPEC, 2, Accountant(1 << 20), lambda: 0, lambda _: None)
     statistics = ChannelStatistics(np.zeros((2, 16), np.int8), np.zeros((2, 16), np.int32))
-    one = SegmentValues.of(statistics)
-    assert len({one.number, SegmentValues.of(statistics).number, one.renewed().number}) == 3
-    assert one.renewed().statistics is statistics
+    one = values.numbered(statistics)
+    assert values.numbered(statistics).number != one.number
+    assert one.statistics is statistics
 
 
 def test_codes_take_what_is_left_and_give_way():
     accountant, aside = Accountant(1 << 20), []
     values = ValueCodes(SPEC, 2, accountant, lambda: 1000, aside.append)
     statistics = ChannelStatistics(np.full((2, 16), 4, np.int8), np.zeros((2, 16), np.int32))
-    own = SegmentValues.of(statistics)
+    own = values.numbered(statistics)
     rows = np.arange(1000)
     codes = values.encode(torch.randn(1000, 2, 16).half(), own)
     values.offer(0, rows, np.full(1000, own.number), codes)
@@ -119,7 +120,7 @@ def test_codes_that_nobody_makes_room_for_stay_as_few_as_they_are():
     # Hot rows that do not give way, though they need none of it.
     values = ValueCodes(SPEC, 2, accountant, lambda: 0, aside.append)
     accountant.take(Part.HOT, (1 << 20) - 100_000)
-    own = SegmentValues.of(
+    own = values.numbered(
         ChannelStatistics(np.full((2, 16), 4, np.int8), np.zeros((2, 16), np.int32))
     )
     values.offer(
