@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.attention.coded import CodedAttention
-from hillinfer.engine.selection import Sets, TokenSelection, explained, host_query
+from hillinfer.engine.queries import explained, host_query
+from hillinfer.engine.selection import Sets, TokenSelection
 from hillinfer.kv.gather import Gather, copy_rows
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import Sequence
