@@ -143,6 +143,33 @@ def test_codes_of_tokens_that_were_taken_back_are_not_taken_for_others(kept, col
     assert np.array_equal(outputs(Way()).view(np.int32), expected.view(np.int32))
 
 
+def test_codes_of_a_fork_are_not_taken_for_those_of_its_original(cold_dir):
+    """Both go on in a segment that they shared, and one gets groups that the other gave back."""
+    others = Text(prompt=1000, steps=3, seed=9)
+    own = replace(others, seed=10)
+
+    def outputs(steps):
+        """Of the fork, after so many steps of the original, whose codes are kept."""
+        runtime = Way(batch=2).open(SHAPE, SETTINGS, cold_dir, LONG.prompt)
+        sequence = runtime.open_sequence()
+        replace(LONG, prompt=700).read(runtime, sequence)
+        replace(LONG, prompt=700).decode(runtime, sequence, 0)
+        runtime.truncate(sequence, 700)
+        fork = runtime.fork(sequence)
+        others.read(runtime, sequence, first=700)
+        for step in range(steps):
+            others.decode(runtime, sequence, step)
+        groups, shared = set(sequence.groups), len(fork.groups)
+        runtime.release(sequence)
+        own.read(runtime, fork, first=700)
+        assert groups.issuperset(fork.groups[shared:])
+        found = [own.decode(runtime, fork, step) for step in range(own.steps)]
+        runtime.close()
+        return np.stack(found)
+
+    assert np.array_equal(outputs(others.steps).view(np.int32), outputs(0).view(np.int32))
+
+
 def test_with_exact_1_or_int2_nothing_is_coded(cold_dir):
     found, statistics = run(Way(), SHORT, SETTINGS.changed(exact=1), cold_dir)
     assert statistics.coded_tokens == 0
