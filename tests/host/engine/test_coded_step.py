@@ -8,7 +8,7 @@ import pytest
 from coded_golden import SETTINGS, SHAPE, Text
 from placement_matrix import Budget, Path, Way, pairs
 
-from hillinfer.engine.budget_plan import kernel_spec
+from hillinfer.engine.budget_plan import kernel_spec, weighed_bytes
 from hillinfer.errors import SettingsError
 from hillinfer.model_shape import StoredType
 
@@ -183,3 +183,16 @@ def test_with_exact_1_or_int2_nothing_is_coded(cold_dir):
 def test_settings_out_of_range_are_named(changes):
     with pytest.raises(SettingsError, match=next(iter(changes))):
         SETTINGS.changed(**changes)
+
+
+def test_weights_of_coded_tokens_are_counted(cold_dir):
+    """Each set has L' of its own of all query heads, and the plan knows of them."""
+    settings = SETTINGS.changed(scope="kv_head")
+    _, few = run(Way(), SHORT, settings, cold_dir)
+    _, many = run(Way(), SHORT, settings.changed(alpha=0.9), cold_dir)
+    tokens = SHORT.prompt + SHORT.steps
+    of_each = weighed_bytes(kernel_spec(SHAPE, settings))
+    assert of_each > SHAPE.query_heads * 4
+    more = 2 * (round(0.9 * tokens) - round(0.3 * tokens)) * of_each
+    grown = many.staging_bytes - few.staging_bytes
+    assert grown >= more
