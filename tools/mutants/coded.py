@@ -11,6 +11,7 @@ _STEP_TESTS = "tests/host/engine/test_coded_step.py"
 _PLACES = f"{_STEP_TESTS}::test_every_placement_gives_the_golden_models_bits"
 _KINDS = f"{_STEP_TESTS}::test_every_kind_of_selection"
 _TAKEN_BACK = f"{_STEP_TESTS}::test_codes_of_tokens_that_were_taken_back_are_not_taken_for_others"
+_FORK = f"{_STEP_TESTS}::test_codes_of_a_fork_are_not_taken_for_those_of_its_original"
 _SESSION_TESTS = "tests/host/sessions/test_coded_sessions.py"
 
 CODED: tuple[Mutant, ...] = (
@@ -24,28 +25,20 @@ CODED: tuple[Mutant, ...] = (
         (_KINDS,),
     ),
     Mutant(
-        "codes-of-other-tokens-are-found",
-        "Codes are found by row number alone, whichever tokens' they are.",
+        "codes-of-other-statistics-are-found",
+        "Codes are found by row number alone, whichever statistics they were coded with.",
         _VALUES,
         "np.flatnonzero((slots >= 0) & (self._numbers[slots] == numbers))",
         "np.flatnonzero(slots >= 0)",
-        (_TAKEN_BACK,),
+        (f"{_STEP_TESTS}::test_forks_that_took_statistics_of_their_own_find_their_own_codes",),
     ),
     Mutant(
-        "a-cut-segment-keeps-its-number",
-        "A segment that is cut keeps the number that codes of tokens behind the cut have.",
-        "host/hillinfer/kv/shadow_keeper.py",
-        "                self._forget_codes(cut)\n",
-        "                pass\n",
-        (_TAKEN_BACK,),
-    ),
-    Mutant(
-        "a-forks-segment-keeps-its-number",
-        "A copy of a shared segment keeps the number of the original, which goes on otherwise.",
-        "host/hillinfer/kv/shadow_keeper.py",
-        "            self._forget_codes(own)\n",
-        "            pass\n",
-        (f"{_STEP_TESTS}::test_codes_of_a_fork_are_not_taken_for_those_of_its_original",),
+        "codes-of-groups-that-went-stay",
+        "Codes of a group are found by who has its number next.",
+        "host/hillinfer/kv/rows.py",
+        "        self._shadow.forget_groups(given)\n",
+        "        pass\n",
+        (_TAKEN_BACK, _FORK),
     ),
     Mutant(
         "shadows-are-read-once-for-each-set",

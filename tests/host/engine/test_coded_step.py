@@ -170,6 +170,48 @@ def test_codes_of_a_fork_are_not_taken_for_those_of_its_original(cold_dir):
     assert np.array_equal(outputs(others.steps).view(np.int32), outputs(0).view(np.int32))
 
 
+def forked(runtime, text, steps):
+    """Return a sequence and a fork of it, with as many steps before."""
+    sequence = runtime.open_sequence()
+    text.read(runtime, sequence)
+    for step in range(steps):
+        text.decode(runtime, sequence, step)
+    return sequence, runtime.fork(sequence)
+
+
+def test_forks_that_took_statistics_of_their_own_find_their_own_codes(cold_dir):
+    """Nobody had ranked their open segment, and one has more tokens of it than the other."""
+    text = Text(prompt=700, steps=2)
+    more = Text(prompt=1000, steps=2, seed=9)
+
+    def outputs(steps):
+        runtime = Way(batch=2).open(SHAPE, SETTINGS, cold_dir, 1100)
+        sequence, fork = forked(runtime, text, 0)
+        more.read(runtime, sequence, first=700)
+        more.decode(runtime, sequence, 0)
+        for step in range(steps):
+            text.decode(runtime, fork, step)
+        found = more.decode(runtime, sequence, 1)
+        runtime.close()
+        return found
+
+    assert np.array_equal(outputs(2).view(np.int32), outputs(0).view(np.int32))
+
+
+def test_forks_of_an_open_segment_share_its_codes(cold_dir):
+    text = Text(prompt=1000, steps=6)
+    runtime = Way(batch=2).open(SHAPE, SETTINGS, cold_dir, 1100)
+    both = forked(runtime, text, 2)
+    before = runtime.statistics()
+    for step in range(2, 6):
+        for one in both:
+            text.decode(runtime, one, step)
+    now = runtime.statistics()
+    runtime.close()
+    assert now.coded_tokens - before.coded_tokens > 3000
+    assert now.coded_arrivals - before.coded_arrivals < 300
+
+
 def test_with_exact_1_or_int2_nothing_is_coded(cold_dir):
     found, statistics = run(Way(), SHORT, SETTINGS.changed(exact=1), cold_dir)
     assert statistics.coded_tokens == 0
