@@ -177,13 +177,14 @@ private:
                 _mm512_cmpneq_epi32_mask(own, _mm512_set1_epi32(hillinfer::kInvalidExponent)), own);
         }
         __m512i mantissa[kChunkHeads][kVectors], place[kChunkHeads][kVectors];
-        __m512i totals[kChunkHeads], tops[kChunkHeads];
+        __m512i wholes[kChunkHeads], rests[kChunkHeads], tops[kChunkHeads];
         for (int head = 0; head < heads; ++head) {
             const int64_t reference = out[head].reference;
             const int64_t far = (reference - 62) * 65536;
             const __m512i least = _mm512_set1_epi32(far < INT32_MIN ? INT32_MIN : int32_t(far));
             const __m512i base = _mm512_set1_epi32(int32_t(uint32_t(reference) << 16));
-            __m512i total = _mm512_setzero_si512();
+            __m512i whole = _mm512_setzero_si512();
+            __m512i rest = _mm512_setzero_si512();
             __m512i top = _mm512_set1_epi32(kLeastPower);
 #pragma GCC unroll 4
             for (int i = 0; i < kVectors; ++i) {
@@ -194,18 +195,21 @@ private:
                 const __m512i own =
                     _mm512_maskz_mov_epi32(live, whole_powers(_mm512_srai_epi32(relative, 8)));
                 const __m512i down = _mm512_sub_epi32(_mm512_setzero_si512(), power);
-                total = _mm512_add_epi64(total, shares(own, down, 0));
-                total = _mm512_add_epi64(total, shares(own, down, 1));
+                whole = _mm512_add_epi32(whole, _mm512_srlv_epi32(own, down));
+                rest = _mm512_add_epi32(rest, rest_of_share(own, down));
                 mantissa[head][i] = own;
                 place[head][i] = _mm512_add_epi32(power, exponent[i]);
                 top = _mm512_mask_max_epi32(top, live, top, place[head][i]);
             }
-            totals[head] = total;
+            wholes[head] = whole;
+            rests[head] = rest;
             tops[head] = top;
         }
         for (int head = 0; head < heads; ++head) {
             out[head].top = _mm512_reduce_max_epi32(tops[head]) + 1;
-            out[head].total = _mm512_reduce_add_epi64(totals[head]);
+            // Of 64 tokens below 2^30, and below 2^23.
+            out[head].total = (int64_t(_mm512_reduce_add_epi32(wholes[head])) << 17) +
+                              _mm512_reduce_add_epi32(rests[head]);
         }
         const __m512i one = _mm512_set1_epi32(1);
         for (int head = 0; head < heads; ++head) {
@@ -249,12 +253,14 @@ private:
         _mm_store_si128(reinterpret_cast<__m128i*>(to), bytes);
     }
 
-    // (P << 17) >> -I of half a vector's tokens.
-    static __m512i shares(__m512i mantissa, __m512i down, int half) {
-        const __m256i own = half ? _mm512_extracti64x4_epi64(mantissa, 1) : _mm512_castsi512_si256(mantissa);
-        const __m256i by = half ? _mm512_extracti64x4_epi64(down, 1) : _mm512_castsi512_si256(down);
-        return _mm512_srlv_epi64(_mm512_slli_epi64(_mm512_cvtepu32_epi64(own), 17),
-                                 _mm512_cvtepu32_epi64(by));
+    // The low 17 bits of (P << 17) >> -I; the others are P >> -I. Shifts by 32 and more, and by less
+    // than nothing, give 0.
+    static __m512i rest_of_share(__m512i mantissa, __m512i down) {
+        const __m512i seventeen = _mm512_set1_epi32(17);
+        const __m512i up = _mm512_sllv_epi32(mantissa, _mm512_sub_epi32(seventeen, down));
+        const __m512i low = _mm512_srlv_epi32(mantissa, _mm512_sub_epi32(down, seventeen));
+        // (up | low) & mask.
+        return _mm512_ternarylogic_epi32(up, low, _mm512_set1_epi32((1 << 17) - 1), 0xA8);
     }
 
     // T of the low eight bits, a product of powers by four bits each: rounded it is the table's number

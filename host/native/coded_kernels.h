@@ -5,16 +5,13 @@
 // block, and sums of them by addends), `powers` and `widen`. Whatever it has, the bits are the same:
 // sums of codes are integers, and floats are added in the contract's order.
 #pragma once
-#include "coded_rows.h"
+#include "coded_ahead.h"
 #include "coded_weights.h"
 
 namespace {
 
 using hillinfer::BlockPartials;
-using hillinfer::CodedAttention;
-using hillinfer::CodedTokens;
 using hillinfer::CodedWork;
-using hillinfer::HeadRange;
 using hillinfer::kMostCodedChannels;
 
 constexpr int kProductLanes = 16;
@@ -245,7 +242,8 @@ struct CodedHeads {
             prepare(call, places, range, segments[i], work);
             for (int64_t first = 0; first < segments[i].tokens; first += kBlockTokens) {
                 for (int number = 0; number < range.count; ++number) {
-                    Ahead ahead = next_lines(call, range, segments + i, segments + segment_count, first, number);
+                    Ahead ahead =
+                        next_lines(call, range, segments + i, segments + segment_count, first, number);
                     const int head = range.first + number;
                     const BlockPartials sums = work.sums.from(size_t(head) * group, kMostCodedChannels);
                     coded_block(call, head, segments[i], first, work, sums.powers, sums.broken, ahead,
@@ -458,34 +456,6 @@ private:
             const float quotient = outputs[i] / total;
             out[i] = broken || quotient != quotient ? __builtin_nanf("") : quotient;
         }
-    }
-
-    // A part of the block after this one, as much of it as `number` is of the range. Its exponents are
-    // asked for at once.
-    static Ahead next_lines(const CodedAttention& call, HeadRange range, const CodedTokens* segment,
-                            const CodedTokens* stop, int64_t first, int number) {
-        first += kBlockTokens;
-        while (first >= segment->tokens) {
-            if (++segment == stop) {
-                return {};
-            }
-            first = 0;
-        }
-        const int64_t left = segment->tokens - first;
-        const int64_t tokens = left < kBlockTokens ? left : kBlockTokens;
-        const int64_t begin = first + tokens * number / range.count;
-        const int64_t end = first + tokens * (number + 1) / range.count;
-        for (int64_t i = begin; i < end; ++i) {
-            // Exponents of one head lie in one line, or those of all heads.
-            const uint64_t beside = segment->exponents[i];
-            if (i == begin || (beside ^ segment->exponents[i - 1]) >= 64) {
-                for (int head = range.first; head < range.first + range.count; ++head) {
-                    __builtin_prefetch(at(beside) + head * segment->exponent_stride, 0, 2);
-                }
-            }
-        }
-        return Ahead(segment->code_rows + begin, end - begin, size_t(range.first) * call.code_bytes(),
-                     size_t(range.count) * call.code_bytes());
     }
 };
 

@@ -35,8 +35,8 @@ CODED: tuple[Mutant, ...] = (
         "a-cut-segment-keeps-its-number",
         "A segment that is cut keeps the number that codes of tokens behind the cut have.",
         "host/hillinfer/kv/shadow_keeper.py",
-        "                    own.renew_values()\n",
-        "                    pass\n",
+        "                self._forget_codes(cut)\n",
+        "                pass\n",
         (_TAKEN_BACK,),
     ),
     Mutant(
@@ -51,8 +51,8 @@ CODED: tuple[Mutant, ...] = (
         "a-floor-that-nobody-keeps",
         "The least number of exact tokens is left out.",
         "host/hillinfer/scoring/scorer.py",
-        "exact_count(tokens, settings.exact, settings.exact_floor, kept, count)",
-        "exact_count(tokens, settings.exact, 0, kept, count)",
+        "exact_count(context, settings.exact, settings.exact_floor, kept, selected)",
+        "exact_count(context, settings.exact, 0, kept, selected)",
         (_KINDS,),
     ),
     Mutant(

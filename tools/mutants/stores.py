@@ -151,6 +151,14 @@ STORES: tuple[Mutant, ...] = (
         (f"{_ROOM}::test_room_whose_headers_cannot_be_taken_is_made_by_another_writer",),
     ),
     Mutant(
+        "sealed-pool-beside-itself",
+        "A sealed pool's seconds are divided by themselves.",
+        "tools/hillinfer_bench/storing/sealed_pool.py",
+        "for name in (_SEALED, _PLAIN))",
+        "for name in (_SEALED, _SEALED))",
+        (f"{_TESTS}/bench/test_sealed_pool.py::test_pairs_are_compared_and_not_their_sums",),
+    ),
+    Mutant(
         "rows-land-behind-their-end",
         "Rows that nobody wants go to places of tokens that are computed.",
         "host/hillinfer/reuse/landed_states.py",

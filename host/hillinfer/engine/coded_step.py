@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.attention.coded import CodedAttention
-from hillinfer.engine.selection import Sets, TokenSelection, explained, host_query
+from hillinfer.engine.queries import explained, host_query
+from hillinfer.engine.selection import Sets, TokenSelection
 from hillinfer.kv.gather import Gather, copy_rows
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import Sequence
@@ -211,7 +212,7 @@ class CodedStep:
             own = self._shadow.complete_values(layer, sequence)
             with self._recorder.span(Lane.HOST_SCORING, "weigh", layer=layer):
                 shadows = self._shadow.shadows(layer, sequence)
-                weighed = [self._weights.of(scaled, shadows, one) for one in coded]
+                weighed = self._weights.of_each(scaled, shadows, coded)
         wanted = coded[0] if len(coded) == 1 else np.unique(np.concatenate(coded))
         codes, arrivals = self._codes(layer, sequence, wanted, own, arriving)
         union = exact[0] if len(exact) == 1 else np.unique(np.concatenate(exact))

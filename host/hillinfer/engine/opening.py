@@ -37,8 +37,7 @@ from hillinfer.engine.budget_plan import (
 from hillinfer.engine.coded_step import CodedStep
 from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.decode_step import NativeDecode
-from hillinfer.engine.pipeline import PrefetchPipeline
-from hillinfer.engine.selection import TokenSelection
+from hillinfer.engine.selection import PrefetchPipeline, TokenSelection
 from hillinfer.errors import SettingsError, SetupWarning
 from hillinfer.extents.group_seals import GroupSeals
 from hillinfer.extents.recording import EngineSide
@@ -98,8 +97,8 @@ class RuntimeParts:
         Raises the budget with the context; None where it is fixed.
     prefetch, buffers, gather
         Rows on their way from the drive.
-    groups, rows, shadow, shadow_memory
-        What sequences own.
+    groups, rows, shadow, shadow_memory, values
+        What sequences own; `values` are codes, None where no token is coded.
     opener, recording
         Takes up sequences of sessions and stores; what rows on their way into a store pass through.
     selection, dense, attention, decode, coded, pipeline
@@ -134,6 +133,7 @@ class RuntimeParts:
     rows: RowKeeper
     shadow: ShadowKeeper
     shadow_memory: ShadowMemory
+    values: ValueCodes | None
     opener: SequenceOpener
     recording: EngineSide
     selection: TokenSelection
@@ -436,6 +436,7 @@ def open_parts(
         rows=rows,
         shadow=shadow,
         shadow_memory=shadow_memory,
+        values=values,
         opener=opener,
         recording=recording,
         selection=selection,

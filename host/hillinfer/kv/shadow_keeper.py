@@ -193,7 +193,8 @@ class ShadowKeeper:
                     )
                     self._memory.leave_to_device(own, (number + 1) * size, tokens)
                     values = None if self._values is None else saved.values(number, layer)
-                    own.values = None if values is None else SegmentValues.of(values)
+                    if self._values is not None and values is not None:
+                        own.values = self._values.numbered(values)
 
     def share_segment(self, sequence: Sequence, segment: Segment) -> None:
         """Give a sequence its next segment, which others have too."""
@@ -260,8 +261,7 @@ class ShadowKeeper:
             if any(one.coded_tokens > left for one in sequence.segments[kept - 1].layers):
                 cut = self._own(sequence, kept - 1)
                 self._memory.cut(cut, left)
-                for own in cut.layers:
-                    own.renew_values()
+                self._forget_codes(cut)
         while len(sequence.segments) > kept:
             self._memory.release(sequence.segments.pop())
 
@@ -429,11 +429,18 @@ class ShadowKeeper:
         self, layer: int, sequence: Sequence, number: int, values: torch.Tensor
     ) -> None:
         """Take the statistics of a segment's values, of its tokens so far."""
+        assert self._values is not None
         before = sequence.segments[number - 1].layers[layer].values if number else None
         taken = self._scorer.statistics(
             values, number * self.spec.segment_tokens, before.statistics if before else None
         )
-        sequence.segments[number].layers[layer].values = SegmentValues.of(taken)
+        sequence.segments[number].layers[layer].values = self._values.numbered(taken)
+
+    def _forget_codes(self, segment: Segment) -> None:
+        """Find no codes that are kept of a segment: its tokens may be others from here on."""
+        for own in segment.layers:
+            if self._values is not None and own.values is not None:
+                own.values = self._values.numbered(own.values.statistics)
 
     def _keep_values(
         self, layer: int, sequence: Sequence, number: int, values: torch.Tensor, start: int
@@ -481,6 +488,7 @@ class ShadowKeeper:
         segment = sequence.segments[number]
         if segment.owners > 1:
             own = self._memory.clone(segment)
+            self._forget_codes(own)
             segment.owners -= 1
             segment = sequence.segments[number] = own
         return segment

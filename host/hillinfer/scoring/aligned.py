@@ -84,13 +84,13 @@ class AlignedWeights:
         """
         return self._scorer.scaled(query, scaling).view(query.shape)
 
-    def of(
+    def of_each(
         self,
         scaled: torch.Tensor,
         segments: Sequence[SegmentShadow],
-        positions: NDArray[np.int64],
-    ) -> Weighed:
-        """Return L' of tokens.
+        sets: Sequence[NDArray[np.int64]],
+    ) -> list[Weighed]:
+        """Return L' of the tokens of each set.
 
         Parameters
         ----------
@@ -98,37 +98,48 @@ class AlignedWeights:
             q', as `scaled` returns it.
         segments
             Shadows of the sequence from its first segment on. One that is on the drive, or on a
-            device, is read again where it has any of the tokens.
-        positions
-            int64, ascending, each coded in `segments`.
+            device, is read once more where any set has tokens of it: once for all sets, because
+            such shadows come in their order alone.
+        sets
+            int64 positions of each, ascending, each coded in `segments`.
 
         Raises
         ------
         IndexError
             A position has no codes.
         """
-        count = len(positions)
         spec = self.spec
         coded = segments[-1].base_position + segments[-1].tokens if segments else 0
-        if count and not 0 <= int(positions[0]) <= int(positions[-1]) < coded:
-            raise IndexError(f"positions {positions[0]} to {positions[-1]} of {coded} coded tokens")
-        aligned = np.empty((spec.kv_heads * spec.group_size, count), np.int32)
-        invalid = np.empty((spec.kv_heads, count), np.bool_)
+        for one in sets:
+            if len(one) and not 0 <= int(one[0]) <= int(one[-1]) < coded:
+                raise IndexError(f"positions {one[0]} to {one[-1]} of {coded} coded tokens")
+        found = [
+            Weighed(
+                np.empty((spec.kv_heads * spec.group_size, len(one)), np.int32),
+                np.empty((spec.kv_heads, len(one)), np.bool_),
+            )
+            for one in sets
+        ]
         if not any(one.on_drive for one in segments):
-            self._weigh(scaled, segments, positions, aligned, invalid)
-            return Weighed(aligned, invalid)
+            for one, of in zip(sets, found, strict=True):
+                self._weigh(scaled, segments, one, of.aligned, of.invalid)
+            return found
         for segment in segments:
             base = segment.base_position
-            first, stop = np.searchsorted(positions, (base, base + segment.tokens))
-            if first == stop:
+            ends = [np.searchsorted(one, (base, base + segment.tokens)) for one in sets]
+            if all(first == stop for first, stop in ends):
                 continue
-            # Its shadow is there until the next one's is asked for.
-            own = np.ascontiguousarray(positions[first:stop] - base)
-            part = np.empty((len(aligned), len(own)), np.int32)
-            broken = np.empty((spec.kv_heads, len(own)), np.bool_)
-            self._weigh(scaled, [segment], own, part, broken)
-            aligned[:, first:stop], invalid[:, first:stop] = part, broken
-        return Weighed(aligned, invalid)
+            # Asked for once; it is there until the next one's is.
+            here = SegmentShadow(0, segment.tokens, segment.shadow, segment.statistics)
+            for one, of, (first, stop) in zip(sets, found, ends, strict=True):
+                if first == stop:
+                    continue
+                own = one[first:stop] - base
+                part = np.empty((len(of.aligned), len(own)), np.int32)
+                broken = np.empty((spec.kv_heads, len(own)), np.bool_)
+                self._weigh(scaled, [here], own, part, broken)
+                of.aligned[:, first:stop], of.invalid[:, first:stop] = part, broken
+        return found
 
     def _weigh(
         self,

@@ -486,7 +486,6 @@ class ImportanceEvaluation:
         return Wanted(min(count, length), settings.kept_sinks, settings.kept_recent)
 
     def _exact(self, length: int, lacking: int) -> int:
-        settings, count = self._settings, self.wanted(length, lacking).count
-        tokens = length + lacking
-        kept = min(self._kept, length)
-        return exact_count(tokens, settings.exact, settings.exact_floor, kept, count)
+        settings, selected = self._settings, self.wanted(length, lacking).count
+        context, kept = length + lacking, min(self._kept, length)
+        return exact_count(context, settings.exact, settings.exact_floor, kept, selected)

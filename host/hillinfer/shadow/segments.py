@@ -65,11 +65,6 @@ class SegmentLayer:
         """Forget what DRAM holds of it."""
         self.shadow, self.view = None, None
 
-    def renew_values(self) -> None:
-        """Know no codes that are kept of it, because its tokens may be others from here on."""
-        if self.values is not None:
-            self.values = self.values.renewed()
-
 
 class Segment:
     """One segment in every layer, shared by the sequences that have it in common.
@@ -88,8 +83,6 @@ class Segment:
         """Return a segment that one sequence owns alone; its shadows are still the same arrays."""
         copy = Segment(())
         copy.layers = [replace(layer) for layer in self.layers]
-        for layer in copy.layers:
-            layer.renew_values()
         return copy
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.errors import BudgetError
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.scoring.values import NativeValueCoder
 from hillinfer_model.channel_statistics import ChannelStatistics
@@ -19,8 +20,6 @@ from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.value_layout import code_row_bytes
 
 # --- A segment's value statistics ---
-
-_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -41,15 +40,6 @@ class SegmentValues:
     statistics: ChannelStatistics
     number: int
 
-    @classmethod
-    def of(cls, statistics: ChannelStatistics) -> SegmentValues:
-        """Return statistics with a number that nobody else has."""
-        return cls(statistics, next(_numbers))
-
-    def renewed(self) -> SegmentValues:
-        """Return the same statistics, for other tokens."""
-        return SegmentValues.of(self.statistics)
-
 
 # --- The codes of one layer ---
 
@@ -60,8 +50,9 @@ _SLOT_TABLE_BYTES = 4 + 4
 ROW_TABLE_BYTES = 4 + 2
 _TABLE_GROWTH_ROWS = 4096
 _HALF_LIFE_STEPS = 32
-# Sums of it stay within 16 bits.
 _LARGEST_WORTH = 2.0**8
+# Sums of it stay below this, whatever number of sequences wants a token: older times fade.
+_MOST_WORTH = np.float16(2.0**15)
 
 
 def slot_bytes(spec: KernelSpec) -> int:
@@ -135,7 +126,8 @@ class CodePool:
 
     def want(self, rows: NDArray[np.int64]) -> None:
         """Note that tokens of these row numbers, each once, are wanted in this step."""
-        self._worth[rows] += np.float16(self._step_worth)
+        worth = self._worth[rows] + np.float16(self._step_worth)
+        self._worth[rows] = np.minimum(worth, _MOST_WORTH)
 
     def find(
         self, rows: NDArray[np.int64], numbers: NDArray[np.int64]
@@ -252,8 +244,10 @@ class ValueCodes:
         self._slot_bytes = slot_bytes(spec)
         self._layers = [CodePool(self.coder.row_bytes) for _ in range(layers)]
         self._capacity = self._covered = 0
+        self._numbers = itertools.count()
         # Whoever needs memory makes room from whatever thread.
         self._changing = threading.RLock()
+        self._is_growing = False
         accountant.on_shortage(self._make_room)
 
     @property
@@ -267,6 +261,10 @@ class ValueCodes:
             for one in self._layers:
                 one.begin_step()
             self.fit()
+
+    def numbered(self, statistics: ChannelStatistics) -> SegmentValues:
+        """Return statistics of a segment's values under a number that no kept code has."""
+        return SegmentValues(statistics, next(self._numbers))
 
     def encode(self, values: torch.Tensor, own: SegmentValues) -> NDArray[np.uint8]:
         """Return code rows of tokens of one segment, uint8 (tokens, row_bytes).
@@ -296,12 +294,17 @@ class ValueCodes:
     def holds(
         self, layer: int, rows: NDArray[np.int64], numbers: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Say of which tokens there are codes; any thread may ask."""
+        """Say of which tokens there are codes; any thread may ask.
+
+        It takes no memory: who makes room for that may wait for the thread that attends, and that
+        one for what is held here.
+        """
         with self._changing:
-            if len(rows):
-                self._cover(int(rows.max()) + 1)
-            addresses, _ = self._layers[layer].find(rows, numbers)
-            return np.asarray(addresses != 0)
+            known = rows < self._covered
+            addresses, _ = self._layers[layer].find(rows[known], numbers[known])
+            held = np.zeros(len(rows), np.bool_)
+            held[known] = addresses != 0
+            return held
 
     def offer(
         self,
@@ -346,20 +349,32 @@ class ValueCodes:
         """Give up what codes hold beyond their share, now that something else wants memory."""
         with self._changing:
             short = self._accountant.short_bytes
-            if short:
+            # What is wanted for codes themselves, nobody gives codes up for.
+            if short and not self._is_growing:
                 chunk = CHUNK_SLOTS * self._slot_bytes * len(self._layers)
                 gone = -(-short // chunk) * CHUNK_SLOTS
                 self._resize(max(0, self._capacity - gone))
 
     def _resize(self, capacity: int) -> None:
-        before = self.held_bytes
-        self._set_aside(capacity * self._slot_bytes * len(self._layers))
-        more = capacity * self._slot_bytes * len(self._layers) - before
-        if more > 0:
-            # Hot rows give way for them.
-            self._accountant.take(Part.HOT, more)
+        size = capacity * self._slot_bytes * len(self._layers)
+        more = size - self.held_bytes
+        self._set_aside(size)
+        if more > 0 and not self._take(more):
+            self._set_aside(self.held_bytes)
+            return
         self._capacity = capacity
         for one in self._layers:
             one.resize(capacity)
         if more < 0:
             self._accountant.give(Part.HOT, -more)
+
+    def _take(self, byte_count: int) -> bool:
+        """Count memory that hot rows give way for; it may be that others have taken it."""
+        self._is_growing = True
+        try:
+            self._accountant.take(Part.HOT, byte_count)
+        except BudgetError:
+            return False
+        finally:
+            self._is_growing = False
+        return True

@@ -6,8 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from coded_golden import SETTINGS, SHAPE, Text
+from copy_lanes import HostLane
 from placement_matrix import Budget, Path, Way, pairs
 
+from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.errors import SettingsError
 from hillinfer.model_shape import StoredType
 
@@ -84,6 +86,26 @@ def test_every_kind_of_selection(changes, budget, cold_dir):
     assert statistics.coded_tokens > 0
 
 
+def test_streamed_shadows_that_only_some_sets_want(cold_dir):
+    """One KV head codes tokens of the first half, the other those of the second."""
+    settings = SETTINGS.changed(scope="kv_head", alpha=0.03, exact=0.0, exact_floor=0)
+    text = Text(prompt=6 * kernel_spec(SHAPE, settings).segment_tokens + 100, steps=2)
+    text.queries[:] = text.queries[:1, :1]
+    half, group = text.prompt // 2, SHAPE.group_size
+    for head, sign in enumerate((-1, 1)):
+        towards = text.queries[0, 0, group * head : group * (head + 1)].sum(dim=0).half()
+        text.keys[:, head, :half] += sign * 3 * towards
+        text.keys[:, head, half:] -= sign * 3 * towards
+    way = Way(Budget.LEAST, path=Path.STREAMED)
+    found, statistics = run(way, text, settings, cold_dir)
+    assert way.was_taken(statistics)
+    expected, _ = run(Way(), text, settings, cold_dir)
+    assert np.array_equal(found.view(np.int32), expected.view(np.int32))
+    text.keys[:, 1] = text.keys[:, 0]
+    others, _ = run(Way(), text, settings, cold_dir)
+    assert not np.array_equal(others.view(np.int32), expected.view(np.int32))
+
+
 @pytest.mark.parametrize("stored", [StoredType.FLOAT16, StoredType.BFLOAT16])
 def test_queries_that_were_announced_give_the_same_bits(stored, cold_dir):
     """The tokens are ranked without the newest one's key, so these are no golden bits."""
@@ -129,6 +151,12 @@ def test_with_exact_1_or_int2_nothing_is_coded(cold_dir):
     assert not np.array_equal(found.view(np.int32), others.view(np.int32))
     _, statistics = run(Way(), SHORT, SETTINGS.changed(shadow="int2"), cold_dir)
     assert statistics.coded_tokens == 0
+
+
+def test_a_model_on_a_gpu_is_refused_by_name(cold_dir):
+    with pytest.raises(SettingsError, match=r"exact=0\.05 codes tokens.*set exact=1"):
+        Way().open(SHAPE, SETTINGS, cold_dir, 300, lane=HostLane())
+    Way().open(SHAPE, SETTINGS.changed(exact=1), cold_dir, 300, lane=HostLane()).close()
 
 
 @pytest.mark.parametrize("changes", [{"exact": -0.1}, {"exact": 1.5}, {"exact_floor": -1}], ids=str)

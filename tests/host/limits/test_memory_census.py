@@ -90,16 +90,25 @@ def feed(runtime, sequence, tokens, seed):
 
 
 @pytest.fixture(
-    params=[("lru", None), ("paper", None), ("lru", HostLane), ("paper", None, "yes")], ids=str
+    params=[
+        ("lru", None),
+        ("paper", None),
+        ("lru", HostLane),
+        ("paper", None, "yes"),
+        ("lru", None, "no", 0.02),
+    ],
+    ids=str,
 )
 def runtime(request, cold_dir):
-    policy, lane, *encryption = request.param
+    policy, lane, encryption, exact = (*request.param, *("no", 1.0)[len(request.param) - 2 :])
     settings = Settings().changed(
         alpha=0.1,
         block_rows=100,
         pool_policy=policy,
         io_threads=2,
-        encrypt_cold_pool=encryption[0] if encryption else "no",
+        encrypt_cold_pool=encryption,
+        exact=exact,
+        exact_floor=64,
     )
     limit = 4 * 70_000
     made = Runtime(
@@ -116,7 +125,9 @@ def check(runtime):
     pools = runtime.parts.pools.layers
     slots = sum(pool.used_rows for pool in pools) * (SHAPE.row_bytes + SLOT_BYTES)
     tails = sum(sequence.tails.nbytes for sequence in runtime.parts.rows.sequences)
-    assert held[Part.HOT] == slots + tails
+    values = runtime.parts.values
+    codes = 0 if values is None else values.held_bytes
+    assert held[Part.HOT] == slots + tails + codes
     segments = {
         id(segment): segment for one in runtime.parts.rows.sequences for segment in one.segments
     }.values()

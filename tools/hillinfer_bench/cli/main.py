@@ -246,6 +246,26 @@ def storing(
     print(run(request, console.print, reading_view(console).stage))
 
 
+def sealed_pool(
+    model: Model = DEFAULT_MODEL,
+    directory: Annotated[
+        Path, typer.Option("--cold-dir", help="Directory on the drive, where cold pools lie.")
+    ] = Path("build"),
+    tokens: Annotated[int, typer.Option(help="Of the prompt.")] = 4096,
+    answer_tokens: Annotated[int, typer.Option(help="Of its answer.")] = 64,
+    rounds: Annotated[int, typer.Option(help="Pairs.")] = 7,
+    out: Annotated[Path, typer.Option(help="Where the figures go as JSON.")] = Path(
+        "build/reports/sealed_pool.json"
+    ),
+) -> None:
+    """Measure what a sealed cold pool costs a prompt and its answer, beside a plain one."""
+    quiet_transformers()
+    from hillinfer_bench.storing.sealed_pool import SealedPoolRequest, run
+
+    request = SealedPoolRequest(model, directory, out, tokens, answer_tokens, rounds)
+    print(run(request, error_console().print))
+
+
 def slim(
     model: Model = DEFAULT_MODEL,
     contexts: Annotated[
@@ -465,6 +485,7 @@ main = Program(
         pools,
         traces,
         storing,
+        sealed_pool,
         slim,
         study,
         compare,

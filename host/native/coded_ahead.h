@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// What attention over coded tokens asks for early: lines of the block after the one it computes.
+//
+// Everything has internal linkage: each instruction set's file compiles its own copy.
+#pragma once
+#include "coded_rows.h"
+
+namespace {
+
+using hillinfer::CodedAttention;
+using hillinfer::CodedTokens;
+using hillinfer::HeadRange;
+
+// A block of a segment, and the one after it.
+struct BlockAt {
+    const CodedTokens* segment;
+    int64_t first;
+
+    bool follow(const CodedTokens* stop) {
+        first += kBlockTokens;
+        while (segment != stop && first >= segment->tokens) {
+            ++segment;
+            first = 0;
+        }
+        return segment != stop;
+    }
+
+    int64_t tokens() const {
+        const int64_t left = segment->tokens - first;
+        return left < kBlockTokens ? left : kBlockTokens;
+    }
+};
+
+// A part of the block after this one, as much of it as `number` is of the range. Its exponents are
+// asked for at once, and so is what this KV head needs of its tokens.
+inline Ahead next_lines(const CodedAttention& call, HeadRange range, const CodedTokens* segment,
+                        const CodedTokens* stop, int64_t first, int number) {
+    BlockAt next{segment, first};
+    if (!next.follow(stop)) {
+        return {};
+    }
+    const CodedTokens& own = *next.segment;
+    const int64_t tokens = next.tokens();
+    const int head = range.first + number;
+    if (own.invalid_keys) {
+        const uint8_t* const keys = own.invalid_keys + size_t(head) * own.stride + next.first;
+        __builtin_prefetch(keys, 0, 3);
+        __builtin_prefetch(keys + tokens - 1, 0, 3);
+    }
+    if (next.segment != segment) {
+        // Within a segment the block before asks for them.
+        for (int h = head * call.group_size; h < (head + 1) * call.group_size; ++h) {
+            fetch_bytes(reinterpret_cast<const uint8_t*>(own.aligned + h * own.stride), tokens * 4);
+        }
+    }
+    const int64_t begin = next.first + tokens * number / range.count;
+    const int64_t end = next.first + tokens * (number + 1) / range.count;
+    for (int64_t i = begin; i < end; ++i) {
+        // Exponents of one head lie in one line, or those of all heads.
+        const uint64_t beside = own.exponents[i];
+        if (i == begin || (beside ^ own.exponents[i - 1]) >= 64) {
+            for (int one = range.first; one < range.first + range.count; ++one) {
+                __builtin_prefetch(at(beside) + one * own.exponent_stride, 0, 2);
+            }
+        }
+    }
+    // Addresses of the block after that: they are looked at when it is the next one.
+    BlockAt later = next;
+    if (number == 0 && later.follow(stop)) {
+        fetch_bytes(reinterpret_cast<const uint8_t*>(later.segment->code_rows + later.first),
+                    later.tokens() * 8);
+        fetch_bytes(reinterpret_cast<const uint8_t*>(later.segment->exponents + later.first),
+                    later.tokens() * 8);
+    }
+    return Ahead(own.code_rows + begin, end - begin, size_t(range.first) * call.code_bytes(),
+                 size_t(range.count) * call.code_bytes());
+}
+
+}  // namespace

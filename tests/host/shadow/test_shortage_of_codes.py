@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tokens' codes are kept, and who may take memory for them."""
+
+import numpy as np
+import pytest
+
+from hillinfer.memory_budget import Accountant, Part
+from hillinfer.shadow.values import CHUNK_SLOTS, CodePool, ValueCodes
+from hillinfer_model.kernel_spec import KernelSpec
+
+ROW_BYTES = 40
+FIRST, SECOND = np.arange(CHUNK_SLOTS), np.arange(CHUNK_SLOTS, 2 * CHUNK_SLOTS)
+SPEC = KernelSpec(64, 2, 2)
+
+
+def wanted_long(sequences):
+    """Return a pool whose only slots hold tokens that many steps of so many sequences wanted."""
+    pool = CodePool(ROW_BYTES)
+    pool.cover(1000)
+    pool.resize(CHUNK_SLOTS)
+    for _ in range(400):
+        pool.begin_step()
+        for _ in range(sequences):
+            pool.want(FIRST)
+    assert offer(pool, FIRST) == CHUNK_SLOTS
+    return pool
+
+
+def offer(pool, rows):
+    return pool.offer(
+        rows, np.zeros(len(rows), np.int64), np.zeros((len(rows), ROW_BYTES), np.uint8)
+    )
+
+
+@pytest.mark.parametrize("sequences", [1, 8, 50])
+@pytest.mark.filterwarnings("error")
+def test_what_many_sequences_wanted_gives_way_in_time(sequences):
+    pool = wanted_long(sequences)
+    pool.want(SECOND)
+    assert offer(pool, SECOND) == 0
+    for _ in range(600):
+        pool.begin_step()
+        pool.want(SECOND)
+    assert offer(pool, SECOND) == CHUNK_SLOTS
+    addresses, _ = pool.find(FIRST, np.zeros(len(FIRST), np.int64))
+    assert not addresses.any()
+
+
+def test_who_only_asks_takes_no_memory():
+    """Another thread asks than attends: to make room it would wait for that one."""
+    accountant = Accountant(1 << 20)
+    codes = ValueCodes(SPEC, 2, accountant, lambda: 0, lambda _: None)
+    numbers = np.zeros(len(SECOND), np.int64)
+    assert not codes.holds(0, SECOND, numbers).any()
+    assert accountant.held()[Part.OTHER] == 0
+    codes.offer(0, SECOND, numbers, np.zeros((len(SECOND), codes.coder.row_bytes), np.uint8))
+    assert accountant.held()[Part.OTHER] > 0
+    far = np.append(SECOND, 1_000_000)
+    assert codes.holds(0, far, np.zeros(len(far), np.int64)).tolist() == [True] * 64 + [False]
+
+
+def test_memory_that_others_took_first_is_not_counted_twice():
+    """Between the look at what is left and the taking of it another thread takes some."""
+    accountant = Accountant(1 << 20)
+    others = [900_000]
+
+    def set_aside(_):
+        if others:
+            accountant.take(Part.OTHER, others.pop())
+
+    codes = ValueCodes(SPEC, 2, accountant, lambda: 0, set_aside)
+    numbers = np.zeros(len(SECOND), np.int64)
+    rows = np.zeros((len(SECOND), codes.coder.row_bytes), np.uint8)
+    codes.offer(0, SECOND, numbers, rows)
+    assert not others
+    for _ in range(3):
+        assert accountant.held()[Part.HOT] == codes.held_bytes
+        codes.begin_step()
+    assert codes.held_bytes > 0

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which codes of values stay in DRAM, under which numbers they are found, and what they take."""
+
+import ctypes
+
+import numpy as np
+import pytest
+import torch
+
+from hillinfer.memory_budget import Accountant, Part
+from hillinfer.shadow.values import CodePool, ValueCodes, slot_bytes
+from hillinfer_model.channel_statistics import ChannelStatistics
+from hillinfer_model.kernel_spec import KernelSpec
+
+SPEC = KernelSpec(16, 2, 1)
+
+
+def codes_of(rows):
+    return np.repeat(np.asarray(rows, np.uint8)[:, None], 10, axis=1)
+
+
+def found(pool, rows, numbers=None):
+    """First byte of each row's codes, None where they are not kept."""
+    rows = np.asarray(rows)
+    numbers = np.zeros(len(rows), np.int64) if numbers is None else np.asarray(numbers)
+    addresses, kept = pool.find(rows, numbers)
+    values = [ctypes.c_uint8.from_address(int(one)).value if one else None for one in addresses]
+    del kept
+    return values
+
+
+def offer(pool, rows, number=0):
+    rows = np.asarray(rows)
+    return pool.offer(rows, np.full(len(rows), number), codes_of(rows))
+
+
+@pytest.fixture
+def pool():
+    made = CodePool(10)
+    made.cover(300)
+    made.resize(64)
+    return made
+
+
+def test_codes_are_found_by_row_and_number(pool):
+    assert offer(pool, [5, 9, 200]) == 3
+    assert found(pool, [9, 5, 6, 200]) == [9, 5, None, 200]
+    assert found(pool, [9, 5], [0, 1]) == [9, None]
+    # Coded anew under another number, they take the place that they have.
+    assert offer(pool, [9], 1) == 1
+    assert found(pool, [9, 9], [0, 1]) == [None, 9]
+    assert pool.used == 3
+
+
+def test_what_is_wanted_more_stays(pool):
+    offer(pool, range(64))
+    for _ in range(3):
+        pool.begin_step()
+        pool.want(np.arange(10, 64))
+    pool.want(np.array([100]))
+    assert offer(pool, [100, 101]) == 1
+    assert found(pool, [100, 101]) == [100, None]
+    assert [one for one in found(pool, range(10, 64)) if one is None] == []
+    assert found(pool, range(10)).count(None) == 1
+
+
+def test_wants_of_long_ago_count_less(pool):
+    offer(pool, range(64))
+    pool.want(np.arange(64))
+    for _ in range(400):
+        pool.begin_step()
+    pool.want(np.array([100, 101]))
+    assert offer(pool, [100, 101]) == 2
+
+
+def test_a_pool_that_shrinks_forgets_and_one_that_grows_keeps(pool):
+    offer(pool, range(64))
+    pool.resize(128)
+    assert found(pool, range(64)) == list(range(64))
+    offer(pool, range(64, 128))
+    pool.resize(64)
+    assert found(pool, range(64)) == list(range(64))
+    assert found(pool, range(64, 128)) == [None] * 64
+    pool.resize(0)
+    assert found(pool, [1]) == [None]
+    assert offer(pool, [1]) == 0
+
+
+def test_numbers_are_nobody_elses():
+    values = ValueCodes(SPEC, 2, Accountant(1 << 20), lambda: 0, lambda _: None)
+    statistics = ChannelStatistics(np.zeros((2, 16), np.int8), np.zeros((2, 16), np.int32))
+    one = values.numbered(statistics)
+    assert values.numbered(statistics).number != one.number
+    assert one.statistics is statistics
+
+
+def test_codes_take_what_is_left_and_give_way():
+    accountant, aside = Accountant(1 << 20), []
+    values = ValueCodes(SPEC, 2, accountant, lambda: 1000, aside.append)
+    statistics = ChannelStatistics(np.full((2, 16), 4, np.int8), np.zeros((2, 16), np.int32))
+    own = values.numbered(statistics)
+    rows = np.arange(1000)
+    codes = values.encode(torch.randn(1000, 2, 16).half(), own)
+    values.offer(0, rows, np.full(1000, own.number), codes)
+    addresses, _ = values.find(0, rows, np.full(1000, own.number))
+    assert (addresses != 0).all()
+    assert accountant.held()[Part.HOT] == values.held_bytes == aside[-1] > 0
+    assert values.held_bytes % (2 * 64 * slot_bytes(SPEC)) == 0
+    # Something else needs nearly all of it.
+    accountant.take(Part.OTHER, (1 << 20) - accountant.held()[Part.OTHER] - 50_000)
+    assert accountant.held()[Part.HOT] == values.held_bytes <= 50_000
+    addresses, _ = values.find(0, rows, np.full(1000, own.number))
+    assert 0 < np.count_nonzero(addresses) < 1000
+    values.begin_step()
+    assert sum(accountant.held().values()) <= 1 << 20
+
+
+def test_codes_that_nobody_makes_room_for_stay_as_few_as_they_are():
+    accountant, aside = Accountant(1 << 20), []
+    # Hot rows that do not give way, though they need none of it.
+    values = ValueCodes(SPEC, 2, accountant, lambda: 0, aside.append)
+    accountant.take(Part.HOT, (1 << 20) - 100_000)
+    own = values.numbered(
+        ChannelStatistics(np.full((2, 16), 4, np.int8), np.zeros((2, 16), np.int32))
+    )
+    values.offer(
+        0, np.arange(9), np.full(9, own.number), values.encode(torch.zeros(9, 2, 16).half(), own)
+    )
+    assert values.held_bytes == aside[-1] == 0
+    assert accountant.held()[Part.HOT] == (1 << 20) - 100_000
