@@ -156,7 +156,7 @@ STORES: tuple[Mutant, ...] = (
         "tools/hillinfer_bench/storing/sealed_pool.py",
         "for name in (_SEALED, _PLAIN))",
         "for name in (_SEALED, _SEALED))",
-        (f"{_TESTS}/bench/test_sealed_pool.py::test_pairs_are_compared_and_not_their_sums",),
+        (f"{_TESTS}/bench/test_sealed_pool_cost.py::test_pairs_are_compared_and_not_their_sums",),
     ),
     Mutant(
         "rows-land-behind-their-end",

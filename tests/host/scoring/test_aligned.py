@@ -41,7 +41,7 @@ def case(mode, rule=Rule.WEIGHT_SUM, tokens=700):
 
 
 def check(weights, query, shadows, expected, positions):
-    found = weights.of(weights.scaled(query, SCALING), shadows, positions)
+    (found,) = weights.of_each(weights.scaled(query, SCALING), shadows, [positions])
     aligned, invalid = expected
     valid = ~invalid[positions]
     assert np.array_equal(found.invalid, ~valid.T)
@@ -98,4 +98,4 @@ def test_tokens_without_codes_are_refused():
     scaled = weights.scaled(query, SCALING)
     for positions in ([-1, 3], [3, 700]):
         with pytest.raises(IndexError, match="of 700 coded tokens"):
-            weights.of(scaled, shadows, np.array(positions))
+            weights.of_each(scaled, shadows, [np.array(positions)])
