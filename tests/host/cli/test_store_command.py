@@ -113,7 +113,9 @@ def test_a_store_is_made_looked_into_and_emptied(generate, command, long_documen
     assert "holds a store already" in line
     asked = ("--prompt-file", long_document, "--question", "which cat?", "--store", place)
     generate(*asked)
-    (one,) = json.loads(command("store", "ls", "--store", place, "--json").out)
+    listed = command("store", "ls", "--store", place, "--json").out
+    assert len(json.loads(listed)) == 1, listed
+    (one,) = json.loads(listed)
     told = command("store", "ls", "--store", place).out
     assert told.startswith(f"{one['name']}  ")
     assert json.loads(command("store", "stats", "--store", place, "--json").out)["chunks"] > 0
