@@ -302,6 +302,24 @@ STORES: tuple[Mutant, ...] = (
         (f"{_REUSE}::test_a_tail_is_filled_by_one",),
     ),
     Mutant(
+        "publishing-undoes-a-drop",
+        "A chunk that was dropped while it was filled is found again once it is published.",
+        "host/hillinfer/store/index.py",
+        "AND state IN ({State.WRITING:d}, {State.READY:d})",
+        "AND state <> 0",
+        (f"{_ROOM}::test_a_chunk_that_is_dropped_while_it_is_filled_stays_dropped",),
+    ),
+    Mutant(
+        "writer-goes-on-behind-a-gap",
+        "A writer whose chunk was dropped goes on with what nobody finds.",
+        "host/hillinfer/store/writer.py",
+        """            self._is_ended = True
+            self._published = changed[done].record.position * CHUNK_GROUPS
+""",
+        "",
+        (f"{_ROOM}::test_a_chunk_that_is_dropped_while_it_is_filled_stays_dropped",),
+    ),
+    Mutant(
         "second-cache-with-rows-of-its-own",
         "What another cache has open is opened once more.",
         "host/hillinfer/extents/shared_chunks.py",
