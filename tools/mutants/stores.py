@@ -208,6 +208,17 @@ STORES: tuple[Mutant, ...] = (
         (f"{_TESTS}/system/test_kept_memory.py::test_no_more_is_kept_than_is_allowed",),
     ),
     Mutant(
+        "memory-kept-on-every-kernel",
+        "Memory is given up and read into where reclaim may race with direct reads.",
+        "host/hillinfer/system/kept_memory.py",
+        "self._most = most_bytes if is_safe else 0",
+        "self._most = most_bytes",
+        (
+            f"{_TESTS}/system/test_kept_memory.py::"
+            "test_nothing_is_kept_where_direct_reads_into_it_may_be_lost",
+        ),
+    ),
+    Mutant(
         "writer-evicts-its-own",
         "What a prompt has just stored gives way to what it stores next.",
         "host/hillinfer/store/writer.py",
