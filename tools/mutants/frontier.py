@@ -13,6 +13,14 @@ _COMMAND_TESTS = f"{_TESTS}/test_frontier_command.py"
 
 FRONTIER: tuple[Mutant, ...] = (
     Mutant(
+        "modelled-four-bits-judge",
+        "A goal is met or missed by a 4-bit cache that nobody timed.",
+        f"{_FOLDER}/goals.py",
+        'return FrontierGoal(unjudged(words, points, bound, ""))',
+        "return FrontierGoal(judged(words, points, bound))",
+        (f"{_GOAL_TESTS}::test_a_modelled_four_bit_cache_is_shown_and_judges_nothing",),
+    ),
+    Mutant(
         "kl-beyond-the-settings-extrapolated",
         "A KL that no setting reaches is given the last one.",
         f"{_FOLDER}/curve.py",

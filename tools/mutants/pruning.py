@@ -33,6 +33,14 @@ _REFERENCE = f"{_READ_TESTS}::test_a_prompt_keeps_what_the_reference_keeps_and_a
 
 PRUNING: tuple[Mutant, ...] = (
     Mutant(
+        "single-tokens-of-stages-select",
+        "A single token that a stage brings attends to what it selects.",
+        "host/hillinfer/hf/cache_pass.py",
+        "if query.shape[2] == 1 and not self.lengths.is_staged(layer):",
+        "if query.shape[2] == 1:",
+        (f"{_STORED}::test_a_single_token_behind_what_is_stored_is_completed_densely",),
+    ),
+    Mutant(
         "rows-of-others-are-stored",
         "What is read whole goes to a store with rows of tokens that others had decoded.",
         _KEEPING,

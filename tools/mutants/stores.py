@@ -208,6 +208,17 @@ STORES: tuple[Mutant, ...] = (
         (f"{_TESTS}/system/test_kept_memory.py::test_no_more_is_kept_than_is_allowed",),
     ),
     Mutant(
+        "memory-kept-on-every-kernel",
+        "Memory is given up and read into where reclaim may race with direct reads.",
+        "host/hillinfer/system/kept_memory.py",
+        "self._most = most_bytes if is_safe else 0",
+        "self._most = most_bytes",
+        (
+            f"{_TESTS}/system/test_kept_memory.py::"
+            "test_nothing_is_kept_where_direct_reads_into_it_may_be_lost",
+        ),
+    ),
+    Mutant(
         "writer-evicts-its-own",
         "What a prompt has just stored gives way to what it stores next.",
         "host/hillinfer/store/writer.py",
@@ -300,6 +311,24 @@ STORES: tuple[Mutant, ...] = (
         "AND groups = ?6 ",
         "AND ?6 > 0 ",
         (f"{_REUSE}::test_a_tail_is_filled_by_one",),
+    ),
+    Mutant(
+        "publishing-undoes-a-drop",
+        "A chunk that was dropped while it was filled is found again once it is published.",
+        "host/hillinfer/store/index.py",
+        "AND state IN ({State.WRITING:d}, {State.READY:d})",
+        "AND state <> 0",
+        (f"{_ROOM}::test_a_chunk_that_is_dropped_while_it_is_filled_stays_dropped",),
+    ),
+    Mutant(
+        "writer-goes-on-behind-a-gap",
+        "A writer whose chunk was dropped goes on with what nobody finds.",
+        "host/hillinfer/store/writer.py",
+        """            self._is_ended = True
+            self._published = changed[done].record.position * CHUNK_GROUPS
+""",
+        "",
+        (f"{_ROOM}::test_a_chunk_that_is_dropped_while_it_is_filled_stays_dropped",),
     ),
     Mutant(
         "second-cache-with-rows-of-its-own",

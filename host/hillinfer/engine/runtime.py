@@ -314,6 +314,8 @@ class Runtime:
 
         Parameters and result as in `DenseAttention.attend`.
         """
+        # The row of a single token may still be on its way.
+        self._settle_arrivals()
         # First, while rows that were just appended are promoted: attention waits for that.
         self.code_full_segments(layer, sequence, keys, values)
         out = self._dense.attend(layer, sequence, query, keys, values, scaling)

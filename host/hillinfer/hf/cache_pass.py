@@ -207,10 +207,13 @@ class PassingCache(AttachedCache):
         plan = self._planned(layer, keys, values)
         layout, runtime = self._runtime.layout, self._runtime
         fresh: list[tuple[torch.Tensor, torch.Tensor] | None] = []
+        is_decoded = plan.tokens == 1 and not self.lengths.is_staged(layer)
         for share in plan.shares:
             sequence = share.sequence.of(layer)
-            if plan.tokens == share.tokens == 1 and runtime.append_token(
-                layer, sequence, keys, values, share.batch_rows[0]
+            if (
+                is_decoded
+                and share.tokens
+                and runtime.append_token(layer, sequence, keys, values, share.batch_rows[0])
             ):
                 fresh.append(None)
                 continue
@@ -358,8 +361,9 @@ class PassingCache(AttachedCache):
     ) -> torch.Tensor:
         """Return what one sequence's new tokens see, (tokens, query_heads, head_dim)."""
         own, runtime, sequence = share.newest(query), self._runtime, share.sequence.of(layer)
-        # Only a forward of a single token selects; longer ones attend to everything.
-        if query.shape[2] == 1:
+        # Only a forward of a single token selects; longer ones attend to everything, and so do
+        # tokens of a prompt that come by stages, of which a single one may be left.
+        if query.shape[2] == 1 and not self.lengths.is_staged(layer):
             keys = None if fresh is None else fresh[0]
             attended = runtime.attend_selected(layer, sequence, own, keys, scaling)
         else:

@@ -169,6 +169,10 @@ class LayerLengths:
         """Learn that they have them."""
         self._stage, self._staged = None, range(0)
 
+    def is_staged(self, layer: int) -> bool:
+        """Whether a stage brings a layer what comes to it now, however few tokens they are."""
+        return self._stage is not None and layer in self._staged
+
     def plan(self, layer: int, of_pass: ForwardPlan) -> ForwardPlan:
         """Return what a layer is brought now: what the pass brings, or a stage.
 

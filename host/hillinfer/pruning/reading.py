@@ -231,12 +231,11 @@ class Pruning:
         if document.boundary.tokens != tokens:
             raise no_states(tokens - document.boundary.tokens, tokens)
         try:
-            if document.positions or tokens - document.completed == 1:
-                # A single token would select what it attends to.
+            if document.positions:
                 self._keeper.empty(document, staged)
             while document.completed < tokens and not is_over():
                 start = document.completed
-                # None of a single token is left.
+                # A single token reads all rows for itself alone: the piece before takes it along.
                 more = tokens - start - piece_tokens
                 stop = tokens if more <= 1 else start + piece_tokens
                 states = document.boundary.take(torch.arange(start, stop))

@@ -245,9 +245,9 @@ class Stages:
 
 
 def _pieces(tokens: int, chunk: int) -> list[tuple[int, int]]:
-    """Return where pieces of so many tokens begin and end, none of which has a single one.
+    """Return where pieces of so many tokens begin and end, none of several with a single one.
 
-    A pass of a single token selects what it attends to.
+    It would read all rows for itself alone.
     """
     starts = [*range(0, tokens, max(2, chunk))]
     if len(starts) > 1 and tokens - starts[-1] == 1:

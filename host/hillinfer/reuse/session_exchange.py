@@ -271,7 +271,7 @@ def import_session(
             writer.close()
         if found is not None:
             found.close()
-    return Imported(session.tokens, dense, before, done - before)
+    return Imported(session.tokens, dense, before, max(0, done - before))
 
 
 def dense_tokens(session: SavedSession) -> int:

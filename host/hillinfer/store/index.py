@@ -318,27 +318,42 @@ class Index:
             return changed.rowcount == 1
 
     def publish(
-        self, written: Iterable[tuple[int, Header, Sequence[bytes], float]], now: float
-    ) -> None:
+        self,
+        written: Sequence[tuple[int, Header, Sequence[bytes], float]],
+        owner: int,
+        now: float,
+    ) -> int:
         """Let everybody find chunks whose bytes are on their drives.
+
+        One that was dropped or quarantined while it was filled stays so, and ends it.
 
         Parameters
         ----------
         written
-            Of each its number, its header, the keys of all its groups, and its worth.
+            Of each its number, its header, the keys of all its groups, and its worth; in the order
+            of the prompt.
+        owner
+            Who filled them.
         now
             The time, in seconds.
+
+        Returns
+        -------
+        How many of them, from the first on, everybody finds.
         """
         with self._database.transaction() as db:
-            for number, header, keys, worth in written:
-                db.execute(
+            for done, (number, header, keys, worth) in enumerate(written):
+                changed = db.execute(
                     "UPDATE chunk SET state = ?, key = ?, groups = ?, generation = ?, cost = ?, "
-                    "turn = ?, last = ?, worth = ? WHERE id = ?",
+                    "turn = ?, last = ?, worth = ? WHERE id = ? AND owner = ? "
+                    f"AND state IN ({State.WRITING:d}, {State.READY:d})",
                     (
                         State.READY, header.key, header.groups, header.generation, header.cost,
-                        header.turn, now, worth, number,
+                        header.turn, now, worth, number, owner,
                     ),
                 )  # fmt: skip
+                if not changed.rowcount:
+                    return done
                 db.executemany(
                     "INSERT OR IGNORE INTO prefix VALUES (?, ?, ?)",
                     [(key, number, groups) for groups, key in enumerate(keys, 1)],
@@ -354,6 +369,7 @@ class Index:
                         "WHERE b.parent_key = ?2 AND b.parent = ?1) WHERE id = ?1",
                         (number, header.key),
                     )
+            return len(written)
 
     def end_writing(self, owner: int, chunks: Iterable[int]) -> None:
         """Let chunks go that a process has filled; what it did not publish is thrown away."""

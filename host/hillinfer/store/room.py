@@ -325,14 +325,15 @@ class ExtentRoom:
         """Return a number higher than any that a header has."""
         return self._index.take_generation()
 
-    def publish(self, written: Sequence[tuple[int, Header, Sequence[bytes]]]) -> None:
-        """Let everybody find chunks whose bytes are on their drives."""
+    def publish(self, written: Sequence[tuple[int, Header, Sequence[bytes]]]) -> int:
+        """Let everybody find chunks whose bytes are on their drives; see `Index.publish`."""
         now, age = self._clock(), self._age()
-        self._index.publish(
+        return self._index.publish(
             [
                 (number, header, keys, self._policy.worth(facts_of(header, now), age))
                 for number, header, keys in written
             ],
+            self._owner,
             now,
         )
 

@@ -185,7 +185,10 @@ class PrefixWriter:
 
     @property
     def published_tokens(self) -> int:
-        """Tokens that everybody can find, the found prefix included."""
+        """Tokens that everybody can find, the found prefix included.
+
+        Fewer than before where a chunk was dropped while it was filled.
+        """
         return self._published * GROUP_TOKENS
 
     def write(self, layer: int, first_group: int, rows: NDArray[np.uint8]) -> list[WrittenRun]:
@@ -397,19 +400,28 @@ class PrefixWriter:
         for drive in sorted({own.record.span.drive for own in changed}):
             self._files[drive].settle()
         cost = self._cost(groups)
-        before = sum(own.sheet.header.groups for own in changed)
-        written = []
-        for own in changed:
-            own.sheet = self._sheet(own, groups, cost)
+        sheets = [self._sheet(own, groups, cost) for own in changed]
+        for own, sheet in zip(changed, sheets, strict=True):
             span = own.record.span
-            page, body = own.sheet.sealed(place_of(span, self._pool), own.slot)
+            page, body = sheet.sealed(place_of(span, self._pool), own.slot)
             self._write_aligned(span, self._shape.body_at(own.slot), body)
             self._write_aligned(span, own.slot * PAGE_BYTES, page)
-            own.slot = 1 - own.slot
-            written.append((own.record.number, own.sheet.header, own.sheet.group_keys))
-        self._room.publish(written)
+        done = self._room.publish(
+            [
+                (own.record.number, sheet.header, sheet.group_keys)
+                for own, sheet in zip(changed, sheets, strict=True)
+            ]
+        )
         self._published = groups
-        fresh = sum(own.sheet.header.groups for own in changed) - before
+        if done < len(changed):
+            # Somebody dropped it meanwhile; what follows could not be found without it.
+            self._is_ended = True
+            self._published = changed[done].record.position * CHUNK_GROUPS
+            del changed[done:]
+        fresh = 0
+        for own, sheet in zip(changed, sheets, strict=False):
+            fresh += sheet.header.groups - own.sheet.header.groups
+            own.sheet, own.slot = sheet, 1 - own.slot
         self._room.meter.add(
             stored_tokens=fresh * GROUP_TOKENS,
             stored_bytes=fresh * self._shape.layers * self._shape.group_bytes,

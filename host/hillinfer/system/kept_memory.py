@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import mmap
+import platform
+import re
 import threading
 import time
 import weakref
@@ -20,6 +22,9 @@ _HUGE_BYTES = 2 << 20
 # Zeroing a huge page takes a tenth of this. Where a host has taken free memory of its guests back,
 # as some do, one takes ten times as long to come, and its small pages together less than this.
 _CHEAP_SECONDS = 1e-3
+# Before, reclaim of memory that is given up this way may race with direct reads into it that have
+# begun already: zeros may be there in the place of what was read (MADV_FREE, Linux 5.18).
+_FREED_SINCE = (5, 18)
 
 
 class KeptMemory:
@@ -32,11 +37,15 @@ class KeptMemory:
     Parameters
     ----------
     most_bytes
-        How much is kept.
+        How much is kept. On a Linux before 5.18, or of no known version, nothing is: there the
+        system must not have memory back that drives may read into.
+    release
+        The kernel's, as `platform.release` says it; this machine's where None.
     """
 
-    def __init__(self, most_bytes: int = 1 << 30) -> None:
-        self._most = most_bytes
+    def __init__(self, most_bytes: int = 1 << 30, release: str | None = None) -> None:
+        is_safe = _frees_safely(platform.release() if release is None else release)
+        self._most = most_bytes if is_safe else 0
         # What is collected while it is held gives its block back in the same thread.
         self._lock = threading.RLock()
         self._kept: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
@@ -71,6 +80,12 @@ class KeptMemory:
             if self._kept_bytes() + size <= self._most:
                 memory.madvise(mmap.MADV_FREE)
                 self._kept[size].append(memory)
+
+
+def _frees_safely(release: str) -> bool:
+    """Whether direct reads into memory that was given up come through on a kernel."""
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return found is not None and (int(found[1]), int(found[2])) >= _FREED_SINCE
 
 
 def _advise(memory: mmap.mmap, wanted: int) -> None:

@@ -128,7 +128,7 @@ def test_settings_of_equal_quality_are_interpolated_and_compared_in_bytes():
         ("speed over leoam", None, None),
         ("speed over quest", 4.5, True),
         ("16-bit full cache, all in DRAM", 2.2, True),
-        ("4-bit full cache", None, True),
+        ("4-bit full cache", None, None),
         ("needle", None, None),
         ("1M tokens", None, None),
     ],
@@ -192,6 +192,19 @@ def test_what_was_not_timed_is_modelled_and_judges_nothing():
     found = goal(made, "speed over full-drive")
     assert found["met"] is None
     assert found["reached"] == pytest.approx(full / coded, abs=1e-3)
+
+
+@pytest.mark.parametrize("own_ms", [50.0, 500.0])
+def test_a_modelled_four_bit_cache_is_shown_and_judges_nothing(own_ms):
+    rows = timed(**{"hillinfer-coded-in-memory": own_ms})
+    found = goal(
+        report(timed_models=[TimedModel("opt-6.7b", False, rows, MACHINE)]), "4-bit full cache"
+    )
+    share = SWEPT["four-bit"].row_share(4, 4096, SHAPE)
+    theirs = MACHINE.milliseconds(SWEPT["four-bit"], share, Place.MEMORY)
+    assert found["met"] is None
+    assert found["reached"] == pytest.approx(theirs / own_ms, abs=1e-3)
+    assert found["row"].endswith("the 4-bit cache modelled")
 
 
 def test_no_sweep_of_the_default_leaves_the_told_kls():

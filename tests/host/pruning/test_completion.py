@@ -207,7 +207,7 @@ def test_forks_are_completed_by_themselves(model, cold_dir):
 
 
 @pytest.mark.parametrize("attaches", [False, True])
-@pytest.mark.parametrize("left", [650, 450, 130])
+@pytest.mark.parametrize("left", [650, 451, 450, 130])
 def test_what_is_cropped_before_it_is_whole_is_read_again(left, attaches, model, cold_dir):
     hill = attached(model, cold_dir) if attaches else None
     with hillinfer.prune(model, SCHEDULE, later="anew") as pruning:

@@ -99,6 +99,33 @@ def test_what_was_read_in_stages_is_stored_once_it_is_whole(stored, model, cold_
         assert lengths(third) == [TOKENS] * 5
 
 
+@pytest.mark.parametrize("more", [1, 2])
+def test_a_single_token_behind_what_is_stored_is_completed_densely(more, stored, model, cold_dir):
+    left = IDS[:, : STORED + more]
+    with attached(model, cold_dir, alpha=0.05) as hill, torch.no_grad():
+        whole, selecting = hill.new_cache(), hill.new_cache()
+        model(left, past_key_values=whole)
+        model(left[:, :-1], past_key_values=selecting)
+        model(left[:, -1:], past_key_values=selecting)
+        expected, other = (
+            model(QUESTION, past_key_values=one, logits_to_keep=1).logits
+            for one in (whole, selecting)
+        )
+    with (
+        attached(model, cold_dir, store=stored, alpha=0.05) as hill,
+        hillinfer.prune(model, SCHEDULE, later="anew") as pruning,
+    ):
+        cache = hill.new_cache()
+        generated(model, IDS, cache, 100, 1)
+        cache.crop(STORED + more - TOKENS)
+        assert pruning.complete(cache) == Completed(STORED + more, STORED + more)
+        found = asked(pruning, model, cache)
+    distance = (found - expected).abs().max()
+    assert distance < 1e-3
+    # A token that selects differs by more than what rows are rounded to.
+    assert (other - expected).abs().max() > 4 * distance
+
+
 def test_rows_that_bands_share_are_counted_once(stored, model, cold_dir):
     with (
         attached(model, cold_dir, store=stored) as hill,

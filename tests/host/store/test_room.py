@@ -10,10 +10,11 @@ from contextlib import ExitStack
 import pytest
 
 from hillinfer.store.database import State
-from hillinfer.store.keys import UNIT_BYTES
+from hillinfer.store.keys import CHUNK_GROUPS, CHUNK_TOKENS, UNIT_BYTES
 from hillinfer.store.store import Store
 from hillinfer_bench.storing.damage import CountedCalls
-from hillinfer_bench.storing.made_prompts import check, namespace, prompt, put
+from hillinfer_bench.storing.made_prompts import check, namespace, prompt, put, rows_of
+from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 MIB = 1 << 20
 SPACE = namespace()
@@ -209,6 +210,45 @@ def test_a_chunk_that_is_dropped_while_it_is_filled_keeps_its_room_until_then(fu
         filling.room.end_writing([number])
         store.room.collect()
         assert not store.database.rows(held, (span,))
+
+
+READY = f"SELECT id FROM chunk WHERE owner IS NOT NULL AND state = {State.READY:d}"
+
+
+def fill(writer, ids, first, stop):
+    """Write some groups of a prompt in every layer, and publish them."""
+    for layer in range(SPACE.layers):
+        writer.write(layer, first, rows_of(SPACE, ids, layer, first, stop))
+    writer.publish(stop * GROUP_TOKENS)
+
+
+@pytest.mark.parametrize("position", [None, 0, 1, 2])
+def test_a_chunk_that_is_dropped_while_it_is_filled_stays_dropped(full, position):
+    ids, begun, whole = prompt(4000, 3 * CHUNK_TOKENS), 2 * CHUNK_GROUPS + 3, 3 * CHUNK_GROUPS
+    with Store(full, eviction="lru") as store, Store(full, eviction="lru") as other:
+        writer = store.writer(SPACE, ids, None)
+        # All chunks are begun; the first groups of the last one are published alone.
+        for layer in range(SPACE.layers):
+            writer.write(layer, 0, rows_of(SPACE, ids, layer, 0, begun))
+        owned = "SELECT position, id FROM chunk WHERE owner IS NOT NULL"
+        numbers = dict(store.database.rows(owned))
+        assert sorted(numbers) == [0, 1, 2]
+        if position == 2:
+            writer.publish(begun * GROUP_TOKENS)
+            assert [number for (number,) in store.database.rows(READY)] == [numbers[2]]
+        if position is not None:
+            other.room.drop([numbers[position]])
+        fill(writer, ids, begun, whole)
+        found = 3 * CHUNK_TOKENS if position is None else position * CHUNK_TOKENS
+        assert (writer.published_tokens, writer.is_ended) == (found, position is not None)
+        assert check(other, SPACE, ids) == found
+        writer.close()
+        # A miss, and no failure: the prompt is stored anew, in room that was given back.
+        other.room.collect()
+        assert check(store, SPACE, ids) == found
+        assert store.counts.failures == other.counts.failures == 0
+        assert not store.statistics()["quarantined"]
+        assert put(store, SPACE, ids) == check(other, SPACE, ids) == 3 * CHUNK_TOKENS
 
 
 @pytest.mark.parametrize("call", [1, 2])

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 import torch
 
+from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.settings import Settings
+from hillinfer_bench.frontier.rival_rules import InfiniGenRule
 from hillinfer_bench.quality.policies import FloatWeights, LayerQueries
 from hillinfer_bench.study.rules import (
     Chunks,
     HeavyHitters,
-    PartialKeyWeights,
     QuantisedCache,
 )
-from hillinfer_bench.study.ways import MIXED, SYSTEMS, study_ways
+from hillinfer_bench.study.ways import INFINIGEN, MIXED, SYSTEMS, study_ways
 
 KV_HEADS, GROUP, HEAD_DIM = 2, 3, 32
 SETTINGS = Settings().changed(alpha=0.1, kept_sinks=2, kept_recent=5)
@@ -90,16 +91,21 @@ def test_infinigen_ranks_by_the_channels_that_differ():
     keys = 1e-3 * torch.randn(200, KV_HEADS, HEAD_DIM, generator=generator)
     keys[:, :, :channels] = torch.randn(200, KV_HEADS, channels, generator=generator)
     layer = replace(some_layer(200, 6), keys=keys)
-    found = PartialKeyWeights(SETTINGS).select(layer)
+    found = InfiniGenRule(SETTINGS).select(layer)
     for one, other in zip(found, FloatWeights(SETTINGS).select(layer), strict=True):
         assert np.array_equal(one, other)
     # Keys that differ in all channels do not fit into three in ten.
     full = some_layer(200, 6)
-    partial, exact = (
-        policy(SETTINGS).select(full)[-1] for policy in (PartialKeyWeights, FloatWeights)
-    )
+    partial, exact = (policy(SETTINGS).select(full)[-1] for policy in (InfiniGenRule, FloatWeights))
     assert not np.array_equal(partial, exact)
     assert len(np.intersect1d(partial, exact)) > len(exact) / 3
+
+
+def test_infinigen_is_that_of_the_comparison_at_equal_quality():
+    ways = [one for one in study_ways(HEAD_DIM) if one.name == INFINIGEN]
+    shape = ModelShape(1, KV_HEADS, KV_HEADS * GROUP, HEAD_DIM, StoredType.FLOAT16, 1000)
+    assert ways
+    assert all(type(one.policy(shape)) is InfiniGenRule for one in ways)
 
 
 def plain_chunks(layer, i, length, settings):

@@ -59,6 +59,30 @@ def test_no_more_is_kept_than_is_allowed(most, kept):
     assert memory.kept_bytes == kept * BLOCK_BYTES
 
 
+@pytest.mark.parametrize(
+    ("release", "kept"),
+    [
+        ("5.18.0", 1),
+        ("6.1.0-18-amd64", 1),
+        ("10.0", 1),
+        ("5.17.15-051715-generic", 0),
+        ("5.4.0-1103-aws", 0),
+        ("4.18.0-553.el8", 0),
+        ("", 0),
+        ("unknown", 0),
+    ],
+)
+def test_nothing_is_kept_where_direct_reads_into_it_may_be_lost(release, kept):
+    memory = KeptMemory(release=release)
+    block = memory.taken(4096)
+    block[:4096] = 5
+    del block
+    gc.collect()
+    assert memory.kept_bytes == kept * BLOCK_BYTES
+    # It is taken all the same.
+    memory.taken(4096)[:4096] = 6
+
+
 def test_threads_never_have_the_same_block():
     memory, wrong = KeptMemory(4 * BLOCK_BYTES), []
 

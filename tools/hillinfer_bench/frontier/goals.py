@@ -274,4 +274,5 @@ def _four_bit_goal(
         points.append(GoalPoint(theirs / own.median_ms, row, own.flagged))
     if not points:
         return FrontierGoal(unjudged(words, [], bound, f"no row of {IN_MEMORY}"))
-    return FrontierGoal(judged(words, points, bound))
+    # A modelled rival judges nothing, as for the others.
+    return FrontierGoal(unjudged(words, points, bound, ""))

@@ -19,7 +19,7 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 _SPLIT = CHUNK_TOKENS // PAGE_TOKENS
 # Chunks that LeoAM splits have this many times the tokens wanted.
-_CANDIDATES = 2
+CANDIDATES = 2
 
 
 def partial_channels(head_dim: int) -> int:
@@ -140,7 +140,7 @@ class LeoAMRule(QuestRule):
     ) -> NDArray[np.int64]:
         """Rank the parts of the best chunks; see `QuestRule`."""
         chunks = np.arange(len(pages) // _SPLIT)
-        split = -(-_CANDIDATES * wanted // _SPLIT)
+        split = -(-CANDIDATES * wanted // _SPLIT)
         if split < len(chunks):
             chunks = _top(chunks, self._coarse.scores(i, chunks), split)
         parts = (chunks[:, None] * _SPLIT + np.arange(_SPLIT)).reshape(-1)

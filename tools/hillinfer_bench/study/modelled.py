@@ -21,8 +21,10 @@ from hillinfer.rates.latency import (
     SelectedShares,
     SharedScorer,
 )
+from hillinfer_bench.frontier.rival_rules import CANDIDATES
+from hillinfer_bench.rivals.infinigen import RATIO
+from hillinfer_bench.rivals.paged import CHUNK_TOKENS
 from hillinfer_bench.study.machines import EdgeMachine
-from hillinfer_bench.study.rules import CANDIDATES, CHUNK_TOKENS, RATIO
 
 _ITEM = 2
 _PAGE_TOKENS = 16

@@ -2,6 +2,9 @@
 """How the paper's rivals choose what a query attends to, as policies of the quality study.
 
 What they read and when is the matter of `hillinfer_bench.rivals`; here only the choice counts.
+InfiniGen's rule is that of `hillinfer_bench.frontier`. The others differ from it: texts come in
+several calls here, k tokens are taken and no whole pages, and other tokens of a quantised cache are
+recent.
 """
 
 from __future__ import annotations
@@ -13,16 +16,17 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.settings import Settings
+from hillinfer_bench.frontier.rival_rules import CANDIDATES
 from hillinfer_bench.precision.value_forms import Groups
 from hillinfer_bench.quality.policies import (
     PAGE_TOKENS,
     Attending,
-    FloatWeights,
     LayerQueries,
     SelectionPolicy,
     page_bounds,
     running_bounds,
 )
+from hillinfer_bench.rivals.paged import CHUNK_TOKENS
 
 # --- H2O ---
 
@@ -84,37 +88,9 @@ class HeavyHitters(SelectionPolicy):
         self._held[:, :length] = kept.scatter_(1, best, value=True)
 
 
-# --- InfiniGen ---
-
-RATIO = 0.3
-"""Share of channels that InfiniGen keeps of a key."""
-_FIRST_KEYS = 1024
-
-
-class PartialKeyWeights(FloatWeights):
-    """Ranks by softmax weights of keys that are reduced to the directions in which most differ.
-
-    The directions are those of the first keys, for each KV head, as for the rival.
-    """
-
-    def select(self, layer: LayerQueries) -> list[NDArray[np.int64]]:
-        """Rank by partial keys; see `SelectionPolicy`."""
-        keys = layer.keys.float()
-        channels = max(1, round(RATIO * keys.shape[2]))
-        first = keys[: min(_FIRST_KEYS, layer.first_length)].transpose(0, 1)
-        centred = first - first.mean(1, keepdim=True)
-        # Ascending eigenvalues, the squares of the singular values.
-        vectors = torch.linalg.eigh(centred.mT @ centred).eigenvectors[:, :, -channels:]
-        reduced = torch.einsum("thd,hde->the", keys, vectors @ vectors.mT)
-        return super().select(replace(layer, keys=reduced))
-
-
 # --- LeoAM ---
 
-CHUNK_TOKENS = 64
 _SPLIT = CHUNK_TOKENS // PAGE_TOKENS
-# Chunks that are split have this many times the tokens wanted.
-CANDIDATES = 2
 
 
 class Chunks(SelectionPolicy):

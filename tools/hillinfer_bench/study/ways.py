@@ -9,6 +9,7 @@ from functools import partial
 
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import Settings
+from hillinfer_bench.frontier.rival_rules import CANDIDATES, InfiniGenRule, partial_channels
 from hillinfer_bench.precision.table import CHOSEN_FORM, Mix
 from hillinfer_bench.precision.value_forms import Split
 from hillinfer_bench.quality.policies import (
@@ -19,15 +20,12 @@ from hillinfer_bench.quality.policies import (
     SelectionPolicy,
 )
 from hillinfer_bench.quality.table import Configuration, contract_configuration
+from hillinfer_bench.rivals.paged import CHUNK_TOKENS
 from hillinfer_bench.study.rules import (
-    CANDIDATES,
-    CHUNK_TOKENS,
     GROUP_TOKENS,
     OBSERVED,
-    RATIO,
     Chunks,
     HeavyHitters,
-    PartialKeyWeights,
     QuantisedCache,
 )
 from hillinfer_model.choices import KeyMode, Rule
@@ -191,7 +189,7 @@ SYSTEMS: tuple[System, ...] = (
     _rival(H2O, HeavyHitters, lambda alpha, d: 0.0, OBSERVED),
     # Keys of what is not selected are read, too: they are half of a row.
     _rival(ALL_KEYS, FloatWeights, lambda alpha, d: (1 - alpha) / 2),
-    _rival(INFINIGEN, PartialKeyWeights, lambda alpha, d: max(1, round(RATIO * d)) / (2 * d)),
+    _rival(INFINIGEN, InfiniGenRule, lambda alpha, d: partial_channels(d) / (2 * d)),
     _rival(
         LEOAM, Chunks, lambda alpha, d: 1 / CHUNK_TOKENS + min(1, CANDIDATES * alpha) / PAGE_TOKENS
     ),
