@@ -56,3 +56,15 @@ def test_a_table_a_report_and_a_picture(pools, tmp_path):
 )
 def test_bad_input_is_one_line(arguments, message, pools):
     assert message in pools(*arguments).error_line()
+
+
+def test_exact_and_coded_tokens_share_one_memory(pools, tmp_path):
+    file = tmp_path / "splits.json"
+    # So small a model needs a large share for its buffers.
+    outcome = pools(*SMALL, "--exact", "0.02", "--threads", 1, "--out", file)
+    if outcome.code:
+        assert "too small" in outcome.error_line()
+        return
+    report = json.loads(file.read_text(encoding="utf-8"))
+    assert {row["exact"] for row in report["rows"]} == {0.02}
+    assert len(outcome.out.splitlines()) == 2 + len(report["rows"])
