@@ -60,11 +60,14 @@ def test_bad_input_is_one_line(arguments, message, pools):
 
 def test_exact_and_coded_tokens_share_one_memory(pools, tmp_path):
     file = tmp_path / "splits.json"
-    # So small a model needs a large share for its buffers.
-    outcome = pools(*SMALL, "--exact", "0.02", "--threads", 1, "--out", file)
-    if outcome.code:
-        assert "too small" in outcome.error_line()
-        return
+    coded = ("--exact", "0.02", "--threads", 1)
+    outcome = pools(*SMALL, *coded, "--dram-budget", "64MiB", "--out", file)
+    assert outcome.code == 0, outcome.err
     report = json.loads(file.read_text(encoding="utf-8"))
-    assert {row["exact"] for row in report["rows"]} == {0.02}
-    assert len(outcome.out.splitlines()) == 2 + len(report["rows"])
+    assert {(row["exact"], row["budget"]) for row in report["rows"]} == {(0.02, "64MiB")}
+    assert len(outcome.out.splitlines()) == 2 + len(report["rows"]) == 2 + 9
+    # There are no more codes than tokens of tables, and then nothing is missed.
+    assert report["rows"][-1]["code_misses"] == 0
+    # The twin: without codes each coded token is missed.
+    assert report["rows"][0]["code_misses"] > 0
+    assert "too small" in pools(*SMALL, *coded, "--dram-budget", "1KiB").error_line()

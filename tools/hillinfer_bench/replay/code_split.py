@@ -28,7 +28,6 @@ from hillinfer_bench.replay.recording import SelectionTrace, Sets
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 0.8, 0.85, CODE_SHARE, 0.95, 1.0)
-BUDGETS = ("25%", "33%", "40%")
 
 
 @dataclass(frozen=True)
@@ -267,7 +266,7 @@ class SplitRow:
 def split_rows(
     trace: CodedTrace,
     shape: ModelShape,
-    budgets: Sequence[str] = BUDGETS,
+    budgets: Sequence[str],
     shares: Sequence[float] = SHARES,
 ) -> list[SplitRow]:
     """Return a row for each budget and share, shares ascending."""

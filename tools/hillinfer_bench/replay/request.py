@@ -19,13 +19,15 @@ class PoolsRequest(TextsRequest):
     """
 
     exact: float = 1.0
+    budgets: tuple[str, ...] = ("25%", "33%", "40%")
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing, before a model is loaded; see `TextsRequest`."""
         super().__post_init__()
         if self.out is not None and self.out.suffix == ".png":
             raise SettingsError(f"out={self.out} is for JSON: the picture goes beside it as .png")
-        Settings().changed(exact=self.exact)
+        for budget in self.budgets:
+            Settings().changed(exact=self.exact, dram_budget=budget)
         for settings in self.trace_settings():
             if settings.alpha == 1.0:
                 raise SettingsError("alpha=1.0 selects everything: give a smaller --alpha")

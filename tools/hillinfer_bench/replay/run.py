@@ -103,8 +103,8 @@ def _splits(
         stage("replay", len(traces) * request.last) as advance,
         spawned_processes(min(threads, len(traces))) as workers,
     ):
-        shapes = [loaded.shape] * len(traces)
-        for done, own in enumerate(workers.map(split_rows, traces, shapes), start=1):
+        shapes, budgets = [loaded.shape] * len(traces), [request.budgets] * len(traces)
+        for done, own in enumerate(workers.map(split_rows, traces, shapes, budgets), start=1):
             rows += own
             advance(done * request.last)
     return rows
