@@ -20,7 +20,13 @@ from hillinfer_bench.quality.forced_reading import Prefix, compute_threads, sele
 from hillinfer_bench.quality.run import run_facts
 from hillinfer_bench.quality.texts import TextSample
 from hillinfer_bench.replay.code_recording import record_coded
-from hillinfer_bench.replay.code_split import SplitRow, split_rows, splits_text, write_splits
+from hillinfer_bench.replay.code_split import (
+    SharedMemory,
+    SplitRow,
+    split_rows,
+    splits_text,
+    write_splits,
+)
 from hillinfer_bench.replay.processes import spawned_processes
 from hillinfer_bench.replay.recording import SelectionTrace, record_selections
 from hillinfer_bench.replay.request import PoolsRequest
@@ -57,6 +63,11 @@ def run(request: PoolsRequest, say: Callable[[str], None], stage: Stage) -> str:
             prepare_report(request.out.with_suffix(".png"), "--out", "the picture")
     outline = ModelOutline.read(ModelSource.locate(request.model, say), request.number_type)
     samples = request.samples(outline.tokenizer, outline.shape.max_positions, _DEFAULT_TEXTS)
+    if is_coded:
+        for budget in request.budgets:
+            for settings in request.coded_settings():
+                # Refused before weights are loaded.
+                SharedMemory.of_budget(outline.shape, settings, request.context, budget)
     loaded = outline.load()
     threads = request.threads or ProcessorFacts.read().cores
     if is_coded:
