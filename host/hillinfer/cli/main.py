@@ -24,6 +24,8 @@ from hillinfer.doctor.diagnosis import diagnose
 from hillinfer.doctor.finding import Finding, Verdict
 from hillinfer.errors import SettingsError
 from hillinfer.models.registry_model import DEFAULT_MODEL, REGISTRY_MODELS, registry_model
+from hillinfer.settings import Settings
+from hillinfer.values import ByteSize, format_bytes
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.cycle_count import CLOCK_HERTZ, CycleCount
 from hillinfer_model.hardware_spec import KU15P_BLOCK_RAMS, block_rams, check_hardware_spec
@@ -36,6 +38,7 @@ from hillinfer_model.kernel_figures import (
 )
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 from hillinfer_model.presets import PRESETS, preset_spec
+from hillinfer_model.step_need import ExactShare, StepNeed, step_need
 
 # --- `hillinfer fetch` ---
 
@@ -81,6 +84,10 @@ def doctor(
     dram_budget: Annotated[
         str, typer.Option(help="Memory for the cache, for --profile, like 2GiB or 25%.")
     ] = "25%",
+    alpha: Annotated[float, typer.Option(help="Importance rate, for --profile.")] = 0.1,
+    exact: Annotated[
+        float, typer.Option(help="Share of exact tokens, for --profile; 1 codes nothing.")
+    ] = 1.0,
     store: Annotated[
         Path | None,
         typer.Option(envvar=STORE_VARIABLE, help="Directory of the store that runs would use."),
@@ -93,7 +100,7 @@ def doctor(
         # Only this needs torch.
         from hillinfer.doctor.profile import profile_findings
 
-        profiled = profile_findings(profile, context, dram_budget, cold_dir)
+        profiled = profile_findings(profile, context, dram_budget, cold_dir, alpha, exact)
     findings = (*diagnose(cold_dir, xclbin, store=store), *profiled)
     ready = all(finding.verdict is not Verdict.MISSING for finding in findings)
     if as_json:
@@ -116,13 +123,18 @@ def _line(finding: Finding) -> str:
 
 # --- `hillinfer specs` ---
 
-Column = tuple[KernelSpec, KernelFigures]
+Column = tuple[KernelSpec, KernelFigures, StepNeed]
 # A table in a file or a pipe is as wide as it needs to be.
 _FILE_WIDTH = 120
 
 
 def _show_specs(
-    console: Console, preset: str, scope: Scope, tokens: int, columns: Sequence[Column]
+    console: Console,
+    preset: str,
+    scope: Scope,
+    tokens: int,
+    budget: ByteSize | None,
+    columns: Sequence[Column],
 ) -> None:
     """Print one table."""
     if not console.is_terminal:
@@ -134,9 +146,12 @@ def _show_specs(
     )
     table = Table(title_justify="left")
     table.add_column("")
-    for spec, _ in columns:
+    for spec, *_ in columns:
         table.add_column(spec.key_mode.value, justify="right")
-    lines = [_specs_lines(tokens, *column) for column in columns]
+    lines = [
+        [*_specs_lines(tokens, spec, figures), *_step_lines(tokens, need, budget)]
+        for spec, figures, need in columns
+    ]
     for row in zip(*lines, strict=True):
         table.add_row(row[0][0], *(value for _, value in row))
     console.print(table)
@@ -145,6 +160,11 @@ def _show_specs(
         f"{P2P_ROOF / 1e9:.1f} GB/s; card of {CARD_BYTES / 1e9:.0f} GB. Cycles: ideal memory, and "
         "realistic memory with 100..200 cycles of read latency, one data bus and refresh."
     )
+    if any(need.coded_tokens for *_, need in columns):
+        console.print(
+            "A step's bytes are computed. Tables and buffers come on top: hillinfer doctor "
+            "--profile says of them what a budget holds."
+        )
 
 
 def _specs_lines(tokens: int, spec: KernelSpec, figures: KernelFigures) -> list[tuple[str, str]]:
@@ -179,6 +199,32 @@ def _specs_lines(tokens: int, spec: KernelSpec, figures: KernelFigures) -> list[
     ]
 
 
+def _step_lines(tokens: int, need: StepNeed, budget: ByteSize | None) -> list[tuple[str, str]]:
+    """Return what a decode step of all layers needs, likewise."""
+    lines = [
+        (f"a step of all layers behind {tokens:,}: exact tokens", f"{need.exact_tokens:,}"),
+        ("  coded tokens", f"{need.coded_tokens:,}"),
+        ("  rows of exact tokens", format_bytes(need.exact_row_bytes)),
+        ("  codes of values", _bytes_or_none(need.value_code_bytes)),
+        ("  keys that are ranked", format_bytes(need.key_shadow_bytes)),
+        ("codes of all values in DRAM", _bytes_or_none(need.all_code_bytes)),
+        ("  with all ranked keys, of the KV", _with_keys(need)),
+    ]
+    if budget is None:
+        return lines
+    held = budget.resolve(need.kv_bytes)
+    fits = "yes" if need.codes_and_shadow_bytes <= held else "no"
+    return [*lines, (f"  fit {budget}", fits if need.all_code_bytes else "-")]
+
+
+def _with_keys(need: StepNeed) -> str:
+    return f"{need.codes_and_shadow_bytes / need.kv_bytes:.1%}" if need.all_code_bytes else "-"
+
+
+def _bytes_or_none(count: int) -> str:
+    return format_bytes(count) if count else "-"
+
+
 def _rate(launch: CycleCount) -> float:
     """Bytes of keys per second of a launch."""
     return launch.beats * BEAT_BYTES / launch.seconds
@@ -201,29 +247,44 @@ def specs(
     rule: Annotated[Rule, typer.Option(help="How a token's score is made.")] = Rule.WEIGHT_SUM,
     scope: Annotated[Scope, typer.Option(help="What shares one selected set.")] = Scope.LAYER,
     tokens: Annotated[int, typer.Option(help="Tokens of the launch.")] = 4096,
+    alpha: Annotated[float, typer.Option(help="Importance rate of a decode step.")] = 0.1,
+    exact: Annotated[
+        float, typer.Option(help="Share of exact tokens in a decode step; 1 codes nothing.")
+    ] = 1.0,
+    exact_floor: Annotated[int, typer.Option(help="Tokens that are exact at least.")] = 128,
+    dram_budget: Annotated[
+        str | None,
+        typer.Option(help="Memory, like 2GiB or 25%: say whether all codes and keys fit it."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print what a scoring kernel would do on a card: beats, cycles, rates. All of it modelled."""
+    """Print what a scoring kernel would do on a card, and what a decode step needs: modelled."""
     if preset not in PRESETS:
         raise SettingsError(f"no preset is named '{preset}'; there are {', '.join(PRESETS)}")
     if not 1 <= tokens <= _MOST_TOKENS:
         raise SettingsError(f"--tokens {tokens} is outside 1..{_MOST_TOKENS}")
     layers = PRESETS[preset].layers
-    columns: list[tuple[KernelSpec, KernelFigures]] = []
+    budget = None if dram_budget is None else ByteSize.parse(dram_budget)
+    settings = Settings().changed(alpha=alpha, exact=exact, exact_floor=exact_floor)
+    share = ExactShare(alpha, exact, exact_floor, settings.kept_tokens)
+    columns: list[Column] = []
     for mode in dict.fromkeys(key_mode or KeyMode):
         spec = preset_spec(preset, mode, rule)
         check_hardware_spec(spec)
-        columns.append((spec, kernel_figures(spec, scope, layers, tokens)))
+        need = step_need(spec, scope, layers, tokens, share)
+        columns.append((spec, kernel_figures(spec, scope, layers, tokens), need))
     if as_json:
-        rows = [_as_json(spec, figures) for spec, figures in columns]
+        rows = [_as_json(*column, budget) for column in columns]
         label = {"preset": preset, "scope": scope.value, "tokens": tokens, "label": "modelled"}
         print(json.dumps({**label, "rows": rows}, indent=2))
         return
     console = Console(markup=False, highlight=False, emoji=False)
-    _show_specs(console, preset, scope, tokens, columns)
+    _show_specs(console, preset, scope, tokens, budget, columns)
 
 
-def _as_json(spec: KernelSpec, figures: KernelFigures) -> dict[str, Any]:
+def _as_json(
+    spec: KernelSpec, figures: KernelFigures, need: StepNeed, budget: ByteSize | None
+) -> dict[str, Any]:
     identity = {
         "mode": spec.key_mode.value,
         "rule": spec.rule.value,
@@ -231,7 +292,10 @@ def _as_json(spec: KernelSpec, figures: KernelFigures) -> dict[str, Any]:
         "spec_hash": spec.digest().hex(),
         "block_rams": block_rams(spec),
     }
-    return {**identity, **asdict(figures)}
+    held = None if budget is None else budget.resolve(need.kv_bytes)
+    fits = None if held is None or not need.all_code_bytes else need.codes_and_shadow_bytes <= held
+    step = {**asdict(need), "budget_bytes": held, "all_codes_fit": fits}
+    return {**identity, **asdict(figures), "step": step}
 
 
 # --- `hillinfer` ---

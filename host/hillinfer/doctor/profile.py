@@ -11,6 +11,7 @@ from types import MappingProxyType
 import torch
 
 from hillinfer.devices.opening import make_scorer
+from hillinfer.doctor.coded_need import CodedNeed
 from hillinfer.doctor.finding import Finding, Verdict
 from hillinfer.doctor.windows import WindowProfile
 from hillinfer.drive.calls import DriveCalls
@@ -135,10 +136,16 @@ class PlainStep:
         return BudgetPlan.for_context(self.shape, self.settings, self.tokens)
 
     @property
+    def codes(self) -> CodedNeed:
+        """What exact and coded tokens need; all are exact where nothing is coded."""
+        return CodedNeed(self.shape, self.settings, self.tokens)
+
+    @property
     def hosted(self) -> int:
         """Tokens of each layer whose rows have room in DRAM."""
         plan = self.plan
-        share = plan.hot_bytes / plan.all_rows_bytes if plan.all_rows_bytes else 1.0
+        hot_bytes = plan.hot_bytes - self.codes.kept_code_bytes
+        share = hot_bytes / plan.all_rows_bytes if plan.all_rows_bytes else 1.0
         return int(self.tokens * min(max(share, 0.0), 1.0))
 
     @property
@@ -148,12 +155,23 @@ class PlainStep:
         return min(self.settings.alpha, most / self.tokens if most else 1.0)
 
     @property
+    def row_share(self) -> float:
+        """Tokens that attention reads as rows, over all tokens."""
+        return min(self.selected_share, self.codes.exact_share)
+
+    @property
+    def cold_rows(self) -> float:
+        """Rows of one layer that come from the drive: of exact tokens, and of those to be coded."""
+        coded = (self.selected_share - self.row_share) * (1 - self.codes.kept_share)
+        return (self.row_share + coded) * (self.tokens - self.hosted)
+
+    @property
     def layer_seconds(self) -> float:
         """Seconds of one layer's scoring and rows, by the shared scorer's model."""
-        share = self.selected_share
         model = SharedScorer(self.rates)
         cold = self.tokens - self.hosted
-        return model.latency(self.hosted, cold, SelectedShares(share, share))
+        shares = SelectedShares(self.row_share, self.cold_rows / cold if cold else self.row_share)
+        return model.latency(self.hosted, cold, shares)
 
     @property
     def streaming_seconds(self) -> float:
@@ -164,8 +182,7 @@ class PlainStep:
     @property
     def reading_seconds(self) -> float:
         """Seconds of one layer's cold rows."""
-        cold = self.selected_share * (self.tokens - self.hosted)
-        return seconds_of(cold, self.rates.b_s)
+        return seconds_of(self.cold_rows, self.rates.b_s)
 
     @property
     def computing_seconds(self) -> float:
@@ -191,8 +208,10 @@ class PlainStep:
             f"{format_bytes(plan.streamed_shadow_bytes)} streamed "
             f"(at most {_ms(layers * self.streaming_seconds)}), "
             f"rows of {self.tokens - self.hosted} tokens cold "
-            f"({_ms(layers * self.reading_seconds)} at alpha {self.settings.alpha:g})",
+            f"({_ms(layers * self.reading_seconds)} at alpha {self.settings.alpha:g}"
+            f"{self.codes.settings_text})",
         )
+        yield from self.codes.findings()
         yield Finding(
             "query",
             Verdict.OK,
@@ -211,12 +230,16 @@ def _ms(seconds: float) -> str:
 
 
 def profile_findings(
-    name: str, tokens: int, dram_budget: str, cold_dir: Path | None
+    name: str,
+    tokens: int,
+    dram_budget: str,
+    cold_dir: Path | None,
+    alpha: float = 0.1,
+    exact: float = 1.0,
 ) -> tuple[Finding, ...]:
     """Measure and keep rates of a plain drive and compute windows; say what a decode step takes.
 
-    `name` is that of a model's shape, `tokens` the context's; `dram_budget` and `cold_dir` are as
-    in the settings.
+    `name` is that of a model's shape, `tokens` the context's; the others are as in the settings.
 
     Raises
     ------
@@ -230,7 +253,9 @@ def profile_findings(
     if tokens < 1:
         raise SettingsError(f"--context {tokens} is no number of tokens: it must be 1 or more")
     model = SHAPES[name]
-    settings = Settings().changed(dram_budget=dram_budget, cold_dir=cold_dir)
+    settings = Settings().changed(
+        dram_budget=dram_budget, cold_dir=cold_dir, alpha=alpha, exact=exact
+    )
     shape = model.whole_kv_shape(2 * tokens)
     scorer = make_scorer(DEVICE, kernel_spec(shape, settings), settings.scope)
     engine = open_engine(settings.io, settings.io_threads, DriveCalls())

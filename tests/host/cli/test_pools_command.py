@@ -56,3 +56,18 @@ def test_a_table_a_report_and_a_picture(pools, tmp_path):
 )
 def test_bad_input_is_one_line(arguments, message, pools):
     assert message in pools(*arguments).error_line()
+
+
+def test_exact_and_coded_tokens_share_one_memory(pools, tmp_path):
+    file = tmp_path / "splits.json"
+    coded = ("--exact", "0.02", "--threads", 1)
+    outcome = pools(*SMALL, *coded, "--dram-budget", "64MiB", "--out", file)
+    assert outcome.code == 0, outcome.err
+    report = json.loads(file.read_text(encoding="utf-8"))
+    assert {(row["exact"], row["budget"]) for row in report["rows"]} == {(0.02, "64MiB")}
+    assert len(outcome.out.splitlines()) == 2 + len(report["rows"]) == 2 + 9
+    # There are no more codes than tokens of tables, and then nothing is missed.
+    assert report["rows"][-1]["code_misses"] == 0
+    # The twin: without codes each coded token is missed.
+    assert report["rows"][0]["code_misses"] > 0
+    assert "too small" in pools(*SMALL, *coded, "--dram-budget", "1KiB").error_line()

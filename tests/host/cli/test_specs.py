@@ -93,6 +93,9 @@ def test_the_table_says_what_it_is_and_shows_the_rates(command):
         (("gpt-2",), "no preset is named 'gpt-2'; there are smollm2-135m"),
         (("gemma-2b", "--tokens", "0"), "--tokens 0 is outside"),
         (("gemma-2b", "--key-mode", "int3"), "int3"),
+        (("gemma-2b", "--exact", "2"), "exact=2.0 must be a share from 0 to 1"),
+        (("gemma-2b", "--exact-floor", "-1"), "exact_floor=-1 must be 0 or more"),
+        (("gemma-2b", "--dram-budget", "much"), "'much' is not a size"),
     ],
 )
 def test_bad_arguments_are_one_line(command, arguments, text):
@@ -110,3 +113,62 @@ def test_specs_needs_no_torch():
     )
     assert done.returncode == 0, done.stderr
     assert "gemma-2b: head_dim 256" in done.stdout
+
+
+CODED = ("--tokens", "32768", "--alpha", "0.2", "--exact", "0.02")
+
+
+def test_bytes_of_a_step_with_coded_tokens(command):
+    rows = rows_of(command, "llama-3.1-8b", *CODED, "--dram-budget", "27%")
+    step = rows["int4"]["step"]
+    # 0.2 · 32768 = 6553.6 selected, 0.02 · 32768 = 655.36 exact.
+    assert (step["exact_tokens"], step["coded_tokens"]) == (655, 5899)
+    # Rows of 2 · 8 · 128 channels of 2 bytes; codes of 8 · 128 / 2 bytes and 8 exponents.
+    assert step["exact_row_bytes"] == 32 * 655 * 4096
+    assert step["value_code_bytes"] == 32 * 5899 * 520
+    assert step["key_shadow_bytes"] == step["all_code_bytes"] == 32 * 32768 * 520
+    assert step["kv_bytes"] == 32 * 32768 * 4096
+    # 2 · 520 of 4096 bytes are 25.4 %.
+    assert step["budget_bytes"] == int(0.27 * step["kv_bytes"])
+    assert step["all_codes_fit"] is True
+    less = rows_of(command, "llama-3.1-8b", *CODED, "--dram-budget", "25%")
+    assert less["int4"]["step"]["all_codes_fit"] is False
+    # A shadow of eight bits is larger.
+    assert rows["int8"]["step"]["all_codes_fit"] is False
+    # Nothing is coded there.
+    for mode in ("fp16", "int2"):
+        other = rows[mode]["step"]
+        assert (other["exact_tokens"], other["coded_tokens"]) == (6554, 0)
+        assert (other["all_code_bytes"], other["all_codes_fit"]) == (0, None)
+
+
+def test_sets_of_their_own_may_share_no_token(command):
+    step = rows_of(command, "llama-3.1-8b", *CODED, "--scope", "kv_head")["int4"]["step"]
+    assert step["exact_row_bytes"] == 32 * 8 * 655 * 4096
+    # 8 · 5899 are more tokens than there are.
+    assert step["value_code_bytes"] == 32 * 32768 * 520
+
+
+def test_all_tokens_are_exact_by_default(command):
+    step = rows_of(command, "llama-3.1-8b", "--tokens", "32768")["int4"]["step"]
+    assert (step["exact_tokens"], step["coded_tokens"]) == (3277, 0)
+    assert step["exact_row_bytes"] == 32 * 3277 * 4096
+    assert (step["all_code_bytes"], step["budget_bytes"]) == (0, None)
+
+
+def test_the_table_says_what_a_step_needs(command):
+    mode = ("--key-mode", "int4")
+    outcome = command("specs", "llama-3.1-8b", *mode, *CODED, "--dram-budget", "27%")
+    lines = {
+        cells[1].strip(): cells[2].strip()
+        for cells in (line.split("│") for line in outcome.out.splitlines())
+        if len(cells) == 4
+    }
+    assert lines["rows of exact tokens"] == "81.9 MiB"
+    assert lines["codes of values"] == "93.6 MiB"
+    assert lines["codes of all values in DRAM"] == "520.0 MiB"
+    assert lines["with all ranked keys, of the KV"] == "25.4%"
+    assert lines["fit 27%"] == "yes"
+    assert "come on top" in outcome.out
+    without = command("specs", "llama-3.1-8b", *mode, "--dram-budget", "27%")
+    assert "come on top" not in without.out

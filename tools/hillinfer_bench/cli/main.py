@@ -162,13 +162,33 @@ def pools(
     context: Context = 4096,
     last: Last = 256,
     alpha: Alphas = None,
+    exact: Annotated[
+        float,
+        typer.Option(help="Share of exact tokens; below 1 how codes and rows share memory."),
+    ] = 1.0,
+    dram_budget: Annotated[
+        list[str] | None,
+        typer.Option(help="Memory, with --exact below 1; give it again for more."),
+    ] = None,
     dtype: Dtype = NumberType.AUTO,
     threads: Threads = None,
     out: JsonOut = None,
 ) -> None:
     """Record what a model selects and replay it with every pool policy, next to Belady's bound."""
     alphas = tuple(alpha or _POOLS_ALPHAS)
-    request = PoolsRequest(model, dtype, tuple(texts or ()), context, last, alphas, threads, out)
+    files = tuple(texts or ())
+    request = PoolsRequest(
+        model,
+        dtype,
+        files,
+        context,
+        last,
+        alphas,
+        threads,
+        out,
+        exact,
+        tuple(dram_budget or PoolsRequest.budgets),
+    )
     quiet_transformers()
     from hillinfer_bench.replay.run import run
 

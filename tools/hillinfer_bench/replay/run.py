@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from threading import Lock
@@ -19,6 +19,14 @@ from hillinfer_bench.figures.pools_figure import pools_figure
 from hillinfer_bench.quality.forced_reading import Prefix, compute_threads, selecting
 from hillinfer_bench.quality.run import run_facts
 from hillinfer_bench.quality.texts import TextSample
+from hillinfer_bench.replay.code_recording import record_coded
+from hillinfer_bench.replay.code_split import (
+    SharedMemory,
+    SplitRow,
+    split_rows,
+    splits_text,
+    write_splits,
+)
 from hillinfer_bench.replay.processes import spawned_processes
 from hillinfer_bench.replay.recording import SelectionTrace, record_selections
 from hillinfer_bench.replay.request import PoolsRequest
@@ -47,14 +55,28 @@ def run(request: PoolsRequest, say: Callable[[str], None], stage: Stage) -> str:
         Whatever a user can act on, before weights are loaded where it can be known before.
     """
     check_outside((("--out", request.out),), (("--model", local_model(request.model)),))
+    is_coded = request.exact < 1
     if request.out is not None:
-        require_matplotlib()
         prepare_report(request.out, "--out")
-        prepare_report(request.out.with_suffix(".png"), "--out", "the picture")
+        if not is_coded:
+            require_matplotlib()
+            prepare_report(request.out.with_suffix(".png"), "--out", "the picture")
     outline = ModelOutline.read(ModelSource.locate(request.model, say), request.number_type)
     samples = request.samples(outline.tokenizer, outline.shape.max_positions, _DEFAULT_TEXTS)
+    if is_coded:
+        for budget in request.budgets:
+            for settings in request.coded_settings():
+                # Refused before weights are loaded.
+                SharedMemory.of_budget(outline.shape, settings, request.context, budget)
     loaded = outline.load()
     threads = request.threads or ProcessorFacts.read().cores
+    if is_coded:
+        splits = _splits(loaded, samples, request, threads, stage)
+        if request.out is not None:
+            facts = run_facts(request, loaded, samples, threads)
+            write_splits(request.out, splits, facts)
+            say(f"report: {request.out}")
+        return splits_text(splits)
     traces = [
         trace for sample in samples for trace in _record(loaded, sample, request, threads, stage)
     ]
@@ -66,6 +88,37 @@ def run(request: PoolsRequest, say: Callable[[str], None], stage: Stage) -> str:
         save_figure(pools_figure(rows), picture)
         say(f"report: {request.out}, picture: {picture}")
     return table_text(rows)
+
+
+def _splits(
+    loaded: LoadedModel,
+    samples: Sequence[TextSample],
+    request: PoolsRequest,
+    threads: int,
+    stage: Stage,
+) -> list[SplitRow]:
+    """Record exact and coded tokens of every text and replay both pools."""
+    start = request.context - request.last
+    traces = []
+    for sample in samples:
+        ids = sample.token_ids[: request.context]
+        settings = request.coded_settings()
+        with stage(sample.name, len(settings) * request.last) as advance, compute_threads(threads):
+            prefix = Prefix.read(loaded.model, ids[:start])
+            with selecting(loaded.model):
+                for done, one in enumerate(settings, start=1):
+                    traces.append(record_coded(loaded.model, prefix, ids, one, sample.name))
+                    advance(done * request.last)
+    rows: list[SplitRow] = []
+    with (
+        stage("replay", len(traces) * request.last) as advance,
+        spawned_processes(min(threads, len(traces))) as workers,
+    ):
+        shapes, budgets = [loaded.shape] * len(traces), [request.budgets] * len(traces)
+        for done, own in enumerate(workers.map(split_rows, traces, shapes, budgets), start=1):
+            rows += own
+            advance(done * request.last)
+    return rows
 
 
 def _record(

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replaying exact rows and codes that share one memory."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from replay_cases import random_trace
+
+from hillinfer.errors import BudgetError
+from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer_bench.replay.code_split import (
+    CodedTrace,
+    SharedMemory,
+    Split,
+    SplitReplay,
+    split_rows,
+    splits_text,
+)
+from hillinfer_model.selection import kept_positions
+
+GROUP = 64
+SHAPE = ModelShape(2, 3, 9, 64, StoredType.FLOAT16, 4096)
+
+
+def coded(trace, count=50):
+    """Call the kept tokens exact, and as many others of each set as make `count`."""
+    layers = []
+    for sets in trace.layers:
+        own = []
+        for step, positions in enumerate(sets):
+            length = trace.prefix + step + 1
+            kept = kept_positions(length, trace.settings.kept_sinks, trace.settings.kept_recent)
+            others = np.setdiff1d(positions, kept)
+            own.append(np.sort(np.append(kept, others[: count - len(kept)])).astype(np.int32))
+        layers.append(tuple(own))
+    settings = trace.settings.changed(exact=0.02, exact_floor=count)
+    return CodedTrace(replace(trace, settings=settings), tuple(layers))
+
+
+def by_hand(sets, exact):
+    """One layer of a prefix of two groups, 130 tokens at its first step."""
+    settings = random_trace(steps=2).settings.changed(kept_sinks=0, kept_recent=1, exact=0.02)
+    base = replace(random_trace(steps=2), settings=settings, prefix=2 * GROUP, observed=((),))
+    as_sets = [tuple(np.array(one, np.int32) for one in some) for some in (sets, exact)]
+    return CodedTrace(replace(base, layers=(as_sets[0],)), (as_sets[1],))
+
+
+# Token 5 is exact and 7 coded at first; then both are coded; 128 and later are in the open group.
+SETS = ([5, 7, 128], [5, 7, 129], [5, 7, 130])
+EXACT = ([5, 128], [129], [130])
+
+
+def test_rows_of_a_trace_by_hand():
+    trace = by_hand(SETS, EXACT)
+    # No codes: 7 is read in every step, and 5 in none but the first, for its row is hot then.
+    found = SplitReplay(trace, Split(hot_rows=1, codes=0)).replayed()
+    assert (found.exact, found.coded) == (1, 5)
+    assert (found.exact_misses, found.code_misses, found.drive_rows) == (1, 5, 1 + 3)
+    # Codes of a whole prefix: only the exact row is read.
+    every = SplitReplay(trace, Split(hot_rows=1, codes=2 * GROUP)).replayed()
+    assert (every.exact_misses, every.code_misses, every.drive_rows) == (1, 0, 1)
+    # The twin: without a slot for its row, 5 is read whenever it is coded.
+    none = SplitReplay(trace, Split(hot_rows=0, codes=0)).replayed()
+    assert none.drive_rows == 6
+
+
+def test_codes_that_arrive_are_kept_where_they_are_wanted_more():
+    # The first group fills all slots as it is read, so tokens of the second one have none.
+    sets = ([70, 128], [70, 129], [70, 130])
+    trace = by_hand(sets, ([128], [129], [130]))
+    found = SplitReplay(trace, Split(hot_rows=0, codes=GROUP)).replayed()
+    assert (found.coded, found.code_misses, found.drive_rows) == (3, 1, 1)
+    twin = by_hand(([70, 128], [71, 129], [72, 130]), ([128], [129], [130]))
+    assert SplitReplay(twin, Split(hot_rows=0, codes=GROUP)).replayed().drive_rows == 3
+
+
+def test_more_of_either_pool_misses_less():
+    trace = coded(random_trace())
+    codes = [SplitReplay(trace, Split(30, slots)).replayed() for slots in (0, 256, 640, 1216)]
+    misses = [one.code_misses for one in codes]
+    assert misses == sorted(misses, reverse=True)
+    assert misses[0] == codes[0].coded
+    assert misses[-1] == 0
+    assert {one.exact_misses for one in codes} == {codes[0].exact_misses}
+    rows = [SplitReplay(trace, Split(slots, 0)).replayed() for slots in (0, 60, 1200)]
+    assert [one.exact_misses for one in rows] == sorted(
+        (one.exact_misses for one in rows), reverse=True
+    )
+    assert rows[0].exact_misses == rows[0].exact
+    assert (rows[-1].exact_misses, rows[-1].drive_rows) == (0, 0)
+
+
+def test_a_share_divides_all_that_is_shared():
+    settings = coded(random_trace()).selected.settings
+    memory = SharedMemory(SHAPE, settings, 1140, 2 * 300_000)
+    # 3 heads of 64 channels: 96 bytes of codes, 3 exponents, 8 bytes of tables.
+    assert memory.slot_bytes == 107
+    half = memory.split(0.5)
+    # 1401 codes, whole chunks of 64; rows of 768 bytes and 22 of bookkeeping.
+    assert half.codes == 1344
+    assert half.hot_rows == 36 + (300_000 - 1344 * 107) // 790
+    assert memory.split(0.0) == Split(36 + 300_000 // 790, 0)
+    # No more codes than there are row numbers.
+    much = replace(memory, byte_count=2 * 3_000_000).split(1.0)
+    assert (much.codes, much.hot_rows) == (4096, 36 + (3_000_000 - 4096 * 107) // 790)
+
+
+def test_rows_of_the_sweep():
+    trace = coded(random_trace(steps=8))
+    rows = split_rows(trace, SHAPE, ("6MiB",), (0.9, 0.0, 0.3))
+    assert [row.share for row in rows] == [0.0, 0.3, 0.9]
+    memory = SharedMemory.of_budget(SHAPE, trace.selected.settings, 1108, "6MiB")
+    for row in rows:
+        split = memory.split(row.share)
+        assert (row.code_slots, row.hot_slots) == (split.codes, split.hot_rows)
+        assert row.drive_rows == SplitReplay(trace, split).replayed().drive_rows / 8
+        assert row.drive_rows <= row.exact_misses + row.code_misses
+    first, second = rows[:2]
+    assert first.code_hits_per_mebibyte is None
+    gained = first.code_misses - second.code_misses
+    mebibytes = (second.code_slots - first.code_slots) * 2 * 107 / 2**20
+    assert gained > 0
+    assert second.code_hits_per_mebibyte == pytest.approx(gained / mebibytes)
+    assert len(splits_text(rows).splitlines()) == 2 + len(rows)
+    with pytest.raises(BudgetError, match="too small"):
+        split_rows(trace, SHAPE, ("1KiB",))
