@@ -11,6 +11,7 @@ _STEP_TESTS = "tests/host/engine/test_coded_step.py"
 _PLACES = f"{_STEP_TESTS}::test_every_placement_gives_the_golden_models_bits"
 _KINDS = f"{_STEP_TESTS}::test_every_kind_of_selection"
 _TAKEN_BACK = f"{_STEP_TESTS}::test_codes_of_tokens_that_were_taken_back_are_not_taken_for_others"
+_FORK = f"{_STEP_TESTS}::test_codes_of_a_fork_are_not_taken_for_those_of_its_original"
 _SESSION_TESTS = "tests/host/sessions/test_coded_sessions.py"
 
 CODED: tuple[Mutant, ...] = (
@@ -24,20 +25,52 @@ CODED: tuple[Mutant, ...] = (
         (_KINDS,),
     ),
     Mutant(
-        "codes-of-other-tokens-are-found",
-        "Codes are found by row number alone, whichever tokens' they are.",
+        "codes-of-other-statistics-are-found",
+        "Codes are found by row number alone, whichever statistics they were coded with.",
         _VALUES,
         "np.flatnonzero((slots >= 0) & (self._numbers[slots] == numbers))",
         "np.flatnonzero(slots >= 0)",
-        (_TAKEN_BACK,),
+        (f"{_STEP_TESTS}::test_forks_that_took_statistics_of_their_own_find_their_own_codes",),
     ),
     Mutant(
-        "a-cut-segment-keeps-its-number",
-        "A segment that is cut keeps the number that codes of tokens behind the cut have.",
-        "host/hillinfer/kv/shadow_keeper.py",
-        "                self._forget_codes(cut)\n",
-        "                pass\n",
-        (_TAKEN_BACK,),
+        "codes-of-groups-that-went-stay",
+        "Codes of a group are found by who has its number next.",
+        "host/hillinfer/kv/rows.py",
+        "        self._shadow.forget_groups(given)\n",
+        "        pass\n",
+        (_TAKEN_BACK, _FORK),
+    ),
+    Mutant(
+        "shadows-are-read-once-for-each-set",
+        "Sets of their own ask for streamed shadows one set after the other.",
+        _STEP,
+        "weighed = self._weights.of_each(scaled, shadows, coded)",
+        "weighed = [self._weights.of_each(scaled, shadows, [one])[0] for one in coded]",
+        (f"{_STEP_TESTS}::test_streamed_shadows_that_only_some_sets_want",),
+    ),
+    Mutant(
+        "who-asks-takes-memory",
+        "Another thread than the one that attends makes room for tables of codes.",
+        _VALUES,
+        "            known = rows < self._covered\n",
+        "            self._cover(int(rows.max()) + 1)\n            known = rows < self._covered\n",
+        ("tests/host/shadow/test_value_codes.py", "tests/host/shadow/test_shortage_of_codes.py"),
+    ),
+    Mutant(
+        "what-many-wanted-is-wanted-for-ever",
+        "Sums of how often codes were wanted run into infinity.",
+        _VALUES,
+        "np.minimum(worth, _MOST_WORTH)",
+        "worth",
+        ("tests/host/shadow/test_value_codes.py", "tests/host/shadow/test_shortage_of_codes.py"),
+    ),
+    Mutant(
+        "codes-give-way-for-themselves",
+        "Codes give up memory while they take some, and count what they gave.",
+        _VALUES,
+        "if short and not self._is_growing:",
+        "if short:",
+        ("tests/host/shadow/test_value_codes.py", "tests/host/shadow/test_shortage_of_codes.py"),
     ),
     Mutant(
         "exponents-of-another-token",

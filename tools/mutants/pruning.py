@@ -33,6 +33,14 @@ _REFERENCE = f"{_READ_TESTS}::test_a_prompt_keeps_what_the_reference_keeps_and_a
 
 PRUNING: tuple[Mutant, ...] = (
     Mutant(
+        "rows-of-others-are-stored",
+        "What is read whole goes to a store with rows of tokens that others had decoded.",
+        _KEEPING,
+        "            document.dense = 0\n",
+        "",
+        (f"{_STORED}::test_rows_that_others_decoded_are_not_stored_as_those_of_a_prompt",),
+    ),
+    Mutant(
         "forced-blocks-compete",
         "Blocks that stay in any case are not counted among those that are to stay.",
         _RANKERS,

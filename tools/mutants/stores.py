@@ -116,6 +116,33 @@ STORES: tuple[Mutant, ...] = (
         (f"{_ROOM}::test_another_writer_at_any_call_takes_no_room_that_was_made",),
     ),
     Mutant(
+        "room-is-cleared-by-nobody",
+        "A process that closes its store clears room after it is forgotten.",
+        "host/hillinfer/store/store.py",
+        "            self.index.end_owner(self._owner)\n",
+        "            self.index.remove_owner(self._owner)\n",
+        (f"{_ROOM}::test_room_of_a_process_that_died_while_it_closed_its_store_is_everybodys",),
+    ),
+    Mutant(
+        "dropped-room-has-two-owners",
+        "A chunk that gives way and is dropped meanwhile is cleared by two processes.",
+        "host/hillinfer/store/retirement.py",
+        'target = NULL WHERE id = ? AND state <> ?",\n'
+        "                (State.QUARANTINED, number, State.TOMBED),",
+        'target = NULL WHERE id = ?",\n                (State.QUARANTINED, number),',
+        (
+            f"{_ROOM}::test_chunks_that_are_dropped_while_they_give_way_leave_their_room_to_the_writer",
+        ),
+    ),
+    Mutant(
+        "dropped-room-is-written-to",
+        "A chunk that is dropped while it is filled gives its room away at once.",
+        "host/hillinfer/store/retirement.py",
+        'WHERE state = {State.QUARANTINED:d} AND owner IS NULL "',
+        'WHERE state = {State.QUARANTINED:d} "',
+        (f"{_ROOM}::test_a_chunk_that_is_dropped_while_it_is_filled_keeps_its_room_until_then",),
+    ),
+    Mutant(
         "room-that-failed-is-held",
         "Room whose headers a process cannot erase stays that process' own.",
         "host/hillinfer/store/room.py",

@@ -317,11 +317,22 @@ def value_statistics_bytes(spec: KernelSpec, settings: Settings) -> int:
     return statistics_bytes(spec) if settings.has_coded_tokens else 0
 
 
+# Places of a coded token's codes, as they were found, by set, and of their exponents behind them.
+_PLACE_BYTES = 3 * 8
+_WEIGHT_BYTES = 4
+
+
+def weighed_bytes(spec: KernelSpec) -> int:
+    """Return what a step keeps of a coded token in each set: L', if it is invalid, and places."""
+    weights = spec.kv_heads * spec.group_size * _WEIGHT_BYTES
+    return weights + spec.kv_heads + _PLACE_BYTES
+
+
 def coded_bytes(shape: ModelShape, spec: KernelSpec, settings: Settings, tokens: int) -> int:
     """Return what a step with coded tokens needs beyond what they are kept in (`coded_step`).
 
-    Tables of rows, and the codes of all coded tokens and all exact rows of a layer; 0 where nothing
-    is coded.
+    Weights of all coded tokens of a layer, their codes, and all exact rows; 0 where nothing is
+    coded.
     """
     if not settings.has_coded_tokens:
         return 0
@@ -330,7 +341,9 @@ def coded_bytes(shape: ModelShape, spec: KernelSpec, settings: Settings, tokens:
     exact = exact_count(tokens, settings.exact, settings.exact_floor, min(kept, tokens), count)
     sets = 1 if settings.scope is Scope.LAYER else spec.kv_heads
     codes = min(tokens, sets * count) * (code_row_bytes(spec) + spec.kv_heads)
-    return codes + min(tokens, sets * exact) * shape.row_bytes
+    # A shorter context may have more coded tokens, where `max_selected` bounds both.
+    weighed = sets * count * weighed_bytes(spec)
+    return codes + weighed + min(tokens, sets * exact) * shape.row_bytes
 
 
 def widened_bytes(shape: ModelShape, settings: Settings) -> int:

@@ -8,7 +8,7 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.engine.selection import explained
+from hillinfer.engine.queries import explained
 from hillinfer.kv.sequence import Sequence
 from hillinfer.native.library import NativeLibrary
 from hillinfer.shadow.segments import SegmentLayer

@@ -13,7 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.attention.coded import CodedAttention
-from hillinfer.engine.selection import Sets, TokenSelection, explained, host_query
+from hillinfer.engine.budget_plan import weighed_bytes
+from hillinfer.engine.queries import explained, host_query
+from hillinfer.engine.selection import Sets, TokenSelection
 from hillinfer.kv.gather import Gather, copy_rows
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import NUMBER_TYPES, Sequence
@@ -80,6 +82,22 @@ class _Reused:
             self._accountant.take(Part.STAGING, (rows - len(self._memory)) * self._row_bytes)
             self._memory = np.zeros((rows, self._row_bytes), np.uint8)
         return self._memory[:rows]
+
+
+class _Counted:
+    """Counts memory that each step of a layer makes anew, by the tokens that it is made for."""
+
+    def __init__(self, token_bytes: int, accountant: Accountant) -> None:
+        self._token_bytes = token_bytes
+        self._accountant = accountant
+        self._tokens = 0
+
+    def expect(self, tokens: int) -> None:
+        """Count what a step of so many tokens makes, where none had as many."""
+        more = max(0, tokens - self._tokens)
+        if more:
+            self._accountant.take(Part.STAGING, more * self._token_bytes)
+            self._tokens += more
 
 
 # --- The step ---
@@ -149,6 +167,7 @@ class CodedStep:
         # Codes of tokens whose rows were brought, and rows that come in more runs than one.
         self._arrived = _Reused(values.coder.row_bytes, accountant)
         self._together = _Reused(row_bytes, accountant)
+        self._weighed = _Counted(weighed_bytes(weights.spec), accountant)
 
     def begin_step(self) -> None:
         """Note that a forward pass begins."""
@@ -234,6 +253,7 @@ class CodedStep:
             scaled = self._weights.scaled(host_query(query), scaling)
         except NonFiniteQueryError as error:
             raise explained(layer, error) from error
+        self._weighed.expect(sum(map(len, coded)))
         with self._selection.scoring:
             own = self._shadow.complete_values(layer, sequence)
             with self._recorder.span(Lane.HOST_SCORING, "weigh", layer=layer):

@@ -14,7 +14,8 @@ import torch
 from hillinfer.attention.native import NativeAttention
 from hillinfer.engine.choice_ahead import ChoiceAhead
 from hillinfer.engine.cold_rows import ColdRows
-from hillinfer.engine.selection import Sets, TokenSelection, explained
+from hillinfer.engine.queries import explained
+from hillinfer.engine.selection import Sets, TokenSelection
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import LayerStepLog

@@ -37,8 +37,7 @@ from hillinfer.engine.budget_plan import (
 from hillinfer.engine.coded_step import CodedStep
 from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.decode_step import NativeDecode
-from hillinfer.engine.pipeline import PrefetchPipeline
-from hillinfer.engine.selection import TokenSelection
+from hillinfer.engine.selection import PrefetchPipeline, TokenSelection
 from hillinfer.errors import SettingsError, SetupWarning
 from hillinfer.extents.group_seals import GroupSeals
 from hillinfer.extents.recording import EngineSide

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tokens a layer attends to (HillInfer section 4.1)."""
+"""Which tokens a layer attends to, chosen in its turn or ahead of it (HillInfer section 4.3)."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from types import TracebackType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,18 +15,22 @@ from numpy.typing import NDArray
 
 from hillinfer.drive.files import round_up
 from hillinfer.engine.budget_plan import SCORE_GROWTH_TOKENS, score_bytes
-from hillinfer.errors import CacheUseError
-from hillinfer.gpu.copies import CopiedRows
+from hillinfer.engine.queries import Explained, host_query, shadow_states
+from hillinfer.gpu.copies import CopiedRows, CopiesAhead
+from hillinfer.kv.gather import Gather
 from hillinfer.kv.pool_keeper import PoolKeeper
-from hillinfer.kv.prefetch_buffer import LandedRows
+from hillinfer.kv.prefetch_buffer import LandedRows, PrefetchBuffer
 from hillinfer.kv.sequence import Sequence
 from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.scoring.scorer import ImportanceEvaluation, SegmentShadow, Split
 from hillinfer.trace.recorder import Lane, Recorder
 from hillinfer_model.choices import Scope
-from hillinfer_model.errors import NonFiniteQueryError
-from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
+
+if TYPE_CHECKING:
+    from hillinfer.engine.choice_ahead import ChoiceAhead
+    from hillinfer.engine.coded_step import CodedStep
 
 Sets = list[NDArray[np.int64]]
 # Scoring of one layer, as the native library counts it in bytes (`Shape::work_bytes`), that is done
@@ -186,7 +190,7 @@ class TokenSelection:
         if self.selects_all(length, sequence.lacking):
             return Ahead(self.everything(layer, sequence, keys), None, None)
         self.make_room(length)
-        with self.scoring, _Explained(layer):
+        with self.scoring, Explained(layer):
             with self._recorder.span(Lane.HOST_SCORING, "code", layer=layer):
                 shadows = self._shadow.code_all(layer, sequence, shadow_states(keys))
             with self._recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=length):
@@ -235,13 +239,13 @@ class TokenSelection:
         if sequence.observed[layer] is not None or not self._shadow.codes_from_tail(
             layer, sequence
         ):
-            with self.scoring, _Explained(layer):
+            with self.scoring, Explained(layer):
                 shadows = self._past(layer, sequence, past)
                 self._count_observed(layer, sequence, scaling, shadows)
 
         def select() -> Sets | Split:
             query = bring()
-            with self.scoring, _Explained(layer):
+            with self.scoring, Explained(layer):
                 shadows = self._past(layer, sequence, past)
                 with self._recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=past):
                     return self._evaluation.chosen(query, scaling, shadows, 1, lacking)
@@ -280,52 +284,183 @@ class TokenSelection:
         self._room_tokens = round_up(tokens, SCORE_GROWTH_TOKENS)
 
 
-class _Explained:
-    """Says what to do about a query that cannot be scored.
-
-    A class, because a generator takes several times as long at every layer and step.
-    """
-
-    def __init__(self, layer: int) -> None:
-        self._layer = layer
-
-    def __enter__(self) -> None:
-        """Do nothing yet."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Put the reason in words that help."""
-        if isinstance(error, NonFiniteQueryError):
-            raise explained(self._layer, error) from error
-
-
-def explained(layer: int, error: NonFiniteQueryError) -> CacheUseError:
-    """Return an error that says what to do about a query that cannot be scored."""
-    return CacheUseError(
-        f"layer {layer} made a query that is not finite ({error}): the model's weights or its "
-        "number type are at fault; try --dtype float32 (the rows that the drive returned are "
-        "those that were written)"
-    )
-
-
 def both_of(chosen: Sets | Split) -> tuple[Sets, Sets | None]:
     """Return selected sets, and the exact tokens of each where others are coded."""
     return (chosen.sets, chosen.exact) if isinstance(chosen, Split) else (chosen, None)
 
 
-def shadow_states(states: torch.Tensor) -> torch.Tensor:
-    """Return keys or values (kv_heads, tokens, head_dim) token by token in FP16, to be coded."""
-    moved = states.transpose(0, 1)
-    if moved.dtype is torch.float16 and moved.is_cpu:
-        return moved
-    return moved.to(device="cpu", dtype=torch.float16)
+# --- while the layer before it computes ---
 
 
-def host_query(query: torch.Tensor) -> torch.Tensor:
-    """Return a query (query_heads, 1, head_dim) as it is scored with, on the processor."""
-    own = query[:, 0]
-    return own if own.dtype is torch.float32 and own.is_cpu else own.float().cpu()
+class PrefetchPipeline:
+    """Selects tokens and reads their rows for layers that have not begun (APP).
+
+    One thread scores, in the order that layers are announced; the rows it selects are read by the
+    prefetch buffer's own thread meanwhile.
+
+    Parameters
+    ----------
+    gather
+        Finds what is cold.
+    prefetch
+        Reads it ahead.
+    threads
+        Compute threads of the scoring thread.
+    coded
+        Knows which coded tokens' rows are wanted; None where none are coded.
+    copies
+        Sends what is selected to the model's GPU; None where it has none.
+    """
+
+    def __init__(
+        self,
+        gather: Gather,
+        prefetch: PrefetchBuffer,
+        threads: int,
+        coded: CodedStep | None = None,
+        copies: CopiesAhead | None = None,
+    ) -> None:
+        self._coded = coded
+        self._gather = gather
+        self._prefetch = prefetch
+        self._copies = copies
+        self._scoring = ThreadPoolExecutor(
+            1,
+            thread_name_prefix="hillinfer-score",
+            # Threads start with the machine's number of them, not with what was chosen.
+            initializer=torch.set_num_threads,
+            initargs=(threads,),
+        )
+        self._ahead: dict[tuple[int, int], Future[Ahead]] = {}
+        # Chosen in the caller's own thread.
+        self._known: dict[tuple[int, int], Ahead] = {}
+        # In one of the native library's.
+        self._choices: dict[tuple[int, int], ChoiceAhead] = {}
+
+    def announce(
+        self, layer: int, sequence: Sequence, past: int, select: Callable[[], Sets | Split]
+    ) -> None:
+        """Begin to select for a layer that comes next.
+
+        Parameters
+        ----------
+        layer, sequence
+            Whose attention comes.
+        past
+            Tokens of it that are stored; one more is coming.
+        select
+            Returns the selected sets; called from the scoring thread.
+        """
+        self._ahead[layer, id(sequence)] = self._scoring.submit(
+            self._work, layer, sequence, past, select
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the scoring thread has nothing to do."""
+        return all(one.done() for one in self._ahead.values())
+
+    def select_now(
+        self, layer: int, sequence: Sequence, past: int, select: Callable[[], Sets | Split]
+    ) -> None:
+        """Select for a layer that comes next in the caller's own thread; only reads go on.
+
+        For what is selected sooner than another thread would begin to, while that is idle: layers
+        are selected one after the other. Parameters as in `announce`, and errors wait for `take` as
+        there.
+        """
+        ahead: Future[Ahead] = Future()
+        try:
+            ahead.set_result(self._work(layer, sequence, past, select))
+        except Exception as error:
+            ahead.set_exception(error)
+        self._ahead[layer, id(sequence)] = ahead
+
+    def keep(self, layer: int, sequence: Sequence, sets: Sets, landed: LandedRows | None) -> None:
+        """Keep what was chosen for a layer that comes next until `take`, and what lands of it."""
+        self._known[layer, id(sequence)] = Ahead(sets, landed, None)
+
+    def keep_choice(self, layer: int, sequence: Sequence, choice: ChoiceAhead) -> None:
+        """Keep what is being chosen of rows that are all hot, until `take`."""
+        self._choices[layer, id(sequence)] = choice
+
+    def announced(self, layer: int, sequence: Sequence) -> Ahead | None:
+        """Return what was announced of a layer, once it is selected; None where nothing was.
+
+        Raises
+        ------
+        Exception
+            What went wrong while selecting.
+        """
+        key = layer, id(sequence)
+        choice = self._choices.get(key)
+        if choice is not None:
+            self._known[key] = Ahead(choice.sets(), None, None)
+            del self._choices[key]
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        ahead = self._ahead.get(key)
+        return None if ahead is None else ahead.result()
+
+    def take(self, layer: int, sequence: Sequence) -> Ahead | None:
+        """Return what `announced` does, of which nobody else is to know any more.
+
+        Its rows are wanted now.
+        """
+        # An interrupt while waiting leaves it to `drop`.
+        ahead = self.announced(layer, sequence)
+        if ahead is not None:
+            key = layer, id(sequence)
+            if self._known.pop(key, None) is None:
+                del self._ahead[key]
+            for landed in (ahead.landed, ahead.arriving):
+                if landed is not None:
+                    self._prefetch.want(landed)
+        return ahead
+
+    def drop(self) -> None:
+        """Forget what was announced, because the forward pass broke off."""
+        # Every step asks, and mostly each layer has taken what was announced of it.
+        if self._ahead:
+            for under_way in self._ahead.values():
+                under_way.cancel()
+            wait(self._ahead.values())
+            self._ahead.clear()
+        self._known.clear()
+        self._drop_choices()
+        if self._copies is not None:
+            self._copies.settle()
+        if self._prefetch.unclaimed:
+            self._prefetch.abandon_unclaimed()
+
+    def close(self) -> None:
+        """Stop the scoring thread, and wait for what is being chosen."""
+        self._drop_choices()
+        self._scoring.shutdown(cancel_futures=True)
+
+    def _drop_choices(self) -> None:
+        for choice in self._choices.values():
+            choice.drop()
+        self._choices.clear()
+
+    def _work(
+        self, layer: int, sequence: Sequence, past: int, select: Callable[[], Sets | Split]
+    ) -> Ahead:
+        sets, exact = both_of(select())
+        wanted = sets if exact is None else exact
+        union = wanted[0] if len(wanted) == 1 else np.unique(np.concatenate(wanted))
+        # The newest token is stored when its layer begins.
+        stored = union[: union.searchsorted(past)]
+        # When attention looks, the tail holds what it holds now, or what follows a full group.
+        held = past // GROUP_TOKENS * GROUP_TOKENS
+        landed = self._gather.land(layer, sequence, stored, held)
+        if self._copies is None:
+            if exact is None or self._coded is None:
+                return Ahead(sets, landed, None)
+            missing = self._coded.missing(layer, sequence, sets, exact, held)
+            arriving = self._gather.land(layer, sequence, missing, held)
+            return Ahead(sets, landed, None, exact, arriving)
+        # What is there is sent on at once, rather than with what has no room yet.
+        self._prefetch.want(landed)
+        return Ahead(sets, landed, self._copies.begin(layer, sequence, stored, held, landed))

@@ -464,8 +464,7 @@ class RowKeeper:
 
     def _group_numbers(self, sequence: Sequence, first: int, count: int) -> NDArray[np.int64]:
         while sequence.group_count < first + count:
-            part = len(sequence.band) / self._shape.layers
-            sequence.append_groups([self._groups.take(part)])
+            sequence.append_groups([self._groups.take(len(sequence.band) / self._shape.layers)])
         self._pools.cover(self._groups.groups * GROUP_TOKENS)
         self._store.cover(self._groups.groups)
         return np.asarray(sequence.groups[first : first + count], np.int64)
@@ -474,6 +473,7 @@ class RowKeeper:
         given = [group for group in groups if self._groups.give(group)]
         for group in given:
             self._pools.forget_group(group)
+        self._shadow.forget_groups(given)
         self._chunks.forget(given)
         self.close_bases()
 

@@ -259,9 +259,7 @@ class ShadowKeeper:
             for later in sequence.segments[kept:]:
                 self._memory.leave_all_to_device(later)
             if any(one.coded_tokens > left for one in sequence.segments[kept - 1].layers):
-                cut = self._own(sequence, kept - 1)
-                self._memory.cut(cut, left)
-                self._forget_codes(cut)
+                self._memory.cut(self._own(sequence, kept - 1), left)
         while len(sequence.segments) > kept:
             self._memory.release(sequence.segments.pop())
 
@@ -436,11 +434,10 @@ class ShadowKeeper:
         )
         sequence.segments[number].layers[layer].values = self._values.numbered(taken)
 
-    def _forget_codes(self, segment: Segment) -> None:
-        """Find no codes that are kept of a segment: its tokens may be others from here on."""
-        for own in segment.layers:
-            if self._values is not None and own.values is not None:
-                own.values = self._values.numbered(own.values.statistics)
+    def forget_groups(self, groups: list[int]) -> None:
+        """Keep no codes of values of groups that nobody has any more."""
+        if self._values is not None:
+            self._values.forget_groups(groups)
 
     def _keep_values(
         self, layer: int, sequence: Sequence, number: int, values: torch.Tensor, start: int
@@ -488,7 +485,6 @@ class ShadowKeeper:
         segment = sequence.segments[number]
         if segment.owners > 1:
             own = self._memory.clone(segment)
-            self._forget_codes(own)
             segment.owners -= 1
             segment = sequence.segments[number] = own
         return segment

@@ -47,6 +47,8 @@ class DocumentKeeper:
         if not self.is_as_left(document, cache):
             # Others used it: tokens that came are in every band, and their states are not here.
             document.boundary, document.windows = document.boundary.forgotten(), {}
+            # Nobody knows what each of them attended to.
+            document.dense = 0
         elif length > document.length:
             raise UnsupportedFeatureError(
                 f"prune: the cache has {length} tokens, of which {document.length} were read in "

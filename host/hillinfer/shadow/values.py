@@ -21,7 +21,7 @@ from hillinfer.native.coded import CodeSlots, FoundCodes
 from hillinfer.native.library import native_library
 from hillinfer.scoring.values import NativeValueCoder
 from hillinfer_model.channel_statistics import ChannelStatistics
-from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 from hillinfer_model.value_layout import code_row_bytes
 
 # --- A segment's value statistics ---
@@ -31,15 +31,15 @@ from hillinfer_model.value_layout import code_row_bytes
 class SegmentValues:
     """Statistics of a segment's values, and under which number codes of it are kept.
 
-    Group numbers come again, and forks take statistics of their own of an open group that they
-    share. So a kept code is one of this segment only where it has its number.
+    Forks that share groups take statistics of their own where nobody had taken any. So a kept code
+    is one of this segment only where it has its number. Copies of a segment have the same one.
 
     Parameters
     ----------
     statistics
         Of the values.
     number
-        Of no other segment, nor of this one with other tokens.
+        Of no other statistics.
     """
 
     statistics: ChannelStatistics
@@ -204,6 +204,14 @@ class CodePool:
             within = places[own] % CHUNK_SLOTS
             self._chunks[chunk][within] = codes[kept[own], : self._row_bytes]
         return len(kept)
+
+    def forget(self, rows: NDArray[np.int64]) -> None:
+        """Keep no codes of these row numbers, which are other tokens' from here on."""
+        own = rows[rows < len(self._slots)]
+        slots = self._slots[own]
+        self._rows[slots[slots >= 0]] = -1
+        self._slots[own] = -1
+        self._worth[own] = 0
 
     def _replace(
         self, rows: NDArray[np.int64], rest: NDArray[np.int64], slots: NDArray[np.int64]
@@ -382,6 +390,13 @@ class ValueCodes:
             if self._cover(int(rows.max()) + 1):
                 self.fit()
             self._layers[layer].offer(rows, numbers, codes)
+
+    def forget_groups(self, groups: list[int]) -> None:
+        """Keep no codes of groups that were given back, in any layer."""
+        rows = np.asarray(groups, np.int64)[:, None] * GROUP_TOKENS + np.arange(GROUP_TOKENS)
+        with self._changing:
+            for one in self._layers:
+                one.forget(rows.reshape(-1))
 
     def fit(self) -> None:
         """Take as much memory as codes may have now, or give back what they may not."""

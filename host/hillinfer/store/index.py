@@ -96,16 +96,15 @@ class Index:
         """Return the numbers of all processes that have entered, by their tokens."""
         return dict(self._database.rows("SELECT token, id FROM owner"))
 
+    def end_owner(self, owner: int) -> None:
+        """End a process' leases and take what it was writing away; it may still clear room."""
+        with self._database.transaction() as db:
+            _end(db, owner)
+
     def remove_owner(self, owner: int) -> None:
         """Forget a process: its leases end, and what it was writing goes."""
         with self._database.transaction() as db:
-            db.execute("DELETE FROM lease WHERE owner = ?", (owner,))
-            rows = db.execute(
-                "SELECT id FROM chunk WHERE owner = ? AND state = ?", (owner, State.WRITING)
-            ).fetchall()
-            for (number,) in rows:
-                tomb(db, number)
-            db.execute("UPDATE chunk SET owner = NULL, target = NULL WHERE owner = ?", (owner,))
+            _end(db, owner)
             db.execute("DELETE FROM owner WHERE id = ?", (owner,))
 
     # --- looking up ------------------------------------------------------------------------
@@ -369,3 +368,14 @@ class Index:
                     "UPDATE chunk SET owner = NULL, target = NULL WHERE id = ? AND owner = ?",
                     (number, owner),
                 )
+
+
+def _end(db: sqlite3.Connection, owner: int) -> None:
+    """Let all of an owner's chunks go, inside a transaction."""
+    db.execute("DELETE FROM lease WHERE owner = ?", (owner,))
+    rows = db.execute(
+        "SELECT id FROM chunk WHERE owner = ? AND state = ?", (owner, State.WRITING)
+    ).fetchall()
+    for (number,) in rows:
+        tomb(db, number)
+    db.execute("UPDATE chunk SET owner = NULL, target = NULL WHERE owner = ?", (owner,))

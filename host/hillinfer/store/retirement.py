@@ -69,12 +69,15 @@ class Retirement:
             return row is not None
 
     def quarantine(self, number: int) -> None:
-        """Let nobody find a chunk any more whose bytes are wrong, nor what follows it."""
+        """Let nobody find a chunk any more whose bytes are wrong, nor what follows it.
+
+        One that is tombed stays so: whoever owns it takes its headers away.
+        """
         with self._database.transaction() as db:
             db.execute("DELETE FROM prefix WHERE chunk = ?", (number,))
             db.execute(
-                "UPDATE chunk SET state = ?, target = NULL WHERE id = ?",
-                (State.QUARANTINED, number),
+                "UPDATE chunk SET state = ?, target = NULL WHERE id = ? AND state <> ?",
+                (State.QUARANTINED, number, State.TOMBED),
             )
             db.execute(
                 # By the key, which has an index.
@@ -87,11 +90,12 @@ class Retirement:
             )
 
     def drop_quarantined(self) -> None:
-        """Give the room of quarantined chunks up that nobody leases; `claim` has them then."""
+        """Give the room of quarantined chunks up that nobody uses; `claim` has them then."""
         with self._database.transaction() as db:
             rows = db.execute(
-                f"SELECT id FROM chunk c WHERE state = {State.QUARANTINED:d} AND NOT EXISTS "
-                "(SELECT 1 FROM lease WHERE chunk = c.id)"
+                # Whoever fills one still writes to it.
+                f"SELECT id FROM chunk c WHERE state = {State.QUARANTINED:d} AND owner IS NULL "
+                "AND NOT EXISTS (SELECT 1 FROM lease WHERE chunk = c.id)"
             ).fetchall()
             for (number,) in rows:
                 tomb(db, number)

@@ -443,8 +443,10 @@ class Store:
     def _leave(self) -> None:
         try:
             self.room.write_touched()
-            self.index.remove_owner(self._owner)
+            # Room that is being cleared is an owner's: it is known until that is done.
+            self.index.end_owner(self._owner)
             self.room.clear_tombed()
+            self.index.remove_owner(self._owner)
             self._intake.leave()
         except (OSError, HillInferError) as error:
             # Whoever opens the store next collects what this process leaves.

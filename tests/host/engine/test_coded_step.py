@@ -9,7 +9,7 @@ from coded_golden import SETTINGS, SHAPE, Text
 from copy_lanes import HostLane
 from placement_matrix import Budget, Path, Way, pairs
 
-from hillinfer.engine.budget_plan import kernel_spec
+from hillinfer.engine.budget_plan import kernel_spec, weighed_bytes
 from hillinfer.errors import SettingsError
 from hillinfer.model_shape import StoredType
 
@@ -144,6 +144,75 @@ def test_codes_of_tokens_that_were_taken_back_are_not_taken_for_others(kept, col
     assert np.array_equal(outputs(Way()).view(np.int32), expected.view(np.int32))
 
 
+def test_codes_of_a_fork_are_not_taken_for_those_of_its_original(cold_dir):
+    """Both go on in a segment that they shared, and one gets groups that the other gave back."""
+    others = Text(prompt=1000, steps=3, seed=9)
+    own = replace(others, seed=10)
+
+    def outputs(steps):
+        """Of the fork, after so many steps of the original, whose codes are kept."""
+        runtime = Way(batch=2).open(SHAPE, SETTINGS, cold_dir, LONG.prompt)
+        sequence = runtime.open_sequence()
+        replace(LONG, prompt=700).read(runtime, sequence)
+        replace(LONG, prompt=700).decode(runtime, sequence, 0)
+        runtime.truncate(sequence, 700)
+        fork = runtime.fork(sequence)
+        others.read(runtime, sequence, first=700)
+        for step in range(steps):
+            others.decode(runtime, sequence, step)
+        groups, shared = set(sequence.groups), len(fork.groups)
+        runtime.release(sequence)
+        own.read(runtime, fork, first=700)
+        assert groups.issuperset(fork.groups[shared:])
+        found = [own.decode(runtime, fork, step) for step in range(own.steps)]
+        runtime.close()
+        return np.stack(found)
+
+    assert np.array_equal(outputs(others.steps).view(np.int32), outputs(0).view(np.int32))
+
+
+def forked(runtime, text, steps):
+    """Return a sequence and a fork of it, with as many steps before."""
+    sequence = runtime.open_sequence()
+    text.read(runtime, sequence)
+    for step in range(steps):
+        text.decode(runtime, sequence, step)
+    return sequence, runtime.fork(sequence)
+
+
+def test_forks_that_took_statistics_of_their_own_find_their_own_codes(cold_dir):
+    """Nobody had ranked their open segment, and one has more tokens of it than the other."""
+    text = Text(prompt=700, steps=2)
+    more = Text(prompt=1000, steps=2, seed=9)
+
+    def outputs(steps):
+        runtime = Way(batch=2).open(SHAPE, SETTINGS, cold_dir, 1100)
+        sequence, fork = forked(runtime, text, 0)
+        more.read(runtime, sequence, first=700)
+        more.decode(runtime, sequence, 0)
+        for step in range(steps):
+            text.decode(runtime, fork, step)
+        found = more.decode(runtime, sequence, 1)
+        runtime.close()
+        return found
+
+    assert np.array_equal(outputs(2).view(np.int32), outputs(0).view(np.int32))
+
+
+def test_forks_of_an_open_segment_share_its_codes(cold_dir):
+    text = Text(prompt=1000, steps=6)
+    runtime = Way(batch=2).open(SHAPE, SETTINGS, cold_dir, 1100)
+    both = forked(runtime, text, 2)
+    before = runtime.statistics()
+    for step in range(2, 6):
+        for one in both:
+            text.decode(runtime, one, step)
+    now = runtime.statistics()
+    runtime.close()
+    assert now.coded_tokens - before.coded_tokens > 3000
+    assert now.coded_arrivals - before.coded_arrivals < 300
+
+
 def test_with_exact_1_or_int2_nothing_is_coded(cold_dir):
     found, statistics = run(Way(), SHORT, SETTINGS.changed(exact=1), cold_dir)
     assert statistics.coded_tokens == 0
@@ -163,3 +232,16 @@ def test_a_model_on_a_gpu_is_refused_by_name(cold_dir):
 def test_settings_out_of_range_are_named(changes):
     with pytest.raises(SettingsError, match=next(iter(changes))):
         SETTINGS.changed(**changes)
+
+
+def test_weights_of_coded_tokens_are_counted(cold_dir):
+    """Each set has L' of its own of all query heads, and the plan knows of them."""
+    settings = SETTINGS.changed(scope="kv_head")
+    _, few = run(Way(), SHORT, settings, cold_dir)
+    _, many = run(Way(), SHORT, settings.changed(alpha=0.9), cold_dir)
+    tokens = SHORT.prompt + SHORT.steps
+    of_each = weighed_bytes(kernel_spec(SHAPE, settings))
+    assert of_each > SHAPE.query_heads * 4
+    more = 2 * (round(0.9 * tokens) - round(0.3 * tokens)) * of_each
+    grown = many.staging_bytes - few.staging_bytes
+    assert grown >= more

@@ -147,6 +147,25 @@ def test_what_is_cropped_is_read_anew(left, later, stored, model, cold_dir):
             torch.testing.assert_close(found[1], logits, atol=1e-3, rtol=1e-3)
 
 
+def test_rows_that_others_decoded_are_not_stored_as_those_of_a_prompt(stored, model, cold_dir):
+    """A token that selects what it attends to has other rows than one of a prompt."""
+    with attached(model, cold_dir, store=stored, alpha=0.05) as hill:
+        cache = hill.new_cache()
+        with hillinfer.prune(model, SCHEDULE, later="anew"):
+            generated(model, IDS, cache, 100, 1)
+        cache.crop(100 - TOKENS)
+        generated(model, IDS[:, :120], cache, None, 100)
+        held = torch.tensor(cache.token_ids).reshape(1, -1)
+        turn = torch.cat([held, prompts([700], seed=4)[0]], 1)
+        with hillinfer.prune(model, SCHEDULE, later="anew") as pruning:
+            generated(model, turn, cache, None, 1)
+            assert pruning.read_of(cache).brought == held.shape[1]
+            assert pruning.complete(cache).is_whole
+        other = hill.new_cache()
+        generated(model, turn, other, None, 1)
+        assert other.read_from_store.found_tokens <= 120 // 64 * 64
+
+
 class BrokenError(Exception):
     """Raised in the middle of a pass."""
 

@@ -146,6 +146,71 @@ def test_room_of_a_process_that_died_while_making_it_is_everybodys(full):
         assert facts["chunk_bytes"] + facts["free_bytes"] == store.files[0].units * UNIT_BYTES
 
 
+def begun(store):
+    """Begin a chunk that nobody fills."""
+    return store.room.begin(SPACE, 0, None, b"", b"t" * 32)
+
+
+def test_room_of_a_process_that_died_while_it_closed_its_store_is_everybodys(full):
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        calls = CountedCalls(0, lambda name: os._exit(0))
+        with Store(full, eviction="lru", calls=calls) as store:
+            assert begun(store) is not None
+            calls.number = calls.made + 1
+        os.write(writing, b"lived")
+        os._exit(1)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading, "rb") as said:
+        assert said.read() == b""
+    with Store(full, eviction="lru") as store:
+        store.room.collect()
+        facts = store.statistics()
+        assert facts["chunk_bytes"] + facts["free_bytes"] == store.files[0].units * UNIT_BYTES
+
+
+def dropped(store):
+    """Drop chunks whose room another process makes, as if they had been listed before."""
+    query = "SELECT id FROM chunk WHERE state = ?"
+    store.room.drop([number for (number,) in store.database.rows(query, (State.TOMBED,))])
+
+
+def test_chunks_that_are_dropped_while_they_give_way_are_cleared_by_one_process(full):
+    missing, calls = interleaved(full, before=dropped)
+    assert calls > 10
+    assert not missing
+
+
+def test_chunks_that_are_dropped_while_they_give_way_leave_their_room_to_the_writer(full):
+    with Store(full, eviction="lru") as store:
+        calls = CountedCalls(0, lambda name: dropped(store))
+        with Store(full, eviction="lru", calls=calls) as making:
+            calls.number = calls.made + 1
+            assert put(making, SPACE, prompt(4000, TOKENS)) == WHOLE
+            facts = making.statistics()
+            assert facts["chunk_bytes"] + facts["free_bytes"] == making.files[0].units * UNIT_BYTES
+            assert not making.database.rows(
+                "SELECT 1 FROM chunk WHERE state = ?", (State.QUARANTINED,)
+            )
+
+
+def test_a_chunk_that_is_dropped_while_it_is_filled_keeps_its_room_until_then(full):
+    with Store(full, eviction="lru") as filling, Store(full, eviction="lru") as store:
+        put(filling, SPACE, prompt(4000, 64))
+        ((number, span),) = store.database.rows(
+            "SELECT id, unit FROM chunk WHERE groups = 1 AND owner IS NULL"
+        )
+        assert filling.room.extend(number, 1, b"t" * 32)
+        store.room.drop([number])
+        held = "SELECT 1 FROM chunk WHERE unit = ?"
+        assert store.database.rows(held, (span,))
+        filling.room.end_writing([number])
+        store.room.collect()
+        assert not store.database.rows(held, (span,))
+
+
 @pytest.mark.parametrize("call", [1, 2])
 def test_room_whose_headers_cannot_be_taken_is_made_by_another_writer(full, call):
     def fail(name):
