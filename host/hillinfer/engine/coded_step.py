@@ -244,8 +244,8 @@ class CodedStep:
         CacheUseError
             Where the query is not finite.
         """
-        given = layer, sequence, query, sets, scaling, step, landed, exact, arriving
-        attended = self._attend_natively(*given) if len(sets) == 1 else None
+        whole = layer, sequence, query, sets, scaling, step, landed, exact, arriving
+        attended = self._attend_natively(*whole) if len(sets) == 1 else None
         if attended is not None:
             return attended
         coded = [_without(*one) for one in zip(sets, exact, strict=True)]
@@ -303,6 +303,7 @@ class CodedStep:
                 return None
             # They stay while the library looks at them, whoever makes room meanwhile.
             shadows = [one.layers[layer].shadow for one in sequence.segments]
+        self._weighed.expect(len(sets[0]))
         asked.scaling, asked.factor = scaling, query_factor(scaling)
         asked.threads = torch.get_num_threads()
         table = sequence.table_addresses[layer]
@@ -319,8 +320,13 @@ class CodedStep:
         runs = self._gather.in_place(layer, sequence, exact[0], step, landed, BLOCK_TOKENS)
         with closing(runs):
             for addresses in self._at_once(runs, len(exact[0])):
+                lies = self._values.coder.row_bytes, addresses.ctypes.data, out.data_ptr()
                 with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
-                    self._attend_found(layer, table, found, addresses, out)
+                    given = self._number, table, self._step_address, found.address
+                    try:
+                        self._library.decode("hillinfer_attend_codes", *given, *lies)
+                    except NonFiniteQueryError as error:
+                        raise explained(layer, error) from error
         if len(missing):
             rows, segments = found.rows[missing], found.positions(missing) // self._segment_tokens
             numbers = np.array([one.number for one in own])[segments]
@@ -330,28 +336,6 @@ class CodedStep:
         for counters in (self._counters, sequence.counters):
             counters.coded_tokens += found.count
         return out if query.dtype is torch.float32 else out.to(query.dtype)
-
-    def _attend_found(
-        self,
-        layer: int,
-        table: int,
-        found: FoundCodes,
-        addresses: NDArray[np.uint64],
-        out: torch.Tensor,
-    ) -> None:
-        try:
-            self._library.decode(
-                "hillinfer_attend_codes",
-                self._number,
-                table,
-                self._step_address,
-                found.address,
-                self._values.coder.row_bytes,
-                addresses.ctypes.data,
-                out.data_ptr(),
-            )
-        except NonFiniteQueryError as error:
-            raise explained(layer, error) from error
 
     def _at_once(
         self, runs: Iterable[NDArray[np.uint64]], count: int
