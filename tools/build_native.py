@@ -49,6 +49,7 @@ COMMON: dict[str, list[str]] = {
     "coded_api": [],
     "coded_portable": _ANY_FLOAT,
     "coded_powers": [],
+    "coded_step": [],
     "decode_step": [],
     "row_places": [],
     "row_products": _ANY_FLOAT,

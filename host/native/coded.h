@@ -85,6 +85,11 @@ extern const CodedKernels kAvx512Coded;
 extern const CodedKernels kNeonCoded;
 #endif
 
+// Attends to rows and coded tokens at once, some KV heads on each thread; `out` gets the outputs of the
+// heads that are attended for, at their places. The variant is one that the processor runs.
+void attend_coded(int32_t variant, const CodedAttention& call, const uint64_t* rows, int64_t count,
+                  const CodedTokens* segments, int64_t segment_count, float* out);
+
 // 2^23 * 2^(i/256), rounded: what weights' 24 bits are made of.
 extern const int32_t kPowers[257];
 

@@ -63,25 +63,30 @@ int32_t with_kernels(int32_t variant, Call call) {
 }
 
 }  // namespace
+
+void attend_coded(int32_t variant, const CodedAttention& call, const uint64_t* rows, int64_t count,
+                  const CodedTokens* segments, int64_t segment_count, float* out) {
+    const CodedKernels& kernels = *coded_kernels(variant);
+    const OwnWork own(call, count);
+    const int parts = std::max(1, std::min(call.threads, call.head_count));
+    run_parallel(parts, parts, [&](int64_t part, int) {
+        const int first = int(call.head_count * part / parts);
+        const int stop = int(call.head_count * (part + 1) / parts);
+        kernels.attend(call, {call.first_head + first, stop - first}, rows, count, segments,
+                       segment_count, own.work(), out);
+    });
+}
+
 }  // namespace hillinfer
 
 using namespace hillinfer;
 
-// Attends to rows and coded tokens at once, some KV heads on each thread; `out` gets the outputs of
-// the heads that are attended for, at their places.
 HILLINFER_API int32_t hillinfer_coded_attend(int32_t variant, const CodedAttention* call,
                                              const uint64_t* rows, int64_t count,
                                              const CodedTokens* segments, int64_t segment_count,
                                              float* out) {
-    return with_kernels(variant, [&](const CodedKernels& kernels) {
-        const OwnWork own(*call, count);
-        const int parts = std::max(1, std::min(call->threads, call->head_count));
-        run_parallel(parts, parts, [&](int64_t part, int) {
-            const int first = int(call->head_count * part / parts);
-            const int stop = int(call->head_count * (part + 1) / parts);
-            kernels.attend(*call, {call->first_head + first, stop - first}, rows, count, segments,
-                           segment_count, own.work(), out);
-        });
+    return with_kernels(variant, [&](const CodedKernels&) {
+        attend_coded(variant, *call, rows, count, segments, segment_count, out);
     });
 }
 

@@ -9,66 +9,14 @@
 
 #include "api.h"
 #include "choice.h"
+#include "halves.h"
 #include "thread_pool.h"
 
 namespace hillinfer {
 namespace {
 
-constexpr uint16_t kHalfInfinity = 0x7C00;
-constexpr uint16_t kLargestHalf = 0x7BFF;
-// From here on a number rounds to no finite half.
-constexpr uint32_t kTooLarge = 0x477FF000;
-constexpr uint32_t kFloatInfinity = 0x7F800000;
-
 int64_t now() {
     return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
-}
-
-// On bits: the compiler is told that no number is infinite. Rounds to the nearest, ties to even.
-uint16_t half_of(uint32_t bits) {
-    const uint16_t sign = uint16_t(bits >> 16 & 0x8000);
-    const uint32_t magnitude = bits & 0x7FFFFFFF;
-    if (magnitude > kFloatInfinity) {
-        return uint16_t(sign | 0x7E00 | (magnitude >> 13 & 0x3FF));
-    }
-    if (magnitude >= kTooLarge) {
-        return sign | kHalfInfinity;
-    }
-    if (magnitude >= 0x38800000) {
-        return uint16_t(sign | (magnitude - 0x38000000 + 0xFFF + (magnitude >> 13 & 1)) >> 13);
-    }
-    const uint32_t exponent = magnitude >> 23;
-    if (exponent < 102) {
-        return sign;
-    }
-    const uint32_t mantissa = (magnitude & 0x7FFFFF) | 0x800000;
-    const uint32_t shift = 126 - exponent;
-    const uint32_t half = 1u << (shift - 1);
-    const uint32_t rest = mantissa & ((1u << shift) - 1);
-    uint32_t whole = mantissa >> shift;
-    whole += rest > half || (rest == half && (whole & 1));
-    return uint16_t(sign | whole);
-}
-
-uint32_t float_of_half(uint16_t half) {
-    const uint32_t sign = uint32_t(half & 0x8000) << 16;
-    const uint32_t exponent = half >> 10 & 31;
-    uint32_t mantissa = half & 0x3FF;
-    if (exponent == 31) {
-        return sign | kFloatInfinity | mantissa << 13;
-    }
-    if (exponent) {
-        return sign | (exponent + 112) << 23 | mantissa << 13;
-    }
-    if (!mantissa) {
-        return sign;
-    }
-    uint32_t shifted = 113;
-    while (!(mantissa & 0x400)) {
-        mantissa <<= 1;
-        --shifted;
-    }
-    return sign | shifted << 23 | (mantissa & 0x3FF) << 13;
 }
 
 // Numbers of a head as they are stored; returns how many did not fit.

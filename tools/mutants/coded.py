@@ -6,6 +6,7 @@ from __future__ import annotations
 from mutants.mutant import Built, Mutant
 
 _STEP = "host/hillinfer/engine/coded_step.py"
+_NATIVE = "host/native/coded_step.cpp"
 _VALUES = "host/hillinfer/shadow/values.py"
 _STEP_TESTS = "tests/host/engine/test_coded_step.py"
 _PLACES = f"{_STEP_TESTS}::test_every_placement_gives_the_golden_models_bits"
@@ -30,7 +31,35 @@ CODED: tuple[Mutant, ...] = (
         _VALUES,
         "np.flatnonzero((slots >= 0) & (self._numbers[slots] == numbers))",
         "np.flatnonzero(slots >= 0)",
+        ("tests/host/shadow/test_value_codes.py",),
+    ),
+    Mutant(
+        "the-library-finds-codes-of-other-statistics",
+        "The library finds codes by row number alone, whichever statistics they were coded with.",
+        _NATIVE,
+        "slot >= 0 && slots.numbers[slot] == selection.segments[segment].number",
+        "slot >= 0",
         (f"{_STEP_TESTS}::test_forks_that_took_statistics_of_their_own_find_their_own_codes",),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "found-codes-give-way-before-they-are-attended-to",
+        "Codes of cold tokens take the slots of codes that the library is about to attend to.",
+        _STEP,
+        "        out = torch.empty(query.shape)\n",
+        "        given = found.rows[missing], own[0].number + 0 * missing, arrived[: len(missing)]\n"
+        "        self._values.offer(layer, *given)\n"
+        "        out = torch.empty(query.shape)\n",
+        (_KINDS, _PLACES),
+    ),
+    Mutant(
+        "a-tail-s-codes-are-of-the-next-row",
+        "Values of a coded token in the tail are those of the row behind its own.",
+        _NATIVE,
+        "table.tail + (position - table.held) * table.row_bytes",
+        "table.tail + (position - table.held + 1) * table.row_bytes",
+        (_KINDS, _PLACES),
+        Built.NATIVE,
     ),
     Mutant(
         "codes-of-groups-that-went-stay",

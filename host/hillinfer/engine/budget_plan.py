@@ -317,8 +317,8 @@ def value_statistics_bytes(spec: KernelSpec, settings: Settings) -> int:
     return statistics_bytes(spec) if settings.has_coded_tokens else 0
 
 
-# Places of a coded token's codes, as they were found, by set, and of their exponents behind them.
-_PLACE_BYTES = 3 * 8
+# A coded token's position, row, places of codes and exponents, and whether they are missing.
+_PLACE_BYTES = 5 * 8
 _WEIGHT_BYTES = 4
 
 

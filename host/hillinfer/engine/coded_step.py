@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -16,14 +18,19 @@ from hillinfer.engine.queries import explained, host_query
 from hillinfer.engine.selection import Sets, TokenSelection
 from hillinfer.kv.gather import Gather, copy_rows
 from hillinfer.kv.prefetch_buffer import LandedRows
-from hillinfer.kv.sequence import Sequence
+from hillinfer.kv.sequence import NUMBER_TYPES, Sequence
 from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.memory_budget import Accountant, Part
-from hillinfer.native.structures import row_addresses
+from hillinfer.model_shape import StoredType
+from hillinfer.native.coded import FoundCodes
+from hillinfer.native.library import native_library
+from hillinfer.native.structures import DecodeStep, Shape, row_addresses
 from hillinfer.scoring.aligned import AlignedWeights, Weighed
+from hillinfer.scoring.arguments import query_factor
 from hillinfer.shadow.values import SegmentValues, ValueCodes
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import Lane, Recorder
+from hillinfer_model.choices import Scope
 from hillinfer_model.coded_attention import BLOCK_TOKENS
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import GROUP_TOKENS
@@ -147,6 +154,16 @@ class CodedStep:
         self._recorder = recorder
         self._segment_tokens = weights.spec.segment_tokens
         self._code_bytes = code_row_bytes(weights.spec)
+        self._library = native_library()
+        self._is_native = weights.variant is attention.variant
+        self._number = attention.variant.number
+        shape = attention.shape
+        self._step = DecodeStep(
+            shape=Shape.of(weights.spec, Scope.LAYER),
+            group_size=shape.group_size,
+            stored_type=0 if shape.stored_type is StoredType.BFLOAT16 else 1,
+        )
+        self._step_address = ctypes.addressof(self._step)
         # Codes of tokens whose rows were brought, and rows that come in more runs than one.
         self._arrived = _Reused(values.coder.row_bytes, accountant)
         self._together = _Reused(row_bytes, accountant)
@@ -170,10 +187,16 @@ class CodedStep:
         on_drive
             Positions from here on are left out: they are in the tail.
         """
+        own = self._shadow.known_values(layer, sequence)
+        size = self._segment_tokens
+        if len(sets) == 1 and len(own) * size > int(sets[0][-1]):
+            words = b"".join([one.words for one in own])
+            found = FoundCodes(sets[0], exact[0], words)
+            self._values.see(layer, sequence.table_addresses[layer], on_drive, found)
+            return found.positions(found.missing)
         coded = [_without(*one) for one in zip(sets, exact, strict=True)]
         wanted = coded[0] if len(coded) == 1 else np.unique(np.concatenate(coded))
         wanted = wanted[: np.searchsorted(wanted, on_drive)]
-        own = self._shadow.known_values(layer, sequence)
         wanted = wanted[: np.searchsorted(wanted, len(own) * self._segment_tokens)]
         numbers = np.array([one.number for one in own], np.int64)[wanted // self._segment_tokens]
         held = self._values.holds(layer, sequence.rows(wanted), numbers)
@@ -221,6 +244,10 @@ class CodedStep:
         CacheUseError
             Where the query is not finite.
         """
+        whole = layer, sequence, query, sets, scaling, step, landed, exact, arriving
+        attended = self._attend_natively(*whole) if len(sets) == 1 else None
+        if attended is not None:
+            return attended
         coded = [_without(*one) for one in zip(sets, exact, strict=True)]
         try:
             scaled = self._weights.scaled(host_query(query), scaling)
@@ -242,16 +269,7 @@ class CodedStep:
         runs = self._gather.in_place(layer, sequence, union, step, landed, BLOCK_TOKENS)
         out = np.zeros(scaled.shape, np.float32)
         with closing(runs):
-            at = 0
-            for addresses in runs:
-                if len(addresses) < len(union):
-                    # Rows of a run are there until the next; attention wants all at once.
-                    rows = self._together.take(len(union))
-                    copy_rows(addresses, rows[at:])
-                    at += len(addresses)
-                    if at < len(union):
-                        continue
-                    addresses = row_addresses(rows, np.arange(len(union)))
+            for addresses in self._at_once(runs, len(union)):
                 with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
                     self._attend(scaled.numpy(), union, addresses, exact, described, out)
         # Not before: what gives way for them was attended to.
@@ -259,6 +277,108 @@ class CodedStep:
         for counters in (self._counters, sequence.counters):
             counters.coded_tokens += sum(map(len, coded))
         return torch.from_numpy(out).view(query.shape).to(query.dtype)
+
+    def _attend_natively(
+        self,
+        layer: int,
+        sequence: Sequence,
+        query: torch.Tensor,
+        sets: Sets,
+        scaling: float,
+        step: int,
+        landed: LandedRows | None,
+        exact: Sets,
+        arriving: LandedRows | None,
+    ) -> torch.Tensor | None:
+        """Do what `attend` does with one set, over the library's tables.
+
+        None, and nothing is done, where they do not have what it needs.
+        """
+        asked, length = self._step, sequence.lengths[layer]
+        if not self._is_native or not self._tell_query(asked, query):
+            return None
+        with self._selection.scoring:
+            own = self._shadow.complete_values(layer, sequence)
+            if self._shadow.described(layer, sequence, length) is None:
+                return None
+            # They stay while the library looks at them, whoever makes room meanwhile.
+            shadows = [one.layers[layer].shadow for one in sequence.segments]
+        self._weighed.expect(len(sets[0]))
+        asked.scaling, asked.factor = scaling, query_factor(scaling)
+        asked.threads = torch.get_num_threads()
+        table = sequence.table_addresses[layer]
+        found = FoundCodes(sets[0], exact[0], b"".join([one.words for one in own]))
+        kept = self._values.look(layer, table, sequence.held_starts[layer], found), shadows
+        missing = found.missing
+        arrived = self._arrived.take(len(missing) + found.in_tail)
+        found.table.arrived = arrived.ctypes.data
+        if len(missing) or arriving is not None:
+            self._bring_natively(layer, sequence, found, arriving)
+            for counters in (self._counters, sequence.counters):
+                counters.coded_arrivals += len(missing)
+        out = torch.empty(query.shape)
+        runs = self._gather.in_place(layer, sequence, exact[0], step, landed, BLOCK_TOKENS)
+        with closing(runs):
+            for addresses in self._at_once(runs, len(exact[0])):
+                lies = self._values.coder.row_bytes, addresses.ctypes.data, out.data_ptr()
+                with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
+                    given = self._number, table, self._step_address, found.address
+                    try:
+                        self._library.decode("hillinfer_attend_codes", *given, *lies)
+                    except NonFiniteQueryError as error:
+                        raise explained(layer, error) from error
+        if len(missing):
+            rows, segments = found.rows[missing], found.positions(missing) // self._segment_tokens
+            numbers = np.array([one.number for one in own])[segments]
+            # Not before: what gives way for them was attended to.
+            self._values.offer(layer, rows, numbers, arrived[: len(missing)])
+        del kept
+        for counters in (self._counters, sequence.counters):
+            counters.coded_tokens += found.count
+        return out if query.dtype is torch.float32 else out.to(query.dtype)
+
+    def _at_once(
+        self, runs: Iterable[NDArray[np.uint64]], count: int
+    ) -> Iterator[NDArray[np.uint64]]:
+        """Yield addresses of all rows at once; those of runs are there until the next run is."""
+        at = 0
+        for addresses in runs:
+            if len(addresses) == count:
+                yield addresses
+                continue
+            rows = self._together.take(count)
+            copy_rows(addresses, rows[at:])
+            at += len(addresses)
+            if at == count:
+                yield row_addresses(rows, np.arange(count))
+
+    def _bring_natively(
+        self, layer: int, sequence: Sequence, found: FoundCodes, arriving: LandedRows | None
+    ) -> None:
+        """Code tokens whose rows come from wherever they are."""
+        positions, at = found.positions(found.missing), 0
+        rows = self._gather.stream_in_place(layer, sequence, positions, arriving)
+        with closing(rows) as blocks:
+            for addresses in blocks:
+                self._library.call(
+                    "hillinfer_code_missing",
+                    self._number,
+                    self._step_address,
+                    found.address,
+                    self._values.coder.row_bytes,
+                    addresses.ctypes.data,
+                    at,
+                    len(addresses),
+                )
+                at += len(addresses)
+
+    def _tell_query(self, asked: DecodeStep, query: torch.Tensor) -> bool:
+        """Say where a query lies; False where the library cannot read it."""
+        number_type, strides = NUMBER_TYPES.get(query.dtype), query.stride()
+        if number_type is None or not query.is_cpu or strides[2] != 1:
+            return False
+        asked.query, asked.head_stride, asked.query_type = query.data_ptr(), strides[0], number_type
+        return True
 
     def _attend(
         self,

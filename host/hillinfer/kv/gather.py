@@ -197,6 +197,44 @@ class Gather:
         landed
             What of them `land` has read ahead; given up here.
         """
+
+        def run(
+            start: int, found: NDArray[np.uint64], cold: NDArray[np.int64], rows: NDArray[np.int64]
+        ) -> _Run:
+            return _Run(start, found, cold, rows, cold, len(found))
+
+        for one, buffer in self._streamed(layer, sequence, positions, landed, run):
+            assert buffer is not None
+            yield _together(one, buffer)
+
+    def stream_in_place(
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        landed: LandedRows | None = None,
+    ) -> Generator[NDArray[np.uint64], None, None]:
+        """Yield addresses of what `stream` yields copies of, uint64, each valid as long.
+
+        Parameters as there.
+        """
+
+        def run(
+            start: int, found: NDArray[np.uint64], cold: NDArray[np.int64], rows: NDArray[np.int64]
+        ) -> _Run:
+            return _Run(start, found, cold, rows, np.arange(len(cold)), len(cold))
+
+        for one, _ in self._streamed(layer, sequence, positions, landed, run):
+            yield one.addresses
+
+    def _streamed(
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        landed: LandedRows | None,
+        run_of: Callable[[int, NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]], _Run],
+    ) -> Generator[tuple[_Run, NDArray[np.uint8] | None], None, None]:
         self._pools.settle(layer)
 
         def runs() -> Iterator[_Run]:
@@ -207,7 +245,7 @@ class Gather:
                 self._add_landed(own, found, landed)
                 (cold,) = (found == 0).nonzero()
                 rows = sequence.rows(own[cold])
-                yield _Run(block.start, found, cold, rows, cold, len(own))
+                yield run_of(block.start, found, cold, rows)
 
         started = time.perf_counter()
         try:
@@ -216,11 +254,10 @@ class Gather:
             if landed is not None:
                 sequence.count_reads(cost.reads, cost.byte_count, len(landed.positions))
             for run, filled, _ in self._read_in_turn(layer, runs()):
-                assert filled is not None
-                rows = _together(run, filled.buffer)
                 self._counters.drive_wait_seconds += time.perf_counter() - started
-                sequence.count_reads(filled.cost.reads, filled.cost.byte_count, len(run.wanted))
-                yield rows
+                if filled is not None:
+                    sequence.count_reads(filled.cost.reads, filled.cost.byte_count, len(run.wanted))
+                yield run, None if filled is None else filled.buffer
                 started = time.perf_counter()
         finally:
             self._prefetch.let_go(landed)

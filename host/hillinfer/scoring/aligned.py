@@ -62,7 +62,8 @@ class AlignedWeights:
         self.spec = replace(spec, rule=Rule.WEIGHT_SUM)
         self._library = native_library()
         self._scorer = NativeScorer(self.spec, Scope.LAYER, variant)
-        self._number = self._scorer.variant.number
+        self.variant = self._scorer.variant
+        self._number = self.variant.number
         self._shape = Shape.of(self.spec, Scope.LAYER)
         self._arguments = ScoringArguments(self.spec)
         self._words = SegmentWords(spec.segment_tokens, self._arguments.check_arrays)

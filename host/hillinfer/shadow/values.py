@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -14,6 +17,8 @@ from numpy.typing import NDArray
 
 from hillinfer.errors import BudgetError
 from hillinfer.memory_budget import Accountant, Part
+from hillinfer.native.coded import CodeSlots, FoundCodes
+from hillinfer.native.library import native_library
 from hillinfer.scoring.values import NativeValueCoder
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
@@ -39,6 +44,12 @@ class SegmentValues:
 
     statistics: ChannelStatistics
     number: int
+
+    @cached_property
+    def words(self) -> bytes:
+        """What the library is told: every step asks, and numpy takes long to say addresses."""
+        c, m = self.statistics.exponents, self.statistics.means
+        return struct.pack("=3q", self.number, c.ctypes.data, m.ctypes.data)
 
 
 # --- The codes of one layer ---
@@ -80,6 +91,9 @@ class CodePool:
         self._slots = np.zeros(0, np.int32)
         self._worth = np.zeros(0, np.float16)
         self._step_worth = 1.0
+        self._table = CodeSlots(row_bytes=row_bytes)
+        # Where the library finds what is here.
+        self.address = ctypes.addressof(self._table)
 
     @property
     def capacity(self) -> int:
@@ -108,6 +122,7 @@ class CodePool:
         more = rows - len(self._slots)
         self._slots = np.concatenate([self._slots, np.full(more, -1, np.int32)])
         self._worth = np.concatenate([self._worth, np.zeros(more, np.float16)])
+        self._describe()
 
     def resize(self, capacity: int) -> None:
         """Have so many slots, a multiple of 64; what lies in those that go is forgotten."""
@@ -123,6 +138,17 @@ class CodePool:
             self._rows = np.concatenate([self._rows, np.full(more, -1, np.int32)])
             self._numbers = np.concatenate([self._numbers, np.full(more, -1, np.int32)])
         self._bases = np.array([one.ctypes.data for one in self._chunks], np.uint64)
+        self._describe()
+
+    @property
+    def chunks(self) -> list[NDArray[np.uint8]]:
+        """What holds codes, as long as somebody looks at them."""
+        return list(self._chunks)
+
+    def _describe(self) -> None:
+        table = self._table
+        table.slot_of_row, table.row_count = self._slots.ctypes.data, len(self._slots)
+        table.numbers, table.chunks = self._numbers.ctypes.data, self._bases.ctypes.data
 
     def want(self, rows: NDArray[np.int64]) -> None:
         """Note that tokens of these row numbers, each once, are wanted in this step."""
@@ -246,6 +272,7 @@ class ValueCodes:
     ) -> None:
         self.spec = spec
         self.coder = NativeValueCoder(spec)
+        self._library = native_library()
         self._accountant = accountant
         self._least_hot = least_hot
         self._set_aside = set_aside
@@ -298,6 +325,41 @@ class ValueCodes:
             pool = self._layers[layer]
             pool.want(rows)
             return pool.find(rows, numbers)
+
+    def look(
+        self, layer: int, sequence: int, held: int, found: FoundCodes
+    ) -> list[NDArray[np.uint8]]:
+        """Find codes of a layer as `find` does, of a set's coded tokens; return what holds them.
+
+        Parameters
+        ----------
+        layer
+            Which one.
+        sequence
+            Address of the sequence's table of that layer.
+        held
+            Positions from here on are in the tail.
+        found
+            The set; gets what is found.
+        """
+        with self._changing:
+            kept = self.see(layer, sequence, held, found)
+            rows = found.rows
+            if len(rows):
+                self._cover(int(rows.max()) + 1)
+                self._layers[layer].want(rows)
+            return kept
+
+    def see(
+        self, layer: int, sequence: int, held: int, found: FoundCodes
+    ) -> list[NDArray[np.uint8]]:
+        """Find codes as `look` does and note nothing; as for `holds`, any thread may ask."""
+        with self._changing:
+            pool, tokens = self._layers[layer], self.spec.segment_tokens
+            self._library.decode(
+                "hillinfer_find_codes", sequence, pool.address, tokens, held, found.address
+            )
+            return pool.chunks
 
     def holds(
         self, layer: int, rows: NDArray[np.int64], numbers: NDArray[np.int64]
