@@ -177,18 +177,9 @@ def pools(
     """Record what a model selects and replay it with every pool policy, next to Belady's bound."""
     alphas = tuple(alpha or _POOLS_ALPHAS)
     files = tuple(texts or ())
-    request = PoolsRequest(
-        model,
-        dtype,
-        files,
-        context,
-        last,
-        alphas,
-        threads,
-        out,
-        exact,
-        tuple(dram_budget or PoolsRequest.budgets),
-    )
+    budgets = tuple(dram_budget or PoolsRequest.budgets)
+    texts_of = (model, dtype, files, context, last, alphas, threads, out)
+    request = PoolsRequest(*texts_of, exact, budgets)
     quiet_transformers()
     from hillinfer_bench.replay.run import run
 
