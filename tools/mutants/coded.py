@@ -142,4 +142,20 @@ CODED: tuple[Mutant, ...] = (
         (_PLACES,),
         Built.NATIVE,
     ),
+    Mutant(
+        "doctor-forgets-tables-of-codes",
+        "The budget that doctor names for all codes has room for those of the tokens alone.",
+        "host/hillinfer/doctor/coded_need.py",
+        "        return plan.required_bytes + self.all_code_bytes\n",
+        "        return plan.required_bytes + self.need.all_code_bytes\n",
+        ("tests/host/doctor/test_coded_need.py",),
+    ),
+    Mutant(
+        "hot-rows-of-coded-tokens-are-read",
+        "The replay of both pools counts a row of a coded token as read though it is hot.",
+        "tools/hillinfer_bench/replay/code_split.py",
+        "int(cold.sum())",
+        "len(missing)",
+        ("tests/host/replay/test_code_split.py::test_rows_of_a_trace_by_hand",),
+    ),
 )

@@ -162,33 +162,16 @@ def pools(
     context: Context = 4096,
     last: Last = 256,
     alpha: Alphas = None,
-    exact: Annotated[
-        float,
-        typer.Option(help="Share of exact tokens; below 1 how codes and rows share memory."),
-    ] = 1.0,
-    dram_budget: Annotated[
-        list[str] | None,
-        typer.Option(help="Memory, with --exact below 1; give it again for more."),
-    ] = None,
+    exact: Annotated[float, typer.Option(help="Exact share; below 1 both pools.")] = 1.0,
+    dram_budget: Annotated[list[str] | None, typer.Option(help="For --exact below 1.")] = None,
     dtype: Dtype = NumberType.AUTO,
     threads: Threads = None,
     out: JsonOut = None,
 ) -> None:
     """Record what a model selects and replay it with every pool policy, next to Belady's bound."""
-    alphas = tuple(alpha or _POOLS_ALPHAS)
-    files = tuple(texts or ())
-    request = PoolsRequest(
-        model,
-        dtype,
-        files,
-        context,
-        last,
-        alphas,
-        threads,
-        out,
-        exact,
-        tuple(dram_budget or PoolsRequest.budgets),
-    )
+    alphas, budgets = tuple(alpha or _POOLS_ALPHAS), tuple(dram_budget or PoolsRequest.budgets)
+    texts_of = (model, dtype, tuple(texts or ()), context, last, alphas, threads, out)
+    request = PoolsRequest(*texts_of, exact, budgets)
     quiet_transformers()
     from hillinfer_bench.replay.run import run
 
