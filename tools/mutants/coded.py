@@ -23,7 +23,7 @@ CODED: tuple[Mutant, ...] = (
         "        came = rows[missing], numbers[missing], arrived[: len(missing)]\n",
         "        came = rows[missing], numbers[missing], arrived[: len(missing)]\n"
         "        self._values.offer(layer, *came)\n",
-        (_KINDS,),
+        (_STEP_TESTS,),
     ),
     Mutant(
         "codes-of-other-statistics-are-found",
@@ -47,7 +47,7 @@ CODED: tuple[Mutant, ...] = (
         "Codes of cold tokens take the slots of codes that the library is about to attend to.",
         _STEP,
         "        out = torch.empty(query.shape)\n",
-        "        given = found.rows[missing], own[0].number + 0 * missing, arrived[: len(missing)]\n"
+        "        came = found.rows[missing], own[0].number + 0 * missing, arrived[: len(missing)]\n"
         "        self._values.offer(layer, *given)\n"
         "        out = torch.empty(query.shape)\n",
         (_KINDS, _PLACES),
