@@ -17,15 +17,6 @@ _SESSION_TESTS = "tests/host/sessions/test_coded_sessions.py"
 
 CODED: tuple[Mutant, ...] = (
     Mutant(
-        "codes-give-way-before-they-are-attended-to",
-        "Codes of cold tokens take the slots of codes that the same step attends to.",
-        _STEP,
-        "        came = rows[missing], numbers[missing], arrived[: len(missing)]\n",
-        "        came = rows[missing], numbers[missing], arrived[: len(missing)]\n"
-        "        self._values.offer(layer, *came)\n",
-        (_STEP_TESTS,),
-    ),
-    Mutant(
         "codes-of-other-statistics-are-found",
         "Codes are found by row number alone, whichever statistics they were coded with.",
         _VALUES,
