@@ -197,13 +197,7 @@ class Gather:
         landed
             What of them `land` has read ahead; given up here.
         """
-
-        def run(
-            start: int, found: NDArray[np.uint64], cold: NDArray[np.int64], rows: NDArray[np.int64]
-        ) -> _Run:
-            return _Run(start, found, cold, rows, cold, len(found))
-
-        for one, buffer in self._streamed(layer, sequence, positions, landed, run):
+        for one, buffer in self._streamed(layer, sequence, positions, landed):
             assert buffer is not None
             yield _together(one, buffer)
 
@@ -218,13 +212,7 @@ class Gather:
 
         Parameters as there.
         """
-
-        def run(
-            start: int, found: NDArray[np.uint64], cold: NDArray[np.int64], rows: NDArray[np.int64]
-        ) -> _Run:
-            return _Run(start, found, cold, rows, np.arange(len(cold)), len(cold))
-
-        for one, _ in self._streamed(layer, sequence, positions, landed, run):
+        for one, _ in self._streamed(layer, sequence, positions, landed):
             yield one.addresses
 
     def _streamed(
@@ -233,7 +221,6 @@ class Gather:
         sequence: Sequence,
         positions: NDArray[np.int64],
         landed: LandedRows | None,
-        run_of: Callable[[int, NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]], _Run],
     ) -> Generator[tuple[_Run, NDArray[np.uint8] | None], None, None]:
         self._pools.settle(layer)
 
@@ -245,7 +232,7 @@ class Gather:
                 self._add_landed(own, found, landed)
                 (cold,) = (found == 0).nonzero()
                 rows = sequence.rows(own[cold])
-                yield run_of(block.start, found, cold, rows)
+                yield _Run(block.start, found, cold, rows, cold, len(own))
 
         started = time.perf_counter()
         try:
