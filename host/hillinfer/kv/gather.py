@@ -198,7 +198,6 @@ class Gather:
             What of them `land` has read ahead; given up here.
         """
         for one, buffer in self._streamed(layer, sequence, positions, landed):
-            assert buffer is not None
             yield _together(one, buffer)
 
     def stream_in_place(
@@ -208,10 +207,7 @@ class Gather:
         positions: NDArray[np.int64],
         landed: LandedRows | None = None,
     ) -> Generator[NDArray[np.uint64], None, None]:
-        """Yield addresses of what `stream` yields copies of, uint64, each valid as long.
-
-        Parameters as there.
-        """
+        """Yield addresses of what `stream` yields copies of, uint64; parameters as there."""
         for one, _ in self._streamed(layer, sequence, positions, landed):
             yield one.addresses
 
@@ -221,7 +217,7 @@ class Gather:
         sequence: Sequence,
         positions: NDArray[np.int64],
         landed: LandedRows | None,
-    ) -> Generator[tuple[_Run, NDArray[np.uint8] | None], None, None]:
+    ) -> Generator[tuple[_Run, NDArray[np.uint8]], None, None]:
         self._pools.settle(layer)
 
         def runs() -> Iterator[_Run]:
@@ -231,8 +227,7 @@ class Gather:
                 found = self._pools.layers[layer].find(layer, sequence, own)
                 self._add_landed(own, found, landed)
                 (cold,) = (found == 0).nonzero()
-                rows = sequence.rows(own[cold])
-                yield _Run(block.start, found, cold, rows, cold, len(own))
+                yield _Run(block.start, found, cold, sequence.rows(own[cold]), cold, len(own))
 
         started = time.perf_counter()
         try:
@@ -242,9 +237,9 @@ class Gather:
                 sequence.count_reads(cost.reads, cost.byte_count, len(landed.positions))
             for run, filled, _ in self._read_in_turn(layer, runs()):
                 self._counters.drive_wait_seconds += time.perf_counter() - started
-                if filled is not None:
-                    sequence.count_reads(filled.cost.reads, filled.cost.byte_count, len(run.wanted))
-                yield run, None if filled is None else filled.buffer
+                assert filled is not None
+                sequence.count_reads(filled.cost.reads, filled.cost.byte_count, len(run.wanted))
+                yield run, filled.buffer
                 started = time.perf_counter()
         finally:
             self._prefetch.let_go(landed)
@@ -334,8 +329,9 @@ class Gather:
             slots = pool.slots(sequence.rows(positions[:settled]))
             (hot,) = (slots >= 0).nonzero()
             addresses[hot] = pool.addresses(slots[hot])
-            tail = sequence.tails[layer]
-            addresses[settled:] = row_addresses(tail, positions[settled:] - on_drive)
+            addresses[settled:] = row_addresses(
+                sequence.tails[layer], positions[settled:] - on_drive
+            )
             self._add_landed(positions, addresses, landed)
             held = addresses.nonzero()[0]
             copy_rows(addresses[held], out)
@@ -465,9 +461,8 @@ class Gather:
     def _reader(self, layer: int, run: _Run, which: int) -> Callable[[], _Filled]:
         def read() -> _Filled:
             buffer = self._buffers.take(which, run.used)
-            return _Filled(
-                buffer, self._store.read_rows(WantedRows(layer, run.rows, buffer, run.places))
-            )
+            wanted = WantedRows(layer, run.rows, buffer, run.places)
+            return _Filled(buffer, self._store.read_rows(wanted))
 
         return read
 
