@@ -329,9 +329,8 @@ class Gather:
             slots = pool.slots(sequence.rows(positions[:settled]))
             (hot,) = (slots >= 0).nonzero()
             addresses[hot] = pool.addresses(slots[hot])
-            addresses[settled:] = row_addresses(
-                sequence.tails[layer], positions[settled:] - on_drive
-            )
+            tail = sequence.tails[layer]
+            addresses[settled:] = row_addresses(tail, positions[settled:] - on_drive)
             self._add_landed(positions, addresses, landed)
             held = addresses.nonzero()[0]
             copy_rows(addresses[held], out)
