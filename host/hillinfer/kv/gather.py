@@ -287,8 +287,7 @@ class Gather:
         What lands where, or None where nothing does.
         """
         self._pools.wait_for(layer)
-        settled = positions[: np.searchsorted(positions, on_drive)]
-        rows = sequence.rows(settled)
+        rows = sequence.rows(settled := positions[: np.searchsorted(positions, on_drive)])
         cold = np.flatnonzero(self._pools.layers[layer].slots(rows) < 0)
         return self._prefetch.begin(layer, settled[cold], rows[cold])
 
