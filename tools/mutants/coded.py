@@ -17,15 +17,6 @@ _SESSION_TESTS = "tests/host/sessions/test_coded_sessions.py"
 
 CODED: tuple[Mutant, ...] = (
     Mutant(
-        "codes-give-way-before-they-are-attended-to",
-        "Codes of cold tokens take the slots of codes that the same step attends to.",
-        _STEP,
-        "        came = rows[missing], numbers[missing], arrived[: len(missing)]\n",
-        "        came = rows[missing], numbers[missing], arrived[: len(missing)]\n"
-        "        self._values.offer(layer, *came)\n",
-        (_KINDS,),
-    ),
-    Mutant(
         "codes-of-other-statistics-are-found",
         "Codes are found by row number alone, whichever statistics they were coded with.",
         _VALUES,
@@ -47,7 +38,7 @@ CODED: tuple[Mutant, ...] = (
         "Codes of cold tokens take the slots of codes that the library is about to attend to.",
         _STEP,
         "        out = torch.empty(query.shape)\n",
-        "        given = found.rows[missing], own[0].number + 0 * missing, arrived[: len(missing)]\n"
+        "        came = found.rows[missing], own[0].number + 0 * missing, arrived[: len(missing)]\n"
         "        self._values.offer(layer, *given)\n"
         "        out = torch.empty(query.shape)\n",
         (_KINDS, _PLACES),

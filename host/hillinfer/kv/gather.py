@@ -197,14 +197,7 @@ class Gather:
         landed
             What of them `land` has read ahead; given up here.
         """
-
-        def run(
-            start: int, found: NDArray[np.uint64], cold: NDArray[np.int64], rows: NDArray[np.int64]
-        ) -> _Run:
-            return _Run(start, found, cold, rows, cold, len(found))
-
-        for one, buffer in self._streamed(layer, sequence, positions, landed, run):
-            assert buffer is not None
+        for one, buffer in self._streamed(layer, sequence, positions, landed):
             yield _together(one, buffer)
 
     def stream_in_place(
@@ -214,17 +207,8 @@ class Gather:
         positions: NDArray[np.int64],
         landed: LandedRows | None = None,
     ) -> Generator[NDArray[np.uint64], None, None]:
-        """Yield addresses of what `stream` yields copies of, uint64, each valid as long.
-
-        Parameters as there.
-        """
-
-        def run(
-            start: int, found: NDArray[np.uint64], cold: NDArray[np.int64], rows: NDArray[np.int64]
-        ) -> _Run:
-            return _Run(start, found, cold, rows, np.arange(len(cold)), len(cold))
-
-        for one, _ in self._streamed(layer, sequence, positions, landed, run):
+        """Yield addresses of what `stream` yields copies of, uint64; parameters as there."""
+        for one, _ in self._streamed(layer, sequence, positions, landed):
             yield one.addresses
 
     def _streamed(
@@ -233,8 +217,7 @@ class Gather:
         sequence: Sequence,
         positions: NDArray[np.int64],
         landed: LandedRows | None,
-        run_of: Callable[[int, NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]], _Run],
-    ) -> Generator[tuple[_Run, NDArray[np.uint8] | None], None, None]:
+    ) -> Generator[tuple[_Run, NDArray[np.uint8]], None, None]:
         self._pools.settle(layer)
 
         def runs() -> Iterator[_Run]:
@@ -244,8 +227,7 @@ class Gather:
                 found = self._pools.layers[layer].find(layer, sequence, own)
                 self._add_landed(own, found, landed)
                 (cold,) = (found == 0).nonzero()
-                rows = sequence.rows(own[cold])
-                yield run_of(block.start, found, cold, rows)
+                yield _Run(block.start, found, cold, sequence.rows(own[cold]), cold, len(own))
 
         started = time.perf_counter()
         try:
@@ -255,9 +237,9 @@ class Gather:
                 sequence.count_reads(cost.reads, cost.byte_count, len(landed.positions))
             for run, filled, _ in self._read_in_turn(layer, runs()):
                 self._counters.drive_wait_seconds += time.perf_counter() - started
-                if filled is not None:
-                    sequence.count_reads(filled.cost.reads, filled.cost.byte_count, len(run.wanted))
-                yield run, None if filled is None else filled.buffer
+                assert filled is not None
+                sequence.count_reads(filled.cost.reads, filled.cost.byte_count, len(run.wanted))
+                yield run, filled.buffer
                 started = time.perf_counter()
         finally:
             self._prefetch.let_go(landed)
@@ -305,8 +287,7 @@ class Gather:
         What lands where, or None where nothing does.
         """
         self._pools.wait_for(layer)
-        settled = positions[: np.searchsorted(positions, on_drive)]
-        rows = sequence.rows(settled)
+        rows = sequence.rows(settled := positions[: np.searchsorted(positions, on_drive)])
         cold = np.flatnonzero(self._pools.layers[layer].slots(rows) < 0)
         return self._prefetch.begin(layer, settled[cold], rows[cold])
 
@@ -478,9 +459,8 @@ class Gather:
     def _reader(self, layer: int, run: _Run, which: int) -> Callable[[], _Filled]:
         def read() -> _Filled:
             buffer = self._buffers.take(which, run.used)
-            return _Filled(
-                buffer, self._store.read_rows(WantedRows(layer, run.rows, buffer, run.places))
-            )
+            wanted = WantedRows(layer, run.rows, buffer, run.places)
+            return _Filled(buffer, self._store.read_rows(wanted))
 
         return read
 

@@ -186,10 +186,8 @@ class LandedRows:
         """Return for each of some positions, int64, each once, whether its row landed."""
         if not len(self.positions):
             return np.zeros(len(positions), np.bool_)
-        # Both ascend, or nearly: numpy's own way sorts them once more.
         places = np.searchsorted(self.positions, positions)
-        found: NDArray[np.bool_] = self.positions.take(places, mode="clip") == positions
-        return found
+        return np.asarray(self.positions.take(places, mode="clip") == positions)
 
     def places_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the places of rows that landed, by position."""
