@@ -38,9 +38,7 @@ Texts = Annotated[
 ]
 Context = Annotated[int, typer.Option(help="Tokens of each text.")]
 Last = Annotated[int, typer.Option(help="Tokens of it that are read sparsely, as decode steps.")]
-Alphas = Annotated[
-    list[float] | None, typer.Option(help="Importance rate; give it again for more.")
-]
+Alphas = Annotated[list[float] | None, typer.Option(help="Importance rate, or several.")]
 Dtype = Annotated[
     NumberType, typer.Option(help="auto: the model's own, float32 where a CPU is slow at it.")
 ]
