@@ -449,9 +449,9 @@ _HARD_TO_SEE = (
         "What is read ahead is chosen while rows are being promoted.",
         "host/hillinfer/kv/gather.py",
         """        self._pools.wait_for(layer)
-        settled = positions[: np.searchsorted(positions, on_drive)]
+        rows = sequence.rows(settled := positions[: np.searchsorted(positions, on_drive)])
 """,
-        """        settled = positions[: np.searchsorted(positions, on_drive)]
+        """        rows = sequence.rows(settled := positions[: np.searchsorted(positions, on_drive)])
 """,
         (f"{_SLOW}[rows are read ahead-most]",),
     ),
