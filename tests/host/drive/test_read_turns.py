@@ -2,11 +2,11 @@
 """Reads on demand go before reads ahead, and both bring the same rows."""
 
 import threading
-import time
 from functools import partial
 
 import numpy as np
 import pytest
+from waiting import until
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.engine_table import open_engine
@@ -26,13 +26,6 @@ SHAPE = ModelShape(
     stored_type=StoredType.FLOAT16,
     max_positions=1000,
 )
-
-
-def until(condition):
-    deadline = time.monotonic() + ENOUGH
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 class Readers:

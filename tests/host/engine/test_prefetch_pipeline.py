@@ -3,7 +3,6 @@
 
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 import torch
 from placement_matrix import Budget
 from slow_promotions import slow_promotions
+from waiting import until
 
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import CacheUseError, ColdPoolError
@@ -48,13 +48,6 @@ class FailingCalls(SingleReads):
         if self.broken:
             raise OSError(5, "Input/output error")
         return super().read_done(*args)
-
-
-def until(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def states(seed, tokens):

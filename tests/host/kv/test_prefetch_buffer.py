@@ -3,11 +3,11 @@
 
 import os
 import threading
-import time
 
 import numpy as np
 import pytest
 from drive_fixtures import in_the_place_of
+from waiting import until
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.checksums import RowSums
@@ -88,13 +88,6 @@ def line(tmp_path):
     made = Line(tmp_path)
     yield made
     made.close()
-
-
-def until(condition):
-    deadline = time.monotonic() + ENOUGH
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def in_line(line, sets):
