@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int32
@@ -27,4 +28,6 @@ class StateRows(ctypes.Structure):
     )
 
 
-SIGNATURES = {"hillinfer_place_states": (None, [ctypes.POINTER(StateRows)])}
+SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "hillinfer_place_states": (None, [ctypes.POINTER(StateRows)])
+}
