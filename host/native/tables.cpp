@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "api.h"
 
@@ -132,6 +133,12 @@ void SequenceTables::describe(int64_t layer, const Segment* segments, int64_t co
 
 // --- pools ---
 
+namespace {
+
+constexpr uintptr_t kLargePage = 2 << 20;
+
+}  // namespace
+
 SlotPool* SlotPool::open(int64_t slots, int64_t row_bytes, int* error) {
     SlotPool* const made = new (std::nothrow) SlotPool;
     if (!made) {
@@ -198,6 +205,26 @@ Memory<int32_t> SlotPool::cover(int64_t rows) {
 void SlotPool::grow(int64_t slots) {
     std::fill_n(table.rows + table.used, slots, int64_t(-1));
     table.used += slots;
+    join_pages();
+}
+
+// Selected rows lie scattered, and with small pages nearly each has the processor look for its own:
+// what is wholly taken becomes large pages, where the system makes them (Linux 6.1).
+void SlotPool::join_pages() {
+    constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older headers do not know.
+    const uintptr_t data = reinterpret_cast<uintptr_t>(table.data);
+    const uintptr_t first =
+        std::max(joined_, (data + kLargePage - 1) / kLargePage * kLargePage);
+    const uintptr_t stop =
+        (data + uintptr_t(table.used * table.row_bytes)) / kLargePage * kLargePage;
+    if (first < stop) {
+        // Those that nobody has touched yet, and those that somebody has.
+        madvise(reinterpret_cast<void*>(first), stop - first, MADV_HUGEPAGE);
+        for (uintptr_t page = first; page < stop; page += kLargePage) {
+            madvise(reinterpret_cast<void*>(page), kLargePage, kCollapse);
+        }
+        joined_ = stop;
+    }
 }
 
 int64_t SlotPool::free_slots() const {
@@ -247,6 +274,13 @@ void SlotPool::pack(int64_t capacity) {
         table.slot_of_row[table.rows[target]] = int32_t(target);
     }
     table.used = capacity;
+    const uintptr_t end = reinterpret_cast<uintptr_t>(table.data + capacity * table.row_bytes);
+    if (end / kLargePage * kLargePage < joined_) {
+        const uintptr_t last = std::exchange(joined_, end / kLargePage * kLargePage);
+        // Whoever touches them again may take a part of them alone.
+        const uintptr_t first = std::max(joined_, reinterpret_cast<uintptr_t>(table.data));
+        madvise(reinterpret_cast<void*>(first), last - first, MADV_NOHUGEPAGE);
+    }
     const size_t page = size_t(sysconf(_SC_PAGESIZE));
     for (const Column& column : columns()) {
         const size_t size = whole_pages(size_t(table.slots) * column.item_bytes);

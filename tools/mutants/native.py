@@ -253,6 +253,15 @@ NATIVE: tuple[Mutant, ...] = (
         Built.NATIVE,
     ),
     Mutant(
+        "pages-of-hot-rows-stay-small",
+        "Hot rows stay in small pages, however many are taken.",
+        "host/native/tables.cpp",
+        "if (first < stop) {",
+        "if (stop < first) {",
+        (f"{_TESTS}/kv/test_hot_pool.py::test_rows_that_are_wholly_taken_lie_in_large_pages",),
+        Built.NATIVE,
+    ),
+    Mutant(
         "coded-weights-one-power-short",
         "Coded tokens 40 powers below the largest weigh nothing.",
         "host/native/coded.h",

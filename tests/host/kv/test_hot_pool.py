@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hot pool of one layer never loses, mixes or keeps rows that it should not."""
 
+import ctypes
 import mmap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +21,8 @@ from hillinfer.kv.pool_policies import (
     make_pool_policy,
 )
 from hillinfer.kv.sequence import Sequence
+from hillinfer.native.structures import Promotion
+from hillinfer.native.tables import PoolTables
 
 ROW_BYTES = 64
 ROWS = 60
@@ -413,3 +417,56 @@ def test_memory_comes_with_use_and_goes_with_shrinking():
     # Pages of a shared mapping would leave the process but stay in memory, with what was in them.
     assert (kept[:100] == content(pool.columns.rows[:100], row_bytes)).all()
     assert not kept[100:].any()
+
+
+# --- large pages ----------------------------------------------------------------------------
+
+WIDE_ROW, LARGE_PAGE, COLLAPSE = 768, 2 << 20, 25
+
+
+def large_page_bytes(array):
+    """Return how much of the mappings that an array lies in is in large pages."""
+    address, found = array.ctypes.data, 0
+    stop = address + array.nbytes
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        word = line.split()[0]
+        if "-" in word and not word.endswith(":"):
+            first, last = (int(end, 16) for end in word.split("-"))
+            inside = first < stop and address < last
+        elif word == "AnonHugePages:" and inside:
+            found += int(line.split()[1]) << 10
+    return found
+
+
+@pytest.fixture
+def large_pages():
+    """Skips where the system makes none on demand."""
+    with mmap.mmap(-1, 2 * LARGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory[:] = bytes(2 * LARGE_PAGE)
+        try:
+            memory.madvise(
+                COLLAPSE,
+                -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % LARGE_PAGE,
+                LARGE_PAGE,
+            )
+        except OSError as error:
+            pytest.skip(f"no large pages on demand: {error}")
+
+
+def test_rows_that_are_wholly_taken_lie_in_large_pages(large_pages):
+    tables = PoolTables(40_000, WIDE_ROW)
+    tables.grow(1000)
+    assert large_page_bytes(tables.data) == 0, "memory that nobody took is no part of it"
+    rows = np.arange(1000 * WIDE_ROW, dtype=np.uint32).astype(np.uint8).reshape(1000, -1)
+    tables.data[:1000] = rows
+    for _ in range(9):
+        tables.grow(1000)
+    tables.data[1000:10_000] = rows[0]
+    taken = 10_000 * WIDE_ROW
+    assert taken - 2 * LARGE_PAGE < large_page_bytes(tables.data) <= taken
+    assert np.array_equal(tables.data[:1000], rows)
+    for most in (3000, 500):
+        tables.shrink(most, Promotion(alpha=0.1))
+        tables.grow(9000 - most)
+        assert np.array_equal(tables.data[:500], rows[:500])
+    assert not tables.data[3000:9000].any(), "what was given back came again"
