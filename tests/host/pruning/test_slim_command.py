@@ -30,7 +30,7 @@ from hillinfer_bench.slim.decoding import (
 )
 from hillinfer_bench.slim.quality import FULL, Held, Way
 from hillinfer_bench.slim.run import GOOD, PAPERS, WAYS, ShapeTokens, SlimRequest, run
-from hillinfer_bench.slim.speed import CACHES, DRIVE
+from hillinfer_bench.slim.speed import CACHES, DRIVE, ORDINARY, parse_caches
 from hillinfer_bench.slim.text import TEXT_WAYS, TextPlan
 
 # A whole read, and one that selects; the other ways take as long.
@@ -271,6 +271,31 @@ def test_a_shape_is_timed_at_both_lengths_or_at_one():
 def test_what_is_no_shape_is_refused(text, said):
     with pytest.raises(SettingsError, match=said):
         ShapeTokens.parse(text)
+
+
+def test_one_cache_can_be_timed_by_itself(tmp_path):
+    """Of a shape that takes minutes, without the rows of the other cache."""
+    assert parse_caches(None) == CACHES
+    assert parse_caches(["drive", "ordinary"]) == CACHES
+    assert parse_caches(["drive"]) == (DRIVE,)
+    with pytest.raises(SettingsError, match="--caches disk: choose of ordinary and drive"):
+        parse_caches(["drive", "disk"])
+    folder, out = save_tiny(tmp_path / "model", TinyModel(layers=30)), tmp_path / "slim.json"
+    given = ["slim", "--model", str(folder), "--contexts", "320", "--rounds", "1"]
+    given += ["--lengths", "0", "--texts", "0", "--out", str(out)]
+    whole = {}
+    for caches in ([DRIVE], [ORDINARY], list(CACHES)):
+        with pytest.raises(SystemExit) as ended:
+            main([*given, *(word for one in caches for word in ("--caches", one))])
+        assert ended.value.code == 0
+        told = json.loads(out.read_text(encoding="utf-8"))
+        rows = told["rows"]
+        assert [row["cache"] for row in rows] == [one for one in caches for _ in range(3)] * 2
+        assert all(row["speedup"] > 0 for row in rows)
+        # What is over the ordinary cache takes both.
+        assert all((row["over_ordinary"] is None) == (ORDINARY not in caches) for row in rows)
+        whole[tuple(caches)] = sum("ordinary cache's" in one["goal"] for one in told["goals"])
+    assert whole == {(DRIVE,): 0, (ORDINARY,): 0, CACHES: 2}
 
 
 def test_documents_are_the_same_for_the_same_seed(tiny_folder):
