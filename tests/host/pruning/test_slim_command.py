@@ -20,10 +20,12 @@ from hillinfer.pruning.needles import needle_document
 from hillinfer.pruning.profile import answer, read
 from hillinfer_bench.cli.main import main
 from hillinfer_bench.slim.decoding import (
+    DECODED,
     FREE_TOKENS,
-    KEEP,
+    LATE,
     SELECT,
     SWAP,
+    TIGHT,
     decoding_way,
     measure_decoding,
     says_number,
@@ -110,7 +112,7 @@ def test_answers_are_decoded_in_every_way(tmp_path):
     rows = told["decoding"]
     assert [(row["way"], row["decoding"]) for row in rows] == [
         (FULL, FULL),
-        *((way.name, one) for one in (KEEP, SWAP, SELECT)),
+        *((way.name, one) for one in DECODED),
     ]
     assert len(said) == len(rows)
     for row in rows:
@@ -119,8 +121,15 @@ def test_answers_are_decoded_in_every_way(tmp_path):
         assert min(row["seconds"], row["cpu_seconds"], row["nll"]) > 0
         for name in ("swaps", "computed", "deciding_seconds", "swapping_seconds"):
             assert (row[name] > 0) == (row["decoding"] == SWAP)
+        # Reads of pages bring more than the rows that are wanted; blocks lie in memory.
+        on_drive = row["decoding"] in (SELECT, TIGHT, LATE)
+        assert (row["moved_bytes"] > 0) == (on_drive or row["decoding"] == SWAP)
+        assert (row["read_bytes"] > row["moved_bytes"]) == on_drive
+        assert (row["waiting_seconds"] > 0) == on_drive
         # Ranking and moving are part of a token's time, and both are means over the same tokens.
         assert row["deciding_seconds"] + row["swapping_seconds"] < row["seconds"]
+    moved = {row["decoding"]: row["moved_bytes"] for row in rows}
+    assert moved[SELECT] <= moved[TIGHT]
     assert told["goals"] == told["quality"] == []
 
 
@@ -136,14 +145,16 @@ def nothing(line):
     pass
 
 
-def answered_by_hand(model, document, place, schedule=FULL, decoding="keep", alpha=None):
+def answered_by_hand(model, document, place, schedule=FULL, decoding="keep", alpha=None, **changes):
     """Return what a forced answer is, and what is said freely, as a user would get both."""
     question = document.questions[0]
     ids = [*document.ids, *question.ids]
     with ExitStack() as stack, torch.no_grad():
         caches = [DynamicCache(config=model.config) for _ in range(2)]
         if alpha is not None:
-            made = hillinfer.attach(model, cold_dir=place, alpha=alpha, dram_budget="120%")
+            made = hillinfer.attach(
+                model, cold_dir=place, alpha=alpha, dram_budget="120%", **changes
+            )
             stack.enter_context(made)
             caches = [made.new_cache(expected_tokens=len(ids) + 99) for _ in range(2)]
         if schedule != FULL:
@@ -175,13 +186,23 @@ def test_decoded_answers_are_those_by_hand(tiny, tmp_path):
         {"decoding": "keep"},
         {"decoding": "swap:0.9"},
         {"alpha": 0.1},
+        {"alpha": 0.1},
+        {"alpha": 0.1, "query": "true"},
     ]
-    assert [one.decoding for one in others] == ["keep", "swap:0.9", "alpha=0.1"]
+    assert [one.decoding for one in others] == [
+        "keep",
+        "swap:0.9",
+        "alpha=0.1",
+        "alpha=0.1 25%",
+        "alpha=0.1 25% late",
+    ]
     for row, given in zip(others, hands, strict=True):
         forced, _ = answered_by_hand(model, document, tmp_path, "2:25%", **given)
         assert (row.right, row.nll) == (forced[0], pytest.approx(forced[1]))
-    # Twins: none is another one's, and another share of rows gives another answer.
-    every = [full.nll, *(row.nll for row in others)]
+    # Where rows lie changes nothing.
+    assert others[2].nll == others[3].nll
+    # Twins: no other is another one's, and another share of rows gives another answer.
+    every = [full.nll, *(row.nll for row in (*others[:3], others[4]))]
     forced, _ = answered_by_hand(model, document, tmp_path, "2:25%", alpha=0.9)
     apart = sorted([*every, forced[1]])
     assert min(b - a for a, b in pairwise(apart)) > 1e-4

@@ -23,6 +23,7 @@ from hillinfer.pruning.profile import answer, read
 from hillinfer.pruning.rankers import check_weights, make_ranker
 from hillinfer.pruning.reading import Pruning
 from hillinfer.pruning.schedule import BLOCK_TOKENS, Schedule
+from hillinfer.settings import QuerySource
 
 FULL = "full"
 # Of the context's rows, in DRAM, where questions are answered from the drive.
@@ -94,7 +95,13 @@ class Way:
 
 @contextmanager
 def opened(
-    model: Any, way: Way, tokens: int, dram_budget: str, later: str, decoding: str = "keep"
+    model: Any,
+    way: Way,
+    tokens: int,
+    dram_budget: str,
+    later: str,
+    decoding: str = "keep",
+    query: QuerySource = QuerySource.AUTO,
 ) -> Iterator[tuple[Any, Pruning | None]]:
     """Give an empty cache of the kind that a way names, and what reads into it in stages.
 
@@ -110,12 +117,16 @@ def opened(
         Of HillInfer's own cache, as `hillinfer.attach` takes it.
     later, decoding
         As `hillinfer.prune` takes them.
+    query
+        As `hillinfer.attach` takes it.
     """
     with ExitStack() as stack:
         cache: Any = None
         if way.held is Held.DRIVE:
             place = stack.enter_context(TemporaryDirectory(prefix="hillinfer-slim-"))
-            made = hillinfer.attach(model, cold_dir=place, alpha=ALPHA, dram_budget=dram_budget)
+            made = hillinfer.attach(
+                model, cold_dir=place, alpha=ALPHA, dram_budget=dram_budget, query=query
+            )
             cache = stack.enter_context(made).new_cache(expected_tokens=tokens)
             stack.callback(cache.close)
         pruning = None
