@@ -30,7 +30,7 @@ from hillinfer_bench.slim.decoding import (
     measure_decoding,
     says_number,
 )
-from hillinfer_bench.slim.quality import FULL, Held, Way
+from hillinfer_bench.slim.quality import FULL, Held, Way, measure_quality
 from hillinfer_bench.slim.run import GOOD, PAPERS, WAYS, ShapeTokens, SlimRequest, run
 from hillinfer_bench.slim.speed import CACHES, DRIVE, ORDINARY, parse_caches
 from hillinfer_bench.slim.text import TEXT_WAYS, TextPlan
@@ -82,10 +82,13 @@ def test_every_way_is_asked_about_every_needle(report):
         assert 0 <= row["right"] <= 1
         assert row["nll"] > 0
         assert 0 < row["kept_share"] < 1
+        assert 0 <= row["needles_kept"] <= 2
         assert 0 < row["second_share"] < 1
     assert len(told["second_question"]) == len(others)
     named = [one["goal"] for one in told["goals"]]
     assert sum("right at least" in one for one in named) == 2
+    assert sum("the needle is kept" in one or "NLL at most" in one for one in named) == 2
+    assert full["needles_kept"] == 2
     assert sum("at least 0.90 of" in one for one in named) == 4
     assert sum("choosing at most 1 %" in one for one in named) == 4
     assert sum("DRAM peak at most 0.60" in one for one in named) == 1
@@ -317,6 +320,23 @@ def test_one_cache_can_be_timed_by_itself(tmp_path):
         assert all((row["over_ordinary"] is None) == (ORDINARY not in caches) for row in rows)
         whole[tuple(caches)] = sum("ordinary cache's" in one["goal"] for one in told["goals"])
     assert whole == {(DRIVE,): 0, (ORDINARY,): 0, CACHES: 2}
+
+
+def test_needles_are_kept_where_their_blocks_are(tiny):
+    """The most recent blocks keep none of a document's beginning; blocks of both numbers, both."""
+    model, _, document = tiny
+    places = [list(one.blocks) for one in document.questions]
+    assert max(map(max, places)) < 4
+    moved = [replace(one, blocks=range(6, 8)) for one in document.questions]
+    for questions, kept in (
+        (document.questions, 0),
+        ((document.questions[0], moved[1]), 1),
+        (moved, 2),
+    ):
+        asked = replace(document, questions=tuple(questions))
+        ways = [Way(FULL), Way("2:50%", "recent")]
+        full, row = measure_quality(model, [asked], ways, nothing)
+        assert (full.needles_kept, row.needles_kept) == (2, kept)
 
 
 def test_documents_are_the_same_for_the_same_seed(tiny_folder):

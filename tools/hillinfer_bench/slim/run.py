@@ -279,6 +279,17 @@ def goals_of(rows: Sequence[SpeedRow], quality: Sequence[QualityRow]) -> list[di
                     "met": row.right >= asked.right - 1,
                 },
                 {
+                    "goal": f"{row.way}, {row.tokens} tokens: NLL at most {asked.nll:.2f} + 0.3",
+                    "reached": round(row.nll, 3),
+                    "met": row.nll <= asked.nll + 0.3,
+                },
+                {
+                    "goal": f"{row.way}, {row.tokens} tokens: the needle is kept for all "
+                    f"{2 * row.documents} questions",
+                    "reached": row.needles_kept,
+                    "met": row.needles_kept == 2 * row.documents,
+                },
+                {
                     "goal": f"{row.way}, {row.tokens} tokens, second question anew: right at "
                     f"least {asked.second_right} - 2",
                     "reached": row.second_right,
