@@ -18,6 +18,7 @@ from transformers import DynamicCache
 from hillinfer.errors import UnsupportedFeatureError
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.forward_plan import SequenceShare
+from hillinfer.kv.gather import copy_rows
 from hillinfer.memory_budget import Part
 from hillinfer.pruning.passes import Document
 from hillinfer.pruning.states import States, StatesFile, StatesInMemory
@@ -368,9 +369,10 @@ class CacheOnDrive(StagedCache):
         accountant.take(Part.STAGING, size)
         try:
             keys = torch.empty((tokens, shape.kv_heads, shape.head_dim), dtype=kind)
-            for rows in runtime.gather.stream(layer, own, np.arange(tokens)):
-                keys[done : done + len(rows)] = layout.keys(torch.from_numpy(rows))
-                done += len(rows)
+            # Keys come first in a row, and nobody asks for its values.
+            out = keys.view(tokens, -1).view(torch.uint8).numpy()
+            for rows in runtime.gather.stream_in_place(layer, own, np.arange(tokens)):
+                done += copy_rows(rows, out[done:])
             yield keys.transpose(0, 1)
         finally:
             accountant.give(Part.STAGING, size)

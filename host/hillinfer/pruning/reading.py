@@ -27,7 +27,7 @@ from hillinfer.hf.hooks import Guard
 from hillinfer.hf.joined_cache import JoinedCache
 from hillinfer.pruning.caches import Documents, StagedCache, staged_cache
 from hillinfer.pruning.decoding import BlockManager, DecodedBlocks, Decoding, Keep
-from hillinfer.pruning.guards import LayerGuard, PromptGuard, predictor_for
+from hillinfer.pruning.guards import LayerGuard, PromptGuard, check_outputs, predictor_for
 from hillinfer.pruning.keeping import DocumentKeeper
 from hillinfer.pruning.passes import (
     ComingPrompt,
@@ -318,6 +318,7 @@ class Pruning:
         anew = self._later is LaterTurns.ANEW and is_prompt
         stages = not document.positions or document.waits or anew
         if stages:
+            check_outputs(self._decoder.config, given)
             staged.check(hidden, given.get("attention_mask"))
             if document.boundary.tokens != before:
                 raise no_states(before - document.boundary.tokens, before)
