@@ -13,6 +13,7 @@ _PLACES = f"{_STEP_TESTS}::test_every_placement_gives_the_golden_models_bits"
 _KINDS = f"{_STEP_TESTS}::test_every_kind_of_selection"
 _TAKEN_BACK = f"{_STEP_TESTS}::test_codes_of_tokens_that_were_taken_back_are_not_taken_for_others"
 _FORK = f"{_STEP_TESTS}::test_codes_of_a_fork_are_not_taken_for_those_of_its_original"
+_LANES = "tests/host/gpu/test_coded_lanes.py"
 _SESSION_TESTS = "tests/host/sessions/test_coded_sessions.py"
 
 CODED: tuple[Mutant, ...] = (
@@ -155,6 +156,30 @@ CODED: tuple[Mutant, ...] = (
         "if not ((worth >= 0) & (worth <= MOST_WORTH)).all():",
         "if False:",
         (_SESSION_TESTS,),
+    ),
+    Mutant(
+        "coded-steps-do-not-wait-for-the-newest-row",
+        "A coded step of a model on a GPU looks at a row that has not come back.",
+        "host/hillinfer/engine/gpu_coded_step.py",
+        "        self._gpu.arrivals.settle()\n",
+        "",
+        (_LANES,),
+    ),
+    Mutant(
+        "halves-of-code-bytes-change-places",
+        "A code row's high halves are unpacked as its low ones.",
+        "host/hillinfer/attention/torch_values.py",
+        "torch.cat([(halves << 4) >> 4, halves >> 4], dim=3)",
+        "torch.cat([halves >> 4, (halves << 4) >> 4], dim=3)",
+        (_LANES,),
+    ),
+    Mutant(
+        "codes-on-a-gpu-are-of-the-first-segments",
+        "Statistics of coded tokens on a GPU are those of the first segments.",
+        "host/hillinfer/gpu/coded.py",
+        "[own[number].statistics for number in numbers.tolist()]",
+        "[own[0].statistics for number in numbers.tolist()]",
+        (_LANES,),
     ),
     Mutant(
         "a-group-has-its-first-token-twice",
