@@ -37,6 +37,7 @@ from hillinfer.engine.budget_plan import (
 from hillinfer.engine.coded_step import CodedStep
 from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.decode_step import NativeDecode
+from hillinfer.engine.gpu_coded_step import GpuCodedStep
 from hillinfer.engine.selection import PrefetchPipeline, TokenSelection
 from hillinfer.errors import SettingsError, SetupWarning
 from hillinfer.extents.group_seals import GroupSeals
@@ -194,11 +195,6 @@ def open_parts(
     What holds files, a device or locked memory is closed where something behind it cannot be
     opened.
     """
-    if lane is not None and settings.has_coded_tokens:
-        raise SettingsError(
-            f"exact={settings.exact} codes tokens, and a model on a GPU attends to rows alone: set "
-            "exact=1, or run the model on the processor"
-        )
     counters = Counters()
     layer_hits = LayerHits(shape.layers)
     layout = RowLayout(shape)
@@ -353,9 +349,16 @@ def open_parts(
             accountant,
             recorder,
         )
+        # Behind almost everything that may fail: its memory is to be unlocked before it goes.
+        gpu = None
+        if lane is not None:
+            plan = _staging_plan(shape, settings, accountant)
+            gpu = GpuSide(lane, plan, gather, layout, counters, recorder)
+            undone.callback(gpu.close)
+            undone.callback(gpu.stop)
         coded = None
         if values is not None:
-            coded = CodedStep(
+            given = (
                 CodedAttention(shape),
                 AlignedWeights(spec),
                 values,
@@ -367,13 +370,7 @@ def open_parts(
                 counters,
                 recorder,
             )
-        # Behind almost everything that may fail: its memory is to be unlocked before it goes.
-        gpu = None
-        if lane is not None:
-            plan = _staging_plan(shape, settings, accountant)
-            gpu = GpuSide(lane, plan, gather, layout, counters, recorder)
-            undone.callback(gpu.close)
-            undone.callback(gpu.stop)
+            coded = CodedStep(*given) if gpu is None else GpuCodedStep(*given, gpu=gpu)
         states = RowStates(layout, counters) if gpu is None else gpu.states
         windows = _windows(shape, store, cold_dir, recorder)
         dense = DenseAttention(

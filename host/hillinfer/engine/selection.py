@@ -455,12 +455,12 @@ class PrefetchPipeline:
         # When attention looks, the tail holds what it holds now, or what follows a full group.
         held = past // GROUP_TOKENS * GROUP_TOKENS
         landed = self._gather.land(layer, sequence, stored, held)
-        if self._copies is None:
-            if exact is None or self._coded is None:
-                return Ahead(sets, landed, None)
+        if exact is not None and self._coded is not None:
             missing = self._coded.missing(layer, sequence, sets, exact, held)
             arriving = self._gather.land(layer, sequence, missing, held)
             return Ahead(sets, landed, None, exact, arriving)
+        if self._copies is None:
+            return Ahead(sets, landed, None)
         # What is there is sent on at once, rather than with what has no room yet.
         self._prefetch.want(landed)
         return Ahead(sets, landed, self._copies.begin(layer, sequence, stored, held, landed))
