@@ -40,19 +40,16 @@ Positions = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class DescribedCodes:
+class _Described:
     """The coded tokens of a set as `CodedTokens` has them, int64 (segments, 9), and what they name.
 
-    Addresses are those of the arrays beside them; `positions` are the tokens', and `own` what all
-    segments have of values.
+    Addresses are those of the arrays beside them.
     """
 
     words: NDArray[np.int64]
     code_rows: NDArray[np.uint64]
     exponents: NDArray[np.uint64]
     weighed: Weighed
-    positions: Positions
-    own: list[SegmentValues]
 
 
 @dataclass(frozen=True)
@@ -270,16 +267,16 @@ class CodedStep:
             for one, of in zip(coded, weighed, strict=True)
         ]
         runs = self._gather.in_place(layer, sequence, union, step, landed, BLOCK_TOKENS)
-        out = query
+        out = np.zeros(scaled.shape, np.float32)
         with closing(runs):
             for addresses in self._at_once(runs, len(union)):
                 with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
-                    out = self._attended(scaled, query, union, addresses, exact, described)
+                    self._attend(scaled.numpy(), union, addresses, exact, described, out)
         # Not before: what gives way for them was attended to.
         self._values.offer(layer, arrivals.rows, arrivals.numbers, arrivals.codes)
         for counters in (self._counters, sequence.counters):
             counters.coded_tokens += sum(map(len, coded))
-        return out
+        return torch.from_numpy(out).view(query.shape).to(query)
 
     def _attend_natively(
         self,
@@ -383,29 +380,25 @@ class CodedStep:
         asked.query, asked.head_stride, asked.query_type = query.data_ptr(), strides[0], number_type
         return True
 
-    def _attended(
+    def _attend(
         self,
-        scaled: torch.Tensor,
-        query: torch.Tensor,
+        scaled: NDArray[np.float32],
         union: Positions,
         addresses: NDArray[np.uint64],
-        exact: Sets,
-        described: list[DescribedCodes],
-    ) -> torch.Tensor:
-        """Return the output, of the query's shape, type and device."""
-        given = scaled.numpy()
+        exact: list[Positions],
+        described: list[_Described],
+        out: NDArray[np.float32],
+    ) -> None:
         if len(exact) == 1:
-            out = self._attention.attend_described(given, addresses, described[0].words)
-            return torch.from_numpy(out).view(query.shape).to(query)
-        out = np.zeros(given.shape, np.float32)
-        group = len(given) // len(exact)
+            out[:] = self._attention.attend_described(scaled, addresses, described[0].words)
+            return
+        group = len(scaled) // len(exact)
         for head, (own, coded) in enumerate(zip(exact, described, strict=True)):
             rows = addresses[np.searchsorted(union, own)]
             heads = slice(head * group, (head + 1) * group)
             only = range(head, head + 1)
-            found = self._attention.attend_described(given, rows, coded.words, only)
+            found = self._attention.attend_described(scaled, rows, coded.words, only)
             out[heads] = found[heads]
-        return torch.from_numpy(out).view(query.shape).to(query)
 
     # --- codes of values ---------------------------------------------------------------------
 
@@ -469,7 +462,7 @@ class CodedStep:
         codes: NDArray[np.uint64],
         own: list[SegmentValues],
         weighed: Weighed,
-    ) -> DescribedCodes:
+    ) -> _Described:
         """Describe the coded tokens of a set segment by segment, as `CodedTokens` has it."""
         edges = np.searchsorted(positions, np.arange(len(own) + 1) * self._segment_tokens)
         (numbers,) = np.nonzero(np.diff(edges))
@@ -487,7 +480,7 @@ class CodedStep:
             line[6] = own[number].statistics.means.ctypes.data
         words[:, 7] = len(positions)
         words[:, 8] = count
-        return DescribedCodes(words, codes, exponents, weighed, positions, own)
+        return _Described(words, codes, exponents, weighed)
 
 
 def _without(selected: Positions, exact: Positions) -> Positions:

@@ -3,34 +3,137 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.engine.coded_step import CodedStep, DescribedCodes, Positions
-from hillinfer.engine.selection import Sets
+from hillinfer.engine.budget_plan import weighed_bytes
+from hillinfer.engine.queries import explained, host_query
+from hillinfer.engine.selection import Sets, TokenSelection
 from hillinfer.gpu.attention import GpuSide
 from hillinfer.gpu.coded import CodedSet
+from hillinfer.kv.gather import Gather, copy_rows
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import Sequence
+from hillinfer.kv.shadow_keeper import ShadowKeeper
+from hillinfer.memory_budget import Accountant, Part
+from hillinfer.native.structures import row_addresses
+from hillinfer.scoring.aligned import AlignedWeights
+from hillinfer.shadow.values import SegmentValues, ValueCodes
+from hillinfer.statistics import Counters
+from hillinfer.trace.recorder import Lane, Recorder
+from hillinfer_model.errors import NonFiniteQueryError
+from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+Positions = NDArray[np.int64]
 
 
-class GpuCodedStep(CodedStep):
-    """Brings what a step attends to to a GPU; codes, rows and L' are found as on the processor.
+@dataclass(frozen=True)
+class _Found:
+    """Codes of tokens that rows are wanted of: where they lie, and those that came.
 
     Parameters
     ----------
-    given
-        As for `CodedStep`.
-    gpu
-        Copies, and attends.
+    addresses
+        uint64, of each token.
+    rows, numbers, codes
+        Row numbers of those that came, their segments' numbers, and uint8 (tokens, row_bytes).
+    kept
+        What must live as long.
     """
 
-    def __init__(self, *given: Any, gpu: GpuSide) -> None:
-        super().__init__(*given)
+    addresses: NDArray[np.uint64]
+    rows: Positions
+    numbers: Positions
+    codes: NDArray[np.uint8]
+    kept: list[NDArray[np.uint8]]
+
+
+class _Reused:
+    """Rows of memory for one step of one layer, counted when they grow."""
+
+    def __init__(self, row_bytes: int, accountant: Accountant) -> None:
+        self._row_bytes = row_bytes
+        self._accountant = accountant
+        self._memory = np.zeros((0, row_bytes), np.uint8)
+
+    def take(self, rows: int) -> NDArray[np.uint8]:
+        """Return so many rows, valid until the next are taken."""
+        if rows > len(self._memory):
+            self._accountant.take(Part.STAGING, (rows - len(self._memory)) * self._row_bytes)
+            self._memory = np.zeros((rows, self._row_bytes), np.uint8)
+        return self._memory[:rows]
+
+
+class GpuCodedStep:
+    """Finds codes, rows and L' on the host, and attends to them beside the model.
+
+    Exact rows become hot, and codes that came are kept, as on the processor. Rows of tokens without
+    codes are not read ahead.
+
+    Parameters
+    ----------
+    gpu
+        Copies, and attends.
+    weights
+        Computes L'.
+    values
+        Keeps value codes.
+    selection, shadow
+        Who else uses shadows meanwhile, and who knows where they lie.
+    gather
+        Brings rows.
+    row_bytes
+        Of a row.
+    accountant
+        Counts memory that a step works in.
+    counters
+        Where tokens are counted.
+    recorder
+        Notes how long the parts take.
+    """
+
+    def __init__(
+        self,
+        gpu: GpuSide,
+        weights: AlignedWeights,
+        values: ValueCodes,
+        selection: TokenSelection,
+        shadow: ShadowKeeper,
+        gather: Gather,
+        row_bytes: int,
+        accountant: Accountant,
+        counters: Counters,
+        recorder: Recorder,
+    ) -> None:
         self._gpu = gpu
+        self._weights = weights
+        self._values = values
+        self._selection = selection
+        self._shadow = shadow
+        self._gather = gather
+        self._accountant = accountant
+        self._counters = counters
+        self._recorder = recorder
+        self._spec = weights.spec
+        self._token_bytes = weighed_bytes(weights.spec)
+        self._weighed_tokens = 0
+        self._arrived = _Reused(values.coder.row_bytes, accountant)
+        self._together = _Reused(row_bytes, accountant)
+
+    def begin_step(self) -> None:
+        """Note that a forward pass begins."""
+        self._values.begin_step()
+
+    def missing(
+        self, layer: int, sequence: Sequence, sets: Sets, exact: Sets, on_drive: int
+    ) -> Positions:
+        """Return positions of coded tokens whose rows are to be read ahead: none."""
+        return np.zeros(0, np.int64)
 
     def attend(
         self,
@@ -44,26 +147,114 @@ class GpuCodedStep(CodedStep):
         exact: Sets,
         arriving: LandedRows | None = None,
     ) -> torch.Tensor:
-        """Attend to what is selected; see `CodedStep`. The output is beside the model."""
+        """Attend to what is selected; parameters, result and errors as for `CodedStep.attend`.
+
+        Query and output are beside the model.
+        """
         # The newest row is attended to, and its group may be coded from.
         self._gpu.arrivals.settle()
-        given = layer, sequence, query, sets, scaling, step, landed, exact, arriving
-        return super().attend(*given)
+        coded = [np.setdiff1d(*one, assume_unique=True) for one in zip(sets, exact, strict=True)]
+        try:
+            scaled = self._weights.scaled(host_query(query), scaling)
+        except NonFiniteQueryError as error:
+            raise explained(layer, error) from error
+        self._expect(sum(map(len, coded)))
+        with self._selection.scoring:
+            own = self._shadow.complete_values(layer, sequence)
+            with self._recorder.span(Lane.HOST_SCORING, "weigh", layer=layer):
+                shadows = self._shadow.shadows(layer, sequence)
+                weighed = self._weights.of_each(scaled, shadows, coded)
+        wanted = _union(coded)
+        found = self._codes(layer, sequence, wanted, own)
+        given = [
+            CodedSet(one, found.addresses[np.searchsorted(wanted, one)], of)
+            for one, of in zip(coded, weighed, strict=True)
+        ]
+        union = _union(exact)
+        out = query
+        runs = self._gather.in_place(layer, sequence, union, step, landed, GROUP_TOKENS)
+        with closing(runs):
+            for addresses in self._at_once(runs, len(union)):
+                with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
+                    rows = union, addresses
+                    out = self._gpu.coded.attend(scaled, query, rows, exact, given, own, self._spec)
+        # Not before: what gives way for them was attended to.
+        self._values.offer(layer, found.rows, found.numbers, found.codes)
+        for counters in (self._counters, sequence.counters):
+            counters.coded_tokens += sum(map(len, coded))
+        return out.view(query.shape).to(query.dtype)
 
-    def _attend_natively(self, *given: Any) -> torch.Tensor | None:
-        """Leave it to the parts: the library attends on the processor."""
-        return None
+    # --- inside ----------------------------------------------------------------------------
 
-    def _attended(
+    def _expect(self, tokens: int) -> None:
+        """Count L' of so many tokens, where none had as many."""
+        more = max(0, tokens - self._weighed_tokens)
+        if more:
+            self._accountant.take(Part.STAGING, more * self._token_bytes)
+            self._weighed_tokens += more
+
+    def _at_once(
+        self, runs: Iterable[NDArray[np.uint64]], count: int
+    ) -> Iterator[NDArray[np.uint64]]:
+        """Yield addresses of all rows at once; those of runs are there until the next run is."""
+        at = 0
+        for addresses in runs:
+            if len(addresses) == count:
+                yield addresses
+                continue
+            rows = self._together.take(count)
+            copy_rows(addresses, rows[at:])
+            at += len(addresses)
+            if at == count:
+                yield row_addresses(rows, np.arange(count))
+
+    def _codes(
+        self, layer: int, sequence: Sequence, wanted: Positions, own: list[SegmentValues]
+    ) -> _Found:
+        """Find the codes of tokens, and make those that DRAM does not hold of their rows."""
+        numbers = np.array([one.number for one in own])[wanted // self._spec.segment_tokens]
+        held = sequence.held_starts[layer]
+        settled = int(np.searchsorted(wanted, held))
+        rows = sequence.rows(wanted[:settled])
+        addresses = np.empty(len(wanted), np.uint64)
+        addresses[:settled], kept = self._values.find(layer, rows, numbers[:settled])
+        (missing,) = np.nonzero(addresses[:settled] == 0)
+        in_tail = np.arange(settled, len(wanted))
+        arrived = self._arrived.take(len(missing) + len(in_tail))
+        if len(arrived):
+            addresses[np.append(missing, in_tail)] = row_addresses(arrived, np.arange(len(arrived)))
+        if len(in_tail):
+            # A group lies in one segment.
+            part = self._shadow.value_part.in_tail(layer, sequence, 0, GROUP_TOKENS)
+            values = part[torch.from_numpy(wanted[settled:] - held)]
+            number = int(wanted[settled]) // self._spec.segment_tokens
+            arrived[len(missing) :] = self._values.encode(values, own[number])
+        if len(missing):
+            self._bring(layer, sequence, wanted[missing], own, arrived)
+            for counters in (self._counters, sequence.counters):
+                counters.coded_arrivals += len(missing)
+        return _Found(addresses, rows[missing], numbers[missing], arrived[: len(missing)], kept)
+
+    def _bring(
         self,
-        scaled: torch.Tensor,
-        query: torch.Tensor,
-        union: Positions,
-        addresses: NDArray[np.uint64],
-        exact: Sets,
-        described: list[DescribedCodes],
-    ) -> torch.Tensor:
-        coded = [CodedSet(one.positions, one.code_rows, one.weighed) for one in described]
-        own, spec = described[0].own, self._weights.spec
-        out = self._gpu.coded.attend(scaled, query, (union, addresses), exact, coded, own, spec)
-        return out.view(query.shape).to(query)
+        layer: int,
+        sequence: Sequence,
+        positions: Positions,
+        own: list[SegmentValues],
+        arrived: NDArray[np.uint8],
+    ) -> None:
+        """Code tokens whose rows come from wherever they are."""
+        at, size = 0, self._spec.segment_tokens
+        with closing(self._gather.stream(layer, sequence, positions)) as blocks:
+            for rows in blocks:
+                values = self._shadow.value_part.of(rows)
+                segments = positions[at : at + len(rows)] // size
+                edges = np.flatnonzero(np.diff(segments, prepend=-1, append=len(own)))
+                for first, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+                    coded = self._values.encode(values[first:stop], own[int(segments[first])])
+                    arrived[at + first : at + stop] = coded
+                at += len(rows)
+
+
+def _union(sets: Sets) -> Positions:
+    return sets[0] if len(sets) == 1 else np.unique(np.concatenate(sets))

@@ -142,7 +142,7 @@ class RuntimeParts:
     windows: PassWindows
     attention: RowAttention
     decode: NativeDecode | None
-    coded: CodedStep | None
+    coded: CodedStep | GpuCodedStep | None
     pipeline: PrefetchPipeline
     gpu: GpuSide | None
 
@@ -356,10 +356,9 @@ def open_parts(
             gpu = GpuSide(lane, plan, gather, layout, counters, recorder)
             undone.callback(gpu.close)
             undone.callback(gpu.stop)
-        coded = None
+        coded: CodedStep | GpuCodedStep | None = None
         if values is not None:
             given = (
-                CodedAttention(shape),
                 AlignedWeights(spec),
                 values,
                 selection,
@@ -370,7 +369,10 @@ def open_parts(
                 counters,
                 recorder,
             )
-            coded = CodedStep(*given) if gpu is None else GpuCodedStep(*given, gpu=gpu)
+            if gpu is None:
+                coded = CodedStep(CodedAttention(shape), *given)
+            else:
+                coded = GpuCodedStep(gpu, *given)
         states = RowStates(layout, counters) if gpu is None else gpu.states
         windows = _windows(shape, store, cold_dir, recorder)
         dense = DenseAttention(

@@ -117,10 +117,15 @@ class ColdReading:
         On the drive.
     io
         Which engine reads.
+    curve_bytes
+        Read of each size to measure the drive's rates; of a file of 16 times as many.
     """
 
-    def __init__(self, directory: Path, io: IOChoice = IOChoice.AUTO) -> None:
+    def __init__(
+        self, directory: Path, io: IOChoice = IOChoice.AUTO, curve_bytes: int = _CURVE_BYTES
+    ) -> None:
         self._directory = directory
+        self._curve_bytes = curve_bytes
         self._calls = DriveCalls()
         self.mode = probe_io_mode(directory, self._calls)
         self._engine: ReadEngine = open_engine(io, _THREADS, self._calls)
@@ -214,14 +219,14 @@ class ColdReading:
 
     def _measured_curve(self) -> DriveRates:
         """Return rates of scattered reads by their size; writes are not looked at."""
-        span = 16 * _CURVE_BYTES
+        span = 16 * self._curve_bytes
         file = self._file(span)
         chance = np.random.default_rng(1)
-        into = aligned_buffer(_CURVE_BYTES)
+        into = aligned_buffer(self._curve_bytes)
         rates = []
         try:
             for size in _CURVE_SIZES:
-                count = _CURVE_BYTES // size
+                count = self._curve_bytes // size
                 taken = []
                 for _ in range(_TURNS):
                     places = np.sort(chance.choice(span // size, count, replace=False))
@@ -230,7 +235,7 @@ class ColdReading:
                     started = time.perf_counter()
                     self._engine.read(file, into, wanted)
                     taken.append(time.perf_counter() - started)
-                rates.append(_CURVE_BYTES / median(taken))
+                rates.append(self._curve_bytes / median(taken))
         finally:
             file.close()
         return DriveRates(_CURVE_SIZES, tuple(rates), max(rates), 0.0)
