@@ -159,6 +159,28 @@ STORES: tuple[Mutant, ...] = (
         (f"{_TESTS}/bench/test_sealed_pool_cost.py::test_pairs_are_compared_and_not_their_sums",),
     ),
     Mutant(
+        "question-stored-beside-its-document",
+        "A question is stored while its document's last chunk is still being filled.",
+        "host/hillinfer/hf/prompts.py",
+        "                writing.facts()\n",
+        "                pass\n",
+        (
+            f"{_TESTS}/reuse/test_prompts_of_attached_models.py::"
+            "test_a_question_goes_on_in_its_document_however_slow_the_drive_is",
+        ),
+    ),
+    Mutant(
+        "fork-forgets-its-document",
+        "A fork stores its question without waiting for its document.",
+        "host/hillinfer/hf/prompts.py",
+        "        twin._before = self._reading or self._before\n",
+        "",
+        (
+            f"{_TESTS}/reuse/test_prompts_of_attached_models.py::"
+            "test_a_question_goes_on_in_its_document_however_slow_the_drive_is",
+        ),
+    ),
+    Mutant(
         "rows-land-behind-their-end",
         "Rows that nobody wants go to places of tokens that are computed.",
         "host/hillinfer/reuse/landed_states.py",
