@@ -15,6 +15,7 @@ _COMMAND = f"{_TESTS}/cli/test_store_command.py"
 _LOST = "tests/host/faults/test_lost_rows.py"
 _ROOM = "tests/host/store/test_room.py"
 _LANDED = f"{_TESTS}/reuse/test_landed_states.py"
+_STREAMING = f"{_TESTS}/reuse/test_streaming.py"
 
 STORES: tuple[Mutant, ...] = (
     Mutant(
@@ -197,6 +198,50 @@ STORES: tuple[Mutant, ...] = (
         (f"{_LANDED}::test_whoever_copies_states_copies_no_others",),
     ),
     Mutant(
+        "rows-wait-for-no-pass",
+        "Threads that read take cores from a pass that keeps all of them busy.",
+        "host/hillinfer/reuse/row_placing.py",
+        "if not (self._threads and self._is_computing):",
+        "if True:",
+        (f"{_STREAMING}::test_rows_wait_for_a_pass_that_keeps_all_cores_busy",),
+    ),
+    Mutant(
+        "rows-wait-for-ever",
+        "Rows wait for a pass that broke off.",
+        "host/hillinfer/reuse/row_placing.py",
+        "lambda: own.is_taken or not self._is_computing, _PATIENCE_SECONDS",
+        "lambda: own.is_taken or not self._is_computing, None",
+        (f"{_STREAMING}::test_rows_wait_for_a_pass_that_keeps_all_cores_busy",),
+    ),
+    Mutant(
+        "waiting-rows-unchecked",
+        "What is wrong with rows that a pass placed is told to nobody.",
+        "host/hillinfer/reuse/row_placing.py",
+        "                    one.check(sums[one])\n",
+        "                    one.is_checked = True\n",
+        (f"{_STREAMING}::test_a_flipped_bit_is_computed_anew_behind_what_is_right",),
+    ),
+    Mutant(
+        "sums-of-the-first-group",
+        "Each group of rows that a pass places is checked as the first one.",
+        "host/native/state_rows.cpp",
+        "given.sums[group] = crc32c(given.salts[group], own.rows",
+        "given.sums[group] = crc32c(given.salts[0], own.rows",
+        (f"{_LANDED}::test_rows_are_checked_and_placed_at_once",),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "first-layer-hides",
+        "The first layer's rows count as hidden behind computing.",
+        "tools/hillinfer_bench/storing/first_token.py",
+        "        return first + max(",
+        "        return max(",
+        (
+            f"{_TESTS}/bench/test_store_goals.py::"
+            "test_reading_hides_behind_computing_as_far_as_cores_are_idle",
+        ),
+    ),
+    Mutant(
         "rows-land-in-another-head",
         "Keys of all KV heads land in the first one's place.",
         "host/native/state_rows.cpp",
@@ -303,9 +348,9 @@ STORES: tuple[Mutant, ...] = (
     Mutant(
         "streamed-rows-unchecked",
         "Rows of a stream are not compared with their checksums.",
-        "host/hillinfer/store/prefix.py",
-        "                self._check(chunk, layer, 0, rows, own_salts)\n",
-        "                (lambda *_: None)(chunk, layer, 0, rows, own_salts)\n",
+        "host/hillinfer/arrived_rows.py",
+        "        if (sums != self._expected).any():\n",
+        "        if False:\n",
         (
             f"{_TESTS}/reuse/test_streaming.py::test_a_flipped_bit_is_computed_anew_behind_what_is_right",
         ),
