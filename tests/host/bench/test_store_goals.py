@@ -48,9 +48,7 @@ def test_what_is_possible_makes_no_goal_met():
         (1.12, 0.12, 0.03, 0.25, "30.0 ms until the first layer's rows are there"),
     ],
 )
-def test_reading_hides_behind_computing_as_far_as_cores_are_idle(
-    both, reading, begins, most, told
-):
+def test_reading_hides_behind_computing_as_far_as_cores_are_idle(both, reading, begins, most, told):
     first = FirstToken(
         8064, 64, 30.0, [0.55] * 3, [0.5] * 3, [0.1] * 3, [both] * 3, [reading] * 3, [begins] * 3,
         [begins] * 3, 2, [0.001] * 3, [0.002] * 3, True, [],
