@@ -69,7 +69,7 @@ HOW_TO_BUILD = (
     "tree or install HillInfer again"
 )
 
-_INTERFACE_VERSION = 18
+_INTERFACE_VERSION = 19
 _KEY_BYTES = 32
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int32

@@ -27,4 +27,18 @@ class StateRows(ctypes.Structure):
     )
 
 
-SIGNATURES = {"hillinfer_place_states": (None, [ctypes.POINTER(StateRows)])}
+class CheckedRows(ctypes.Structure):
+    """Groups of rows that are checked and placed at once."""
+
+    _fields_ = (
+        ("states", StateRows),
+        ("placed", _LONG),
+        ("salts", _POINTER),
+        ("sums", _POINTER),
+    )
+
+
+SIGNATURES = {
+    "hillinfer_place_states": (None, [ctypes.POINTER(StateRows)]),
+    "hillinfer_land_states": (None, [ctypes.POINTER(CheckedRows), _LONG, _INT]),
+}

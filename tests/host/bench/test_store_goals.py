@@ -36,20 +36,24 @@ def test_what_is_possible_makes_no_goal_met():
 
 
 @pytest.mark.parametrize(
-    ("both", "reading", "most", "told"),
+    ("both", "reading", "begins", "most", "told"),
     [
         # A pass that keeps both cores busy: half of what reading computes comes on top of it.
-        (1.12, 0.12, 0.4, "reading 0.120, computing 1.000, which leave 40% of the smaller"),
-        (1.04, 0.04, 0.8, "reading 0.040, computing 1.000, which leave 80% of the smaller"),
-        # Cores that are idle meanwhile hide all of it.
-        (0.62, 0.12, 1.0, "reading 0.120, computing 0.500, which leave 100% of the smaller"),
+        (1.12, 0.12, 0.0, 0.4, "reading 0.120, computing 1.000; 0.0 ms"),
+        (1.04, 0.04, 0.0, 0.8, "reading 0.040, computing 1.000; 0.0 ms"),
+        # Cores that are idle meanwhile hide all of it, but for the first layer's rows.
+        (0.62, 0.12, 0.0, 1.0, "reading 0.120, computing 0.500; 0.0 ms"),
+        (0.62, 0.12, 0.03, 0.7, "computing 0.500; 30.0 ms until the first layer's rows are there"),
+        # What it computes is not computed again.
+        (1.12, 0.12, 0.03, 0.25, "30.0 ms until the first layer's rows are there"),
     ],
 )
-def test_reading_hides_behind_computing_as_far_as_cores_are_idle(both, reading, most, told):
+def test_reading_hides_behind_computing_as_far_as_cores_are_idle(both, reading, begins, most, told):
     first = FirstToken(
-        8064, 64, 30.0, [0.55] * 3, [0.5] * 3, [0.1] * 3, [both] * 3, [reading] * 3, 2, [0.0] * 3,
-        True, [],
+        8064, 64, 30.0, [0.55] * 3, [0.5] * 3, [0.1] * 3, [both] * 3, [reading] * 3, [begins] * 3,
+        [begins] * 3, 2, [0.001] * 3, [0.002] * 3, True, [],
     )  # fmt: skip
     assert first.hidden_share(first.possible_seconds) == pytest.approx(most)
     assert told in first.line()
-    assert first.line().endswith("to be hidden; 50% is")
+    assert f"leaves {most:.0%} of the smaller to be hidden; 50% is" in first.line()
+    assert first.line().endswith("waited 1.0 ms for rows and took 2.0 to place them")
