@@ -56,6 +56,7 @@ COMMON: dict[str, list[str]] = {
     "row_sums": [],
     "state_rows": _ANY_FLOAT,
     "selected_sets": [],
+    "step_rows": [],
     "tables": [],
 }
 _X86 = {

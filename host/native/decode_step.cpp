@@ -205,6 +205,28 @@ void attend_selected(const AttentionKernels& kernels, const DecodeStep& step,
     attend(kernels, attention_of(step, memory), rows_of_sets(selected, addresses), out);
 }
 
+Found attend_joined(int32_t variant, const LayerTable& table, const PoolTable& pool,
+                    const DecodeStep& step, SelectedSets& selected, Misses& misses, float* out) {
+    const int64_t* const positions = selected.positions;
+    if (step.fade_shift >= 0) {
+        tally(table, step, positions, selected.count);
+    }
+    Found found = find_selected(table, pool, step, positions, selected.count, false,
+                                selected.addresses);
+    if (found == kSomeCold) {
+        list_misses(table, positions, selected.count, selected.addresses, misses);
+        found = misses.arrived == misses.count ? kAllHot : kSomeCold;
+    }
+    if (found == kAllHot) {
+        attend_selected(*attention_kernels(variant), step, selected, out);
+    }
+    return found;
+}
+
+int32_t outcome_of(Found found) {
+    return found == kAllHot ? kDone : found == kSomeCold ? kCold : kMisplaced;
+}
+
 // A choice that another thread makes, with all that it was asked.
 struct ChoiceAhead {
     ChoiceAhead(const Kernels& kernels, LayerTable& table, const DecodeStep& asked,
@@ -291,34 +313,6 @@ HILLINFER_API int32_t hillinfer_choose_end(ChoiceAhead* ahead) {
     own->errand.end();
     return own->outcome;
 }
-
-namespace {
-
-// Counts the rows of joined sets as hits, finds them and, where all of them are in memory, attends to
-// them.
-Found attend_joined(int32_t variant, const LayerTable& table, const PoolTable& pool,
-                    const DecodeStep& step, SelectedSets& selected, Misses& misses, float* out) {
-    const int64_t* const positions = selected.positions;
-    if (step.fade_shift >= 0) {
-        tally(table, step, positions, selected.count);
-    }
-    Found found = find_selected(table, pool, step, positions, selected.count, false,
-                                selected.addresses);
-    if (found == kSomeCold) {
-        list_misses(table, positions, selected.count, selected.addresses, misses);
-        found = misses.arrived == misses.count ? kAllHot : kSomeCold;
-    }
-    if (found == kAllHot) {
-        attend_selected(*attention_kernels(variant), step, selected, out);
-    }
-    return found;
-}
-
-int32_t outcome_of(Found found) {
-    return found == kAllHot ? kDone : found == kSomeCold ? kCold : kMisplaced;
-}
-
-}  // namespace
 
 // Counts rows of selected sets as hits, finds them and, where all of them are in memory, attends to
 // the sets; else kCold, or kMisplaced for a position that is nowhere. What was not hot is listed as

@@ -87,4 +87,12 @@ Attention attention_of(const DecodeStep& step, std::vector<float>& memory);
 void attend_selected(const AttentionKernels& kernels, const DecodeStep& step,
                      const SelectedSets& selected, float* out);
 
+// Counts the rows of joined sets as hits, finds them and, where all of them are in memory, attends to
+// them; lists what is missing.
+Found attend_joined(int32_t variant, const LayerTable& table, const PoolTable& pool,
+                    const DecodeStep& step, SelectedSets& selected, Misses& misses, float* out);
+
+// What Python is told of it.
+int32_t outcome_of(Found found);
+
 }  // namespace hillinfer

@@ -38,6 +38,7 @@ from hillinfer.engine.coded_step import CodedStep
 from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.decode_step import NativeDecode
 from hillinfer.engine.gpu_coded_step import GpuCodedStep
+from hillinfer.engine.joined_step import JoinedStep
 from hillinfer.engine.selection import PrefetchPipeline, TokenSelection
 from hillinfer.errors import SettingsError, SetupWarning
 from hillinfer.extents.group_seals import GroupSeals
@@ -102,9 +103,10 @@ class RuntimeParts:
         What sequences own; `values` are codes, None where no token is coded.
     opener, recording
         Takes up sequences of sessions and stores; what rows on their way into a store pass through.
-    selection, dense, attention, decode, coded, pipeline
+    selection, dense, attention, decode, joined, coded, pipeline
         Choosing tokens and attending to them; `decode` is None where the model computes on a GPU,
-        and `coded` where no token is coded.
+        `joined` where rows of a batch attend one after the other, and `coded` where no token is
+        coded.
     windows
         When the drive is free beside passes of several tokens.
     gpu
@@ -142,6 +144,7 @@ class RuntimeParts:
     windows: PassWindows
     attention: RowAttention
     decode: NativeDecode | None
+    joined: JoinedStep | None
     coded: CodedStep | GpuCodedStep | None
     pipeline: PrefetchPipeline
     gpu: GpuSide | None
@@ -386,23 +389,13 @@ def open_parts(
         )
         attention = RowAttention(gather, states, recorder)
         native = host_attention(shape) if gpu is None else None
-        decode = None
+        decode, joined = None, None
         if native is not None:
-            decode = NativeDecode(
-                native,
-                spec,
-                settings.scope,
-                evaluation,
-                selection,
-                shadow,
-                pools,
-                gather,
-                ColdRows(store, pools, keeper, prefetch, buffers),
-                policy,
-                log,
-                counters,
-                recorder,
-            )
+            choosing = (native, spec, settings.scope, evaluation, selection, shadow, pools)
+            cold = ColdRows(store, pools, keeper, prefetch, buffers)
+            decode = NativeDecode(*choosing, gather, cold, policy, log, counters, recorder)
+            if JoinedStep.is_for(native, evaluation, policy, recorder):
+                joined = JoinedStep(*choosing, cold, policy, log, counters)
         pipeline = PrefetchPipeline(
             gather,
             prefetch,
@@ -443,6 +436,7 @@ def open_parts(
         windows=windows,
         attention=attention,
         decode=decode,
+        joined=joined,
         coded=coded,
         pipeline=pipeline,
         gpu=gpu,

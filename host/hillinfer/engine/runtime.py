@@ -78,7 +78,7 @@ class Runtime:
     Attributes
     ----------
     parts
-        What it ties together, for what measures or examines one of them; the runtime ends them.
+        What it ties together; the runtime ends them.
 
     Raises
     ------
@@ -130,13 +130,12 @@ class Runtime:
         self._spec, self._device = parts.spec, parts.device
         self._pools, self._keeper = parts.pools, parts.keeper
         self._following = parts.following
-        self._buffers, self.gather = parts.buffers, parts.gather
-        self.prefetch = parts.prefetch
+        self._buffers, self.gather, self.prefetch = parts.buffers, parts.gather, parts.prefetch
         self._groups, self._rows, self._shadow = parts.groups, parts.rows, parts.shadow
         self._selection, self._pipeline = parts.selection, parts.pipeline
         self._dense, self._attention, self._gpu = parts.dense, parts.attention, parts.gpu
-        self.decode, self._coded = parts.decode, parts.coded
-        self._observe_selected = observe_selected
+        self.decode, self.joined, self._coded = parts.decode, parts.joined, parts.coded
+        self.observe_selected = observe_selected
         self._step = 0
         self._closed = False
 
@@ -293,10 +292,7 @@ class Runtime:
         keys: torch.Tensor,
         values: torch.Tensor | None = None,
     ) -> None:
-        """Code the key shadow of new rows that nothing attends to; attention does it too.
-
-        Parameters as in `TokenSelection.code_full_segments`.
-        """
+        """Code rows that nothing attends to; see `TokenSelection.code_full_segments`."""
         self._selection.code_full_segments(layer, sequence, keys, values)
 
     # --- attention -------------------------------------------------------------------------
@@ -393,8 +389,8 @@ class Runtime:
         if ahead is None and decode is not None:
             attended = decode.step(layer, sequence, query, scaling, self._step)
             if attended is not None:
-                if self._observe_selected is not None:
-                    self._observe_selected(layer, length, decode.chosen)
+                if self.observe_selected is not None:
+                    self.observe_selected(layer, length, decode.chosen)
                 self._rows.offer_filled(layer, sequence, self._step)
                 return attended
         if ahead is None:
@@ -403,8 +399,8 @@ class Runtime:
                 keys = self._rows.newest_keys(layer, sequence)
             ahead = self._selection.own(layer, sequence, query, keys, scaling)
         selected = ahead.sets
-        if self._observe_selected is not None:
-            self._observe_selected(layer, length, selected)
+        if self.observe_selected is not None:
+            self.observe_selected(layer, length, selected)
         for counters in (self.counters, sequence.counters):
             counters.scored_tokens += length * len(selected)
             counters.selected_tokens += sum(len(positions) for positions in selected)
@@ -479,6 +475,8 @@ class Runtime:
     def _forget_ahead(self) -> None:
         """Forget what was announced, and wait until nothing is on its way from a GPU."""
         self._pipeline.drop()
+        if self.joined is not None and self.joined.parts:
+            self.joined.forget()
         if self._gpu is not None:
             self._gpu.queries.settle()
             self._gpu.arrivals.wait()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,7 +165,7 @@ class FoundCodes:
 
 _SEQUENCE, _CALL, _PARTIALS = map(ctypes.POINTER, (Sequence, CodedCall, BlockPartials))
 _ENCODED = [_INT, _SEQUENCE, _POINTER, _POINTER, *[_LONG] * 3, _POINTER, _LONG, _LONG]
-SIGNATURES = {
+SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hillinfer_aligned_tokens": (_INT, [_INT, _SEQUENCE, _POINTER, _LONG, _POINTER, _POINTER]),
     "hillinfer_encode_values": (_INT, _ENCODED),
     "hillinfer_encode_value_rows": (_INT, _ENCODED),

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from hillinfer.errors import HillInferError
 from hillinfer.native.coded import SIGNATURES as CODED_SIGNATURES
 from hillinfer.native.state_rows import SIGNATURES as STATE_SIGNATURES
+from hillinfer.native.step_rows import SIGNATURES as STEP_SIGNATURES
 from hillinfer.native.structures import (
     Attending,
     Attention,
@@ -147,8 +148,7 @@ _SIGNATURES = {
     "hillinfer_decode_step": (_INT, [_INT, *[_POINTER] * 6]),
     "hillinfer_attend_run": (_INT, [ctypes.POINTER(Attending)]),
     "hillinfer_crc32c": (None, [_POINTER, _LONG, _LONG, *[_POINTER] * 2]),
-    **CODED_SIGNATURES,
-    **STATE_SIGNATURES,
+    **(CODED_SIGNATURES | STATE_SIGNATURES | STEP_SIGNATURES),
     "hillinfer_row_sums": (None, [_POINTER, _LONG, _POINTER, _LONG, _POINTER]),
 }
 _NO_MEMORY = 2
@@ -454,15 +454,15 @@ class NativeLibrary:
         MemoryError, NativeError, NonFiniteQueryError
             As from `call`.
         """
-        outcome = getattr(self.functions, name)(*arguments)
-        if not outcome:
-            return True
-        if outcome == _COLD:
-            return False
+        return self.are_here(name, getattr(self.functions, name)(*arguments))
+
+    def are_here(self, name: str, outcome: int) -> bool:
+        """Return whether an outcome is that all rows are in memory; raises as `decode` does."""
         if outcome == _MISPLACED:
             raise IndexError(_NOWHERE)
-        self._check(name, outcome)
-        return True
+        if outcome and outcome != _COLD:
+            self._check(name, outcome)
+        return not outcome
 
     def begin_choice(self, variant: int, table: int, step: int, sets: int) -> int:
         """Begin to choose tokens in a thread of the library's; see host/native/decode_step.cpp.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int32
@@ -38,7 +39,7 @@ class CheckedRows(ctypes.Structure):
     )
 
 
-SIGNATURES = {
+SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hillinfer_place_states": (None, [ctypes.POINTER(StateRows)]),
     "hillinfer_land_states": (None, [ctypes.POINTER(CheckedRows), _LONG, _INT]),
 }
