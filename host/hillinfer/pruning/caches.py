@@ -369,7 +369,8 @@ class CacheOnDrive(StagedCache):
         accountant.take(Part.STAGING, size)
         try:
             keys = torch.empty((tokens, shape.kv_heads, shape.head_dim), dtype=kind)
-            # Keys come first in a row, and nobody asks for its values.
+            # Keys come first in a row, and nobody asks for its values. Copies of each block by
+            # torch would wake its threads, which took several times as long as all else.
             out = keys.view(tokens, -1).view(torch.uint8).numpy()
             for rows in runtime.gather.stream_in_place(layer, own, np.arange(tokens)):
                 done += copy_rows(rows, out[done:])
