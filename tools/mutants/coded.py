@@ -160,7 +160,7 @@ CODED: tuple[Mutant, ...] = (
     Mutant(
         "coded-steps-do-not-wait-for-the-newest-row",
         "A coded step of a model on a GPU looks at a row that has not come back.",
-        "host/hillinfer/engine/gpu_coded_step.py",
+        "host/hillinfer/engine/coded_ways.py",
         "        self._gpu.arrivals.settle()\n",
         "",
         (_LANES,),

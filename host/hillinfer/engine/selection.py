@@ -30,8 +30,7 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 if TYPE_CHECKING:
     from hillinfer.engine.choice_ahead import ChoiceAhead
-    from hillinfer.engine.coded_step import CodedStep
-    from hillinfer.engine.gpu_coded_step import GpuCodedStep
+    from hillinfer.engine.coded_ways import AnyCodedStep
 
 Sets = list[NDArray[np.int64]]
 # Scoring of one layer, as the native library counts it in bytes (`Shape::work_bytes`), that is done
@@ -318,7 +317,7 @@ class PrefetchPipeline:
         gather: Gather,
         prefetch: PrefetchBuffer,
         threads: int,
-        coded: CodedStep | GpuCodedStep | None = None,
+        coded: AnyCodedStep | None = None,
         copies: CopiesAhead | None = None,
     ) -> None:
         self._coded = coded

@@ -15,6 +15,7 @@ from hillinfer.kv.gather import Gather
 from hillinfer.kv.saved_sequences import SavedShadow
 from hillinfer.kv.sequence import RowLayout, RowPart, Sequence
 from hillinfer.scoring.scorer import Scorer, SegmentShadow
+from hillinfer.shadow.code_file import CodeFile
 from hillinfer.shadow.memory import ShadowMemory
 from hillinfer.shadow.segments import Segment, SegmentLayer
 from hillinfer.shadow.values import SegmentValues, ValueCodes
@@ -37,6 +38,8 @@ class ShadowKeeper:
         Holds shadows, in DRAM or on the drive.
     values
         Keeps value codes; None where no token is coded.
+    file
+        Has codes of full groups on the drive; None where nothing has.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class ShadowKeeper:
         layout: RowLayout,
         memory: ShadowMemory,
         values: ValueCodes | None = None,
+        file: CodeFile | None = None,
     ) -> None:
         self._scorer = scorer
         self.spec: KernelSpec = scorer.spec
@@ -54,7 +58,7 @@ class ShadowKeeper:
         self._gather = gather
         self._memory = memory
         self._has_device = memory.has_device
-        self.values = values
+        self.values, self._file = values, file
         self._key_part, self.value_part = RowPart(layout.keys), RowPart(layout.values)
         self._no_keys = torch.empty((0, self.spec.kv_heads, self.spec.head_dim)).half()
 
@@ -438,6 +442,8 @@ class ShadowKeeper:
         """Keep no codes of values of groups that nobody has any more."""
         if self.values is not None:
             self.values.forget_groups(groups)
+        if self._file is not None:
+            self._file.forget_groups(groups)
 
     def _keep_values(
         self, layer: int, sequence: Sequence, number: int, values: torch.Tensor, start: int
@@ -458,8 +464,10 @@ class ShadowKeeper:
         count = min(start + len(values), settled) - start
         if count > 0:
             rows = sequence.rows(np.arange(start, start + count))
-            numbers = np.full(count, own.values.number)
-            self.values.offer(layer, rows, numbers, self.values.encode(values[:count], own.values))
+            codes, number = self.values.encode(values[:count], own.values), own.values.number
+            if self._file is not None:
+                self._file.write(layer, rows, number, codes)
+            self.values.offer(layer, rows, np.full(count, number), codes)
 
     def _stored_keys(self, layer: int, sequence: Sequence, start: int, end: int) -> torch.Tensor:
         """Return the keys of full groups as FP16, in whatever thread.

@@ -272,6 +272,8 @@ class ValueCodes:
         Returns the bytes that hot rows need at least.
     set_aside
         Called with the bytes that codes hold of what is counted as hot.
+    make_pool
+        Makes the codes of a layer, given the bytes of a code row and its exponents.
     """
 
     def __init__(
@@ -281,6 +283,7 @@ class ValueCodes:
         accountant: Accountant,
         least_hot: Callable[[], int],
         set_aside: Callable[[int], None],
+        make_pool: Callable[[int], CodePool] = CodePool,
     ) -> None:
         self.spec = spec
         self.coder = NativeValueCoder(spec)
@@ -289,7 +292,7 @@ class ValueCodes:
         self._least_hot = least_hot
         self._set_aside = set_aside
         self._slot_bytes = slot_bytes(spec)
-        self._layers = [CodePool(self.coder.row_bytes) for _ in range(layers)]
+        self._layers = [make_pool(self.coder.row_bytes) for _ in range(layers)]
         self._capacity = self._covered = 0
         self._numbers = itertools.count()
         # Whoever needs memory makes room from whatever thread.
@@ -301,6 +304,11 @@ class ValueCodes:
     def held_bytes(self) -> int:
         """Bytes of codes, which are counted as hot; their rows' tables come on top."""
         return len(self._layers) * self._capacity * self._slot_bytes
+
+    @property
+    def changing(self) -> threading.RLock:
+        """Held while a table of a layer changes."""
+        return self._changing
 
     def begin_step(self) -> None:
         """Note that a forward pass begins, and take or give back memory."""

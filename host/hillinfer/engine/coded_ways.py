@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step over exact rows and coded tokens whose attention is computed where the model is."""
+"""Steps with coded tokens in other ways: attended to on a GPU, and with cold codes of a file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.engine.budget_plan import weighed_bytes
+from hillinfer.attention.coded import CodedAttention
+from hillinfer.engine.budget_plan import most_coded, weighed_bytes
+from hillinfer.engine.coded_step import CodedStep
 from hillinfer.engine.queries import explained, host_query
 from hillinfer.engine.selection import Sets, TokenSelection
 from hillinfer.gpu.attention import GpuSide
@@ -23,6 +26,7 @@ from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.native.structures import row_addresses
 from hillinfer.scoring.aligned import AlignedWeights
+from hillinfer.shadow.code_seats import CodeSeats
 from hillinfer.shadow.values import SegmentValues, ValueCodes
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import Lane, Recorder
@@ -72,8 +76,7 @@ class _Reused:
 class GpuCodedStep:
     """Finds codes, rows and L' on the host, and attends to them beside the model.
 
-    Exact rows become hot, and codes that came are kept, as on the processor. Rows of tokens without
-    codes are not read ahead.
+    Exact rows become hot, and codes that came are kept, as on the processor.
 
     Parameters
     ----------
@@ -132,8 +135,9 @@ class GpuCodedStep:
     def missing(
         self, layer: int, sequence: Sequence, sets: Sets, exact: Sets, on_drive: int
     ) -> Positions:
-        """Return positions of coded tokens whose rows are to be read ahead: none."""
-        return np.zeros(0, np.int64)
+        """Return positions of coded tokens without codes; see `CodedStep`."""
+        own = self._shadow.known_values(layer, sequence)
+        return without_codes(layer, sequence, sets, exact, on_drive, own, self._values)[0]
 
     def attend(
         self,
@@ -165,7 +169,7 @@ class GpuCodedStep:
                 shadows = self._shadow.shadows(layer, sequence)
                 weighed = self._weights.of_each(scaled, shadows, coded)
         wanted = _union(coded)
-        found = self._codes(layer, sequence, wanted, own)
+        found = self._codes(layer, sequence, wanted, own, arriving)
         given = [
             CodedSet(one, found.addresses[np.searchsorted(wanted, one)], of)
             for one, of in zip(coded, weighed, strict=True)
@@ -209,7 +213,12 @@ class GpuCodedStep:
                 yield row_addresses(rows, np.arange(count))
 
     def _codes(
-        self, layer: int, sequence: Sequence, wanted: Positions, own: list[SegmentValues]
+        self,
+        layer: int,
+        sequence: Sequence,
+        wanted: Positions,
+        own: list[SegmentValues],
+        arriving: LandedRows | None,
     ) -> _Found:
         """Find the codes of tokens, and make those that DRAM does not hold of their rows."""
         numbers = np.array([one.number for one in own])[wanted // self._spec.segment_tokens]
@@ -229,8 +238,8 @@ class GpuCodedStep:
             values = part[torch.from_numpy(wanted[settled:] - held)]
             number = int(wanted[settled]) // self._spec.segment_tokens
             arrived[len(missing) :] = self._values.encode(values, own[number])
-        if len(missing):
-            self._bring(layer, sequence, wanted[missing], own, arrived)
+        if len(missing) or arriving is not None:
+            self._bring(layer, sequence, wanted[missing], own, arrived, arriving)
             for counters in (self._counters, sequence.counters):
                 counters.coded_arrivals += len(missing)
         return _Found(addresses, rows[missing], numbers[missing], arrived[: len(missing)], kept)
@@ -242,10 +251,11 @@ class GpuCodedStep:
         positions: Positions,
         own: list[SegmentValues],
         arrived: NDArray[np.uint8],
+        arriving: LandedRows | None,
     ) -> None:
         """Code tokens whose rows come from wherever they are."""
         at, size = 0, self._spec.segment_tokens
-        with closing(self._gather.stream(layer, sequence, positions)) as blocks:
+        with closing(self._gather.stream(layer, sequence, positions, arriving)) as blocks:
             for rows in blocks:
                 values = self._shadow.value_part.of(rows)
                 segments = positions[at : at + len(rows)] // size
@@ -258,3 +268,135 @@ class GpuCodedStep:
 
 def _union(sets: Sets) -> Positions:
     return sets[0] if len(sets) == 1 else np.unique(np.concatenate(sets))
+
+
+def without_codes(
+    layer: int,
+    sequence: Sequence,
+    sets: Sets,
+    exact: Sets,
+    on_drive: int,
+    own: list[SegmentValues],
+    values: ValueCodes,
+) -> tuple[Positions, Positions, Positions]:
+    """Return coded tokens that DRAM holds no codes of: positions, ascending, rows and numbers.
+
+    Parameters
+    ----------
+    layer, sequence, sets, exact, on_drive
+        As in `CodedStep.missing`.
+    own
+        What is known of each segment's values.
+    values
+        Keeps codes.
+    """
+    coded = [np.setdiff1d(*one, assume_unique=True) for one in zip(sets, exact, strict=True)]
+    wanted, size = _union(coded), values.spec.segment_tokens
+    wanted = wanted[: np.searchsorted(wanted, min(on_drive, len(own) * size))]
+    numbers = np.array([one.number for one in own], np.int64)[wanted // size]
+    rows = sequence.rows(wanted)
+    missing = ~values.holds(layer, rows, numbers)
+    return wanted[missing], rows[missing], numbers[missing]
+
+
+# --- Cold codes of a file ---
+
+
+class FiledCodedStep:
+    """Reads cold codes of a file, ahead where it can, before another step looks for codes.
+
+    What the file has not comes as rows.
+
+    Parameters
+    ----------
+    step
+        Attends.
+    seats
+        Has the file, and lets what came be found.
+    values, shadow
+        Who keeps codes, and who knows under which numbers.
+    """
+
+    def __init__(
+        self,
+        step: CodedStep | GpuCodedStep,
+        seats: CodeSeats,
+        values: ValueCodes,
+        shadow: ShadowKeeper,
+    ) -> None:
+        self._step = step
+        self._seats = seats
+        self._values = values
+        self._shadow = shadow
+
+    def begin_step(self) -> None:
+        """Note that a forward pass begins."""
+        self._step.begin_step()
+
+    def missing(
+        self, layer: int, sequence: Sequence, sets: Sets, exact: Sets, on_drive: int
+    ) -> Positions:
+        """Begin to read codes, and return positions of coded tokens whose rows are wanted.
+
+        Parameters as in `CodedStep.missing`.
+        """
+        if not self._seats.are_wanted(layer):
+            return self._step.missing(layer, sequence, sets, exact, on_drive)
+        own = self._shadow.known_values(layer, sequence)
+        positions, rows, numbers = without_codes(
+            layer, sequence, sets, exact, on_drive, own, self._values
+        )
+        come = self._seats.file.begin(layer, id(sequence), rows, numbers)
+        return positions[~come]
+
+    def attend(
+        self,
+        layer: int,
+        sequence: Sequence,
+        query: torch.Tensor,
+        sets: Sets,
+        scaling: float,
+        step: int,
+        landed: LandedRows | None,
+        exact: Sets,
+        arriving: LandedRows | None = None,
+    ) -> torch.Tensor:
+        """Attend to what is selected; parameters, result and errors as for `CodedStep.attend`."""
+        file, key = self._seats.file, id(sequence)
+        file.expect(most_coded(len(sets), len(sets[0]), sequence.lengths[layer]))
+        if not file.is_coming(layer, key) and self._seats.are_wanted(layer):
+            self.missing(layer, sequence, sets, exact, sequence.held_starts[layer])
+        with self._seats.seated(layer, key, self._values, sequence.counters):
+            given = layer, sequence, query, sets, scaling, step, landed, exact, arriving
+            return self._step.attend(*given)
+
+
+# --- Which way ---
+
+AnyCodedStep = CodedStep | GpuCodedStep | FiledCodedStep
+
+
+def coded_step(
+    gpu: GpuSide | None,
+    seats: CodeSeats | None,
+    attention: CodedAttention,
+    weights: AlignedWeights,
+    values: ValueCodes,
+    selection: TokenSelection,
+    shadow: ShadowKeeper,
+    *given: Any,
+) -> AnyCodedStep:
+    """Return what takes steps with coded tokens.
+
+    Parameters
+    ----------
+    gpu
+        Where the model computes on a GPU, else None.
+    seats
+        Where codes lie in a file, else None.
+    attention, weights, values, selection, shadow, given
+        As for `CodedStep`.
+    """
+    parts = weights, values, selection, shadow, *given
+    step = CodedStep(attention, *parts) if gpu is None else GpuCodedStep(gpu, *parts)
+    return step if seats is None else FiledCodedStep(step, seats, values, shadow)
