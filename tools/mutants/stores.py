@@ -242,6 +242,17 @@ STORES: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        "heap-keeps-what-is-free",
+        "The heap keeps what is freed while tables grow, which M0 does not count.",
+        "host/hillinfer/kv/hot_pools.py",
+        "            give_free_memory_back()\n",
+        "            pass\n",
+        (
+            f"{_TESTS}/kv/test_hot_pools.py::"
+            "test_the_heap_keeps_nothing_that_is_free_while_tables_grow",
+        ),
+    ),
+    Mutant(
         "rows-land-in-another-head",
         "Keys of all KV heads land in the first one's place.",
         "host/native/state_rows.cpp",
