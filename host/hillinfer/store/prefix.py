@@ -36,10 +36,10 @@ _PIECES_AT_ONCE = 3
 # Objects of neighbouring layers are read together up to this many bytes of a chunk: more is no
 # faster. Small pieces come in more buffers, in memory that was touched before.
 _JOINED_BYTES = 4 << 20
-_LEAST_BUFFERS, _MOST_BUFFERS = 3, 6
-_BUFFERS_BYTES = BLOCK_BYTES // 2
+_LEAST_BUFFERS, _MOST = 3, (6, BLOCK_BYTES // 2)
 # Rows that stay there until a pass takes them lie in more.
-_MOST_LAYERED, _LAYERED_BYTES = 16, BLOCK_BYTES
+_MOST_WAITING = 16, BLOCK_BYTES
+_LEAVING = Taker()
 
 _Read = TypeVar("_Read")
 
@@ -184,7 +184,7 @@ class StoredPrefix:
         first_layer: int = 0,
         chunks: int | None = None,
         deadline: Callable[[int], float] = _never,
-        taker: Taker | None = None,
+        taker: Taker = _LEAVING,
     ) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
         """Yield all rows, layer by layer, as the drive gives them in long reads.
 
@@ -200,7 +200,7 @@ class StoredPrefix:
             Says when a layer's rows are wanted, in seconds of `time.monotonic`: where several
             prefixes come from one drive, what is wanted first is read first.
         taker
-            Has rows before they are yielded; nobody where None.
+            Has rows before they are yielded.
 
         Yields
         ------
@@ -212,16 +212,13 @@ class StoredPrefix:
         OSError, WrongBytesError
             Where a drive fails or gives other bytes.
         """
-        taker = Taker() if taker is None else taker
         count = len(self.chunks) if chunks is None else chunks
         pieces = list(self._pieces(first_layer, count, taker.most_layers))
         objects = max(((one.stop - one.first) * len(one.chunks) for one in pieces), default=0)
         size = objects * self.shape.object_bytes
         read = partial(self._read_rows, taker.take)
-        most = _MOST_BUFFERS, _BUFFERS_BYTES
-        if taker.most_layers is not None:
-            most = _MOST_LAYERED, _LAYERED_BYTES
-        for _, arrived in self._read_ahead(pieces, size, read, deadline, *most):
+        most = _MOST if taker.most_layers is None else _MOST_WAITING
+        for _, arrived in self._read_ahead(pieces, size, read, deadline, most):
             taker.settle(arrived)
             for one in arrived:
                 if not one.is_checked:
@@ -232,8 +229,9 @@ class StoredPrefix:
     def layers_ahead(self, chunks: int) -> int:
         """Return how many layers of its first chunks a stream's memory holds, read one by one."""
         together = max(1, min(chunks, _JOINED_BYTES // self.shape.object_bytes))
-        buffers = _LAYERED_BYTES // (together * self.shape.object_bytes)
-        return min(_MOST_LAYERED, buffers) // -(-chunks // together)
+        buffers, byte_count = _MOST_WAITING
+        fitting = min(buffers, byte_count // (together * self.shape.object_bytes))
+        return fitting // -(-chunks // together)
 
     def read_groups(
         self, chunk: StoredChunk, layer: int, first: int, into: NDArray[np.uint8]
@@ -334,12 +332,11 @@ class StoredPrefix:
         buffer_bytes: int,
         read: Callable[[_Piece, NDArray[np.uint8], float], _Read],
         deadline: Callable[[int], float] = _never,
-        most_buffers: int = _MOST_BUFFERS,
-        most_bytes: int = _BUFFERS_BYTES,
+        most: tuple[int, int] = _MOST,
     ) -> Iterator[tuple[_Piece, _Read]]:
         """Yield pieces with what was read of each, valid until the next, while others come."""
-        fitting = most_bytes // max(1, buffer_bytes)
-        count = min(max(_LEAST_BUFFERS, min(most_buffers, fitting)), len(pieces))
+        fitting = min(most[0], most[1] // max(1, buffer_bytes))
+        count = min(max(_LEAST_BUFFERS, fitting), len(pieces))
         size = round_up(buffer_bytes, PAGE_BYTES)
         memory = self._memory.taken(count * size)
         free = deque(memory[at * size : at * size + buffer_bytes] for at in range(count))
