@@ -11,6 +11,7 @@ from mutants.native import NATIVE
 from mutants.prompts import PROMPTS
 from mutants.pruning import PRUNING
 from mutants.secrecy import SECRECY
+from mutants.serving import SERVING
 from mutants.software import SOFTWARE
 from mutants.stores import STORES
 from mutants.study import STUDY
@@ -30,4 +31,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *CODED,
     *TORCH_CODED,
     *STUDY,
+    *SERVING,
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -22,6 +23,10 @@ _LETTERS_PER_SECOND = 1 << 24
 
 def main() -> None:
     """Read what to render from standard input and write what came of it to standard output."""
+    # Before there is anything to do: whoever starts this ahead waits for less. Without it the
+    # answer says so.
+    with suppress(ImportError):
+        import jinja2  # noqa: F401
     given = sys.stdin.buffer.read()
     most = _BYTES + _BYTES_PER_LETTER * len(given)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -30,7 +35,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     asked = json.loads(given)
     try:
-        texts = _rendered(asked["template"], asked["contents"], asked["variables"], asked["most"])
+        texts = _rendered(asked["template"], asked["chats"], asked["variables"], asked["most"])
     except Exception as error:  # A template may raise anything; it is told on in one line.
         answer: dict[str, Any] = {"error": f"{type(error).__name__}: {error}"[:300]}
     else:
@@ -39,15 +44,19 @@ def main() -> None:
 
 
 def _rendered(
-    template: str, contents: list[str], variables: dict[str, Any], most: list[int]
+    template: str,
+    chats: list[list[dict[str, str]]],
+    variables: dict[str, Any],
+    most: list[int],
 ) -> list[str]:
     compiled = _environment().from_string(template)
     texts = []
-    for content, letters in zip(contents, most, strict=True):
-        text = compiled.render(messages=[{"role": "user", "content": content}], **variables)
+    for chat, letters in zip(chats, most, strict=True):
+        text = compiled.render(messages=chat, **variables)
         # Refused here, so that whoever asked never holds it.
         if len(text) > letters:
-            raise ValueError(f"it makes {len(text)} letters of {len(content)}")
+            given = sum(len(message["content"]) for message in chat)
+            raise ValueError(f"it makes {len(text)} letters of {given}")
         texts.append(text)
     return texts
 
