@@ -73,6 +73,22 @@ PRUNING: tuple[Mutant, ...] = (
         (_MOVED,),
     ),
     Mutant(
+        "keys-that-decide-are-read-twice",
+        "Attention reads past rows, and those who choose read their keys once more.",
+        "host/hillinfer/attention/softmax_merge.py",
+        "                look(row_addresses(rows, np.arange(len(rows))))\n",
+        "                pass\n",
+        (f"{_BANDS}::test_keys_that_decide_are_read_once",),
+    ),
+    Mutant(
+        "keys-of-a-broken-pass-stay-counted",
+        "Keys that were wanted by a pass that broke off take their part of the budget for ever.",
+        _CACHES,
+        "        self._expected.clear()\n        self._parts.dense.watch_none()\n",
+        "",
+        (f"{_BANDS}::test_keys_that_decide_go_where_their_layer_breaks_off",),
+    ),
+    Mutant(
         "forced-blocks-compete",
         "Blocks that stay in any case are not counted among those that are to stay.",
         _RANKERS,
