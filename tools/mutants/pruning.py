@@ -10,10 +10,8 @@ _STAGES, _KEEPING = "host/hillinfer/pruning/stages.py", "host/hillinfer/pruning/
 _BANDS = "tests/host/pruning/test_bands.py"
 _READ_TESTS = "tests/host/pruning/test_reading.py"
 _RANK_TESTS = "tests/host/pruning/test_rankers.py"
-_DECODING, _DECODING_TESTS = (
-    "host/hillinfer/pruning/decoding.py",
-    "tests/host/pruning/test_decoding.py",
-)
+_DECODING = "host/hillinfer/pruning/decoding.py"
+_DECODING_TESTS = "tests/host/pruning/test_decoding.py"
 _MOVED = (
     f"{_DECODING_TESTS}::"
     "test_rows_of_a_block_are_those_of_a_direct_computation_and_return_as_they_were"
@@ -25,10 +23,8 @@ _STORED = "tests/host/pruning/test_stored_prefix.py"
 _CHOSEN = f"{_STORED}::test_what_is_stored_stays_and_the_rest_is_chosen_from"
 _TEXT = "tools/hillinfer_bench/slim/text.py"
 _SLIM_TESTS = "tests/host/pruning/test_slim_text.py"
-_BENCH, _BENCH_TESTS = (
-    "tools/hillinfer_bench/slim/decoding.py",
-    "tests/host/pruning/test_slim_command.py",
-)
+_BENCH = "tools/hillinfer_bench/slim/decoding.py"
+_BENCH_TESTS = "tests/host/pruning/test_slim_command.py"
 _REFERENCE = f"{_READ_TESTS}::test_a_prompt_keeps_what_the_reference_keeps_and_answers_as_it_does"
 
 PRUNING: tuple[Mutant, ...] = (
