@@ -10,10 +10,8 @@ _STAGES, _KEEPING = "host/hillinfer/pruning/stages.py", "host/hillinfer/pruning/
 _BANDS = "tests/host/pruning/test_bands.py"
 _READ_TESTS = "tests/host/pruning/test_reading.py"
 _RANK_TESTS = "tests/host/pruning/test_rankers.py"
-_DECODING, _DECODING_TESTS = (
-    "host/hillinfer/pruning/decoding.py",
-    "tests/host/pruning/test_decoding.py",
-)
+_DECODING = "host/hillinfer/pruning/decoding.py"
+_DECODING_TESTS = "tests/host/pruning/test_decoding.py"
 _MOVED = (
     f"{_DECODING_TESTS}::"
     "test_rows_of_a_block_are_those_of_a_direct_computation_and_return_as_they_were"
@@ -25,10 +23,8 @@ _STORED = "tests/host/pruning/test_stored_prefix.py"
 _CHOSEN = f"{_STORED}::test_what_is_stored_stays_and_the_rest_is_chosen_from"
 _TEXT = "tools/hillinfer_bench/slim/text.py"
 _SLIM_TESTS = "tests/host/pruning/test_slim_text.py"
-_BENCH, _BENCH_TESTS = (
-    "tools/hillinfer_bench/slim/decoding.py",
-    "tests/host/pruning/test_slim_command.py",
-)
+_BENCH = "tools/hillinfer_bench/slim/decoding.py"
+_BENCH_TESTS = "tests/host/pruning/test_slim_command.py"
 _REFERENCE = f"{_READ_TESTS}::test_a_prompt_keeps_what_the_reference_keeps_and_answers_as_it_does"
 
 PRUNING: tuple[Mutant, ...] = (
@@ -71,6 +67,22 @@ PRUNING: tuple[Mutant, ...] = (
         "BLOCK_TOKENS * len(band),",
         "BLOCK_TOKENS,",
         (_MOVED,),
+    ),
+    Mutant(
+        "keys-that-decide-are-read-twice",
+        "Attention reads past rows, and those who choose read their keys once more.",
+        "host/hillinfer/attention/softmax_merge.py",
+        "                look(row_addresses(rows, np.arange(len(rows))))\n",
+        "                pass\n",
+        (f"{_BANDS}::test_keys_that_decide_are_read_once",),
+    ),
+    Mutant(
+        "keys-of-a-broken-pass-stay-counted",
+        "Keys that were wanted by a pass that broke off take their part of the budget for ever.",
+        _CACHES,
+        "        self._expected.clear()\n        self._parts.dense.watch_none()\n",
+        "",
+        (f"{_BANDS}::test_keys_that_decide_go_where_their_layer_breaks_off",),
     ),
     Mutant(
         "forced-blocks-compete",

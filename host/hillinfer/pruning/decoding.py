@@ -31,7 +31,7 @@ from hillinfer.pruning.stages import Stages, blocks_of
 from hillinfer.pruning.states import States, gathered_states
 
 if TYPE_CHECKING:
-    from hillinfer.pruning.caches import StagedCache
+    from hillinfer.pruning.passes import StagedCache
 
 # SlimInfer, implementation details: the least overlap at which nothing moves.
 PAPER_GAMMA = 0.9
