@@ -8,6 +8,7 @@ from mutants.frontier import FRONTIER
 from mutants.hardware import HARDWARE
 from mutants.mutant import Mutant
 from mutants.native import NATIVE
+from mutants.placement import PLACEMENT
 from mutants.prompts import PROMPTS
 from mutants.pruning import PRUNING
 from mutants.secrecy import SECRECY
@@ -32,4 +33,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *TORCH_CODED,
     *STUDY,
     *SERVING,
+    *PLACEMENT,
 )
