@@ -3,124 +3,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import stat
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hillinfer.errors import HillInferError, PromptError
-from hillinfer.generate import chat_template_child
+from hillinfer.errors import PromptError
+from hillinfer.generate.chat_templates import rendered_chats
 from hillinfer.generate.special_tokens import MaskedText, SpecialTokens, TextEncoder
 from hillinfer.values import format_bytes
-
-# --- Chat templates ---
-
-_SECONDS = 60
-_SPARE_LETTERS, _TIMES = 1 << 20, 4
-
-
-class TemplateError(HillInferError):
-    """A model's chat template cannot be used."""
-
-
-def rendered_chats(tokenizer: Any, contents: Sequence[str]) -> list[str]:
-    """Return the chat of one user turn for each content, up to where the answer begins.
-
-    `contents` is what the user says; otherwise as `rendered_turns`.
-    """
-    return rendered_turns(tokenizer, [[{"role": "user", "content": one}] for one in contents])
-
-
-def rendered_turns(
-    tokenizer: Any,
-    chats: Sequence[Sequence[Mapping[str, str]]],
-    child: subprocess.Popen[bytes] | None = None,
-) -> list[str]:
-    """Return the text of each chat, up to where the next answer begins.
-
-    The same as `apply_chat_template(..., tokenize=False, add_generation_prompt=True)` for each, but
-    in a process of its own with limits. A template is a program that comes with the model: loops in
-    loops, a repeated text or a power of numbers run for ever or take all memory, some of them in
-    one step that nothing inside the interpreter ends.
-
-    `chats` are messages with `role` and `content`, `tokenizer` one of transformers with a chat
-    template; `child` is a `template_child` that was started ahead. Raises TemplateError where the
-    template fails, takes more than 3 seconds of computing or too much memory, or makes far more
-    text than it is given.
-    """
-    special: dict[str, Any] = dict(tokenizer.special_tokens_map)
-    try:
-        template = tokenizer.get_chat_template()
-    except ValueError as error:
-        raise _unusable(" ".join(str(error).split())[:300]) from error
-    if not isinstance(template, str):
-        raise _unusable(f"it is {type(template).__name__} and no text")
-    variables = {"tools": None, "documents": None, "add_generation_prompt": True, **special}
-    letters = [sum(len(message["content"]) for message in chat) for chat in chats]
-    most = [_TIMES * count + _SPARE_LETTERS for count in letters]
-    asked = {
-        "template": template,
-        "chats": [[dict(message) for message in chat] for chat in chats],
-        "variables": variables,
-        "most": most,
-    }
-    answer = _answer(json.dumps(asked, default=str).encode(), child or template_child())
-    if "error" in answer:
-        raise _unusable(" ".join(answer["error"].split()))
-    texts: list[str] = answer["texts"]
-    return texts
-
-
-def template_child() -> subprocess.Popen[bytes]:
-    """Start a process that renders chats once, for `rendered_turns`.
-
-    One that is started ahead has imported what it needs when it is asked. Raises TemplateError
-    where none starts.
-    """
-    try:
-        return subprocess.Popen(
-            # Not isolated: jinja2 may lie where a variable says. But not where a user stands, nor
-            # in the program's own folder, whose modules are no modules of Python.
-            [sys.executable, "-P", chat_template_child.__file__],
-            cwd="/",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-    except OSError as error:
-        raise TemplateError(f"cannot start {sys.executable}: {error.strerror}") from error
-
-
-def _answer(asked: bytes, child: subprocess.Popen[bytes]) -> dict[str, Any]:
-    with child:
-        try:
-            out, err = child.communicate(asked, timeout=_SECONDS)
-        except subprocess.TimeoutExpired as error:
-            raise _unusable(f"it takes more than {_SECONDS} seconds") from error
-        finally:
-            # Also where a signal ended the wait.
-            child.kill()
-    if child.returncode < 0:
-        raise _unusable("it takes too long or too much memory")
-    try:
-        answer: dict[str, Any] = json.loads(out)
-    except ValueError as error:
-        said = err.decode(errors="replace").strip().splitlines() or ["it says nothing"]
-        raise _unusable(said[-1][:300]) from error
-    return answer
-
-
-def _unusable(reason: str) -> TemplateError:
-    return TemplateError(
-        f"the chat template of this model cannot be used ({reason}): use --prompt-style plain"
-    )
-
 
 # --- Documents and questions ---
 

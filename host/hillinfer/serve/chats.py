@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hillinfer.generate.prompt import rendered_turns, template_child
+from hillinfer.generate.chat_templates import TemplateProcess, rendered_turns
 from hillinfer.generate.special_tokens import MaskedText, SpecialTokens, TextEncoder
 from hillinfer.serve.refusals import ApiError, invalid
 
@@ -38,7 +38,7 @@ class PromptTokens:
         self._most_letters = context_tokens * longest * _FEWER_CHARACTERS
         # Parts of what encodes are made at its first use.
         self._lock = threading.Lock()
-        self._child = template_child() if self.has_template else None
+        self._templates = TemplateProcess()
 
     @property
     def has_template(self) -> bool:
@@ -98,12 +98,8 @@ class PromptTokens:
         )
 
     def close(self) -> None:
-        """End the process that is ready for the next chat."""
-        with self._lock:
-            child, self._child = self._child, None
-        if child is not None:
-            child.kill()
-            child.communicate()
+        """End the process that renders chats."""
+        self._templates.close()
 
     # --- inside ----------------------------------------------------------------------------
 
@@ -113,16 +109,11 @@ class PromptTokens:
         border = secrets.token_hex(_BORDER_BYTES)
         with self._lock:
             whole = self._encoder.mask(border.join(one["content"] for one in messages))
-            child, self._child = self._child, None
         parts = [part.text for part in whole.cut(border)]
         harmless = [secrets.token_hex(_BORDER_BYTES) for _ in parts]
-        # Not locked: chats are rendered by processes of their own.
         text, other = rendered_turns(
-            self._tokenizer, [_with(messages, parts), _with(messages, harmless)], child
+            self._tokenizer, [_with(messages, parts), _with(messages, harmless)], self._templates
         )
-        with self._lock:
-            # The next chat finds one that is ready.
-            self._child = self._child or template_child()
         # Nearly all templates keep what is said; then there is nothing to compare.
         kept = [_filled(other, harmless, parts), _filled(other, harmless, _stripped(parts))]
         if text not in kept:
