@@ -37,10 +37,9 @@ _PIECES_AT_ONCE = 3
 # faster. Small pieces come in more buffers, in memory that was touched before.
 _JOINED_BYTES = 4 << 20
 _LEAST_BUFFERS, _MOST = 3, (6, BLOCK_BYTES // 2)
-# Rows that stay there until a pass takes them lie in more.
-_MOST_WAITING = 16, BLOCK_BYTES
+# Rows that wait there for a pass: those of so many layers, which are still in a cache then.
+_WAITING_LAYERS, _MOST_WAITING = 3, (16, BLOCK_BYTES)
 _LEAVING = Taker()
-
 _Read = TypeVar("_Read")
 
 
@@ -217,7 +216,10 @@ class StoredPrefix:
         objects = max(((one.stop - one.first) * len(one.chunks) for one in pieces), default=0)
         size = objects * self.shape.object_bytes
         read = partial(self._read_rows, taker.take)
-        most = _MOST if taker.most_layers is None else _MOST_WAITING
+        most = _MOST
+        if taker.most_layers is not None:
+            own = sum(one.first == first_layer for one in pieces)
+            most = min(_MOST_WAITING[0], _WAITING_LAYERS * own), _MOST_WAITING[1]
         for _, arrived in self._read_ahead(pieces, size, read, deadline, most):
             taker.settle(arrived)
             for one in arrived:
@@ -229,9 +231,8 @@ class StoredPrefix:
     def layers_ahead(self, chunks: int) -> int:
         """Return how many layers of its first chunks a stream's memory holds, read one by one."""
         together = max(1, min(chunks, _JOINED_BYTES // self.shape.object_bytes))
-        buffers, byte_count = _MOST_WAITING
-        fitting = min(buffers, byte_count // (together * self.shape.object_bytes))
-        return fitting // -(-chunks // together)
+        fitting = _MOST_WAITING[1] // (together * self.shape.object_bytes)
+        return min(_MOST_WAITING[0], fitting) // -(-chunks // together)
 
     def read_groups(
         self, chunk: StoredChunk, layer: int, first: int, into: NDArray[np.uint8]
@@ -312,8 +313,7 @@ class StoredPrefix:
     def _pieces(self, first_layer: int, chunks: int, most_layers: int | None) -> Iterator[_Piece]:
         """Cut a part of the prefix into reads of neighbouring layers and chunks.
 
-        The first layers are few at a time, because whoever computes waits for them; those behind
-        them come while it does.
+        The first layers are few at a time: whoever computes waits for them, and not for the others.
         """
         size, layers = self.shape.object_bytes, self.shape.layers
         most = most_layers or max(1, _JOINED_BYTES // size)

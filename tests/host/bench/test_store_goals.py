@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A goal of the store that arithmetic forbids shows what is possible beside what was reached."""
 
+import json
+from contextlib import contextmanager
+
 import pytest
 
 from hillinfer_bench.storing.first_token import FirstToken
 from hillinfer_bench.storing.goals import at_least, at_most, goals_text
+from hillinfer_bench.storing.part import Part
+from hillinfer_bench.storing.run import StoreRequest, run
 
 
 @pytest.mark.parametrize(
@@ -57,3 +62,26 @@ def test_reading_hides_behind_computing_as_far_as_cores_are_idle(both, reading, 
     assert told in first.line()
     assert f"leaves {most:.0%} of the smaller to be hidden; 50% is" in first.line()
     assert first.line().endswith("waited 1.0 ms for rows and took 2.0 to place them")
+
+
+def test_a_part_is_taken_alone(tmp_path):
+    out, begun = tmp_path / "store.json", []
+
+    @contextmanager
+    def stage(name, total):
+        begun.append((name, total))
+        yield lambda done: None
+
+    request = StoreRequest(
+        "none", tmp_path, out, kills=3, flips=2, rounds=1, tokens=1024, gigabytes=0.1,
+        mixed_seconds=1, peers=None, parts=frozenset({Part.FLIPS}),
+    )  # fmt: skip
+    text = run(request, begun.append, stage)
+    assert begun == [("flips", 2)]
+    record = json.loads(out.read_text())
+    assert list(record["damage"]) == ["flips"]
+    assert record["damage"]["flips"]["runs"] == 2
+    assert record["failed"] == {}
+    assert record["goals"]["kills"]["why"] == "not in this run"
+    assert "not measured (not in this run)" in text
+    assert sorted(tmp_path.iterdir()) == [out]
