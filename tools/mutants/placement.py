@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults in where forms of documents are placed."""
+"""Faults in forms of documents, and in where they are placed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from mutants.mutant import Mutant
 
 _ROOM = "host/hillinfer/placement"
 _TESTS = "tests/host/placement"
+_FORMS = "host/hillinfer/forms"
+_FORM_TESTS = "tests/host/forms"
 
 PLACEMENT = (
     Mutant(
@@ -80,5 +82,61 @@ PLACEMENT = (
         "if since > self._uses.longest:",
         "if False:",
         (f"{_TESTS}/test_placement_policies.py",),
+    ),
+    Mutant(
+        "positions-of-what-is-held",
+        "A cache with dropped tokens says how many it holds.",
+        f"{_FORMS}/form.py",
+        "        return held + self._missing\n",
+        "        return held\n",
+        (f"{_FORM_TESTS}/test_dropped_forms.py",),
+    ),
+    Mutant(
+        "mask-from-the-first-position",
+        "What is held counts as the document's first tokens.",
+        f"{_FORMS}/form.py",
+        "return held + query_length, self._missing",
+        "return held + query_length + self._missing, 0",
+        (f"{_FORM_TESTS}/test_dropped_forms.py",),
+    ),
+    Mutant(
+        "knorm-as-the-paper-words-it",
+        "Short keys are dropped.",
+        f"{_FORMS}/dropped.py",
+        "        return -norms\n",
+        "        return norms\n",
+        (f"{_FORM_TESTS}/test_dropped_forms.py",),
+    ),
+    Mutant(
+        "snapkv-without-its-window",
+        "The last tokens are kept only where others attend to them.",
+        f"{_FORMS}/dropped.py",
+        "return functional.pad(scores, (0, window), value=float(scores.max()) + 1)",
+        "return functional.pad(scores, (0, window), value=0.0)",
+        (f"{_FORM_TESTS}/test_dropped_forms.py",),
+    ),
+    Mutant(
+        "expected-without-the-spread",
+        "Expected attention looks at the mean query alone.",
+        f"{_FORMS}/dropped.py",
+        "ours, spread, ours) / head_dim / 2",
+        "ours, spread, ours) * 0.0",
+        (f"{_FORM_TESTS}/test_dropped_forms.py",),
+    ),
+    Mutant(
+        "keys-coded-by-token",
+        "Channels of a key share a step.",
+        f"{_FORMS}/whole.py",
+        "Codes.of(keys.cpu().transpose(1, 2), self._bits, GROUP_NUMBERS)",
+        "Codes.of(keys.cpu(), self._bits, value_group(keys.shape[-1]))",
+        (f"{_FORM_TESTS}/test_whole_forms.py",),
+    ),
+    Mutant(
+        "opened-without-a-copy",
+        "A cache writes to the form that it was opened from.",
+        f"{_FORMS}/whole.py",
+        "(keys.to(self._dtype, copy=True), values.to(self._dtype, copy=True))",
+        "(keys.to(self._dtype), values.to(self._dtype))",
+        (f"{_FORM_TESTS}/test_whole_forms.py",),
     ),
 )
