@@ -60,6 +60,7 @@ class Inference:
         self._policy = policy or InTurns()
         self._changed = threading.Condition()
         self._waiting: deque[Job] = deque()
+        self._documents: deque[Job] = deque()
         self._served: ServedModel | None = None
         self._scheduler: Scheduler | None = None
         self._is_draining = self._is_stopping = False
@@ -118,7 +119,7 @@ class Inference:
     @property
     def is_idle(self) -> bool:
         """Whether no request is there."""
-        return not self.waiting and not self.running
+        return not self.waiting and not self._documents and not self.running
 
     def start(self) -> None:
         """Begin to open the model."""
@@ -147,10 +148,14 @@ class Inference:
             )
 
     def submit(self, job: Job) -> None:
-        """Let a request wait for its turn; errors as of `check_room`."""
+        """Let a request wait for its turn, where none is in the background; as `check_room`."""
         with self._changed:
-            self.check_room()
-            self._waiting.append(job)
+            if job.is_background:
+                _ = self.served
+                self._documents.append(job)
+            else:
+                self.check_room()
+                self._waiting.append(job)
             self._changed.notify_all()
 
     def drain(self) -> None:
@@ -176,7 +181,12 @@ class Inference:
         try:
             with self._opening() as served:
                 self._scheduler = Scheduler(
-                    served, self._waiting, self._rules.parallel, self._policy, self._note_end
+                    served,
+                    self._waiting,
+                    self._documents,
+                    self._rules.parallel,
+                    self._policy,
+                    self._note_end,
                 )
                 self._served = served
                 self._on_state()

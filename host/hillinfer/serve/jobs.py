@@ -114,6 +114,8 @@ class Job:
         Called with each event, from the inference thread; must not wait.
     deadline
         By `time.monotonic`, when it is given up.
+    is_background
+        Whether it only reads a document ahead: it takes no sequence's place from anybody.
     """
 
     prompt_ids: list[int]
@@ -125,6 +127,7 @@ class Job:
     arrived: float = field(default_factory=time.monotonic)
     is_cancelled: bool = False
     number: int = field(default_factory=lambda: next(_NUMBERS))
+    is_background: bool = False
     # --- the scheduler's ---
     generation: Generation | None = None
     steps: Iterator[int] | None = None

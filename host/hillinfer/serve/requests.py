@@ -107,10 +107,10 @@ class Delivery:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """`POST /v1/chat/completions`; `messages` have `role` and `content`."""
+    """`POST /v1/chat/completions`; `messages` have `role`, `content` and `files` that they name."""
 
     model: str
-    messages: tuple[Mapping[str, str], ...]
+    messages: tuple[Mapping[str, Any], ...]
     wishes: AnswerWishes
     delivery: Delivery
 
@@ -167,8 +167,8 @@ def text_request(given: Mapping[str, Any]) -> TextRequest:
     return TextRequest(model, prompt, echo, wishes, _delivery(fields))
 
 
-def read_messages(fields: Fields) -> tuple[Mapping[str, str], ...]:
-    """Return the messages of a chat, contents joined to one text each."""
+def read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
+    """Return the messages of a chat: contents joined to one text, and files that come before it."""
     given = fields.take("messages")
     if not isinstance(given, list) or not given:
         raise fields.wrong("messages", given, "a list of one message at least")
@@ -185,7 +185,7 @@ def _model(fields: Fields) -> str:
 # --- Prompts ---
 
 
-def _message(given: object, place: str) -> Mapping[str, str]:
+def _message(given: object, place: str) -> Mapping[str, Any]:
     if not isinstance(given, dict):
         raise invalid(f"{place[:-1]} must be an object", place[:-1])
     fields = Fields(given, place)
@@ -195,18 +195,31 @@ def _message(given: object, place: str) -> Mapping[str, str]:
     content = fields.take("content")
     for field in ("tool_calls", "function_call", "audio", "refusal"):
         fields.only(field, ([], ""))
+    files: list[str] = []
     if isinstance(content, list):
-        parts = [_part(one, f"{place}content[{number}].") for number, one in enumerate(content)]
-        content = "\n".join(parts)
+        parts = [
+            _part(one, f"{place}content[{number}].", files) for number, one in enumerate(content)
+        ]
+        content = "\n".join(part for part in parts if part is not None)
     if not isinstance(content, str):
         raise fields.wrong("content", content, "a string or a list of parts")
-    return {"role": _ROLES[role], "content": checked_text(content, fields.name("content"))}
+    text = checked_text(content, fields.name("content"))
+    return {"role": _ROLES[role], "content": text, "files": files}
 
 
-def _part(given: object, place: str) -> str:
+def _part(given: object, place: str, files: list[str]) -> str | None:
+    """Return the text of a part; of a file its name is put with the others, and there is none."""
     if not isinstance(given, dict):
         raise invalid(f"{place[:-1]} must be an object", place[:-1])
     fields = Fields(given, place)
+    if fields.take("type") == "file":
+        file = fields.inner("file")
+        name = file.text("file_id")
+        file.only("file_data", ())
+        if name is None:
+            raise file.wrong("file_id", None, "the id of a file from POST /v1/files")
+        files.append(name)
+        return None
     fields.only("type", ("text",))
     text = fields.text("text")
     if text is None:

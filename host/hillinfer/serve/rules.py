@@ -139,6 +139,10 @@ class ServerRules:
         How long requests may go on after a signal to end.
     alias
         What the model is called; None for its own name.
+    files
+        Directory that files of clients are kept in; None: as long as the server runs.
+    files_bytes
+        Most bytes of all of them.
     """
 
     host: str = "127.0.0.1"
@@ -154,6 +158,8 @@ class ServerRules:
     ping_seconds: float = 15.0
     drain_seconds: float = 30.0
     alias: str | None = None
+    files: Path | None = None
+    files_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing, and doors that stand open."""
@@ -164,6 +170,7 @@ class ServerRules:
             ("prefill_chunk", self.chunk_tokens, 2, 1 << 20),
             ("answer_tokens", self.answer_tokens, 1, 1 << 30),
             ("context", self.context_tokens or 2, 2, 1 << 30),
+            ("max_files", self.files_bytes, 0, 1 << 50),
             ("max_body", self.body_bytes, 1 << 10, 1 << 40),
         ):
             if not least <= value <= most:

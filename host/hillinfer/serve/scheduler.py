@@ -67,6 +67,8 @@ class Scheduler:
         That everything runs on.
     waiting
         Requests in the order in which they came; others may append to it.
+    documents
+        Documents to be read ahead, one at a time, beside all others; likewise.
     parallel
         Sequences that are open at once, those that read included.
     policy
@@ -79,12 +81,14 @@ class Scheduler:
         self,
         model: ServedModel,
         waiting: deque[Job],
+        documents: deque[Job],
         parallel: int,
         policy: ReadingPolicy,
         on_end: Callable[[Job, BaseException | None], None],
     ) -> None:
         self._model, self._waiting, self._parallel = model, waiting, parallel
         self._policy, self._on_end = policy, on_end
+        self._documents = documents
         self._reading: list[Job] = []
         self._answering: list[Job] = []
         self._turn = 0
@@ -92,7 +96,7 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not (self._waiting or self._reading or self._answering)
+        return not (self._waiting or self._documents or self._reading or self._answering)
 
     @property
     def running(self) -> int:
@@ -112,15 +116,16 @@ class Scheduler:
         """End every request with an error."""
         for job in [*self._reading, *self._answering]:
             self._fail(job, error)
-        while self._waiting:
-            self._fail(self._waiting.popleft(), error)
+        for waiting in (self._waiting, self._documents):
+            while waiting:
+                self._fail(waiting.popleft(), error)
 
     # --- who comes and goes ----------------------------------------------------------------
 
     def _take_ends(self) -> None:
         """End requests that nobody waits for, and those that take too long."""
         now = time.monotonic()
-        for job in [*self._waiting, *self._reading, *self._answering]:
+        for job in [*self._waiting, *self._documents, *self._reading, *self._answering]:
             if job.is_cancelled:
                 self._end(job, CANCELLED)
             elif now > job.deadline:
@@ -136,8 +141,9 @@ class Scheduler:
 
     @property
     def _is_full(self) -> bool:
-        running = sum(len(job.running) for job in self._answering)
-        return len(self._reading) + running >= self._parallel
+        reading = sum(not job.is_background for job in self._reading)
+        running = sum(len(job.running) for job in self._answering if not job.is_background)
+        return reading + running >= self._parallel
 
     def _let_in(self) -> None:
         """Begin answers of prompts that are read, then prompts of requests that wait."""
@@ -146,26 +152,30 @@ class Scheduler:
                 self._guarded(job, partial(self._begin_choice, job))
         while self._waiting and not self._is_full:
             if any(job.has_choices for job in self._answering):
-                return
-            if not self._begin(self._waiting[0]):
-                return
+                break
+            if not self._begin(self._waiting):
+                break
+        # It has one token to choose at its end, so that it steps with nobody.
+        if self._documents and not any(job.is_background for job in self._reading):
+            self._begin(self._documents)
 
-    def _begin(self, job: Job) -> bool:
+    def _begin(self, waiting: deque[Job]) -> bool:
         """Begin to read the first request's prompt; False where it must wait for room."""
+        job = waiting[0]
         try:
             generation = self._model.begin(job.tenant, job.tokens)
         except BudgetError as error:
             if self.running:
                 # Once others have ended there is more.
                 return False
-            self._waiting.popleft()
+            waiting.popleft()
             self._fail(job, _too_long(job, error))
             return True
         except Exception as error:
-            self._waiting.popleft()
+            waiting.popleft()
             self._fail(job, error)
             return True
-        self._waiting.popleft()
+        waiting.popleft()
         job.generation, job.begun = generation, time.monotonic()
         job.steps = generation.reading(job.prompt_ids)
         # Whoever is reading has had no turn since.
@@ -287,7 +297,7 @@ class Scheduler:
         if job.generation is not None:
             _close(job.generation)
         job.running, job.generation, job.steps = [], None, None
-        for jobs in (self._waiting, self._reading, self._answering):
+        for jobs in (self._waiting, self._documents, self._reading, self._answering):
             with suppress(ValueError):
                 jobs.remove(job)
         with suppress(Exception):

@@ -7,6 +7,7 @@ import json
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
+import httpx2
 import openai
 from generation_runs import SETTINGS
 from tiny_folder import save_tiny
@@ -21,6 +22,8 @@ from hillinfer.settings import Settings
 
 CHAT = [{"role": "user", "content": "the cat sat on the mat"}]
 CHUNK = 64
+# Reading certificates that nobody needs would take longer than most requests.
+HTTP = httpx2.Client(verify=False, timeout=60)
 
 
 class RowByRow(TorchFunctionMode):
@@ -66,8 +69,14 @@ class Running:
     passes: Passes = field(default_factory=Passes)
 
     def client(self, key="none", **options):
+        own = openai.DefaultHttpxClient(verify=False)
         return openai.OpenAI(
-            base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60, **options
+            base_url=f"{self.url}/v1",
+            api_key=key,
+            max_retries=0,
+            timeout=60,
+            http_client=own,
+            **options,
         )
 
     def ask(self, content, client=None, **options):
@@ -109,4 +118,4 @@ def running(folder, cold_dir, store=None, around=None, made=None, **rules):
         yield Running(server, url, lines, passes)
 
 
-__all__ = ["CHAT", "CHUNK", "Passes", "RowByRow", "Running", "running", "save_tiny"]
+__all__ = ["CHAT", "CHUNK", "HTTP", "Passes", "RowByRow", "Running", "running", "save_tiny"]

@@ -11,10 +11,9 @@ import sys
 import threading
 from pathlib import Path
 
-import httpx2
 import openai
 import pytest
-from servers import CHAT, running
+from servers import CHAT, HTTP, running
 from test_rooms import imported
 from waiting import until
 
@@ -89,7 +88,7 @@ def test_what_names_places_of_the_machine_is_not_told():
     ],
 )
 def test_bodies_that_are_none(tiny_server, body, code):
-    answer = httpx2.post(f"{tiny_server.url}/v1/chat/completions", content=body)
+    answer = HTTP.post(f"{tiny_server.url}/v1/chat/completions", content=body)
     assert answer.status_code == 400
     assert code in (None, answer.json()["error"]["code"])
 
@@ -149,9 +148,9 @@ def test_a_key_is_asked_for(locked_server):
     for key in (KEY, OTHER):
         assert locked_server.ask(CHAT, locked_server.client(key)).choices
     for path in ("/v1/models", "/metrics", "/version", "/nothing", "/openapi.json"):
-        answer = httpx2.get(f"{locked_server.url}{path}")
+        answer = HTTP.get(f"{locked_server.url}{path}")
         assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
-    assert httpx2.get(f"{locked_server.url}/health").status_code == 200
+    assert HTTP.get(f"{locked_server.url}/health").status_code == 200
     assert not any(KEY in line for line in locked_server.lines)
 
 
@@ -197,7 +196,7 @@ def test_pages_of_other_places_are_kept_out(tiny_server):
         ({"host": own}, 200),
         ({"host": "localhost:1"}, 200),
     ):
-        assert httpx2.get(url, headers=headers).status_code == status, headers
+        assert HTTP.get(url, headers=headers).status_code == status, headers
 
 
 # --- limits ---
@@ -208,13 +207,13 @@ def test_a_body_that_is_too_large(locked_server):
         locked_server.ask("a" * 5000, locked_server.client(KEY))
     assert (refused.value.status_code, refused.value.code) == (413, "request_too_large")
     # Without a length the bytes are counted.
-    answer = httpx2.post(
+    answer = HTTP.post(
         f"{locked_server.url}/v1/chat/completions",
         content=(b"a" * 1000 for _ in range(6)),
         headers={"authorization": f"Bearer {KEY}"},
     )
     assert answer.status_code == 413
-    assert httpx2.get(f"{locked_server.url}/health").status_code == 200
+    assert HTTP.get(f"{locked_server.url}/health").status_code == 200
 
 
 def test_a_full_queue(locked_server):
@@ -272,7 +271,7 @@ def test_bytes_that_are_no_request(tiny_server):
     ):
         with socket.create_connection((host, int(port))) as made:
             made.sendall(data)
-    assert httpx2.get(f"{tiny_server.url}/health").status_code == 200
+    assert HTTP.get(f"{tiny_server.url}/health").status_code == 200
 
 
 # --- the extra ---

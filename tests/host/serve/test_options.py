@@ -6,7 +6,7 @@ import math
 import openai
 import pytest
 import torch
-from servers import CHAT
+from servers import CHAT, HTTP
 
 from hillinfer.serve.choosing import WishedTokens
 from hillinfer.serve.requests import chat_request
@@ -180,10 +180,8 @@ REFUSED = [
 def test_what_is_not_done_is_refused(tiny_server, body, param):
     import json
 
-    import httpx2
-
     given = {"model": "tiny", "messages": CHAT, "max_tokens": 1} | body
-    answer = httpx2.post(
+    answer = HTTP.post(
         f"{tiny_server.url}/v1/chat/completions",
         content=json.dumps(given),
         headers={"content-type": "application/json"},

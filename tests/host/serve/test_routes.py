@@ -3,15 +3,14 @@
 
 import json
 
-import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from servers import CHAT
+from servers import CHAT, HTTP
 from waiting import until
 
 
 def post(server, path, body, **headers):
-    return httpx2.post(f"{server.url}{path}", json=body, headers=headers, timeout=60)
+    return HTTP.post(f"{server.url}{path}", json=body, headers=headers)
 
 
 def events(text):
@@ -100,7 +99,7 @@ def test_models(tiny_server, client):
     (model,) = client.models.list()
     assert (model.id, model.max_model_len) == ("tiny", 4096)
     assert client.models.retrieve("tiny").id == "tiny"
-    assert httpx2.get(f"{tiny_server.url}/v1/models/other").status_code == 404
+    assert HTTP.get(f"{tiny_server.url}/v1/models/other").status_code == 404
 
 
 def test_tokens_and_back(tiny_server):
@@ -110,7 +109,7 @@ def test_tokens_and_back(tiny_server):
     assert back == {"prompt": "the cat"}
     chat = post(tiny_server, "/tokenize", {"messages": CHAT}).json()
     assert chat["count"] == len(CHAT[0]["content"]) + 3
-    info = httpx2.get(f"{tiny_server.url}/tokenizer_info").json()
+    info = HTTP.get(f"{tiny_server.url}/tokenizer_info").json()
     assert "<u>" in info["chat_template"]
 
 
@@ -124,13 +123,13 @@ def test_special_tokens_of_the_user_are_characters(tiny_server):
 
 
 def test_what_is_asked_by_whoever_looks_after_it(tiny_server):
-    assert httpx2.get(f"{tiny_server.url}/health").json() == {"status": "ok"}
-    assert httpx2.get(f"{tiny_server.url}/version").json()["version"]
+    assert HTTP.get(f"{tiny_server.url}/health").json() == {"status": "ok"}
+    assert HTTP.get(f"{tiny_server.url}/version").json()["version"]
 
 
 def test_metrics_count_what_was_done(tiny_server, client):
     def numbers():
-        text = httpx2.get(f"{tiny_server.url}/metrics").text
+        text = HTTP.get(f"{tiny_server.url}/metrics").text
         families = text_string_to_metric_families(text)
         return {
             (sample.name, *sample.labels.values()): sample.value
@@ -168,6 +167,6 @@ def test_requests_have_names_and_logs_have_no_texts(tiny_server):
 
 @pytest.mark.parametrize("path", ["/nothing", "/v1/chat/completions"])
 def test_what_is_not_there_is_told_as_openai_tells(tiny_server, path):
-    answer = httpx2.get(f"{tiny_server.url}{path}")
+    answer = HTTP.get(f"{tiny_server.url}{path}")
     assert answer.status_code in (404, 405)
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}

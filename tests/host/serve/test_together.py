@@ -9,10 +9,9 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx2
 import openai
 import pytest
-from servers import CHAT, CHUNK, RowByRow, running
+from servers import CHAT, CHUNK, HTTP, RowByRow, running
 from waiting import until
 
 from hillinfer.serve.jobs import CANCELLED
@@ -246,7 +245,7 @@ def test_many_leave_at_random_moments(joined_server):
     assert joined_server.inference.served.statistics.dram_budget_bytes == budget
     until(lambda: threading.active_count() <= threads + 4)
     until(lambda: _open_files() <= open_files + 8)
-    assert httpx2.get(f"{joined_server.url}/health").json() == {"status": "ok"}
+    assert HTTP.get(f"{joined_server.url}/health").json() == {"status": "ok"}
 
 
 def _open_files():
@@ -296,9 +295,7 @@ def test_tenants_find_nothing_of_each_other(stored):
         assert text(others) == text(first)
         assert stored.ask(prompt, bert).usage.prompt_tokens_details.cached_tokens > 0
         assert stored.ask(prompt, anna).usage.prompt_tokens_details.cached_tokens > 0
-    metrics = httpx2.get(
-        f"{stored.url}/metrics", headers={"authorization": f"Bearer {KEYS[0]}"}
-    ).text
+    metrics = HTTP.get(f"{stored.url}/metrics", headers={"authorization": f"Bearer {KEYS[0]}"}).text
     assert "hillinfer_store_hit_tokens" in metrics
 
 
@@ -327,8 +324,8 @@ def test_draining(endless_folder, cold_dir, patient):
         asked = pool.submit(server.ask, CHAT, client, max_tokens=60)
         until(lambda: server.passes.count > 3)
         server.server.end()
-        until(lambda: httpx2.get(f"{server.url}/health").json() == {"status": "draining"})
-        assert httpx2.get(f"{server.url}/health").status_code == 503
+        until(lambda: HTTP.get(f"{server.url}/health").json() == {"status": "draining"})
+        assert HTTP.get(f"{server.url}/health").status_code == 503
         with pytest.raises(openai.InternalServerError) as refused:
             server.ask(CHAT, client)
         assert refused.value.code == "draining"

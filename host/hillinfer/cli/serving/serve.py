@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hillinfer.serve.served_model import ServedModel
 
 # What the extra `serve` brings.
-_MODULES = ("fastapi", "uvicorn", "prometheus_client")
+_MODULES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 _DEFAULTS, _RULES = Settings(), ServerRules()
 
 
@@ -124,6 +124,11 @@ def serve(
         int, typer.Option(help="Most tokens of an answer whose request names no number.")
     ] = _RULES.answer_tokens,
     max_body: Annotated[str, typer.Option(help="Largest request.")] = "32MiB",
+    files: Annotated[
+        Path | None,
+        typer.Option(help="Directory that files of clients are kept in; else until the end."),
+    ] = None,
+    max_files: Annotated[str, typer.Option(help="Most that all files of clients take.")] = "1GiB",
     max_seconds: Annotated[
         float, typer.Option(help="Most time of a request, waiting included.")
     ] = _RULES.seconds,
@@ -186,9 +191,6 @@ def serve(
         cold_dir=cold_dir,
         encrypt_cold_pool=encrypt_cold_pool,
     )
-    body = ByteSize.parse(max_body).byte_count
-    if body is None:
-        raise SettingsError(f"'{max_body}' is a share of nothing: give --max-body like 32MiB")
     check_threads(threads)
     request = ServeRequest(
         model=model,
@@ -203,7 +205,9 @@ def serve(
             chunk_tokens=prefill_chunk,
             answer_tokens=answer_tokens,
             context_tokens=context_tokens,
-            body_bytes=body,
+            body_bytes=_bytes("--max-body", max_body),
+            files=files,
+            files_bytes=_bytes("--max-files", max_files),
             seconds=max_seconds,
             drain_seconds=drain_seconds,
             alias=alias,
@@ -241,6 +245,13 @@ def check_extra() -> None:
         raise SettingsError(
             f"{', '.join(missing)} is not installed: pip install 'hillinfer[serve]'"
         )
+
+
+def _bytes(option: str, given: str) -> int:
+    amount = ByteSize.parse(given).byte_count
+    if amount is None:
+        raise SettingsError(f"'{given}' is a share of nothing: give {option} like 32MiB")
+    return amount
 
 
 def _say(line: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -15,8 +16,10 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from hillinfer.errors import HillInferError
+from hillinfer.serve.documents import Documents, with_documents
 from hillinfer.serve.fields import Fields, parsed
 from hillinfer.serve.http.figures import CONTENT_TYPE, Figures
+from hillinfer.serve.http.files import FileRoutes
 from hillinfer.serve.http.gate import Gate, Visit, visit_of
 from hillinfer.serve.http.log import Log
 from hillinfer.serve.http.streams import (
@@ -61,6 +64,8 @@ class Routes:
         That thread.
     rules
         Of the server.
+    documents
+        Files of clients.
     figures
         What `/metrics` tells.
     log
@@ -68,9 +73,15 @@ class Routes:
     """
 
     def __init__(
-        self, inference: Inference, rules: ServerRules, figures: Figures, log: Log
+        self,
+        inference: Inference,
+        documents: Documents,
+        rules: ServerRules,
+        figures: Figures,
+        log: Log,
     ) -> None:
         self._inference, self._rules = inference, rules
+        self._documents = documents
         self._figures, self._log = figures, log
         self._began = int(time.time())
 
@@ -114,7 +125,9 @@ class Routes:
         fields = Fields(parsed(await _body(request)))
         served = self._named(fields.text("model"))
         if fields.take("messages") is not None:
-            ids = await run_in_threadpool(served.prompts.of_chat, read_messages(fields))
+            ids = await run_in_threadpool(
+                self._of_chat, served, read_messages(fields), visit_of(request.scope).tenant
+            )
         else:
             text = fields.text("prompt")
             if text is None:
@@ -155,7 +168,9 @@ class Routes:
         asked = chat_request(parsed(await _body(request)))
         served = self._named(asked.model)
         self._inference.check_room()
-        ids = await run_in_threadpool(served.prompts.of_chat, asked.messages)
+        ids = await run_in_threadpool(
+            self._of_chat, served, asked.messages, visit_of(request.scope).tenant
+        )
         wire = ChatWire(
             Head(asked.model),
             served,
@@ -163,6 +178,13 @@ class Routes:
             told_usage=asked.delivery.told_usage,
         )
         return await self._answered(request, served, ids, asked.wishes, asked.delivery, wire)
+
+    def _of_chat(
+        self, served: ServedModel, messages: Sequence[Mapping[str, Any]], tenant: bytes
+    ) -> list[int]:
+        """Return the tokens of a chat, with the files that it names."""
+        text_of = partial(self._documents.text, tenant=tenant)
+        return served.prompts.of_chat(with_documents(messages, text_of))
 
     async def text(self, request: Request) -> Any:
         """`POST /v1/completions`."""
@@ -274,7 +296,7 @@ def _check_bias(wishes: AnswerWishes, served: ServedModel) -> None:
 # --- The application ---
 
 
-def application(routes: Routes, rules: ServerRules, log: Log) -> Gate:
+def application(routes: Routes, files: FileRoutes, rules: ServerRules, log: Log) -> Gate:
     """Return the routes as an application of ASGI, behind its gate."""
     app = FastAPI(
         title="HillInfer",
@@ -297,6 +319,9 @@ def application(routes: Routes, rules: ServerRules, log: Log) -> Gate:
         ("/v1/models", routes.models),
         ("/v1/models/{name:path}", routes.model),
         ("/tokenizer_info", routes.tokenizer_info),
+        ("/v1/files", files.list),
+        ("/v1/files/{name}", files.tell),
+        ("/v1/files/{name}/content", files.content),
     ):
         app.add_api_route(path, get, methods=["GET"], response_model=None)
     for path, post in (
@@ -304,8 +329,10 @@ def application(routes: Routes, rules: ServerRules, log: Log) -> Gate:
         ("/v1/completions", routes.text),
         ("/tokenize", routes.tokenize),
         ("/detokenize", routes.detokenize),
+        ("/v1/files", files.create),
     ):
         app.add_api_route(path, post, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/files/{name}", files.remove, methods=["DELETE"], response_model=None)
     return Gate(app, rules, log)
 
 

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
+from hillinfer.serve.documents import Documents
 from hillinfer.serve.inference import Inference
 from hillinfer.serve.jobs import Job
 
@@ -48,12 +49,14 @@ class Figures:
         self._generated = self._counter("generated_tokens", "Tokens of answers.")
         self._version = version
 
-    def show(self, inference: Inference) -> None:
-        """Tell of what one inference thread has, too."""
-        self._registry.register(_Engine(inference, self._version))
+    def show(self, inference: Inference, documents: Documents) -> None:
+        """Tell of what one inference thread has, too, and of files."""
+        self._registry.register(_Engine(inference, documents, self._version))
 
     def note(self, job: Job) -> None:
         """Count a request that has ended."""
+        if job.is_background:
+            return
         usage = job.usage
         self._requests.labels(job.finish or "").inc()
         if usage is None or job.begun is None:
@@ -82,8 +85,8 @@ class Figures:
 class _Engine(Collector):
     """What the engine and the store had counted when the last request ended."""
 
-    def __init__(self, inference: Inference, version: str) -> None:
-        self._inference, self._version = inference, version
+    def __init__(self, inference: Inference, documents: Documents, version: str) -> None:
+        self._inference, self._documents, self._version = inference, documents, version
 
     def collect(self) -> Iterator[Metric]:
         """Return everything that is no request's."""
@@ -93,6 +96,10 @@ class _Engine(Collector):
         yield build
         yield _gauge("requests_running", "Requests that are worked on.", inference.running)
         yield _gauge("requests_waiting", "Requests that wait.", inference.waiting)
+        files = GaugeMetricFamily("hillinfer_documents", "Files of clients.", labels=["state"])
+        for state, count in self._documents.count().items():
+            files.add_metric([state], count)
+        yield files
         try:
             served = inference.served
         except Exception:

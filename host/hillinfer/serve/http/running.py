@@ -17,8 +17,10 @@ from typing import Any
 import uvicorn
 
 from hillinfer.errors import SettingsError, reason_of
+from hillinfer.serve.documents import Documents
 from hillinfer.serve.http.app import Routes, application, own_version
 from hillinfer.serve.http.figures import Figures
+from hillinfer.serve.http.files import FileRoutes
 from hillinfer.serve.http.log import Log, LogHandler
 from hillinfer.serve.inference import Inference, State
 from hillinfer.serve.jobs import Job
@@ -63,12 +65,14 @@ class Server:
         self._log = log or Log()
         self._figures = Figures(own_version())
         self.inference = Inference(opening, rules, self._note_end, self._note_state)
-        self._figures.show(self.inference)
+        self._documents = Documents(self.inference, rules)
+        self._figures.show(self.inference, self._documents)
         self._socket = _listening(rules)
-        routes = Routes(self.inference, rules, self._figures, self._log)
+        routes = Routes(self.inference, self._documents, rules, self._figures, self._log)
+        files = FileRoutes(self._documents, rules)
         most = rules.queue + rules.parallel + _MORE_CONNECTIONS
         config = uvicorn.Config(
-            application(routes, rules, self._log),
+            application(routes, files, rules, self._log),
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -139,6 +143,7 @@ class Server:
     async def _drained(self) -> None:
         """Wait until requests that are there are answered, at most as long as is allowed."""
         self.inference.drain()
+        self._documents.stop()
         until = time.monotonic() + self._rules.drain_seconds
         if not self.inference.is_idle:
             self._say("draining: requests that are there go on; another signal ends them")
@@ -172,6 +177,8 @@ class Server:
             served = self.inference.served
             self._log.line("ready", {"model": served.name, "max_model_len": served.context_tokens})
             self._say(f"{served.name} is ready: {served.context_tokens} tokens of context")
+            # Chats are rendered and texts made tokens: not in the thread that has the model.
+            threading.Thread(target=self._documents.take_up, name="documents").start()
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
