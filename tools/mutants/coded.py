@@ -13,6 +13,7 @@ _PLACES = f"{_STEP_TESTS}::test_every_placement_gives_the_golden_models_bits"
 _KINDS = f"{_STEP_TESTS}::test_every_kind_of_selection"
 _TAKEN_BACK = f"{_STEP_TESTS}::test_codes_of_tokens_that_were_taken_back_are_not_taken_for_others"
 _FORK = f"{_STEP_TESTS}::test_codes_of_a_fork_are_not_taken_for_those_of_its_original"
+_LANES = "tests/host/gpu/test_coded_lanes.py"
 _SESSION_TESTS = "tests/host/sessions/test_coded_sessions.py"
 
 CODED: tuple[Mutant, ...] = (
@@ -80,7 +81,7 @@ CODED: tuple[Mutant, ...] = (
         "what-many-wanted-is-wanted-for-ever",
         "Sums of how often codes were wanted run into infinity.",
         _VALUES,
-        "np.minimum(worth, _MOST_WORTH)",
+        "np.minimum(worth, MOST_WORTH)",
         "worth",
         ("tests/host/shadow/test_value_codes.py", "tests/host/shadow/test_shortage_of_codes.py"),
     ),
@@ -120,9 +121,65 @@ CODED: tuple[Mutant, ...] = (
         "sessions-forget-statistics-of-values",
         "A resumed session takes statistics of its values anew.",
         "host/hillinfer/kv/shadow_keeper.py",
-        "values = None if self._values is None else saved.values(number, layer)",
+        "values = None if self.values is None else saved.values(number, layer)",
         "values = None",
         (_SESSION_TESTS,),
+    ),
+    Mutant(
+        "sessions-forget-what-codes-are-worth",
+        "How often codes were wanted is saved and not taken up again.",
+        "host/hillinfer/kv/opened_sequences.py",
+        "recall_codes(saved, sequence, self._shadow.values)",
+        "pass",
+        (_SESSION_TESTS,),
+    ),
+    Mutant(
+        "worth-is-saved-in-the-unit-of-a-run",
+        "A session keeps worth relative to the run's first step, not to its last.",
+        _VALUES,
+        "self._worth[rows[known]] / np.float16(self._step_worth)",
+        "self._worth[rows[known]]",
+        (_SESSION_TESTS, "tests/host/shadow/test_value_codes.py"),
+    ),
+    Mutant(
+        "what-is-recalled-takes-worth-away",
+        "A second session of the same rows lowers what the first has found since.",
+        _VALUES,
+        "np.maximum(self._worth[rows], now.astype(np.float16))",
+        "now.astype(np.float16)",
+        ("tests/host/shadow/test_value_codes.py",),
+    ),
+    Mutant(
+        "sessions-hold-any-worth",
+        "Worth of a session is taken whatever it says.",
+        "host/hillinfer/kv/saved_sequences.py",
+        "if not ((worth >= 0) & (worth <= MOST_WORTH)).all():",
+        "if False:",
+        (_SESSION_TESTS,),
+    ),
+    Mutant(
+        "coded-steps-do-not-wait-for-the-newest-row",
+        "A coded step of a model on a GPU looks at a row that has not come back.",
+        "host/hillinfer/engine/coded_ways.py",
+        "        self._gpu.arrivals.settle()\n",
+        "",
+        (_LANES,),
+    ),
+    Mutant(
+        "halves-of-code-bytes-change-places",
+        "A code row's high halves are unpacked as its low ones.",
+        "host/hillinfer/attention/torch_values.py",
+        "torch.cat([(halves << 4) >> 4, halves >> 4], dim=3)",
+        "torch.cat([halves >> 4, (halves << 4) >> 4], dim=3)",
+        (_LANES,),
+    ),
+    Mutant(
+        "codes-on-a-gpu-are-of-the-first-segments",
+        "Statistics of coded tokens on a GPU are those of the first segments.",
+        "host/hillinfer/gpu/coded.py",
+        "[own[number].statistics for number in numbers.tolist()]",
+        "[own[0].statistics for number in numbers.tolist()]",
+        (_LANES,),
     ),
     Mutant(
         "a-group-has-its-first-token-twice",

@@ -10,10 +10,8 @@ _STAGES, _KEEPING = "host/hillinfer/pruning/stages.py", "host/hillinfer/pruning/
 _BANDS = "tests/host/pruning/test_bands.py"
 _READ_TESTS = "tests/host/pruning/test_reading.py"
 _RANK_TESTS = "tests/host/pruning/test_rankers.py"
-_DECODING, _DECODING_TESTS = (
-    "host/hillinfer/pruning/decoding.py",
-    "tests/host/pruning/test_decoding.py",
-)
+_DECODING = "host/hillinfer/pruning/decoding.py"
+_DECODING_TESTS = "tests/host/pruning/test_decoding.py"
 _MOVED = (
     f"{_DECODING_TESTS}::"
     "test_rows_of_a_block_are_those_of_a_direct_computation_and_return_as_they_were"
@@ -25,10 +23,8 @@ _STORED = "tests/host/pruning/test_stored_prefix.py"
 _CHOSEN = f"{_STORED}::test_what_is_stored_stays_and_the_rest_is_chosen_from"
 _TEXT = "tools/hillinfer_bench/slim/text.py"
 _SLIM_TESTS = "tests/host/pruning/test_slim_text.py"
-_BENCH, _BENCH_TESTS = (
-    "tools/hillinfer_bench/slim/decoding.py",
-    "tests/host/pruning/test_slim_command.py",
-)
+_BENCH = "tools/hillinfer_bench/slim/decoding.py"
+_BENCH_TESTS = "tests/host/pruning/test_slim_command.py"
 _REFERENCE = f"{_READ_TESTS}::test_a_prompt_keeps_what_the_reference_keeps_and_answers_as_it_does"
 
 PRUNING: tuple[Mutant, ...] = (
@@ -47,6 +43,46 @@ PRUNING: tuple[Mutant, ...] = (
         "            document.dense = 0\n",
         "",
         (f"{_STORED}::test_rows_that_others_decoded_are_not_stored_as_those_of_a_prompt",),
+    ),
+    Mutant(
+        "configs-may-ask-for-all-hidden-states",
+        "Hidden states that a model's config asks for come with fewer tokens in deeper layers.",
+        "host/hillinfer/pruning/guards.py",
+        "if given.get(name) or getattr(config, name, False):",
+        "if given.get(name):",
+        (f"{_READ_TESTS}::test_what_layers_make_of_all_tokens_is_refused",),
+    ),
+    Mutant(
+        "needles-of-the-first-cut-count",
+        "A needle that a later cut drops counts as one that every layer has.",
+        "tools/hillinfer_bench/slim/quality.py",
+        "<= {*own.tolist()} for own in lost.kept)",
+        "<= {*own.tolist()} for own in lost.kept[:0])",
+        (f"{_BENCH_TESTS}::test_needles_are_kept_where_their_blocks_are",),
+    ),
+    Mutant(
+        "rows-that-enter-are-those-of-one-layer",
+        "What swaps bring is counted of one layer of a band.",
+        _DECODING,
+        "BLOCK_TOKENS * len(band),",
+        "BLOCK_TOKENS,",
+        (_MOVED,),
+    ),
+    Mutant(
+        "keys-that-decide-are-read-twice",
+        "Attention reads past rows, and those who choose read their keys once more.",
+        "host/hillinfer/attention/softmax_merge.py",
+        "                look(row_addresses(rows, np.arange(len(rows))))\n",
+        "                pass\n",
+        (f"{_BANDS}::test_keys_that_decide_are_read_once",),
+    ),
+    Mutant(
+        "keys-of-a-broken-pass-stay-counted",
+        "Keys that were wanted by a pass that broke off take their part of the budget for ever.",
+        _CACHES,
+        "        self._expected.clear()\n        self._parts.dense.watch_none()\n",
+        "",
+        (f"{_BANDS}::test_keys_that_decide_go_where_their_layer_breaks_off",),
     ),
     Mutant(
         "forced-blocks-compete",
@@ -92,8 +128,8 @@ PRUNING: tuple[Mutant, ...] = (
         "window-sees-what-comes-later",
         "A query of the window gives weight to tokens behind its own.",
         _RANKERS,
-        "triu(tokens - window + 1)",
-        "triu(tokens)",
+        "triu(1)",
+        "triu(window)",
         (f"{_RANK_TESTS}::test_scores_are_those_of_the_restatement",),
     ),
     Mutant(
@@ -418,8 +454,8 @@ PRUNING: tuple[Mutant, ...] = (
         "keys-that-decide-are-not-counted",
         "Keys of the layer that decides lie in memory beside the budget.",
         _CACHES,
-        "        accountant.take(Part.STAGING, size)\n        try:\n            keys",
-        "        size = 0\n        try:\n            keys",
+        "        accountant.take(Part.STAGING, size)\n        return Deciding",
+        "        size = 0\n        return Deciding",
         (f"{_BANDS}::test_keys_that_decide_are_counted",),
     ),
     Mutant(

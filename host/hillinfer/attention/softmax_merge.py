@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import RowLayout, Sequence
+from hillinfer.native.structures import row_addresses
 from hillinfer.schedule.pass_windows import PassWindows
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
@@ -299,6 +300,8 @@ class DenseAttention:
         self._ahead_rows = ahead_rows
         # What is read ahead for which layer and sequence of the pass under way.
         self._landing: dict[tuple[int, int], LandedRows | None] = {}
+        # Who looks at past rows as they come by.
+        self._watching: dict[tuple[int, int], Callable[[NDArray[np.uint64]], None]] = {}
         self._gather = gather
         self._states = states
         # Widened in what gathering takes on its way, which is free by then: two blocks at once,
@@ -349,6 +352,25 @@ class DenseAttention:
                     merge.add_block(block_keys, block_values, end)
             return merge.result().to(query.dtype)
 
+    def watch(
+        self, layer: int, sequence: Sequence, look: Callable[[NDArray[np.uint64]], None]
+    ) -> None:
+        """Show somebody all past rows that the next call for a layer and sequence attends to.
+
+        Parameters
+        ----------
+        layer, sequence
+            Whose.
+        look
+            Is given the uint64 addresses of each block, in ascending position from the first row
+            on, which are valid until it returns.
+        """
+        self._watching[layer, id(sequence)] = look
+
+    def watch_none(self) -> None:
+        """Forget who was to look, as a pass broke off."""
+        self._watching.clear()
+
     def _past_rows(
         self, layer: int, sequence: Sequence, past: NDArray[np.int64], tokens: int
     ) -> Iterator[NDArray[np.uint8]]:
@@ -360,10 +382,13 @@ class DenseAttention:
         if windows is not None:
             windows.come(layer, tokens, len(past))
         landed = self._landing.pop((layer, id(sequence)), None)
+        look = self._watching.pop((layer, id(sequence)), None)
         started = time.perf_counter_ns()
         for rows in self._gather.stream(layer, sequence, past, landed):
             if windows is not None:
                 windows.note_wait(layer, started)
+            if look is not None:
+                look(row_addresses(rows, np.arange(len(rows))))
             yield rows
             started = time.perf_counter_ns()
         following = layer + 1

@@ -276,7 +276,7 @@ class CodedStep:
         self._values.offer(layer, arrivals.rows, arrivals.numbers, arrivals.codes)
         for counters in (self._counters, sequence.counters):
             counters.coded_tokens += sum(map(len, coded))
-        return torch.from_numpy(out).view(query.shape).to(query.dtype)
+        return torch.from_numpy(out).view(query.shape).to(query)
 
     def _attend_natively(
         self,

@@ -34,7 +34,7 @@ from hillinfer.engine.budget_plan import (
     value_statistics_bytes,
     widened_bytes,
 )
-from hillinfer.engine.coded_step import CodedStep
+from hillinfer.engine.coded_ways import AnyCodedStep, coded_step
 from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.decode_step import NativeDecode
 from hillinfer.engine.joined_step import JoinedStep
@@ -65,12 +65,14 @@ from hillinfer.scoring.aligned import AlignedWeights
 from hillinfer.scoring.scorer import ImportanceEvaluation, Scorer
 from hillinfer.secrecy.cold_pages import PoolKey, SealedRowPages
 from hillinfer.settings import Encryption, Settings
+from hillinfer.shadow.code_file import CodeFile
+from hillinfer.shadow.code_seats import CodeSeats
 from hillinfer.shadow.memory import ShadowMemory
 from hillinfer.shadow.store import ShadowStore
-from hillinfer.shadow.values import ValueCodes
+from hillinfer.shadow.values import CodePool, ValueCodes
 from hillinfer.statistics import Counters, LayerHits
 from hillinfer.trace.recorder import SILENT, LayerStep, Recorder
-from hillinfer.trace.trace_file import Lanes, PoolTimeline, TraceFile
+from hillinfer.trace.trace_file import Lanes, PoolTimeline, TraceFile, told
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 # --- parts, and the order in which they end ---
@@ -106,6 +108,8 @@ class RuntimeParts:
         Choosing tokens and attending to them; `decode` is None where the model computes on a GPU,
         `joined` where rows of a batch attend one after the other, and `coded` where no token is
         coded.
+    seats
+        Codes on the drive; None where no token is coded, or rows are sealed.
     windows
         When the drive is free beside passes of several tokens.
     gpu
@@ -144,7 +148,8 @@ class RuntimeParts:
     attention: RowAttention
     decode: NativeDecode | None
     joined: JoinedStep | None
-    coded: CodedStep | None
+    coded: AnyCodedStep | None
+    seats: CodeSeats | None
     pipeline: PrefetchPipeline
     gpu: GpuSide | None
 
@@ -164,6 +169,8 @@ class RuntimeParts:
                 ends.callback(self.key.erase)
             ends.callback(self.engine.close)
             ends.callback(self.shadow_store.close)
+            if self.seats is not None:
+                ends.callback(self.seats.file.close)
             ends.callback(self.recording.chunks.close)
             ends.callback(self.store.close)
             ends.callback(self.pools.close)
@@ -197,11 +204,6 @@ def open_parts(
     What holds files, a device or locked memory is closed where something behind it cannot be
     opened.
     """
-    if lane is not None and settings.has_coded_tokens:
-        raise SettingsError(
-            f"exact={settings.exact} codes tokens, and a model on a GPU attends to rows alone: set "
-            "exact=1, or run the model on the processor"
-        )
     counters = Counters()
     layer_hits = LayerHits(shape.layers)
     layout = RowLayout(shape)
@@ -273,7 +275,7 @@ def open_parts(
         prefetch = PrefetchBuffer(store, landing)
         # At least a group, so that a tile of attention never waits for two buffers.
         buffers = RowBuffers(max(settings.block_rows, GROUP_TOKENS), shape.row_bytes)
-        log = LayerStepLog(pools, counters, layer_hits, _told(observe, timeline))
+        log = LayerStepLog(pools, counters, layer_hits, told(observe, timeline))
         gather = Gather(
             store,
             pools,
@@ -303,10 +305,15 @@ def open_parts(
             None if key is None else key.file(),
         )
         undone.callback(shadow_store.close)
-        values = None
+        values, seats = None, None
         if settings.has_coded_tokens:
             least_hot = partial(pools.least_bytes, settings.kept_tokens)
-            values = ValueCodes(spec, shape.layers, accountant, least_hot, pools.set_aside)
+            if key is None:
+                drive = cold_dir, store.own_io_mode, spec, shape.layers, engine, accountant
+                seats = CodeSeats(CodeFile(*drive, counters, calls, recorder))
+                undone.callback(seats.file.close)
+            given = spec, shape.layers, accountant, least_hot, pools.set_aside
+            values = ValueCodes(*given, seats.make_pool if seats else CodePool)
         shadow_memory = ShadowMemory(
             shadow_store,
             spec,
@@ -320,7 +327,15 @@ def open_parts(
         following = (
             FollowingBudget(growth, accountant, shadow_memory.raise_limit) if growth else None
         )
-        shadow = ShadowKeeper(scorer, shape.layers, gather, layout, shadow_memory, values)
+        shadow = ShadowKeeper(
+            scorer,
+            shape.layers,
+            gather,
+            layout,
+            shadow_memory,
+            values,
+            seats.file if seats else None,
+        )
         rows = RowKeeper(
             shape,
             layout,
@@ -356,9 +371,18 @@ def open_parts(
             accountant,
             recorder,
         )
+        # Behind almost everything that may fail: its memory is to be unlocked before it goes.
+        gpu = None
+        if lane is not None:
+            plan = _staging_plan(shape, settings, accountant)
+            gpu = GpuSide(lane, plan, gather, layout, counters, recorder)
+            undone.callback(gpu.close)
+            undone.callback(gpu.stop)
         coded = None
         if values is not None:
-            coded = CodedStep(
+            coded = coded_step(
+                gpu,
+                seats,
                 CodedAttention(shape),
                 AlignedWeights(spec),
                 values,
@@ -370,13 +394,6 @@ def open_parts(
                 counters,
                 recorder,
             )
-        # Behind almost everything that may fail: its memory is to be unlocked before it goes.
-        gpu = None
-        if lane is not None:
-            plan = _staging_plan(shape, settings, accountant)
-            gpu = GpuSide(lane, plan, gather, layout, counters, recorder)
-            undone.callback(gpu.close)
-            undone.callback(gpu.stop)
         states = RowStates(layout, counters) if gpu is None else gpu.states
         windows = _windows(shape, store, cold_dir, recorder)
         dense = DenseAttention(
@@ -439,25 +456,10 @@ def open_parts(
         decode=decode,
         joined=joined,
         coded=coded,
+        seats=seats,
         pipeline=pipeline,
         gpu=gpu,
     )
-
-
-def _told(
-    observe: Callable[[LayerStep], None] | None, timeline: PoolTimeline | None
-) -> Callable[[LayerStep], None] | None:
-    """Return what is called with every entry: the timeline first, where there is one."""
-    if timeline is None:
-        return observe
-    if observe is None:
-        return timeline.observe
-
-    def note(entry: LayerStep) -> None:
-        timeline.observe(entry)
-        observe(entry)
-
-    return note
 
 
 def _windows(

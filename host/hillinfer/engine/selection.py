@@ -30,7 +30,7 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 if TYPE_CHECKING:
     from hillinfer.engine.choice_ahead import ChoiceAhead
-    from hillinfer.engine.coded_step import CodedStep
+    from hillinfer.engine.coded_ways import AnyCodedStep
 
 Sets = list[NDArray[np.int64]]
 # Scoring of one layer, as the native library counts it in bytes (`Shape::work_bytes`), that is done
@@ -317,7 +317,7 @@ class PrefetchPipeline:
         gather: Gather,
         prefetch: PrefetchBuffer,
         threads: int,
-        coded: CodedStep | None = None,
+        coded: AnyCodedStep | None = None,
         copies: CopiesAhead | None = None,
     ) -> None:
         self._coded = coded
@@ -455,12 +455,12 @@ class PrefetchPipeline:
         # When attention looks, the tail holds what it holds now, or what follows a full group.
         held = past // GROUP_TOKENS * GROUP_TOKENS
         landed = self._gather.land(layer, sequence, stored, held)
-        if self._copies is None:
-            if exact is None or self._coded is None:
-                return Ahead(sets, landed, None)
+        if exact is not None and self._coded is not None:
             missing = self._coded.missing(layer, sequence, sets, exact, held)
             arriving = self._gather.land(layer, sequence, missing, held)
             return Ahead(sets, landed, None, exact, arriving)
+        if self._copies is None:
+            return Ahead(sets, landed, None)
         # What is there is sent on at once, rather than with what has no room yet.
         self._prefetch.want(landed)
         return Ahead(sets, landed, self._copies.begin(layer, sequence, stored, held, landed))

@@ -28,6 +28,18 @@ class StateRows(ctypes.Structure):
     )
 
 
+class CheckedRows(ctypes.Structure):
+    """Groups of rows that are checked and placed at once."""
+
+    _fields_ = (
+        ("states", StateRows),
+        ("placed", _LONG),
+        ("salts", _POINTER),
+        ("sums", _POINTER),
+    )
+
+
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "hillinfer_place_states": (None, [ctypes.POINTER(StateRows)])
+    "hillinfer_place_states": (None, [ctypes.POINTER(StateRows)]),
+    "hillinfer_land_states": (None, [ctypes.POINTER(CheckedRows), _LONG, _INT]),
 }

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What reading in stages asks of a cache: an ordinary one, or one of an attached model."""
+"""Caches as reading in stages knows them: an ordinary one, or one of an attached model."""
 
 from __future__ import annotations
 
+import math
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -19,139 +19,11 @@ from hillinfer.errors import UnsupportedFeatureError
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.forward_plan import SequenceShare
 from hillinfer.memory_budget import Part
-from hillinfer.pruning.passes import Document
-from hillinfer.pruning.states import States, StatesFile, StatesInMemory
+from hillinfer.pruning.passes import Document, StagedCache
+from hillinfer.pruning.states import DecidingKeys, States, StatesFile, StatesInMemory
 from hillinfer.settings import Encryption
 
 Documents = weakref.WeakKeyDictionary[Any, Document]
-
-
-class StagedCache(ABC):
-    """A cache whose deeper layers may have rows of fewer tokens."""
-
-    @property
-    @abstractmethod
-    def document(self) -> Document | None:
-        """What is known of it; None where nothing is."""
-
-    @abstractmethod
-    def note(self, document: Document | None) -> None:
-        """Say what is known of it from now on."""
-
-    @property
-    @abstractmethod
-    def passes(self) -> int | None:
-        """How many passes got through so far, whoever made them; None where nobody counts."""
-
-    @property
-    @abstractmethod
-    def brought_dense(self) -> int | None:
-        """Of how many first tokens rows attended to all before them, by whoever made them.
-
-        None where the cache has no rows but those of passes.
-        """
-
-    @property
-    @abstractmethod
-    def is_alike(self) -> bool:
-        """Whether all rows of the batch hold the same tokens."""
-
-    @property
-    @abstractmethod
-    def is_causal(self) -> bool:
-        """Whether its attention needs no mask to be causal."""
-
-    @abstractmethod
-    def begin_stages(self) -> None:
-        """Learn that the pass under way is read in stages: its rows are for nobody else."""
-
-    @abstractmethod
-    def keep_whole(self, dense: int, seconds: float) -> None:
-        """Learn that all layers have all tokens now, as if nothing had been read in stages.
-
-        Parameters
-        ----------
-        dense
-            How many of the first tokens attended to all before them.
-        seconds
-            What reading them took, or would have taken.
-        """
-
-    @abstractmethod
-    def check(self, hidden: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Refuse a pass whose rows would not all keep the same tokens.
-
-        Parameters
-        ----------
-        hidden
-            (batch, tokens, hidden_size).
-        mask
-            As decoder layers get it; None where none is needed.
-        """
-
-    @abstractmethod
-    def length(self, layer: int) -> int:
-        """Return the tokens of a layer, those of the pass under way included."""
-
-    @abstractmethod
-    def keys(self, layer: int) -> AbstractContextManager[torch.Tensor]:
-        """Return what gives the keys of all tokens of a layer, (kv_heads, tokens, head_dim).
-
-        They are there in the block of code that it encloses, and no longer.
-        """
-
-    @abstractmethod
-    def shorten(self, layers: range, tokens: int) -> None:
-        """Leave the first tokens in layers that have fewer than the first one."""
-
-    @abstractmethod
-    def restart(self, layers: range, brought: int) -> None:
-        """Forget what layers have but the first tokens, which the cache began with."""
-
-    @abstractmethod
-    def open_bands(self, starts: Sequence[int]) -> None:
-        """Learn from which layers on fewer tokens will come."""
-
-    @abstractmethod
-    def wait(self, first: int) -> None:
-        """Learn that the layers from `first` on get nothing of the pass but what pieces bring."""
-
-    @abstractmethod
-    def piece(self, layers: range, tokens: int) -> AbstractContextManager[None]:
-        """Return what encloses bringing so many tokens to layers that wait."""
-
-    @abstractmethod
-    def keep(self, positions: Sequence[torch.Tensor], until: int) -> None:
-        """Learn which of the first `until` tokens each band behind the first cut has."""
-
-    @abstractmethod
-    def wait_with(self, states: torch.Tensor) -> States:
-        """Keep boundary states (batch, tokens, hidden_size), and return them as they wait."""
-
-    @abstractmethod
-    def wait_between(self, states: torch.Tensor) -> States:
-        """Keep states (batch, tokens, hidden_size) behind a band until those behind it take them.
-
-        Raises as `wait_with` does.
-        """
-
-    @abstractmethod
-    def bring(self, first: int, act: Callable[[], None]) -> None:
-        """Do something that brings the layers from `first` on pieces, outside of a forward pass.
-
-        Raises whatever `act` raises.
-        """
-
-    @abstractmethod
-    def undo(self, layers: range, tokens: int) -> None:
-        """Forget what a pass that broke off brought to layers that had so many tokens before."""
-
-    @abstractmethod
-    def ordinary(self) -> DynamicCache:
-        """Return transformers' own cache, whose rows may be moved.
-
-        Raises UnsupportedFeatureError where rows lie elsewhere and only come behind each other.
-        """
 
 
 class OrdinaryCache(StagedCache):
@@ -228,6 +100,9 @@ class OrdinaryCache(StagedCache):
         """Return the tokens of a layer."""
         return int(self._cache.get_seq_length(layer))
 
+    def expect_keys(self, layer: int, tokens: int) -> None:
+        """Do nothing: they lie in memory."""
+
     def keys(self, layer: int) -> AbstractContextManager[torch.Tensor]:
         """Return what gives the keys of a layer where they lie."""
         return nullcontext(self._cache.layers[layer].keys[0])
@@ -289,6 +164,7 @@ class CacheOnDrive(StagedCache):
     def __init__(self, cache: HillInferCache) -> None:
         self._known = weakref.ref(cache)
         self._between: StatesFile | None = None
+        self._expected: dict[int, DecidingKeys] = {}
 
     @property
     def _cache(self) -> HillInferCache:
@@ -353,6 +229,19 @@ class CacheOnDrive(StagedCache):
         """Return the tokens of a layer."""
         return int(self._cache.index_length(layer))
 
+    def expect_keys(self, layer: int, tokens: int) -> None:
+        """Take them as attention reads past rows, so that the drive is not asked again."""
+        (sequence,) = self._cache.sequences
+        self._expected[layer] = found = self._deciding(tokens)
+        self._parts.dense.watch(layer, sequence.of(layer), found.take)
+
+    def _deciding(self, tokens: int) -> DecidingKeys:
+        runtime, accountant = self._cache.engine.runtime, self._parts.accountant
+        layout, shape = runtime.layout, (tokens, runtime.shape.kv_heads, runtime.shape.head_dim)
+        size = math.prod(shape) * layout.stored_type.itemsize
+        accountant.take(Part.STAGING, size)
+        return DecidingKeys(shape, layout.stored_type, partial(accountant.give, Part.STAGING, size))
+
     @contextmanager
     def keys(self, layer: int) -> Iterator[torch.Tensor]:
         """Give the keys of a layer in the stored type, read back where they are not hot.
@@ -360,20 +249,19 @@ class CacheOnDrive(StagedCache):
         Raises BudgetError where the budget does not hold them beside what must be there.
         """
         runtime, (sequence,) = self._cache.engine.runtime, self._cache.sequences
-        own, accountant = sequence.of(layer), self._parts.accountant
-        tokens, shape, layout = own.lengths[layer], runtime.shape, runtime.layout
+        own, found = sequence.of(layer), self._expected.pop(layer, None)
+        tokens = own.lengths[layer]
         runtime.settle()
-        kind, done = layout.stored_type, 0
-        size = tokens * shape.kv_heads * shape.head_dim * kind.itemsize
-        accountant.take(Part.STAGING, size)
+        if found is None:
+            found = self._deciding(tokens)
         try:
-            keys = torch.empty((tokens, shape.kv_heads, shape.head_dim), dtype=kind)
-            for rows in runtime.gather.stream(layer, own, np.arange(tokens)):
-                keys[done : done + len(rows)] = layout.keys(torch.from_numpy(rows))
-                done += len(rows)
-            yield keys.transpose(0, 1)
+            rest = np.arange(found.done, tokens)
+            for addresses in runtime.gather.stream_in_place(layer, own, rest):
+                found.take(addresses)
+            yield found.keys
         finally:
-            accountant.give(Part.STAGING, size)
+            self._parts.dense.watch_none()
+            found.release()
 
     def shorten(self, layers: range, tokens: int) -> None:
         """Leave nothing; the cache cuts all of its layers together."""
@@ -461,7 +349,9 @@ class CacheOnDrive(StagedCache):
         self._cache.bring(first, act)
 
     def undo(self, layers: range, tokens: int) -> None:
-        """Do nothing: whoever uses the cache next forgets what a pass that broke off brought."""
+        """Want no keys: whoever uses the cache next forgets what a pass that broke off brought."""
+        self._expected.clear()
+        self._parts.dense.watch_none()
 
     def ordinary(self) -> DynamicCache:
         """Refuse; see `StagedCache`."""

@@ -31,7 +31,7 @@ from hillinfer.pruning.stages import Stages, blocks_of
 from hillinfer.pruning.states import States, gathered_states
 
 if TYPE_CHECKING:
-    from hillinfer.pruning.caches import StagedCache
+    from hillinfer.pruning.passes import StagedCache
 
 # SlimInfer, implementation details: the least overlap at which nothing moves.
 PAPER_GAMMA = 0.9
@@ -150,6 +150,8 @@ class DecodedBlocks:
         At how many of them blocks moved, at each cut.
     computed, put_back
         Blocks that entered a band for the first time, and those that it had before.
+    entered_rows
+        Rows of both, one for each token and layer of the band.
     deciding_seconds, swapping_seconds
         Ranking blocks, and moving and computing them.
     aside_bytes
@@ -162,6 +164,7 @@ class DecodedBlocks:
     swaps: tuple[int, ...]
     computed: int
     put_back: int
+    entered_rows: int
     deciding_seconds: float
     swapping_seconds: float
     aside_bytes: int
@@ -189,7 +192,7 @@ class Swapping:
         For each band, rows of blocks that left it once, by block.
     windows
         By the number of the cut, as they were at the prompt's end.
-    steps, swaps, computed, put_back, deciding_seconds, swapping_seconds
+    steps, swaps, computed, put_back, entered_rows, deciding_seconds, swapping_seconds
         As in `DecodedBlocks`.
     """
 
@@ -201,6 +204,7 @@ class Swapping:
     swaps: tuple[int, ...]
     computed: int = 0
     put_back: int = 0
+    entered_rows: int = 0
     deciding_seconds: float = 0.0
     swapping_seconds: float = 0.0
 
@@ -250,6 +254,7 @@ class BlockManager:
             state.swaps,
             state.computed,
             state.put_back,
+            state.entered_rows,
             state.deciding_seconds,
             state.swapping_seconds,
             sum(one.nbytes for one in states) + sum(one.nbytes for pair in rows for one in pair),
@@ -447,6 +452,7 @@ class BlockManager:
             swaps=_at(state.swaps, number, state.swaps[number] + 1),
             computed=state.computed + len(fresh),
             put_back=state.put_back + len(back),
+            entered_rows=state.entered_rows + len(fresh + back) * BLOCK_TOKENS * len(band),
         )
 
     def _entering(

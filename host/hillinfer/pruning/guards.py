@@ -86,6 +86,29 @@ class LayerGuard(Guard):
         return self._pruning.run(self._number, self, hidden, given)
 
 
+def check_outputs(config: Any, given: dict[str, Any]) -> None:
+    """Refuse a pass in stages that is to tell what each layer made of all tokens.
+
+    Parameters
+    ----------
+    config
+        Of the model; layers are not told where a call takes back what it says.
+    given
+        What the pass gives to layers.
+
+    Raises
+    ------
+    UnsupportedFeatureError
+        Where hidden states or attention weights are asked for.
+    """
+    for name in ("output_hidden_states", "output_attentions"):
+        if given.get(name) or getattr(config, name, False):
+            raise UnsupportedFeatureError(
+                f"prune: {name}=True asks for all tokens in every layer, and deeper layers see "
+                "fewer: read the prompt without it, or without prune"
+            )
+
+
 def predictor_for(model: PreTrainedModel) -> QueryPredictor:
     """Return what makes queries of a model's layers; refuse what cannot be read in stages."""
     kind = model.config._attn_implementation

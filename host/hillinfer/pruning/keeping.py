@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from hillinfer.errors import UnsupportedFeatureError
-from hillinfer.pruning.caches import StagedCache
 from hillinfer.pruning.decoding import BlockManager
-from hillinfer.pruning.passes import Document, LaterTurns, Pass
+from hillinfer.pruning.passes import Document, LaterTurns, Pass, StagedCache
 
 
 class DocumentKeeper:

@@ -5,19 +5,22 @@ from __future__ import annotations
 
 import threading
 import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import DynamicCache
 
 from hillinfer.errors import UnsupportedFeatureError
 from hillinfer.pruning.schedule import Schedule
-from hillinfer.pruning.states import Boundary
+from hillinfer.pruning.states import Boundary, States
 
 if TYPE_CHECKING:
-    from hillinfer.pruning.caches import StagedCache
     from hillinfer.pruning.decoding import Swapping
 
 
@@ -176,6 +179,141 @@ class Document:
             windows=dict(self.windows),
             under_way=None,
         )
+
+
+class StagedCache(ABC):
+    """A cache whose deeper layers may have rows of fewer tokens."""
+
+    @property
+    @abstractmethod
+    def document(self) -> Document | None:
+        """What is known of it; None where nothing is."""
+
+    @abstractmethod
+    def note(self, document: Document | None) -> None:
+        """Say what is known of it from now on."""
+
+    @property
+    @abstractmethod
+    def passes(self) -> int | None:
+        """How many passes got through so far, whoever made them; None where nobody counts."""
+
+    @property
+    @abstractmethod
+    def brought_dense(self) -> int | None:
+        """Of how many first tokens rows attended to all before them, by whoever made them.
+
+        None where the cache has no rows but those of passes.
+        """
+
+    @property
+    @abstractmethod
+    def is_alike(self) -> bool:
+        """Whether all rows of the batch hold the same tokens."""
+
+    @property
+    @abstractmethod
+    def is_causal(self) -> bool:
+        """Whether its attention needs no mask to be causal."""
+
+    @abstractmethod
+    def begin_stages(self) -> None:
+        """Learn that the pass under way is read in stages: its rows are for nobody else."""
+
+    @abstractmethod
+    def keep_whole(self, dense: int, seconds: float) -> None:
+        """Learn that all layers have all tokens now, as if nothing had been read in stages.
+
+        Parameters
+        ----------
+        dense
+            How many of the first tokens attended to all before them.
+        seconds
+            What reading them took, or would have taken.
+        """
+
+    @abstractmethod
+    def check(self, hidden: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Refuse a pass whose rows would not all keep the same tokens.
+
+        Parameters
+        ----------
+        hidden
+            (batch, tokens, hidden_size).
+        mask
+            As decoder layers get it; None where none is needed.
+        """
+
+    @abstractmethod
+    def length(self, layer: int) -> int:
+        """Return the tokens of a layer, those of the pass under way included."""
+
+    @abstractmethod
+    def expect_keys(self, layer: int, tokens: int) -> None:
+        """Learn that a layer's keys are wanted once so many tokens are there, by this pass.
+
+        Raises as `keys` does.
+        """
+
+    @abstractmethod
+    def keys(self, layer: int) -> AbstractContextManager[torch.Tensor]:
+        """Return what gives the keys of all tokens of a layer, (kv_heads, tokens, head_dim).
+
+        They are there in the block of code that it encloses, and no longer.
+        """
+
+    @abstractmethod
+    def shorten(self, layers: range, tokens: int) -> None:
+        """Leave the first tokens in layers that have fewer than the first one."""
+
+    @abstractmethod
+    def restart(self, layers: range, brought: int) -> None:
+        """Forget what layers have but the first tokens, which the cache began with."""
+
+    @abstractmethod
+    def open_bands(self, starts: Sequence[int]) -> None:
+        """Learn from which layers on fewer tokens will come."""
+
+    @abstractmethod
+    def wait(self, first: int) -> None:
+        """Learn that the layers from `first` on get nothing of the pass but what pieces bring."""
+
+    @abstractmethod
+    def piece(self, layers: range, tokens: int) -> AbstractContextManager[None]:
+        """Return what encloses bringing so many tokens to layers that wait."""
+
+    @abstractmethod
+    def keep(self, positions: Sequence[torch.Tensor], until: int) -> None:
+        """Learn which of the first `until` tokens each band behind the first cut has."""
+
+    @abstractmethod
+    def wait_with(self, states: torch.Tensor) -> States:
+        """Keep boundary states (batch, tokens, hidden_size), and return them as they wait."""
+
+    @abstractmethod
+    def wait_between(self, states: torch.Tensor) -> States:
+        """Keep states (batch, tokens, hidden_size) behind a band until those behind it take them.
+
+        Raises as `wait_with` does.
+        """
+
+    @abstractmethod
+    def bring(self, first: int, act: Callable[[], None]) -> None:
+        """Do something that brings the layers from `first` on pieces, outside of a forward pass.
+
+        Raises whatever `act` raises.
+        """
+
+    @abstractmethod
+    def undo(self, layers: range, tokens: int) -> None:
+        """Forget what a pass that broke off brought to layers that had so many tokens before."""
+
+    @abstractmethod
+    def ordinary(self) -> DynamicCache:
+        """Return transformers' own cache, whose rows may be moved.
+
+        Raises UnsupportedFeatureError where rows lie elsewhere and only come behind each other.
+        """
 
 
 @dataclass

@@ -187,16 +187,17 @@ def token_weights(deciding: Deciding) -> torch.Tensor:
 
     Summed over the window's queries and all heads; each query sees the tokens up to its own.
     """
-    keys, queries = deciding.keys, deciding.queries.float()
-    grouped = queries.reshape(len(keys), -1, *queries.shape[1:])
-    window, tokens = queries.shape[1], keys.shape[1]
-    every = torch.ones(window, tokens, dtype=torch.bool, device=keys.device)
-    later = every.triu(tokens - window + 1)
+    keys, queries = deciding.keys, deciding.queries.float() * deciding.scaling
+    window, tokens, size = queries.shape[1], keys.shape[1], queries.shape[2]
+    # Of the window's own tokens a query sees those up to itself, and all before them.
+    later = torch.ones(window, window, dtype=torch.bool, device=keys.device).triu(1)
     weights = torch.zeros(tokens, device=keys.device)
     # Of one head after the other: weights of all are many times the keys.
-    for own, heads in zip(keys, grouped, strict=True):
-        products = heads @ own.float().T * deciding.scaling
-        weights += products.masked_fill_(later, -torch.inf).softmax(-1).sum((0, 1))
+    for own, heads in zip(keys, queries.reshape(len(keys), -1, size), strict=True):
+        products = heads @ own.float().T
+        last = products.view(-1, window, tokens)[..., tokens - window :]
+        last.masked_fill_(later, -torch.inf)
+        weights += products.softmax(-1).sum(0)
     return weights
 
 

@@ -25,9 +25,9 @@ from hillinfer.generate.answering import Completed
 from hillinfer.hf.features import check_model
 from hillinfer.hf.hooks import Guard
 from hillinfer.hf.joined_cache import JoinedCache
-from hillinfer.pruning.caches import Documents, StagedCache, staged_cache
+from hillinfer.pruning.caches import Documents, staged_cache
 from hillinfer.pruning.decoding import BlockManager, DecodedBlocks, Decoding, Keep
-from hillinfer.pruning.guards import LayerGuard, PromptGuard, predictor_for
+from hillinfer.pruning.guards import LayerGuard, PromptGuard, check_outputs, predictor_for
 from hillinfer.pruning.keeping import DocumentKeeper
 from hillinfer.pruning.passes import (
     ComingPrompt,
@@ -35,6 +35,7 @@ from hillinfer.pruning.passes import (
     LaterTurns,
     Pass,
     PrunedRead,
+    StagedCache,
     ThreadsPass,
     Window,
     coming_prompt,
@@ -282,6 +283,9 @@ class Pruning:
             wanted, windows = self._ranker.window(now.question_tokens), now.document.windows
             windows[cut] = Window.behind(windows.get(cut), hidden[:1], now.before, wanted)
         if number < first:
+            length = now.before + now.tokens
+            if number == first - 1 and now.stages and now.before and length == now.whole:
+                now.cache.expect_keys(number, length)
             return layer.dense(hidden, given)
         if number == first:
             hidden = self._reach_cut(now, hidden, given)
@@ -318,6 +322,7 @@ class Pruning:
         anew = self._later is LaterTurns.ANEW and is_prompt
         stages = not document.positions or document.waits or anew
         if stages:
+            check_outputs(self._decoder.config, given)
             staged.check(hidden, given.get("attention_mask"))
             if document.boundary.tokens != before:
                 raise no_states(before - document.boundary.tokens, before)

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from hillinfer.hf.hooks import QueryPredictor
-from hillinfer.pruning.caches import StagedCache
 from hillinfer.pruning.guards import LayerGuard
+from hillinfer.pruning.passes import StagedCache
 from hillinfer.pruning.rankers import Deciding, Ranker, kept_blocks
 from hillinfer.pruning.schedule import BLOCK_TOKENS, LayerWork, Schedule
 from hillinfer.pruning.states import ChosenStates, StatesInMemory

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, aligned_buffer, round_up
+from hillinfer.kv.gather import copy_rows
 from hillinfer.native.library import native_library
 
 
@@ -264,6 +265,59 @@ class Boundary:
     def forgotten(self) -> Boundary:
         """Return none of them."""
         return Boundary(self.brought)
+
+
+# --- keys that decide ---
+
+
+class DecidingKeys:
+    """Keys of the layer before a cut, which rank blocks, of all tokens in counted memory.
+
+    Parameters
+    ----------
+    shape
+        Tokens, KV heads, head size.
+    stored_type
+        Theirs.
+    released
+        Called once, when nobody needs them.
+
+    Attributes
+    ----------
+    keys
+        (kv_heads, tokens, head_dim); those of the first `done` tokens are there.
+    done
+        How many first tokens have come.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        stored_type: torch.dtype,
+        released: Callable[[], None],
+    ) -> None:
+        keys = torch.empty(shape, dtype=stored_type)
+        self.keys, self.done = keys.transpose(0, 1), 0
+        self._bytes = keys.view(shape[0], -1).view(torch.uint8).numpy()
+        self._release = weakref.finalize(self, released)
+        self._release.atexit = False
+
+    def take(self, addresses: NDArray[np.uint64]) -> None:
+        """Take the keys of the next rows, whose first bytes they are.
+
+        Natively: copies of each block by torch would wake its threads, which took several times as
+        long as all else.
+
+        Parameters
+        ----------
+        addresses
+            uint64, where the rows lie.
+        """
+        self.done += copy_rows(addresses, self._bytes[self.done :])
+
+    def release(self) -> None:
+        """Say that nobody needs them; harmless when done twice."""
+        self._release()
 
 
 def _pages(byte_count: int) -> NDArray[np.uint8]:

@@ -63,7 +63,7 @@ _TABLE_GROWTH_ROWS = 4096
 _HALF_LIFE_STEPS = 32
 _LARGEST_WORTH = 2.0**8
 # Sums of it stay below this, whatever number of sequences wants a token: older times fade.
-_MOST_WORTH = np.float16(2.0**15)
+MOST_WORTH = np.float16(2.0**15)
 
 
 def slot_bytes(spec: KernelSpec) -> int:
@@ -153,7 +153,19 @@ class CodePool:
     def want(self, rows: NDArray[np.int64]) -> None:
         """Note that tokens of these row numbers, each once, are wanted in this step."""
         worth = self._worth[rows] + np.float16(self._step_worth)
-        self._worth[rows] = np.minimum(worth, _MOST_WORTH)
+        self._worth[rows] = np.minimum(worth, MOST_WORTH)
+
+    def worth(self, rows: NDArray[np.int64]) -> NDArray[np.float16]:
+        """Return what codes of these row numbers are worth: 1 for each time, halved by 32 steps."""
+        worth = np.zeros(len(rows), np.float16)
+        known = rows < len(self._worth)
+        worth[known] = self._worth[rows[known]] / np.float16(self._step_worth)
+        return worth
+
+    def recall(self, rows: NDArray[np.int64], worth: NDArray[np.float16]) -> None:
+        """Take codes of these row numbers to be worth at least so much, as `worth` returns it."""
+        now = np.minimum(worth.astype(np.float32) * np.float32(self._step_worth), MOST_WORTH)
+        self._worth[rows] = np.maximum(self._worth[rows], now.astype(np.float16))
 
     def find(
         self, rows: NDArray[np.int64], numbers: NDArray[np.int64]
@@ -260,6 +272,8 @@ class ValueCodes:
         Returns the bytes that hot rows need at least.
     set_aside
         Called with the bytes that codes hold of what is counted as hot.
+    make_pool
+        Makes the codes of a layer, given the bytes of a code row and its exponents.
     """
 
     def __init__(
@@ -269,6 +283,7 @@ class ValueCodes:
         accountant: Accountant,
         least_hot: Callable[[], int],
         set_aside: Callable[[int], None],
+        make_pool: Callable[[int], CodePool] = CodePool,
     ) -> None:
         self.spec = spec
         self.coder = NativeValueCoder(spec)
@@ -277,7 +292,7 @@ class ValueCodes:
         self._least_hot = least_hot
         self._set_aside = set_aside
         self._slot_bytes = slot_bytes(spec)
-        self._layers = [CodePool(self.coder.row_bytes) for _ in range(layers)]
+        self._layers = [make_pool(self.coder.row_bytes) for _ in range(layers)]
         self._capacity = self._covered = 0
         self._numbers = itertools.count()
         # Whoever needs memory makes room from whatever thread.
@@ -289,6 +304,11 @@ class ValueCodes:
     def held_bytes(self) -> int:
         """Bytes of codes, which are counted as hot; their rows' tables come on top."""
         return len(self._layers) * self._capacity * self._slot_bytes
+
+    @property
+    def changing(self) -> threading.RLock:
+        """Held while a table of a layer changes."""
+        return self._changing
 
     def begin_step(self) -> None:
         """Note that a forward pass begins, and take or give back memory."""
@@ -390,6 +410,18 @@ class ValueCodes:
             if self._cover(int(rows.max()) + 1):
                 self.fit()
             self._layers[layer].offer(rows, numbers, codes)
+
+    def worth(self, layer: int, rows: NDArray[np.int64]) -> NDArray[np.float16]:
+        """Return what codes of a layer's rows are worth keeping, for a session."""
+        with self._changing:
+            return self._layers[layer].worth(rows)
+
+    def recall(self, layer: int, rows: NDArray[np.int64], worth: NDArray[np.float16]) -> None:
+        """Go on from what codes of a layer's rows were worth when a session was saved."""
+        with self._changing:
+            if len(rows):
+                self._cover(int(rows.max()) + 1)
+                self._layers[layer].recall(rows, worth)
 
     def forget_groups(self, groups: list[int]) -> None:
         """Keep no codes of groups that were given back, in any layer."""

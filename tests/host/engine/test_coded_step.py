@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from coded_golden import SETTINGS, SHAPE, Text
-from copy_lanes import HostLane
 from placement_matrix import Budget, Path, Way, pairs
 
 from hillinfer.engine.budget_plan import kernel_spec, weighed_bytes
@@ -220,12 +219,6 @@ def test_with_exact_1_or_int2_nothing_is_coded(cold_dir):
     assert not np.array_equal(found.view(np.int32), others.view(np.int32))
     _, statistics = run(Way(), SHORT, SETTINGS.changed(shadow="int2"), cold_dir)
     assert statistics.coded_tokens == 0
-
-
-def test_a_model_on_a_gpu_is_refused_by_name(cold_dir):
-    with pytest.raises(SettingsError, match=r"exact=0\.05 codes tokens.*set exact=1"):
-        Way().open(SHAPE, SETTINGS, cold_dir, 300, lane=HostLane())
-    Way().open(SHAPE, SETTINGS.changed(exact=1), cold_dir, 300, lane=HostLane()).close()
 
 
 @pytest.mark.parametrize("changes", [{"exact": -0.1}, {"exact": 1.5}, {"exact_floor": -1}], ids=str)

@@ -28,8 +28,10 @@ from hillinfer.errors import (
     UnsupportedFeatureError,
 )
 from hillinfer.hf.attach import Attachment
+from hillinfer.kv.gather import Gather
 from hillinfer.memory_budget import Part
 from hillinfer.model_shape import ModelShape
+from hillinfer.pruning.caches import CacheOnDrive
 from hillinfer.pruning.rankers import SoftmaxWeights
 from hillinfer.pruning.reading import Pruning
 
@@ -717,6 +719,64 @@ def test_keys_that_decide_are_counted(schedule, model, cold_dir):
         tokens = [TOKENS, pruning.read_of(cache).tokens[2]][: len(pruning.schedule.cuts)]
     assert [size for _, size, _ in seen] == [one * 2 * 8 * 2 for one in tokens]
     assert [held - after for held, _, _ in seen] == [size for _, size, _ in seen]
+
+
+def test_keys_that_decide_are_read_once(model, cold_dir, monkeypatch):
+    """Attention of the last chunk reads those before it; the twin reads them once more."""
+    found, read, kept, stream = [], [], [], Gather.stream_in_place
+
+    class Looking(SoftmaxWeights):
+        def scores(self, deciding):
+            found.append(deciding.keys.clone())
+            return super().scores(deciding)
+
+    def counted(gather, layer, sequence, positions, *landed):
+        read.append(len(positions))
+        return stream(gather, layer, sequence, positions, *landed)
+
+    monkeypatch.setattr(Gather, "stream_in_place", counted)
+    for twin in (False, True):
+        if twin:
+            monkeypatch.setattr(CacheOnDrive, "expect_keys", lambda *given: None)
+        with (
+            attached(model, cold_dir, **PLACEMENTS["a tenth"]) as hill,
+            Pruning(model, hillinfer.Schedule.parse("2:50%"), Looking()) as pruning,
+        ):
+            cache = hill.new_cache()
+            generated(model, IDS, cache, 200)
+            kept.append(kept_of(pruning, cache))
+    # The last chunk, and all of the prompt.
+    assert read == [100, TOKENS]
+    assert torch.equal(*found)
+    assert found[0].shape == (2, TOKENS, 8)
+    assert kept[0] == kept[1]
+
+
+@pytest.mark.parametrize("place", ["self_attn", "post_attention_layernorm", "mlp"])
+def test_keys_that_decide_go_where_their_layer_breaks_off(place, model, cold_dir):
+    """Before attention reads them, or behind it."""
+
+    def breaks(*given):
+        raise BrokenError
+
+    with attached(model, cold_dir) as hill, hillinfer.prune(model, SCHEDULE) as pruning:
+        logits = []
+        for broken in (True, False):
+            cache = hill.new_cache()
+            with pruning.prompt(TOKENS), torch.no_grad():
+                model(IDS[:, :400], past_key_values=cache, logits_to_keep=1)
+                before = cache.engine.runtime.memory_held()[Part.STAGING]
+                if broken:
+                    hook = model.model.layers[1].get_submodule(place)
+                    hook = hook.register_forward_pre_hook(breaks)
+                    with pytest.raises(BrokenError):
+                        model(IDS[:, 400:], past_key_values=cache, logits_to_keep=1)
+                    hook.remove()
+                    assert cache.engine.runtime.memory_held()[Part.STAGING] == before
+                out = model(IDS[:, 400:], past_key_values=cache, logits_to_keep=1)
+            assert cache.engine.runtime.memory_held()[Part.STAGING] == before
+            logits.append(out.logits)
+        assert torch.equal(*logits)
 
 
 class Widest(TorchDispatchMode):

@@ -38,6 +38,12 @@ def asked(pruning, model, cache, question=QUESTION):
         return model(question, past_key_values=cache, logits_to_keep=1).logits
 
 
+def asked_plainly(model, cache):
+    """Ask a fork without pruning, and return the logits behind the question."""
+    with torch.no_grad():
+        return model(QUESTION, past_key_values=cache.fork(), logits_to_keep=1).logits
+
+
 def waits(pruning, model, cache, ids=IDS, chunk=350):
     """Read a document that waits at the cut for what is asked about it."""
     with pruning.prompt(ids.shape[1] + 1), torch.no_grad():
@@ -95,6 +101,43 @@ def test_rows_of_an_ordinary_cache_are_those_of_a_whole_read(model):
     for own, other in zip(cache.layers, whole.layers, strict=True):
         torch.testing.assert_close(own.keys, other.keys, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(own.values, other.values, atol=1e-4, rtol=1e-4)
+
+
+def farthest(one, other):
+    """How far keys and values of two ordinary caches lie apart."""
+    pairs = zip(one.layers, other.layers, strict=True)
+    parts = [(a.keys - b.keys, a.values - b.values) for a, b in pairs]
+    return max(float(part.abs().max()) for both in parts for part in both)
+
+
+def test_rows_are_a_dense_prefill_s_and_so_a_store_may_take_them(model):
+    """In pieces as long as chunks they have its bits, else those of another division of it."""
+    with read_whole(model) as whole, hillinfer.prune(model, SCHEDULE) as pruning:
+        for piece in (350, 200):
+            cache = DynamicCache(config=model.config)
+            waits(pruning, model, cache)
+            pruning.complete(cache, piece_tokens=piece)
+            assert (farthest(cache, whole) == 0) == (piece == 350)
+    divided = DynamicCache(config=model.config)
+    with torch.no_grad():
+        for part in IDS.split(200, 1):
+            model(part, past_key_values=divided, logits_to_keep=1)
+    # Both are rounding, which reuse="longest" allows and "exact" does not.
+    assert 0 < farthest(cache, whole) <= farthest(divided, whole) < 1e-5
+
+
+def test_a_cache_on_the_drive_has_these_bits_too(model, cold_dir):
+    found = {}
+    with attached(model, cold_dir, alpha=1.0) as hill, read_whole(model, hill) as whole:
+        expected = asked_plainly(model, whole)
+        with hillinfer.prune(model, SCHEDULE) as pruning:
+            for piece in (350, 200):
+                cache = hill.new_cache()
+                waits(pruning, model, cache)
+                pruning.complete(cache, piece_tokens=piece)
+                found[piece] = asked_plainly(model, cache)
+    assert torch.equal(found[350], expected)
+    assert not torch.equal(found[200], expected)
 
 
 PLACES = PLACEMENTS | {"sealed": {"encrypt_cold_pool": "yes"}}

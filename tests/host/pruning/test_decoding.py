@@ -250,6 +250,7 @@ def test_rows_of_a_block_are_those_of_a_direct_computation_and_return_as_they_we
                 fresh = sorted(has - known[number].keys())
                 tally["computed", number] += len(fresh)
                 tally["put back"] += len(has - had - set(fresh))
+                tally["rows"] += 64 * len(has - had) * len(band)
                 was = positions(before.active[number], length)
                 for layer in band:
                     stayed = torch.isin(places, was)
@@ -290,6 +291,7 @@ def test_rows_of_a_block_are_those_of_a_direct_computation_and_return_as_they_we
             before, rows = after, own
     assert after.computed == tally["computed", 0] + tally["computed", 1]
     assert after.put_back == tally["put back"]
+    assert after.entered_rows == tally["rows"]
     assert min(tally["computed", 0], tally["computed", 1], tally["put back"]) > 0
     assert after.aside_bytes > 0
     assert after.swapping_seconds > 0

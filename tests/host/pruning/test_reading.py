@@ -543,6 +543,30 @@ def test_padding_is_refused():
         model.generate(ids[:1], attention_mask=mask[:1], max_new_tokens=2, pad_token_id=0)
 
 
+@pytest.mark.parametrize("name", ["output_hidden_states", "output_attentions"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_layers_make_of_all_tokens_is_refused(family, name):
+    """By the call or the model's config; short prompts and decoded tokens tell it as ever."""
+    model = TinyModel(family, "mha", layers=5).build()
+    model.set_attn_implementation("eager")
+    told = {"output_hidden_states": "hidden_states", "output_attentions": "attentions"}[name]
+    with hillinfer.prune(model, SCHEDULE), torch.no_grad():
+        cache = DynamicCache(config=model.config)
+        given = {"past_key_values": cache, "logits_to_keep": 1}
+        with pytest.raises(UnsupportedFeatureError, match=f"{name}=True asks for all tokens"):
+            model(IDS, **given, **{name: True})
+        setattr(model.config, name, True)
+        with pytest.raises(UnsupportedFeatureError, match=name):
+            model(IDS, **given)
+        assert cache.get_seq_length() == 0
+        setattr(model.config, name, False)
+        assert getattr(model(IDS, **given), told) is None
+        setattr(model.config, name, True)
+        assert len(getattr(model(ANSWER[:, :1], **given), told)) >= 5
+        short = model(IDS[:, :60], past_key_values=DynamicCache(config=model.config))
+        assert all(one.shape[-2] == 60 for one in getattr(short, told))
+
+
 def test_other_caches_are_refused():
     model = TINY.build()
     cache = StaticCache(config=model.config, max_cache_len=TOKENS + NEW)

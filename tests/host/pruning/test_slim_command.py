@@ -20,17 +20,19 @@ from hillinfer.pruning.needles import needle_document
 from hillinfer.pruning.profile import answer, read
 from hillinfer_bench.cli.main import main
 from hillinfer_bench.slim.decoding import (
+    DECODED,
     FREE_TOKENS,
-    KEEP,
+    LATE,
     SELECT,
     SWAP,
+    TIGHT,
     decoding_way,
     measure_decoding,
     says_number,
 )
-from hillinfer_bench.slim.quality import FULL, Held, Way
+from hillinfer_bench.slim.quality import FULL, Held, Way, measure_quality
 from hillinfer_bench.slim.run import GOOD, PAPERS, WAYS, ShapeTokens, SlimRequest, run
-from hillinfer_bench.slim.speed import CACHES, DRIVE
+from hillinfer_bench.slim.speed import CACHES, DRIVE, ORDINARY, parse_caches
 from hillinfer_bench.slim.text import TEXT_WAYS, TextPlan
 
 # A whole read, and one that selects; the other ways take as long.
@@ -80,10 +82,13 @@ def test_every_way_is_asked_about_every_needle(report):
         assert 0 <= row["right"] <= 1
         assert row["nll"] > 0
         assert 0 < row["kept_share"] < 1
+        assert 0 <= row["needles_kept"] <= 2
         assert 0 < row["second_share"] < 1
     assert len(told["second_question"]) == len(others)
     named = [one["goal"] for one in told["goals"]]
     assert sum("right at least" in one for one in named) == 2
+    assert sum("the needle is kept" in one or "NLL at most" in one for one in named) == 2
+    assert full["needles_kept"] == 2
     assert sum("at least 0.90 of" in one for one in named) == 4
     assert sum("choosing at most 1 %" in one for one in named) == 4
     assert sum("DRAM peak at most 0.60" in one for one in named) == 1
@@ -110,7 +115,7 @@ def test_answers_are_decoded_in_every_way(tmp_path):
     rows = told["decoding"]
     assert [(row["way"], row["decoding"]) for row in rows] == [
         (FULL, FULL),
-        *((way.name, one) for one in (KEEP, SWAP, SELECT)),
+        *((way.name, one) for one in DECODED),
     ]
     assert len(said) == len(rows)
     for row in rows:
@@ -119,8 +124,15 @@ def test_answers_are_decoded_in_every_way(tmp_path):
         assert min(row["seconds"], row["cpu_seconds"], row["nll"]) > 0
         for name in ("swaps", "computed", "deciding_seconds", "swapping_seconds"):
             assert (row[name] > 0) == (row["decoding"] == SWAP)
+        # Reads of pages bring more than the rows that are wanted; blocks lie in memory.
+        on_drive = row["decoding"] in (SELECT, TIGHT, LATE)
+        assert (row["moved_bytes"] > 0) == (on_drive or row["decoding"] == SWAP)
+        assert (row["read_bytes"] > row["moved_bytes"]) == on_drive
+        assert (row["waiting_seconds"] > 0) == on_drive
         # Ranking and moving are part of a token's time, and both are means over the same tokens.
         assert row["deciding_seconds"] + row["swapping_seconds"] < row["seconds"]
+    moved = {row["decoding"]: row["moved_bytes"] for row in rows}
+    assert moved[SELECT] <= moved[TIGHT]
     assert told["goals"] == told["quality"] == []
 
 
@@ -136,14 +148,16 @@ def nothing(line):
     pass
 
 
-def answered_by_hand(model, document, place, schedule=FULL, decoding="keep", alpha=None):
+def answered_by_hand(model, document, place, schedule=FULL, decoding="keep", alpha=None, **changes):
     """Return what a forced answer is, and what is said freely, as a user would get both."""
     question = document.questions[0]
     ids = [*document.ids, *question.ids]
     with ExitStack() as stack, torch.no_grad():
         caches = [DynamicCache(config=model.config) for _ in range(2)]
         if alpha is not None:
-            made = hillinfer.attach(model, cold_dir=place, alpha=alpha, dram_budget="120%")
+            made = hillinfer.attach(
+                model, cold_dir=place, alpha=alpha, dram_budget="120%", **changes
+            )
             stack.enter_context(made)
             caches = [made.new_cache(expected_tokens=len(ids) + 99) for _ in range(2)]
         if schedule != FULL:
@@ -175,13 +189,23 @@ def test_decoded_answers_are_those_by_hand(tiny, tmp_path):
         {"decoding": "keep"},
         {"decoding": "swap:0.9"},
         {"alpha": 0.1},
+        {"alpha": 0.1},
+        {"alpha": 0.1, "query": "true"},
     ]
-    assert [one.decoding for one in others] == ["keep", "swap:0.9", "alpha=0.1"]
+    assert [one.decoding for one in others] == [
+        "keep",
+        "swap:0.9",
+        "alpha=0.1",
+        "alpha=0.1 25%",
+        "alpha=0.1 25% late",
+    ]
     for row, given in zip(others, hands, strict=True):
         forced, _ = answered_by_hand(model, document, tmp_path, "2:25%", **given)
         assert (row.right, row.nll) == (forced[0], pytest.approx(forced[1]))
-    # Twins: none is another one's, and another share of rows gives another answer.
-    every = [full.nll, *(row.nll for row in others)]
+    # Where rows lie changes nothing.
+    assert others[2].nll == others[3].nll
+    # Twins: no other is another one's, and another share of rows gives another answer.
+    every = [full.nll, *(row.nll for row in (*others[:3], others[4]))]
     forced, _ = answered_by_hand(model, document, tmp_path, "2:25%", alpha=0.9)
     apart = sorted([*every, forced[1]])
     assert min(b - a for a, b in pairwise(apart)) > 1e-4
@@ -271,6 +295,48 @@ def test_a_shape_is_timed_at_both_lengths_or_at_one():
 def test_what_is_no_shape_is_refused(text, said):
     with pytest.raises(SettingsError, match=said):
         ShapeTokens.parse(text)
+
+
+def test_one_cache_can_be_timed_by_itself(tmp_path):
+    """Of a shape that takes minutes, without the rows of the other cache."""
+    assert parse_caches(None) == CACHES
+    assert parse_caches(["drive", "ordinary"]) == CACHES
+    assert parse_caches(["drive"]) == (DRIVE,)
+    with pytest.raises(SettingsError, match="--caches disk: choose of ordinary and drive"):
+        parse_caches(["drive", "disk"])
+    folder, out = save_tiny(tmp_path / "model", TinyModel(layers=30)), tmp_path / "slim.json"
+    given = ["slim", "--model", str(folder), "--contexts", "320", "--rounds", "1"]
+    given += ["--lengths", "0", "--texts", "0", "--out", str(out)]
+    whole = {}
+    for caches in ([DRIVE], [ORDINARY], list(CACHES)):
+        with pytest.raises(SystemExit) as ended:
+            main([*given, *(word for one in caches for word in ("--caches", one))])
+        assert ended.value.code == 0
+        told = json.loads(out.read_text(encoding="utf-8"))
+        rows = told["rows"]
+        assert [row["cache"] for row in rows] == [one for one in caches for _ in range(3)] * 2
+        assert all(row["speedup"] > 0 for row in rows)
+        # What is over the ordinary cache takes both.
+        assert all((row["over_ordinary"] is None) == (ORDINARY not in caches) for row in rows)
+        whole[tuple(caches)] = sum("ordinary cache's" in one["goal"] for one in told["goals"])
+    assert whole == {(DRIVE,): 0, (ORDINARY,): 0, CACHES: 2}
+
+
+def test_needles_are_kept_where_their_blocks_are(tiny):
+    """The most recent blocks keep none of a document's beginning; blocks of both numbers, both."""
+    model, _, document = tiny
+    places = [list(one.blocks) for one in document.questions]
+    assert max(map(max, places)) < 4
+    moved = [replace(one, blocks=range(6, 8)) for one in document.questions]
+    for questions, kept in (
+        (document.questions, 0),
+        ((document.questions[0], moved[1]), 1),
+        (moved, 2),
+    ):
+        asked = replace(document, questions=tuple(questions))
+        ways = [Way(FULL), Way("2:50%", "recent")]
+        full, row = measure_quality(model, [asked], ways, nothing)
+        assert (full.needles_kept, row.needles_kept) == (2, kept)
 
 
 def test_documents_are_the_same_for_the_same_seed(tiny_folder):

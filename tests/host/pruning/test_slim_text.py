@@ -190,7 +190,8 @@ def test_questions_on_the_drive_are_answered_on_forks(asked):
 
 def quality_row(way, right, second, nll, complete=None):
     share = None if complete is None else complete / 2
-    return QualityRow(way.name, 2000, 10, right, nll, 1.0, 1.0, second, 0.2, 0.1, complete, share)
+    asked = second, 0.2, 0.1, complete, share
+    return QualityRow(way.name, 2000, 10, right, nll, 1.0, 1.0, 20, *asked)
 
 
 def test_goals_of_completed_documents_and_of_the_drive():
@@ -219,4 +220,20 @@ def test_goals_of_completed_documents_and_of_the_drive():
         rows[2],
         replace(rows[3], right=4),
     ]
+    assert set(met(worse).values()) == {False}
+
+
+def test_goals_of_what_keeps_the_answers():
+    whole, kept = quality_row(Way(FULL), 5, 8, 0.25), quality_row(Way(GOOD, "weights"), 4, 6, 0.55)
+
+    def met(row):
+        return {one["goal"].split(": ")[1]: one["met"] for one in goals_of([], [whole, row])}
+
+    assert met(kept) == {
+        "right at least 5 - 1": True,
+        "NLL at most 0.25 + 0.3": True,
+        "the needle is kept for all 20 questions": True,
+        "right at least 8 - 2": True,
+    }
+    worse = replace(kept, right=3, second_right=5, nll=0.56, needles_kept=19)
     assert set(met(worse).values()) == {False}

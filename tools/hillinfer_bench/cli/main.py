@@ -14,6 +14,8 @@ from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.system.files import check_apart, prepare_report
 from hillinfer.system.machine import NumberType
 from hillinfer_bench.cli.frontier import frontier, frontier_picture
+from hillinfer_bench.cli.slim import slim
+from hillinfer_bench.cli.storing import sealed_pool, storing
 from hillinfer_bench.decode.request import BenchRequest, Chosen
 from hillinfer_bench.figures.canvas import require_matplotlib, save_figure
 from hillinfer_bench.figures.prune_figure import prune_figure, prune_text, read_seen_blocks
@@ -212,127 +214,6 @@ def traces(
 
     console = error_console()
     print(run(request, console.print, reading_view(console).stage))
-
-
-def storing(
-    model: Model = DEFAULT_MODEL,
-    directory: Annotated[
-        Path, typer.Option("--store-dir", help="Directory on the drive, where stores are made.")
-    ] = Path("build"),
-    kills: Annotated[int, typer.Option(help="Processes that are killed.")] = 500,
-    flips: Annotated[int, typer.Option(help="Bits that are flipped.")] = 2000,
-    rounds: Annotated[int, typer.Option(help="Repetitions of each timed figure.")] = 7,
-    tokens: Annotated[int, typer.Option(help="Stored tokens, a multiple of 1,024.")] = 8192,
-    gigabytes: Annotated[
-        float, typer.Option(help="Most rows of a shape; it has fewer layers then.")
-    ] = 1.2,
-    mixed_seconds: Annotated[
-        float, typer.Option(help="How long four processes read, store and evict at once.")
-    ] = 60.0,
-    peers: Annotated[
-        Path | None, typer.Option(help="Figures of other runtimes, from tools/stored_peers.py.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Where the figures go as JSON.")] = Path(
-        "build/reports/store.json"
-    ),
-) -> None:
-    """Measure the store: rates, first token, lookups, kills, failing calls, flips, mixed load."""
-    quiet_transformers()
-    from hillinfer_bench.storing.run import StoreRequest, run
-
-    request = StoreRequest(
-        model, directory, out, kills, flips, rounds, tokens, gigabytes, mixed_seconds, peers
-    )
-    console = error_console()
-    print(run(request, console.print, reading_view(console).stage))
-
-
-def sealed_pool(
-    model: Model = DEFAULT_MODEL,
-    directory: Annotated[
-        Path, typer.Option("--cold-dir", help="Directory on the drive, where cold pools lie.")
-    ] = Path("build"),
-    tokens: Annotated[int, typer.Option(help="Of the prompt.")] = 4096,
-    answer_tokens: Annotated[int, typer.Option(help="Of its answer.")] = 64,
-    rounds: Annotated[int, typer.Option(help="Pairs.")] = 7,
-    out: Annotated[Path, typer.Option(help="Where the figures go as JSON.")] = Path(
-        "build/reports/sealed_pool.json"
-    ),
-) -> None:
-    """Measure what a sealed cold pool costs a prompt and its answer, beside a plain one."""
-    quiet_transformers()
-    from hillinfer_bench.storing.sealed_pool import SealedPoolRequest, run
-
-    request = SealedPoolRequest(model, directory, out, tokens, answer_tokens, rounds)
-    print(run(request, error_console().print))
-
-
-def slim(
-    model: Model = DEFAULT_MODEL,
-    contexts: Annotated[
-        list[int] | None,
-        typer.Option(help="Tokens of timed prompts; 4096 and 7800 if none, 0 for no timed rows."),
-    ] = None,
-    documents: Annotated[int, typer.Option(help="Documents with needles, of each length.")] = 20,
-    lengths: Annotated[
-        list[int] | None,
-        typer.Option(help="Tokens of documents; 2000 and 7000 if none, 0 for no documents."),
-    ] = None,
-    ways: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="How documents are read besides whole: a schedule, or one with a ranker such as "
-            "'15:50% paper', with completed or drive behind it; all ways of the results page if "
-            "none."
-        ),
-    ] = None,
-    texts: Annotated[
-        int, typer.Option(help="Texts that are read on token by token; 0 for none.")
-    ] = 3,
-    decoding: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A schedule, or one with a ranker, of documents whose answers are decoded from "
-            "blocks that were kept, from blocks that move, and from a tenth of their rows; without "
-            "--ways, questions are asked in no other way. Timed contexts and texts stay: "
-            "--contexts 0 and --texts 0 leave them out."
-        ),
-    ] = None,
-    rounds: Annotated[int, typer.Option(help="Repetitions of each timed figure.")] = 3,
-    shapes: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Timed with random weights: llama-3.2-1b, qwen2.5-7b, llama-3.1-8b, at 16k and "
-            "32k, or as llama-3.1-8b:32768; none if none."
-        ),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Where the figures go as JSON.")] = Path(
-        "build/reports/slim.json"
-    ),
-) -> None:
-    """Measure reading in stages: first token beside FLOPs, answers about needles, KL on text."""
-    quiet_transformers()
-    from hillinfer_bench.slim.decoding import decoding_way
-    from hillinfer_bench.slim.quality import FULL, Way
-    from hillinfer_bench.slim.run import WAYS, ShapeTokens, SlimRequest, run
-    from hillinfer_bench.slim.text import TextPlan
-
-    asked: tuple[Way, ...] = () if decoding else WAYS
-    if ways is not None:
-        asked = (Way(FULL), *(Way.parse(one) for one in ways if one != FULL))
-    request = SlimRequest(
-        model,
-        out,
-        tuple(one for one in contexts or (4096, 7800) if one),
-        documents,
-        tuple(one for one in lengths or (2000, 7000) if one),
-        rounds,
-        tuple(one for text in shapes or () for one in ShapeTokens.parse(text)),
-        asked,
-        TextPlan(texts),
-        tuple(map(decoding_way, decoding or ())),
-    )
-    print(run(request, error_console().print))
 
 
 def study(

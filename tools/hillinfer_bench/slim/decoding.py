@@ -13,16 +13,23 @@ from typing import Any
 import torch
 
 from hillinfer.errors import SettingsError
+from hillinfer.hf.cache import HillInferCache
+from hillinfer.model_shape import ModelShape
 from hillinfer.pruning.decoding import DecodedBlocks
 from hillinfer.pruning.needles import NeedleDocument, Question
 from hillinfer.pruning.profile import answer, read
 from hillinfer.pruning.reading import Pruning
-from hillinfer_bench.slim.quality import ALPHA, FULL, Held, Way, opened
+from hillinfer.settings import QuerySource
+from hillinfer.statistics import CacheStatistics
+from hillinfer_bench.slim.quality import ALPHA, FULL, QUARTER, Held, Way, opened
 
 # The prompt's read, the paper's rule, and rows of a band that HillInfer selects at each token.
 KEEP, SWAP, SELECT = "keep", "swap:0.9", f"alpha={ALPHA}"
+# The same where most rows lie on the drive, and there with nothing read before it is wanted.
+TIGHT, LATE = f"{SELECT} {QUARTER}", f"{SELECT} {QUARTER} late"
 # Memory holds all rows, so time goes to computing alone.
 _DRAM = "120%"
+DECODED = (KEEP, SWAP, SELECT, TIGHT, LATE)
 # Of a free answer: what names the number comes first.
 FREE_TOKENS = 24
 
@@ -50,6 +57,12 @@ class DecodingRow:
         where none can.
     deciding_seconds, swapping_seconds
         Part of `seconds`, mean over the same tokens: ranking blocks, and moving and computing them.
+    moved_bytes, read_bytes
+        Of a token's rows that came to where attention reads them, mean over the same tokens: as
+        stored in 16 bits, of blocks that entered or of selected rows that lay on the drive; and
+        what reading these brought, with what lay between. 0 where nothing moves.
+    waiting_seconds
+        Part of `seconds`, mean over the same tokens: attention waited for reads of the drive.
     """
 
     way: str
@@ -66,6 +79,9 @@ class DecodingRow:
     put_back: float = 0.0
     deciding_seconds: float = 0.0
     swapping_seconds: float = 0.0
+    moved_bytes: float = 0.0
+    read_bytes: float = 0.0
+    waiting_seconds: float = 0.0
 
 
 def decoding_way(text: str) -> Way:
@@ -117,7 +133,7 @@ def measure_decoding(
     say
         Takes a line of progress.
     """
-    every = [(Way(FULL), FULL), *((way, one) for way in ways for one in (KEEP, SWAP, SELECT))]
+    every = [(Way(FULL), FULL), *((way, one) for way in ways for one in DECODED)]
     rows = []
     for way, decoding in every:
         asked = [_asked(model, tokenizer, one, way, decoding) for one in documents]
@@ -133,7 +149,9 @@ def row_text(row: DecodingRow) -> str:
         f"{row.documents} right, NLL {row.nll:.2f}, by itself {row.free_right}; "
         f"{1000 * row.seconds:.0f} ms a token ({1000 * row.cpu_seconds:.0f} of CPU), "
         f"{1000 * row.deciding_seconds:.1f} ranking, {1000 * row.swapping_seconds:.1f} swapping; "
-        f"{row.swaps:.2f} swaps, {row.computed:.2f} computed, {row.put_back:.2f} put back"
+        f"{row.swaps:.2f} swaps, {row.computed:.2f} computed, {row.put_back:.2f} put back; "
+        f"{row.moved_bytes / 2**10:.0f} KiB moved, {row.read_bytes / 2**10:.0f} read, "
+        f"{1000 * row.waiting_seconds:.1f} ms waiting"
     )
 
 
@@ -164,12 +182,15 @@ class _Asked:
     seconds: float
     cpu_seconds: float
     told: DecodedBlocks | None
+    moved_bytes: int
+    read: CacheStatistics | None
 
 
 def _row(
     way: Way, decoding: str, documents: Sequence[NeedleDocument], asked: Sequence[_Asked]
 ) -> DecodingRow:
     told = [one.told for one in asked if one.told is not None]
+    drive = [one.read for one in asked if one.read is not None]
     steps = sum(one.steps for one in told) or 1
     # Over tokens, as what is said of swaps: the one is part of the other.
     decoded = sum(one.decoded for one in asked) or 1
@@ -188,6 +209,9 @@ def _row(
         sum(one.put_back for one in told) / steps,
         sum(one.deciding_seconds for one in told) / steps,
         sum(one.swapping_seconds for one in told) / steps,
+        sum(one.moved_bytes for one in asked) / decoded,
+        sum(one.cold_read_bytes for one in drive) / decoded,
+        sum(one.drive_wait_seconds for one in drive) / decoded,
     )
 
 
@@ -195,22 +219,34 @@ def _row(
 def _asked(model: Any, tokenizer: Any, document: NeedleDocument, way: Way, decoding: str) -> _Asked:
     """Read a prompt for the forced answer, and once more for a free one."""
     question = document.questions[0]
-    if decoding == SELECT:
+    if decoding in (SELECT, TIGHT, LATE):
         way = replace(way, held=Held.DRIVE)
+    budget = _DRAM if decoding == SELECT else QUARTER
+    query = QuerySource.TRUE if decoding == LATE else QuerySource.AUTO
     moves = SWAP if decoding == SWAP else KEEP
     tokens = len(document.ids) + len(question.ids) + max(len(question.answer_ids), FREE_TOKENS)
-    with opened(model, way, tokens, _DRAM, "keep", moves) as (cache, pruning):
+    with opened(model, way, tokens, budget, "keep", moves, query) as (cache, pruning):
         last = _read(model, cache, document, question, pruning)
         right, nll = answer(model, cache, question, last)
-    with opened(model, way, tokens, _DRAM, "keep", moves) as (cache, pruning):
+    with opened(model, way, tokens, budget, "keep", moves, query) as (cache, pruning):
         last = _read(model, cache, document, question, pruning)
+        before = _statistics(cache)
         ids, began = [int(last.argmax())], (time.perf_counter(), time.process_time())
         while len(ids) < FREE_TOKENS and ids[-1] != tokenizer.eos_token_id:
             ids.append(int(read(model, cache, ids[-1:]).argmax()))
         spent = time.perf_counter() - began[0], time.process_time() - began[1]
         told = None if pruning is None else pruning.decoding_of(cache)
+        now = _statistics(cache)
+        drive = None if now is None or before is None else now.minus(before)
+    row_bytes = ModelShape.from_config(model.config, model.dtype).row_bytes
+    moved = 0 if told is None else told.entered_rows * row_bytes
+    moved += 0 if drive is None else drive.cold_useful_bytes
     free = says_number(tokenizer, question, ids)
-    return _Asked(right, nll, free, len(ids) - 1, *spent, told)
+    return _Asked(right, nll, free, len(ids) - 1, *spent, told, moved, drive)
+
+
+def _statistics(cache: Any) -> CacheStatistics | None:
+    return cache.statistics() if isinstance(cache, HillInferCache) else None
 
 
 def _read(

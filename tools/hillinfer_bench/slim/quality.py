@@ -23,6 +23,7 @@ from hillinfer.pruning.profile import answer, read
 from hillinfer.pruning.rankers import check_weights, make_ranker
 from hillinfer.pruning.reading import Pruning
 from hillinfer.pruning.schedule import BLOCK_TOKENS, Schedule
+from hillinfer.settings import QuerySource
 
 FULL = "full"
 # Of the context's rows, in DRAM, where questions are answered from the drive.
@@ -94,7 +95,13 @@ class Way:
 
 @contextmanager
 def opened(
-    model: Any, way: Way, tokens: int, dram_budget: str, later: str, decoding: str = "keep"
+    model: Any,
+    way: Way,
+    tokens: int,
+    dram_budget: str,
+    later: str,
+    decoding: str = "keep",
+    query: QuerySource = QuerySource.AUTO,
 ) -> Iterator[tuple[Any, Pruning | None]]:
     """Give an empty cache of the kind that a way names, and what reads into it in stages.
 
@@ -110,12 +117,16 @@ def opened(
         Of HillInfer's own cache, as `hillinfer.attach` takes it.
     later, decoding
         As `hillinfer.prune` takes them.
+    query
+        As `hillinfer.attach` takes it.
     """
     with ExitStack() as stack:
         cache: Any = None
         if way.held is Held.DRIVE:
             place = stack.enter_context(TemporaryDirectory(prefix="hillinfer-slim-"))
-            made = hillinfer.attach(model, cold_dir=place, alpha=ALPHA, dram_budget=dram_budget)
+            made = hillinfer.attach(
+                model, cold_dir=place, alpha=ALPHA, dram_budget=dram_budget, query=query
+            )
             cache = stack.enter_context(made).new_cache(expected_tokens=tokens)
             stack.callback(cache.close)
         pruning = None
@@ -143,6 +154,8 @@ class QualityRow:
         How much faster reading may get; 1 where all of it is read.
     kept_share
         Of a prompt's blocks, mean, behind the last cut; 1 where all of it is read.
+    needles_kept
+        Of all questions, the second ones too: those whose number's blocks every layer has.
     second_right, second_nll
         Of a second question about the same document, chosen anew; None where it was not asked.
     second_share
@@ -159,6 +172,7 @@ class QualityRow:
     nll: float
     flop_limit: float
     kept_share: float
+    needles_kept: int
     second_right: int | None = None
     second_nll: float | None = None
     second_share: float | None = None
@@ -171,6 +185,7 @@ class _Answered:
     right: bool
     nll: float
     seconds: float
+    has_needle: bool
 
 
 @dataclass(frozen=True)
@@ -219,6 +234,7 @@ def measure_quality(
                 mean(one.nll for one in first),
                 mean(1.0 if one.lost is None else one.lost.flop_limit for one in asked),
                 mean(_kept_share(one.lost) for one in asked),
+                sum(one.has_needle for one in (*first, *second)),
                 sum(one.right for one in second),
                 mean(one.nll for one in second),
                 None if way == Way(FULL) else median(one.seconds for one in second) / whole_seconds,
@@ -241,7 +257,8 @@ def row_text(row: QualityRow) -> str:
     return (
         f"{row.way:<28} {row.tokens:>6} tokens: {row.right:>3} of {row.documents} right, NLL "
         f"{row.nll:.2f}; a second question: {row.second_right} right, {row.second_nll:.2f}{share}; "
-        f"{row.kept_share:.1%} of blocks kept, FLOPs allow {row.flop_limit:.2f}{whole}"
+        f"{row.kept_share:.1%} of blocks kept, {row.needles_kept} needles, FLOPs allow "
+        f"{row.flop_limit:.2f}{whole}"
     )
 
 
@@ -317,7 +334,9 @@ def _answer(
     with nullcontext() if pruning is None else pruning.prompt(len(ids), len(question.ids)):
         last = read(model, cache, ids[held:])
     seconds = time.process_time() - began
-    return _Answered(*answer(model, cache, question, last), seconds)
+    lost = None if pruning is None else pruning.read_of(cache)
+    has_needle = lost is None or all(set(question.blocks) <= {*own.tolist()} for own in lost.kept)
+    return _Answered(*answer(model, cache, question, last), seconds, has_needle)
 
 
 def _leave(cache: DynamicCache, tokens: int) -> None:

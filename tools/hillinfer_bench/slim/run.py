@@ -20,7 +20,7 @@ from hillinfer_bench.quality.texts import standard_library_samples
 from hillinfer_bench.report.kinds import MachineKind
 from hillinfer_bench.slim.decoding import DecodingRow, measure_decoding
 from hillinfer_bench.slim.quality import FULL, Held, QualityRow, Way, measure_quality
-from hillinfer_bench.slim.speed import DRIVE, SpeedRow, measure_speed
+from hillinfer_bench.slim.speed import CACHES, DRIVE, SpeedRow, measure_speed
 from hillinfer_bench.slim.text import NO_TEXTS, TextPlan, TextRow, measure_text, text_goals
 from hillinfer_bench.systems.shapes import SHAPES
 
@@ -115,6 +115,8 @@ class SlimRequest:
         Texts that are read on, token by token.
     decoding
         How prompts are read whose answers are decoded in each way.
+    caches
+        Into which timed prompts are read, of `CACHES`.
     """
 
     model: str
@@ -127,6 +129,7 @@ class SlimRequest:
     ways: tuple[Way, ...] = WAYS
     text: TextPlan = NO_TEXTS
     decoding: tuple[Way, ...] = ()
+    caches: tuple[str, ...] = CACHES
 
 
 def run(request: SlimRequest, say: Callable[[str], None]) -> str:
@@ -145,7 +148,7 @@ def run(request: SlimRequest, say: Callable[[str], None]) -> str:
     quality, decoded, texts = found.quality, found.decoded, found.texts
     kind = MachineKind.here(torch.float32)
     for one in request.shapes:
-        rows += _of_shape(one, request.rounds, say)
+        rows += _of_shape(one, request, say)
     goals = goals_of(rows, quality) + text_goals(texts)
     record = {
         "label": "measured",
@@ -220,7 +223,15 @@ def _of_model(request: SlimRequest, say: Callable[[str], None]) -> _OfModel:
         for new_tokens in (1, 16):
             schedules = (GOOD, PAPERS)
             rows += measure_speed(
-                loaded.name, model, ids, schedules, request.rounds, new_tokens, tokens, say
+                loaded.name,
+                model,
+                ids,
+                schedules,
+                request.rounds,
+                new_tokens,
+                tokens,
+                say,
+                request.caches,
             )
     for tokens in request.lengths:
         documents = [
@@ -266,6 +277,17 @@ def goals_of(rows: Sequence[SpeedRow], quality: Sequence[QualityRow]) -> list[di
                     "goal": f"{row.way}, {row.tokens} tokens: right at least {asked.right} - 1",
                     "reached": row.right,
                     "met": row.right >= asked.right - 1,
+                },
+                {
+                    "goal": f"{row.way}, {row.tokens} tokens: NLL at most {asked.nll:.2f} + 0.3",
+                    "reached": round(row.nll, 3),
+                    "met": row.nll <= asked.nll + 0.3,
+                },
+                {
+                    "goal": f"{row.way}, {row.tokens} tokens: the needle is kept for all "
+                    f"{2 * row.documents} questions",
+                    "reached": row.needles_kept,
+                    "met": row.needles_kept == 2 * row.documents,
                 },
                 {
                     "goal": f"{row.way}, {row.tokens} tokens, second question anew: right at "
@@ -333,6 +355,8 @@ def _drive_goals(rows: Sequence[SpeedRow]) -> list[dict[str, object]]:
                     "met": peak <= 0.6,
                 }
             )
+        if row.over_ordinary is None:
+            continue
         least = 2.5 if row.new_tokens == 1 else 2.2
         goal = (
             f"{row.shape}, {row.context} tokens, {row.new_tokens} new, {row.schedule}: at least "
@@ -352,11 +376,14 @@ def _drive_goals(rows: Sequence[SpeedRow]) -> list[dict[str, object]]:
     return goals
 
 
-def _of_shape(chosen: ShapeTokens, rounds: int, say: Callable[[str], None]) -> list[SpeedRow]:
+def _of_shape(
+    chosen: ShapeTokens, request: SlimRequest, say: Callable[[str], None]
+) -> list[SpeedRow]:
     name, tokens = chosen.name, chosen.tokens
     model = replace(SHAPES[name], layers=_LAYERS).build(tokens + 16, torch.float32)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(1, 256, (tokens,), generator=generator).tolist()
     # A read takes minutes, and a short one warms up as well.
     warm = min(tokens, _WARM_TOKENS)
-    return measure_speed(name, model, ids, (SHAPED[name],), rounds, 1, warm, say)
+    schedules, rounds = (SHAPED[name],), request.rounds
+    return measure_speed(name, model, ids, schedules, rounds, 1, warm, say, request.caches)

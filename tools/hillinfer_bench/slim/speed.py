@@ -15,6 +15,7 @@ import torch
 from transformers import DynamicCache
 
 import hillinfer
+from hillinfer.errors import SettingsError
 from hillinfer.pruning.passes import PrunedRead
 from hillinfer.pruning.profile import read
 from hillinfer_bench.report.rows import LARGEST_SPREAD, Timing
@@ -46,7 +47,7 @@ class SpeedRow:
     speedup, cpu_speedup
         Median over rounds of the time of a whole read into the same cache over this one's.
     over_ordinary
-        The same with a whole read into the ordinary cache.
+        The same with a whole read into the ordinary cache; None where that was not read into.
     flop_limit
         What operations of linear layers and attention allow.
     choosing_share
@@ -67,7 +68,7 @@ class SpeedRow:
     cpu_seconds: list[float]
     speedup: float
     cpu_speedup: float
-    over_ordinary: float
+    over_ordinary: float | None
     flop_limit: float
     choosing_share: float
     boundary_bytes: int
@@ -85,6 +86,17 @@ class SpeedRow:
         return self.speedup / self.flop_limit
 
 
+def parse_caches(names: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the caches that are named, in the order of `CACHES`; all where None.
+
+    Raises SettingsError where one is none of these.
+    """
+    for name in names or ():
+        if name not in CACHES:
+            raise SettingsError(f"--caches {name}: choose of {' and '.join(CACHES)}")
+    return tuple(one for one in CACHES if names is None or one in names)
+
+
 def measure_speed(
     shape: str,
     model: Any,
@@ -94,6 +106,7 @@ def measure_speed(
     new_tokens: int,
     warm_tokens: int,
     say: Callable[[str], None],
+    caches: Sequence[str] = CACHES,
 ) -> list[SpeedRow]:
     """Read a prompt in every way, in turns.
 
@@ -115,8 +128,10 @@ def measure_speed(
         Of the prompt, in the round that warms up.
     say
         Takes a line of progress.
+    caches
+        Into which it is read, of `CACHES`.
     """
-    ways = [(cache, schedule) for cache in CACHES for schedule in (FULL, *schedules)]
+    ways = [(cache, schedule) for cache in caches for schedule in (FULL, *schedules)]
     taken: dict[tuple[str, str], list[_Read]] = {way: [] for way in ways}
     for number in range(rounds + 1):
         for way in ways:
@@ -126,7 +141,8 @@ def measure_speed(
     rows = []
     for (cache, schedule), own in taken.items():
         both = list(zip(taken[cache, FULL], own, strict=True))
-        rivals = list(zip(taken[CACHES[0], FULL], own, strict=True))
+        rivals = zip(taken.get((ORDINARY, FULL), ()), own, strict=False)
+        over = [whole.seconds / one.seconds for whole, one in rivals]
         pruned = own[-1].pruned
         row = SpeedRow(
             shape,
@@ -139,7 +155,7 @@ def measure_speed(
             [one.cpu_seconds for one in own],
             median(whole.seconds / one.seconds for whole, one in both),
             median(whole.cpu_seconds / one.cpu_seconds for whole, one in both),
-            median(whole.seconds / one.seconds for whole, one in rivals),
+            median(over) if over else None,
             1.0 if pruned is None else pruned.flop_limit,
             0.0 if pruned is None else pruned.choosing_seconds / own[-1].seconds,
             0 if pruned is None else pruned.boundary_bytes,
@@ -156,10 +172,14 @@ def row_text(row: SpeedRow) -> str:
     return (
         f"{row.shape:<14} {row.context:>6} tokens, {row.new_tokens} new, {row.cache:<8} "
         f"{row.schedule:<26} {median(row.seconds):8.2f} s{flag}  x{row.speedup:.2f} (CPU "
-        f"x{row.cpu_speedup:.2f}) of {row.flop_limit:.2f} possible: {row.share_of_limit:.0%}; over "
-        f"the ordinary cache x{row.over_ordinary:.2f}; choosing {row.choosing_share:.2%}"
-        f"{_peak(row)}"
+        f"x{row.cpu_speedup:.2f}) of {row.flop_limit:.2f} possible: {row.share_of_limit:.0%}"
+        f"{_over(row)}; choosing {row.choosing_share:.2%}{_peak(row)}"
     )
+
+
+def _over(row: SpeedRow) -> str:
+    over = row.over_ordinary
+    return "" if over is None else f"; over the ordinary cache x{over:.2f}"
 
 
 def _peak(row: SpeedRow) -> str:
