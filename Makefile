@@ -30,7 +30,7 @@ MUTANTS ?=
 # Options of `make frontier`: --steps 0 for the sweep alone, which a restart goes on with.
 FRONTIER ?=
 
-# Options of `make store`: --mixed-seconds 1200 for twenty minutes of mixed load.
+# Options of `make store`: --mixed-seconds 1200 for twenty minutes of mixed load, --part kills for a part alone.
 STORE ?=
 
 # Options of `make slim`: --shapes llama-3.2-1b for a shape with random weights.
