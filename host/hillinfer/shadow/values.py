@@ -181,7 +181,7 @@ class CodePool:
         """
         addresses = np.zeros(len(rows), np.uint64)
         slots = self._slots[rows]
-        if len(self._rows):
+        if len(self._numbers):
             held = np.flatnonzero((slots >= 0) & (self._numbers[slots] == numbers))
             addresses[held] = self._places(slots[held])
         return addresses, list(self._chunks)
