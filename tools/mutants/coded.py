@@ -13,6 +13,8 @@ _PLACES = f"{_STEP_TESTS}::test_every_placement_gives_the_golden_models_bits"
 _KINDS = f"{_STEP_TESTS}::test_every_kind_of_selection"
 _TAKEN_BACK = f"{_STEP_TESTS}::test_codes_of_tokens_that_were_taken_back_are_not_taken_for_others"
 _FORK = f"{_STEP_TESTS}::test_codes_of_a_fork_are_not_taken_for_those_of_its_original"
+_FILE = "host/hillinfer/shadow/code_file.py"
+_FILE_TESTS = "tests/host/shadow/test_code_file.py"
 _LANES = "tests/host/gpu/test_coded_lanes.py"
 _SESSION_TESTS = "tests/host/sessions/test_coded_sessions.py"
 
@@ -156,6 +158,46 @@ CODED: tuple[Mutant, ...] = (
         "if not ((worth >= 0) & (worth <= MOST_WORTH)).all():",
         "if False:",
         (_SESSION_TESTS,),
+    ),
+    Mutant(
+        "codes-of-a-file-are-of-any-statistics",
+        "Codes of a file are taken whichever statistics they were coded with.",
+        _FILE,
+        "own[groups[known]] == numbers[known]",
+        "own[groups[known]] >= 0",
+        (_FILE_TESTS,),
+    ),
+    Mutant(
+        "codes-of-a-file-outlive-their-group",
+        "Codes of a file are found by who has a group's number next.",
+        _FILE,
+        "self._numbers[:, own[own < self._numbers.shape[1]]] = _NOTHING",
+        "pass",
+        (_FILE_TESTS, _TAKEN_BACK),
+    ),
+    Mutant(
+        "changed-codes-of-a-file-are-taken",
+        "Nobody compares codes that are read with their checksums.",
+        _FILE,
+        "buffer, places, self._landing, sums, starts=starts",
+        "buffer, places, self._landing, None, starts=starts",
+        (_FILE_TESTS,),
+    ),
+    Mutant(
+        "layers-share-their-place-in-the-file-of-codes",
+        "A layer's codes are written where another layer's are.",
+        _FILE,
+        "((span * self._layers + layer) * TABLE_GROWTH_ROWS + inside)",
+        "(span * TABLE_GROWTH_ROWS + inside)",
+        (_FILE_TESTS,),
+    ),
+    Mutant(
+        "seats-outlive-their-step",
+        "Codes that were read for a step are found in later ones, whatever lies there then.",
+        "host/hillinfer/shadow/code_seats.py",
+        "                pool.unseat()\n",
+        "                pass\n",
+        (_FILE_TESTS, _PLACES),
     ),
     Mutant(
         "coded-steps-do-not-wait-for-the-newest-row",

@@ -330,7 +330,8 @@ class FiledCodedStep:
         self._shadow = shadow
 
     def begin_step(self) -> None:
-        """Note that a forward pass begins."""
+        """Note that a forward pass begins; what one that broke off had begun to read is dropped."""
+        self._seats.file.drop()
         self._step.begin_step()
 
     def missing(
@@ -364,7 +365,9 @@ class FiledCodedStep:
         """Attend to what is selected; parameters, result and errors as for `CodedStep.attend`."""
         file, key = self._seats.file, id(sequence)
         file.expect(most_coded(len(sets), len(sets[0]), sequence.lengths[layer]))
-        if not file.is_coming(layer, key) and self._seats.are_wanted(layer):
+        # Rows that were read ahead are not read once more, as codes.
+        is_open = arriving is None and not file.is_coming(layer, key)
+        if is_open and self._seats.are_wanted(layer):
             self.missing(layer, sequence, sets, exact, sequence.held_starts[layer])
         with self._seats.seated(layer, key, self._values, sequence.counters):
             given = layer, sequence, query, sets, scaling, step, landed, exact, arriving
