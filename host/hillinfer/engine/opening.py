@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from hillinfer.attention.coded import CodedAttention
 from hillinfer.attention.native import host_attention
 from hillinfer.attention.softmax_merge import DenseAttention, RowAttention, RowStates
 from hillinfer.devices.device_scorer import DeviceScorer
@@ -37,6 +36,7 @@ from hillinfer.engine.budget_plan import (
 from hillinfer.engine.coded_step import CodedStep
 from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.decode_step import NativeDecode
+from hillinfer.engine.layer_calls import LayerCalls
 from hillinfer.engine.selection import PrefetchPipeline, TokenSelection
 from hillinfer.errors import SettingsError, SetupWarning
 from hillinfer.extents.group_seals import GroupSeals
@@ -353,15 +353,21 @@ def open_parts(
             accountant,
             recorder,
         )
+        layer_calls = LayerCalls(shape, spec, settings.scope, pools, policy)
+        cold = ColdRows(store, pools, keeper, prefetch, buffers)
         coded = None
         if values is not None:
             coded = CodedStep(
-                CodedAttention(shape),
                 AlignedWeights(spec),
                 values,
+                evaluation,
                 selection,
                 shadow,
-                gather,
+                pools,
+                prefetch,
+                cold,
+                layer_calls,
+                log,
                 shape.row_bytes,
                 accountant,
                 counters,
@@ -398,8 +404,8 @@ def open_parts(
                 shadow,
                 pools,
                 gather,
-                ColdRows(store, pools, keeper, prefetch, buffers),
-                policy,
+                cold,
+                layer_calls,
                 log,
                 counters,
                 recorder,

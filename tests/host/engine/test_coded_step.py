@@ -8,8 +8,10 @@ import pytest
 from coded_golden import SETTINGS, SHAPE, Text
 from copy_lanes import HostLane
 from placement_matrix import Budget, Path, Way, pairs
+from twins.python_coded import PythonCodedStep
 
 from hillinfer.engine.budget_plan import kernel_spec, weighed_bytes
+from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import SettingsError
 from hillinfer.model_shape import StoredType
 
@@ -21,8 +23,10 @@ def expected():
     return LONG.golden(SETTINGS)
 
 
-def run(way, text, settings, cold_dir, announced=False):
+def run(way, text, settings, cold_dir, announced=False, twin=None):
     with_runtime = way.open(text.shape, settings, cold_dir, text.prompt + text.steps)
+    if twin is not None:
+        twin.instead(with_runtime)
     try:
         sequences = [with_runtime.open_sequence() for _ in range(way.batch)]
         for one in sequences:
@@ -73,6 +77,23 @@ KINDS = [
     {"alpha": 1.0, "exact": 0.1, "exact_floor": 0},
     {"max_selected": 60},
 ]
+
+
+@pytest.mark.parametrize("announced", [False, True])
+@pytest.mark.parametrize("changes", KINDS, ids=str)
+def test_the_library_does_what_python_does_part_by_part(changes, announced, cold_dir):
+    settings = SETTINGS.changed(**changes)
+    way = Way(Budget.SOME_HOT, path=Path.PREFETCHED)
+    found, _ = run(way, SHORT, settings, cold_dir, announced)
+    expected, _ = run(Way(), SHORT, settings, cold_dir, announced, PythonCodedStep)
+    assert np.array_equal(found.view(np.int32), expected.view(np.int32))
+
+
+def test_the_twin_gives_the_golden_models_bits(cold_dir):
+    found, _ = run(Way(), SHORT, SETTINGS, cold_dir, twin=PythonCodedStep)
+    assert np.array_equal(found.view(np.int32), SHORT.golden(SETTINGS).view(np.int32))
+    others = SHORT.golden(SETTINGS.changed(exact_floor=21))
+    assert not np.array_equal(found.view(np.int32), others.view(np.int32))
 
 
 @pytest.mark.parametrize("budget", [Budget.ALL_HOT, Budget.LEAST])
@@ -211,6 +232,31 @@ def test_forks_of_an_open_segment_share_its_codes(cold_dir):
     runtime.close()
     assert now.coded_tokens - before.coded_tokens > 3000
     assert now.coded_arrivals - before.coded_arrivals < 300
+
+
+@pytest.mark.parametrize("part", [3, 5, 8])
+def test_codes_that_came_do_not_push_out_what_is_attended_to(part, cold_dir):
+    """Another sequence takes memory, and with it codes that were wanted more often than others.
+
+    So what comes takes slots of codes that are attended to in the same step.
+    """
+    text = Text(prompt=700, steps=16, seed=3)
+    way = Way(Budget.SOME_HOT, path=Path.COLD, batch=2)
+    least = Way(Budget.LEAST).budget.byte_count(SHAPE, SETTINGS, text.prompt + text.steps, 2)
+    rows = (text.prompt + text.steps) * SHAPE.layers * SHAPE.row_bytes
+    runtime = Runtime(SHAPE, way.settings(SETTINGS), least + rows // part, cold_dir)
+    sequence = runtime.open_sequence()
+    text.read(runtime, sequence)
+    found = []
+    for step in range(text.steps):
+        if step == text.steps // 2:
+            text.read(runtime, runtime.open_sequence())
+        found.append(text.decode(runtime, sequence, step))
+    counted = runtime.statistics()
+    runtime.close()
+    assert 0 < counted.coded_arrivals < counted.coded_tokens
+    expected = text.golden(SETTINGS)
+    assert np.array_equal(np.stack(found).view(np.int32), expected.view(np.int32))
 
 
 def test_with_exact_1_or_int2_nothing_is_coded(cold_dir):
