@@ -362,7 +362,6 @@ class Runtime:
 
     @property
     def _whole_steps(self) -> tuple[NativeDecode | CodedStep, ...]:
-        """Who chooses and attends in a call of the library's."""
         return tuple(one for one in (self.decode, self.coded) if one is not None)
 
     def attend_selected(
@@ -401,8 +400,7 @@ class Runtime:
                 return attended
         if ahead is None:
             self._settle_arrivals()
-            if keys is None:
-                keys = self._rows.newest_keys(layer, sequence)
+            keys = self._rows.newest_keys(layer, sequence) if keys is None else keys
             ahead = self._selection.own(layer, sequence, query, keys, scaling)
         selected = ahead.sets
         if self._observe_selected is not None:
