@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from hillinfer.attention.coded import CodedAttention
 from hillinfer.attention.native import host_attention
 from hillinfer.attention.softmax_merge import DenseAttention, RowAttention, RowStates
 from hillinfer.devices.device_scorer import DeviceScorer
@@ -34,9 +33,11 @@ from hillinfer.engine.budget_plan import (
     value_statistics_bytes,
     widened_bytes,
 )
-from hillinfer.engine.coded_ways import AnyCodedStep, coded_step
+from hillinfer.engine.coded_step import CodedStep
 from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.decode_step import NativeDecode
+from hillinfer.engine.gpu_coded_step import AnyCodedStep, GpuCodedStep
+from hillinfer.engine.layer_calls import LayerCalls
 from hillinfer.engine.selection import PrefetchPipeline, TokenSelection
 from hillinfer.errors import SettingsError, SetupWarning
 from hillinfer.extents.group_seals import GroupSeals
@@ -65,10 +66,9 @@ from hillinfer.scoring.scorer import ImportanceEvaluation, Scorer
 from hillinfer.secrecy.cold_pages import PoolKey, SealedRowPages
 from hillinfer.settings import Encryption, Settings
 from hillinfer.shadow.code_file import CodeFile
-from hillinfer.shadow.code_seats import CodeSeats
 from hillinfer.shadow.memory import ShadowMemory
 from hillinfer.shadow.store import ShadowStore
-from hillinfer.shadow.values import CodePool, ValueCodes
+from hillinfer.shadow.values import ValueCodes
 from hillinfer.statistics import Counters, LayerHits
 from hillinfer.trace.recorder import SILENT, LayerStep, Recorder
 from hillinfer.trace.trace_file import Lanes, PoolTimeline, TraceFile, told
@@ -106,7 +106,7 @@ class RuntimeParts:
     selection, dense, attention, decode, coded, pipeline
         Choosing tokens and attending to them; `decode` is None where the model computes on a GPU,
         and `coded` where no token is coded.
-    seats
+    codes_file
         Codes on the drive; None where no token is coded, or rows are sealed.
     windows
         When the drive is free beside passes of several tokens.
@@ -146,7 +146,7 @@ class RuntimeParts:
     attention: RowAttention
     decode: NativeDecode | None
     coded: AnyCodedStep | None
-    seats: CodeSeats | None
+    codes_file: CodeFile | None
     pipeline: PrefetchPipeline
     gpu: GpuSide | None
 
@@ -166,8 +166,8 @@ class RuntimeParts:
                 ends.callback(self.key.erase)
             ends.callback(self.engine.close)
             ends.callback(self.shadow_store.close)
-            if self.seats is not None:
-                ends.callback(self.seats.file.close)
+            if self.codes_file is not None:
+                ends.callback(self.codes_file.close)
             ends.callback(self.recording.chunks.close)
             ends.callback(self.store.close)
             ends.callback(self.pools.close)
@@ -302,15 +302,14 @@ def open_parts(
             None if key is None else key.file(),
         )
         undone.callback(shadow_store.close)
-        values, seats = None, None
+        values, codes_file = None, None
         if settings.has_coded_tokens:
             least_hot = partial(pools.least_bytes, settings.kept_tokens)
             if key is None:
                 drive = cold_dir, store.own_io_mode, spec, shape.layers, engine, accountant
-                seats = CodeSeats(CodeFile(*drive, counters, calls, recorder))
-                undone.callback(seats.file.close)
-            given = spec, shape.layers, accountant, least_hot, pools.set_aside
-            values = ValueCodes(*given, seats.make_pool if seats else CodePool)
+                codes_file = CodeFile(*drive, counters, calls, recorder)
+                undone.callback(codes_file.close)
+            values = ValueCodes(spec, shape.layers, accountant, least_hot, pools.set_aside)
         shadow_memory = ShadowMemory(
             shadow_store,
             spec,
@@ -331,7 +330,7 @@ def open_parts(
             layout,
             shadow_memory,
             values,
-            seats.file if seats else None,
+            codes_file,
         )
         rows = RowKeeper(
             shape,
@@ -368,6 +367,8 @@ def open_parts(
             accountant,
             recorder,
         )
+        layer_calls = LayerCalls(shape, spec, settings.scope, pools, policy)
+        cold = ColdRows(store, pools, keeper, prefetch, buffers)
         # Behind almost everything that may fail: its memory is to be unlocked before it goes.
         gpu = None
         if lane is not None:
@@ -375,22 +376,17 @@ def open_parts(
             gpu = GpuSide(lane, plan, gather, layout, counters, recorder)
             undone.callback(gpu.close)
             undone.callback(gpu.stop)
-        coded = None
+        coded: AnyCodedStep | None = None
         if values is not None:
-            coded = coded_step(
-                gpu,
-                seats,
-                CodedAttention(shape),
-                AlignedWeights(spec),
-                values,
-                selection,
-                shadow,
-                gather,
-                shape.row_bytes,
-                accountant,
-                counters,
-                recorder,
-            )
+            weights = AlignedWeights(spec)
+            rest = shape.row_bytes, accountant, counters, recorder
+            if gpu is None:
+                parts = evaluation, selection, shadow, pools, prefetch, cold, layer_calls, log
+                both = (*parts, *rest)
+                coded = CodedStep(weights, values, codes_file, *both)
+            else:
+                of_gpu = gpu, weights, values, codes_file, selection, shadow, gather
+                coded = GpuCodedStep(*of_gpu, *rest)
         states = RowStates(layout, counters) if gpu is None else gpu.states
         windows = _windows(shape, store, cold_dir, recorder)
         dense = DenseAttention(
@@ -415,8 +411,8 @@ def open_parts(
                 shadow,
                 pools,
                 gather,
-                ColdRows(store, pools, keeper, prefetch, buffers),
-                policy,
+                cold,
+                layer_calls,
                 log,
                 counters,
                 recorder,
@@ -462,7 +458,7 @@ def open_parts(
         attention=attention,
         decode=decode,
         coded=coded,
-        seats=seats,
+        codes_file=codes_file,
         pipeline=pipeline,
         gpu=gpu,
     )
