@@ -28,6 +28,8 @@ class ChoiceAhead:
         Whose tokens.
     sets
         int64 (sets, tokens), contiguous: becomes what is chosen.
+    exact
+        Likewise of exact tokens, where others are coded; else None.
     own
         The layer's last segment, which learns how many of its tokens are coded.
     held
@@ -40,6 +42,7 @@ class ChoiceAhead:
         layer: int,
         sequence: Sequence,
         sets: NDArray[np.int64],
+        exact: NDArray[np.int64] | None,
         own: SegmentLayer,
         held: object,
     ) -> None:
@@ -47,12 +50,13 @@ class ChoiceAhead:
         self._layer = layer
         self._sequence = sequence
         self._sets = sets
+        self._exact = exact
         self._own = own
         self._held = held
         self._handle: int | None = None
 
     def begin(self, variant: int, step: int) -> None:
-        """Begin to choose; `sets` or `drop` must follow.
+        """Begin to choose; `chosen` or `drop` must follow.
 
         Parameters
         ----------
@@ -62,10 +66,12 @@ class ChoiceAhead:
             Address of what the library is asked; it may change afterwards.
         """
         table = self._sequence.table_addresses[self._layer]
-        self._handle = self._library.begin_choice(variant, table, step, self._sets.ctypes.data)
+        exact = None if self._exact is None else self._exact.ctypes.data
+        sets = self._sets.ctypes.data, exact
+        self._handle = self._library.begin_choice(variant, table, step, *sets)
 
-    def sets(self) -> list[NDArray[np.int64]]:
-        """Return what is chosen, once it is.
+    def chosen(self) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]] | None]:
+        """Return the sets that are chosen, once they are, and their exact tokens or None.
 
         Raises
         ------
@@ -80,9 +86,9 @@ class ChoiceAhead:
                 raise explained(self._layer, error) from error
             finally:
                 self._own.coded_tokens = self._sequence.tables.coded[self._layer]
-        return list(self._sets)
+        return list(self._sets), None if self._exact is None else list(self._exact)
 
     def drop(self) -> None:
         """Wait until nothing is under way; what is chosen, or what went wrong, is forgotten."""
         with suppress(Exception):
-            self.sets()
+            self.chosen()
