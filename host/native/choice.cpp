@@ -31,6 +31,26 @@ int64_t* count_up(int64_t first, int64_t stop, int64_t* out) {
     return out;
 }
 
+// Writes the best `count` of a selected set, the kept ones among them: they are looked for among what is
+// selected alone.
+void select_exact(const uint32_t* tuples, int64_t tokens, const Quota& quota, int64_t count,
+                  const int64_t* selected, int64_t* out) {
+    const int64_t length = tokens + quota.coming;
+    const int64_t head = std::min<int64_t>(quota.sinks, length);
+    const int64_t tail = std::max(length - quota.recent, head);
+    const int64_t kept = head + (length - tail), others = quota.count - kept;
+    std::vector<uint32_t> own(static_cast<size_t>(others));
+    for (int64_t i = 0; i < others; ++i) {
+        own[size_t(i)] = tuples[selected[head + i]];
+    }
+    int64_t* const first = count_up(0, head, out);
+    int64_t* const stop = select_best(own.data(), 0, others, count - kept, first);
+    for (int64_t* place = first; place < stop; ++place) {
+        *place = selected[head + *place];
+    }
+    count_up(tail, length, stop);
+}
+
 }  // namespace
 
 bool scale_query(const Shape& shape, const Choice& choice, float* out) {
@@ -89,11 +109,11 @@ bool choose(const Kernels& kernels, const Sequence& sequence, const Choice& choi
     const int sets = shape.sets();
     const std::unique_ptr<uint32_t[]> tuples(new uint32_t[size_t(sets) * size_t(tokens)]);
     score_sequence(kernels, scoring, tuples.get());
-    Quota quota{sequence.coming, choice.sinks, choice.recent, choice.count};
+    const Quota quota{sequence.coming, choice.sinks, choice.recent, choice.count};
     select_sets(tuples.get(), sets, tokens, quota, scoring.threads, out);
-    if (exact) {
-        quota.count = exact_count;
-        select_sets(tuples.get(), sets, tokens, quota, scoring.threads, exact);
+    for (int64_t set = 0; exact && set < sets; ++set) {
+        select_exact(tuples.get() + set * tokens, tokens, quota, exact_count, out + set * quota.count,
+                     exact + set * exact_count);
     }
     return true;
 }
