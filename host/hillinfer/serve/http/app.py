@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from hillinfer.errors import HillInferError
 from hillinfer.serve.documents import Documents, with_documents
@@ -33,7 +34,7 @@ from hillinfer.serve.http.streams import (
 from hillinfer.serve.http.wire import ChatWire, Head, TextWire, Wire
 from hillinfer.serve.inference import Inference, State
 from hillinfer.serve.jobs import Job
-from hillinfer.serve.refusals import ApiError, api_error, invalid
+from hillinfer.serve.refusals import ApiError, api_error, gone_error, invalid
 from hillinfer.serve.requests import (
     AnswerWishes,
     Delivery,
@@ -249,7 +250,7 @@ class Routes:
             return JSONResponse(await beside_client(work, job, request.receive))
         except GoneError:
             gone()
-            raise ApiError(499, "the client is gone", "client_gone") from None
+            raise gone_error() from None
 
     def _most_tokens(self, served: ServedModel, ids: Sequence[int], wishes: AnswerWishes) -> int:
         """Return how long an answer may get; ApiError where it does not fit the context."""
@@ -285,6 +286,8 @@ async def _body(request: Request) -> bytes:
         return await asyncio.wait_for(request.body(), _BODY_SECONDS)
     except TimeoutError:
         raise ApiError(408, "the body did not come", "request_timeout") from None
+    except ClientDisconnect:
+        raise gone_error() from None
 
 
 def _check_bias(wishes: AnswerWishes, served: ServedModel) -> None:
