@@ -49,6 +49,8 @@ COMMON: dict[str, list[str]] = {
     "coded_api": [],
     "coded_portable": _ANY_FLOAT,
     "coded_powers": [],
+    "coded_slots": [],
+    "coded_split": [],
     "coded_step": [],
     "decode_step": [],
     "row_places": [],

@@ -456,7 +456,7 @@ _HARD_TO_SEE = (
     Mutant(
         "pool-looked-at-too-early",
         "A step looks for hot rows while some are being promoted.",
-        "host/hillinfer/engine/decode_step.py",
+        "host/hillinfer/engine/layer_calls.py",
         """        self._pools.settle(layer)
         if length > len(""",
         """        if length > len(""",
@@ -465,7 +465,7 @@ _HARD_TO_SEE = (
     Mutant(
         "choice-aside-at-a-groups-end",
         "Another thread chooses while the token that comes begins a group, over the tail's rows.",
-        "host/hillinfer/engine/decode_step.py",
+        "host/hillinfer/engine/layer_calls.py",
         "            and past % GROUP_TOKENS != 0\n",
         "",
         (

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from hillinfer.attention.coded import CodedAttention
 from hillinfer.attention.native import host_attention
 from hillinfer.attention.softmax_merge import DenseAttention, RowAttention, RowStates
 from hillinfer.devices.device_scorer import DeviceScorer
@@ -34,10 +33,12 @@ from hillinfer.engine.budget_plan import (
     value_statistics_bytes,
     widened_bytes,
 )
-from hillinfer.engine.coded_ways import AnyCodedStep, coded_step
+from hillinfer.engine.coded_step import CodedStep
 from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.decode_step import NativeDecode
+from hillinfer.engine.gpu_coded_step import AnyCodedStep, GpuCodedStep
 from hillinfer.engine.joined_step import JoinedStep
+from hillinfer.engine.layer_calls import LayerCalls
 from hillinfer.engine.selection import PrefetchPipeline, TokenSelection
 from hillinfer.errors import SettingsError, SetupWarning
 from hillinfer.extents.group_seals import GroupSeals
@@ -66,10 +67,9 @@ from hillinfer.scoring.scorer import ImportanceEvaluation, Scorer
 from hillinfer.secrecy.cold_pages import PoolKey, SealedRowPages
 from hillinfer.settings import Encryption, Settings
 from hillinfer.shadow.code_file import CodeFile
-from hillinfer.shadow.code_seats import CodeSeats
 from hillinfer.shadow.memory import ShadowMemory
 from hillinfer.shadow.store import ShadowStore
-from hillinfer.shadow.values import CodePool, ValueCodes
+from hillinfer.shadow.values import ValueCodes
 from hillinfer.statistics import Counters, LayerHits
 from hillinfer.trace.recorder import SILENT, LayerStep, Recorder
 from hillinfer.trace.trace_file import Lanes, PoolTimeline, TraceFile, told
@@ -108,7 +108,7 @@ class RuntimeParts:
         Choosing tokens and attending to them; `decode` is None where the model computes on a GPU,
         `joined` where rows of a batch attend one after the other, and `coded` where no token is
         coded.
-    seats
+    codes_file
         Codes on the drive; None where no token is coded, or rows are sealed.
     windows
         When the drive is free beside passes of several tokens.
@@ -149,7 +149,7 @@ class RuntimeParts:
     decode: NativeDecode | None
     joined: JoinedStep | None
     coded: AnyCodedStep | None
-    seats: CodeSeats | None
+    codes_file: CodeFile | None
     pipeline: PrefetchPipeline
     gpu: GpuSide | None
 
@@ -169,8 +169,8 @@ class RuntimeParts:
                 ends.callback(self.key.erase)
             ends.callback(self.engine.close)
             ends.callback(self.shadow_store.close)
-            if self.seats is not None:
-                ends.callback(self.seats.file.close)
+            if self.codes_file is not None:
+                ends.callback(self.codes_file.close)
             ends.callback(self.recording.chunks.close)
             ends.callback(self.store.close)
             ends.callback(self.pools.close)
@@ -305,15 +305,14 @@ def open_parts(
             None if key is None else key.file(),
         )
         undone.callback(shadow_store.close)
-        values, seats = None, None
+        values, codes_file = None, None
         if settings.has_coded_tokens:
             least_hot = partial(pools.least_bytes, settings.kept_tokens)
             if key is None:
                 drive = cold_dir, store.own_io_mode, spec, shape.layers, engine, accountant
-                seats = CodeSeats(CodeFile(*drive, counters, calls, recorder))
-                undone.callback(seats.file.close)
-            given = spec, shape.layers, accountant, least_hot, pools.set_aside
-            values = ValueCodes(*given, seats.make_pool if seats else CodePool)
+                codes_file = CodeFile(*drive, counters, calls, recorder)
+                undone.callback(codes_file.close)
+            values = ValueCodes(spec, shape.layers, accountant, least_hot, pools.set_aside)
         shadow_memory = ShadowMemory(
             shadow_store,
             spec,
@@ -334,7 +333,7 @@ def open_parts(
             layout,
             shadow_memory,
             values,
-            seats.file if seats else None,
+            codes_file,
         )
         rows = RowKeeper(
             shape,
@@ -371,6 +370,8 @@ def open_parts(
             accountant,
             recorder,
         )
+        layer_calls = LayerCalls(shape, spec, settings.scope, pools, policy)
+        cold = ColdRows(store, pools, keeper, prefetch, buffers)
         # Behind almost everything that may fail: its memory is to be unlocked before it goes.
         gpu = None
         if lane is not None:
@@ -378,22 +379,17 @@ def open_parts(
             gpu = GpuSide(lane, plan, gather, layout, counters, recorder)
             undone.callback(gpu.close)
             undone.callback(gpu.stop)
-        coded = None
+        coded: AnyCodedStep | None = None
         if values is not None:
-            coded = coded_step(
-                gpu,
-                seats,
-                CodedAttention(shape),
-                AlignedWeights(spec),
-                values,
-                selection,
-                shadow,
-                gather,
-                shape.row_bytes,
-                accountant,
-                counters,
-                recorder,
-            )
+            weights = AlignedWeights(spec)
+            rest = shape.row_bytes, accountant, counters, recorder
+            if gpu is None:
+                parts = evaluation, selection, shadow, pools, prefetch, cold, layer_calls, log
+                both = (*parts, *rest)
+                coded = CodedStep(weights, values, codes_file, *both)
+            else:
+                of_gpu = gpu, weights, values, codes_file, selection, shadow, gather
+                coded = GpuCodedStep(*of_gpu, *rest)
         states = RowStates(layout, counters) if gpu is None else gpu.states
         windows = _windows(shape, store, cold_dir, recorder)
         dense = DenseAttention(
@@ -410,8 +406,7 @@ def open_parts(
         decode, joined = None, None
         if native is not None:
             choosing = (native, spec, settings.scope, evaluation, selection, shadow, pools)
-            cold = ColdRows(store, pools, keeper, prefetch, buffers)
-            decode = NativeDecode(*choosing, gather, cold, policy, log, counters, recorder)
+            decode = NativeDecode(*choosing, gather, cold, layer_calls, log, counters, recorder)
             if JoinedStep.is_for(native, evaluation, policy, recorder):
                 joined = JoinedStep(*choosing, cold, policy, log, counters)
         pipeline = PrefetchPipeline(
@@ -456,7 +451,7 @@ def open_parts(
         decode=decode,
         joined=joined,
         coded=coded,
-        seats=seats,
+        codes_file=codes_file,
         pipeline=pipeline,
         gpu=gpu,
     )

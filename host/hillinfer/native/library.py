@@ -142,7 +142,7 @@ _SIGNATURES = {
     # Every layer calls these at every step: a plain address takes a tenth of a reference's time.
     "hillinfer_store_token": (_LONG, [*[_POINTER] * 2, _INT, _POINTER, _LONG, _POINTER, _LONG]),
     "hillinfer_choose_tokens": (_INT, [_INT, *[_POINTER] * 4]),
-    "hillinfer_choose_begin": (_INT, [_INT, *[_POINTER] * 3, ctypes.POINTER(_POINTER)]),
+    "hillinfer_choose_begin": (_INT, [_INT, *[_POINTER] * 4, ctypes.POINTER(_POINTER)]),
     "hillinfer_choose_end": (_INT, [_POINTER]),
     "hillinfer_attend_tokens": (_INT, [_INT, *[_POINTER] * 6]),
     "hillinfer_decode_step": (_INT, [_INT, *[_POINTER] * 6]),
@@ -464,7 +464,7 @@ class NativeLibrary:
             self._check(name, outcome)
         return not outcome
 
-    def begin_choice(self, variant: int, table: int, step: int, sets: int) -> int:
+    def begin_choice(self, variant: int, table: int, step: int, *sets: int | None) -> int:
         """Begin to choose tokens in a thread of the library's; see host/native/decode_step.cpp.
 
         Parameters
@@ -472,7 +472,7 @@ class NativeLibrary:
         variant
             Number of the instruction set.
         table, step, sets
-            Addresses; what the table points to, and the sets, live until the choice ends.
+            Addresses; all of it, exact sets or None behind the others, lives until the choice ends.
 
         Returns
         -------
@@ -480,7 +480,7 @@ class NativeLibrary:
         """
         ahead = ctypes.c_void_p()
         # It takes a few microseconds.
-        begun = self.tables.hillinfer_choose_begin(variant, table, step, sets, ctypes.byref(ahead))
+        begun = self.tables.hillinfer_choose_begin(variant, table, step, *sets, ctypes.byref(ahead))
         self._check("hillinfer_choose_begin", begun)
         assert ahead.value is not None
         return ahead.value

@@ -233,7 +233,9 @@ class MergedHulls(PlacementPolicy):
         changed = entered | self._settle(stock)
         if self._price_again():
             self._stale = dict.fromkeys(stock.contexts)
-        if self._redraw(stock, max(_REDRAWN, len(entered))):
+        self._redraw(stock, max(_REDRAWN, len(entered)))
+        # Again: what one tier gave up may have made room for what another passed over.
+        for _ in range(_ROUNDS):
             changed |= self._settle(stock)
         for merge in self._merges.values():
             merge.keep()
@@ -256,14 +258,13 @@ class MergedHulls(PlacementPolicy):
             )
         return found
 
-    def _redraw(self, stock: Stock, most: int) -> int:
-        """Draw hulls by newer prices, of so many documents at most, and return of how many."""
+    def _redraw(self, stock: Stock, most: int) -> None:
+        """Draw hulls by newer prices, of so many documents at most."""
         names = list(itertools.islice(self._stale, most))
         for name in names:
             del self._stale[name]
             if name in stock.contexts:
                 self._enter(stock, stock.contexts[name])
-        return len(names)
 
     def _enter(self, stock: Stock, context: Context) -> None:
         """Take in what is known of a document wherever it competes."""
@@ -344,6 +345,8 @@ class MergedHulls(PlacementPolicy):
 _PRICE_STEP = 1.5
 # How many hulls are then drawn anew in an event, the others in those that follow.
 _REDRAWN = 32
+# How often tiers settle once prices are known.
+_ROUNDS = 2
 
 # --- The table of placement policies ---
 

@@ -29,6 +29,8 @@ from hillinfer_model.value_layout import code_row_bytes
 _ALIGNMENT = 64
 _NUMBER_BYTES = 4
 _NOTHING = -1
+# No codes have it.
+NO_NUMBER = -2
 
 
 def record_bytes(spec: KernelSpec) -> int:
@@ -43,30 +45,12 @@ def table_bytes(layers: int, rows: int) -> int:
 
 def buffer_bytes(spec: KernelSpec, tokens: int) -> int:
     """Return what is read and written through, where a layer wants at most so many tokens."""
-    own = code_row_bytes(spec) + spec.kv_heads
     written = round_up(spec.segment_tokens * record_bytes(spec), PAGE_BYTES)
-    # Two layers' records, and the codes of the one that attends.
-    return written + _READ_BYTES + tokens * (2 * record_bytes(spec) + own)
+    # Of the layer that attends, and of the next one.
+    return written + _READ_BYTES + 2 * tokens * record_bytes(spec)
 
 
 _READ_BYTES = MAX_READ_BYTES + 2 * PAGE_BYTES
-
-
-@dataclass(frozen=True)
-class BroughtCodes:
-    """Codes of tokens that were read.
-
-    Parameters
-    ----------
-    rows, numbers
-        int64: their row numbers, and those of their segments' values.
-    codes
-        uint8 of shape (tokens, row_bytes), contiguous, valid until the next are taken.
-    """
-
-    rows: NDArray[np.int64]
-    numbers: NDArray[np.int64]
-    codes: NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -136,7 +120,7 @@ class CodeFile:
         self._written = aligned_buffer(size)[:size]
         self._landing = aligned_buffer(_READ_BYTES)
         self._free: list[NDArray[np.uint8]] = []
-        self._codes = np.zeros((0, self._row_bytes), np.uint8)
+        self._tokens = 0
         self._coming: dict[tuple[int, Hashable], _Coming] = {}
 
     def cover(self, rows: int) -> None:
@@ -158,14 +142,13 @@ class CodeFile:
 
     def expect(self, tokens: int) -> None:
         """Have buffers for so many tokens of a layer; nothing else than this takes memory later."""
-        more = tokens - len(self._codes)
-        if more <= 0:
+        if tokens <= self._tokens:
             return
         spec = self._spec
-        added = buffer_bytes(spec, tokens) - buffer_bytes(spec, len(self._codes))
+        added = buffer_bytes(spec, tokens) - buffer_bytes(spec, self._tokens)
         self._accountant.take(Part.STAGING, added)
         self.drop()
-        self._codes = np.zeros((tokens, self._row_bytes), np.uint8)
+        self._tokens = tokens
         self._free = [np.zeros((tokens, self._size), np.uint8) for _ in range(2)]
 
     # --- writing ---------------------------------------------------------------------------
@@ -238,7 +221,7 @@ class CodeFile:
     def begin(
         self, layer: int, key: Hashable, rows: NDArray[np.int64], numbers: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Begin to read codes for whoever takes them by that key, and say of which rows.
+        """Begin to read codes for whoever fills in by that key, and say of which rows.
 
         Takes no memory, and any thread may ask: none is read where buffers are in use.
 
@@ -254,7 +237,7 @@ class CodeFile:
         if known is not None:
             self._give(known)
         own = rows[chosen]
-        if not len(own) or len(own) > len(self._codes):
+        if not len(own) or len(own) > self._tokens:
             return np.zeros(len(rows), np.bool_)
         try:
             buffer = self._free.pop()
@@ -264,48 +247,43 @@ class CodeFile:
         self._coming[layer, key] = _Coming(layer, own, numbers[chosen], buffer, landed)
         return chosen
 
-    def take(self, layer: int, key: Hashable, own: Counters) -> BroughtCodes | None:
-        """Return what was begun, once it is there; None where nothing was.
+    def fill(
+        self,
+        layer: int,
+        key: Hashable,
+        rows: NDArray[np.int64],
+        numbers: NDArray[np.int64],
+        out: NDArray[np.uint8],
+        places: NDArray[np.int64],
+        own: Counters,
+    ) -> NDArray[np.bool_]:
+        """Bring codes of those rows that have any here, and say of which.
 
         Parameters
         ----------
-        layer, key
-            As for `begin`.
+        layer, key, rows, numbers
+            As for `begin`; what was begun by the key is waited for, and the rest is read.
+        out
+            uint8 of shape (any, row_bytes).
+        places
+            int64: where in `out` each row's codes go.
         own
             Counts what was read, too: for the sequence.
 
         Raises
         ------
         ColdPoolError
-            Where it cannot be read, or is not what was written.
+            Where they cannot be read, or are not what was written.
         """
-        coming = self._coming.pop((layer, key), None)
-        if coming is None:
-            return None
-        started = time.perf_counter()
+        filled, started = np.zeros(len(rows), np.bool_), time.perf_counter()
         try:
-            landed = coming.landed.result()
-            count = len(coming.rows)
-            codes = self._codes[:count]
-            codes[:] = coming.buffer[:count, : self._row_bytes]
+            self._take(layer, key, rows, numbers, out, places, filled, own)
+            (rest,) = np.nonzero(~filled)
+            if len(rest) and self.begin(layer, key, rows[rest], numbers[rest]).any():
+                self._take(layer, key, rows, numbers, out, places, filled, own)
         finally:
-            self._give(coming)
-        if landed.wrong is not None:
-            row = int(coming.rows[landed.wrong])
-            start = int(self._starts(layer, np.array([row // GROUP_TOKENS]))[0])
-            raise self._file.changed(self._size, start + row % GROUP_TOKENS * self._size)
-        self._counters.drive_wait_seconds += time.perf_counter() - started
-        for counters in (self._counters, own):
-            counters.cold_reads += landed.cost.reads
-            counters.cold_read_bytes += landed.cost.byte_count
-            counters.cold_useful_bytes += count * self._size
-            counters.coded_reads += count
-            counters.coded_arrivals += count
-        return BroughtCodes(coming.rows, coming.numbers, codes)
-
-    def is_coming(self, layer: int, key: Hashable) -> bool:
-        """Say whether something was begun that nobody has taken."""
-        return (layer, key) in self._coming
+            self._counters.drive_wait_seconds += time.perf_counter() - started
+        return filled
 
     def drop(self) -> None:
         """Forget what was begun, and wait until nothing is read."""
@@ -319,6 +297,42 @@ class CodeFile:
         self._file.close()
 
     # --- inside ----------------------------------------------------------------------------
+
+    def _take(
+        self,
+        layer: int,
+        key: Hashable,
+        rows: NDArray[np.int64],
+        numbers: NDArray[np.int64],
+        out: NDArray[np.uint8],
+        places: NDArray[np.int64],
+        filled: NDArray[np.bool_],
+        own: Counters,
+    ) -> None:
+        """Wait for what was begun, and take what is wanted of it; parameters as for `fill`."""
+        coming = self._coming.pop((layer, key), None)
+        if coming is None:
+            return
+        try:
+            landed = coming.landed.result()
+            if landed.wrong is not None:
+                row = int(coming.rows[landed.wrong])
+                start = int(self._starts(layer, np.array([row // GROUP_TOKENS]))[0])
+                raise self._file.changed(self._size, start + row % GROUP_TOKENS * self._size)
+            order = np.argsort(coming.rows)
+            at = np.searchsorted(coming.rows, rows, sorter=order)
+            at = order[np.minimum(at, len(order) - 1)]
+            same = (coming.rows[at] == rows) & (coming.numbers[at] == numbers)
+            (came,) = np.nonzero(same & ~filled)
+            out[places[came]] = coming.buffer[at[came], : self._row_bytes]
+            filled[came] = True
+        finally:
+            self._give(coming)
+        for counters in (self._counters, own):
+            counters.cold_reads += landed.cost.reads
+            counters.cold_read_bytes += landed.cost.byte_count
+            counters.cold_useful_bytes += len(came) * self._size
+            counters.coded_reads += len(came)
 
     def _starts(self, layer: int, groups: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the byte of the file at which each group's records start."""
@@ -344,5 +358,5 @@ class CodeFile:
         if not coming.landed.cancelled():
             coming.landed.exception()
         # Those of before buffers grew are not used again.
-        if len(coming.buffer) == len(self._codes):
+        if len(coming.buffer) == self._tokens:
             self._free.append(coming.buffer)

@@ -82,6 +82,23 @@ def test_a_step_that_does_not_fit_is_passed_over_or_takes_the_place_of_smaller_o
     assert merge.wanted == pytest.approx(40 / 101)
 
 
+def test_an_option_beside_the_hull_fills_what_is_left():
+    hulls = {
+        "a": [Point(0, 10, 5.0), Point(1, 50, 6.0), Point(2, 100, 40.0)],
+        "b": [Point(0, 25, 1.0)],
+    }
+    merge = merged(hulls, 80)
+    assert levels(merge, "ab") == {"a": 1, "b": 0}
+    assert merge.used == 75
+    # With more room the hull's own step is taken, and nothing is counted twice.
+    merge.settle(125)
+    assert levels(merge, "ab") == {"a": 2, "b": 0}
+    assert merge.used == 125
+    merge.settle(34)
+    assert levels(merge, "ab") == {"a": 0, "b": None}
+    assert merge.used == 10
+
+
 def test_a_smaller_budget_and_a_removal_are_followed_both_ways():
     hulls = {"a": [Point(0, 10, 5.0)], "b": [Point(0, 10, 3.0)]}
     merge = merged(hulls, 20)

@@ -62,6 +62,13 @@ def test_what_is_wanted_more_stays(pool):
     assert found(pool, [100, 101]) == [100, None]
     assert [one for one in found(pool, range(10, 64)) if one is None] == []
     assert found(pool, range(10)).count(None) == 1
+    more = np.arange(200, 211)
+    for _ in range(5):
+        pool.want(more)
+    # Much more than all of them is wanted now, and the least give way to it.
+    assert offer(pool, more) == 11
+    assert found(pool, [*range(10), 100]) == [None] * 11
+    assert [one for one in found(pool, range(10, 64)) if one is None] == [None]
 
 
 def test_wants_of_long_ago_count_less(pool):

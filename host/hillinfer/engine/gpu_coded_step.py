@@ -1,32 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps with coded tokens in other ways: attended to on a GPU, and with cold codes of a file."""
+"""A step over exact rows and coded tokens whose attention is computed where the model is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.attention.coded import CodedAttention
 from hillinfer.engine.budget_plan import most_coded, weighed_bytes
 from hillinfer.engine.coded_step import CodedStep
+from hillinfer.engine.layer_calls import CountedMemory, ReusedRows
 from hillinfer.engine.queries import explained, host_query
-from hillinfer.engine.selection import Sets, TokenSelection
+from hillinfer.engine.selection import Ahead, Sets, TokenSelection
 from hillinfer.gpu.attention import GpuSide
 from hillinfer.gpu.coded import CodedSet
 from hillinfer.kv.gather import Gather, copy_rows
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import Sequence
 from hillinfer.kv.shadow_keeper import ShadowKeeper
-from hillinfer.memory_budget import Accountant, Part
+from hillinfer.memory_budget import Accountant
 from hillinfer.native.structures import row_addresses
 from hillinfer.scoring.aligned import AlignedWeights
-from hillinfer.shadow.code_seats import CodeSeats
+from hillinfer.shadow.code_file import CodeFile
 from hillinfer.shadow.values import SegmentValues, ValueCodes
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import Lane, Recorder
@@ -57,26 +56,11 @@ class _Found:
     kept: list[NDArray[np.uint8]]
 
 
-class _Reused:
-    """Rows of memory for one step of one layer, counted when they grow."""
-
-    def __init__(self, row_bytes: int, accountant: Accountant) -> None:
-        self._row_bytes = row_bytes
-        self._accountant = accountant
-        self._memory = np.zeros((0, row_bytes), np.uint8)
-
-    def take(self, rows: int) -> NDArray[np.uint8]:
-        """Return so many rows, valid until the next are taken."""
-        if rows > len(self._memory):
-            self._accountant.take(Part.STAGING, (rows - len(self._memory)) * self._row_bytes)
-            self._memory = np.zeros((rows, self._row_bytes), np.uint8)
-        return self._memory[:rows]
-
-
 class GpuCodedStep:
     """Finds codes, rows and L' on the host, and attends to them beside the model.
 
-    Exact rows become hot, and codes that came are kept, as on the processor.
+    Exact rows become hot, and codes that came are kept, as on the processor. What coded tokens lack
+    is not read ahead.
 
     Parameters
     ----------
@@ -84,8 +68,8 @@ class GpuCodedStep:
         Copies, and attends.
     weights
         Computes L'.
-    values
-        Keeps value codes.
+    values, file
+        Keep value codes; the file is None where none is.
     selection, shadow
         Who else uses shadows meanwhile, and who knows where they lie.
     gather
@@ -105,6 +89,7 @@ class GpuCodedStep:
         gpu: GpuSide,
         weights: AlignedWeights,
         values: ValueCodes,
+        file: CodeFile | None,
         selection: TokenSelection,
         shadow: ShadowKeeper,
         gather: Gather,
@@ -116,28 +101,49 @@ class GpuCodedStep:
         self._gpu = gpu
         self._weights = weights
         self._values = values
+        self._file = file
         self._selection = selection
         self._shadow = shadow
         self._gather = gather
-        self._accountant = accountant
         self._counters = counters
         self._recorder = recorder
         self._spec = weights.spec
-        self._token_bytes = weighed_bytes(weights.spec)
-        self._weighed_tokens = 0
-        self._arrived = _Reused(values.coder.row_bytes, accountant)
-        self._together = _Reused(row_bytes, accountant)
+        self._weighed = CountedMemory(weighed_bytes(weights.spec), accountant)
+        self._arrived = ReusedRows(values.coder.row_bytes, accountant)
+        self._together = ReusedRows(row_bytes, accountant)
 
     def begin_step(self) -> None:
         """Note that a forward pass begins."""
+        if self._file is not None:
+            self._file.drop()
         self._values.begin_step()
 
-    def missing(
-        self, layer: int, sequence: Sequence, sets: Sets, exact: Sets, on_drive: int
-    ) -> Positions:
-        """Return positions of coded tokens without codes; see `CodedStep`."""
-        own = self._shadow.known_values(layer, sequence)
-        return without_codes(layer, sequence, sets, exact, on_drive, own, self._values)[0]
+    @property
+    def chosen(self) -> Sets:
+        """The sets that the last `step` chose: there is none."""
+        return []
+
+    def choose_next(
+        self, layer: int, sequence: Sequence, query: torch.Tensor, scaling: float
+    ) -> Ahead | None:
+        """Leave it to others; see `CodedStep`."""
+        return None
+
+    def begin_to_read(
+        self, layer: int, sequence: Sequence, past: int, sets: Sets, exact: Sets
+    ) -> Ahead:
+        """Begin to read exact rows that are cold; parameters as for `CodedStep`."""
+        union = _union(exact)
+        # The newest token is stored when its layer begins.
+        stored = union[: union.searchsorted(past)]
+        landed = self._gather.land(layer, sequence, stored, past & -GROUP_TOKENS)
+        return Ahead(sets, landed, None, exact)
+
+    def step(
+        self, layer: int, sequence: Sequence, query: torch.Tensor, scaling: float, step: int
+    ) -> torch.Tensor | None:
+        """Leave it to others; see `CodedStep`."""
+        return None
 
     def attend(
         self,
@@ -149,7 +155,6 @@ class GpuCodedStep:
         step: int,
         landed: LandedRows | None,
         exact: Sets,
-        arriving: LandedRows | None = None,
     ) -> torch.Tensor:
         """Attend to what is selected; parameters, result and errors as for `CodedStep.attend`.
 
@@ -162,14 +167,17 @@ class GpuCodedStep:
             scaled = self._weights.scaled(host_query(query), scaling)
         except NonFiniteQueryError as error:
             raise explained(layer, error) from error
-        self._expect(sum(map(len, coded)))
+        self._weighed.expect(sum(map(len, coded)))
+        if self._file is not None:
+            length = sequence.lengths[layer]
+            self._file.expect(most_coded(len(sets), len(sets[0]), length))
         with self._selection.scoring:
             own = self._shadow.complete_values(layer, sequence)
             with self._recorder.span(Lane.HOST_SCORING, "weigh", layer=layer):
                 shadows = self._shadow.shadows(layer, sequence)
                 weighed = self._weights.of_each(scaled, shadows, coded)
         wanted = _union(coded)
-        found = self._codes(layer, sequence, wanted, own, arriving)
+        found = self._codes(layer, sequence, wanted, own)
         given = [
             CodedSet(one, found.addresses[np.searchsorted(wanted, one)], of)
             for one, of in zip(coded, weighed, strict=True)
@@ -189,13 +197,6 @@ class GpuCodedStep:
         return out.view(query.shape).to(query.dtype)
 
     # --- inside ----------------------------------------------------------------------------
-
-    def _expect(self, tokens: int) -> None:
-        """Count L' of so many tokens, where none had as many."""
-        more = max(0, tokens - self._weighed_tokens)
-        if more:
-            self._accountant.take(Part.STAGING, more * self._token_bytes)
-            self._weighed_tokens += more
 
     def _at_once(
         self, runs: Iterable[NDArray[np.uint64]], count: int
@@ -218,7 +219,6 @@ class GpuCodedStep:
         sequence: Sequence,
         wanted: Positions,
         own: list[SegmentValues],
-        arriving: LandedRows | None,
     ) -> _Found:
         """Find the codes of tokens, and make those that DRAM does not hold of their rows."""
         numbers = np.array([one.number for one in own])[wanted // self._spec.segment_tokens]
@@ -238,8 +238,12 @@ class GpuCodedStep:
             values = part[torch.from_numpy(wanted[settled:] - held)]
             number = int(wanted[settled]) // self._spec.segment_tokens
             arrived[len(missing) :] = self._values.encode(values, own[number])
-        if len(missing) or arriving is not None:
-            self._bring(layer, sequence, wanted[missing], own, arrived, arriving)
+        if len(missing):
+            rest = np.arange(len(missing))
+            if self._file is not None:
+                of, key = (rows[missing], numbers[missing]), id(sequence)
+                rest = rest[~self._file.fill(layer, key, *of, arrived, rest, sequence.counters)]
+            self._bring(layer, sequence, wanted[missing[rest]], own, arrived, rest)
             for counters in (self._counters, sequence.counters):
                 counters.coded_arrivals += len(missing)
         return _Found(addresses, rows[missing], numbers[missing], arrived[: len(missing)], kept)
@@ -251,18 +255,18 @@ class GpuCodedStep:
         positions: Positions,
         own: list[SegmentValues],
         arrived: NDArray[np.uint8],
-        arriving: LandedRows | None,
+        places: Positions,
     ) -> None:
-        """Code tokens whose rows come from wherever they are."""
+        """Code tokens whose rows come from wherever they are, each to its place."""
         at, size = 0, self._spec.segment_tokens
-        with closing(self._gather.stream(layer, sequence, positions, arriving)) as blocks:
+        with closing(self._gather.stream(layer, sequence, positions)) as blocks:
             for rows in blocks:
                 values = self._shadow.value_part.of(rows)
                 segments = positions[at : at + len(rows)] // size
                 edges = np.flatnonzero(np.diff(segments, prepend=-1, append=len(own)))
                 for first, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
                     coded = self._values.encode(values[first:stop], own[int(segments[first])])
-                    arrived[at + first : at + stop] = coded
+                    arrived[places[at + first : at + stop]] = coded
                 at += len(rows)
 
 
@@ -270,133 +274,4 @@ def _union(sets: Sets) -> Positions:
     return sets[0] if len(sets) == 1 else np.unique(np.concatenate(sets))
 
 
-def without_codes(
-    layer: int,
-    sequence: Sequence,
-    sets: Sets,
-    exact: Sets,
-    on_drive: int,
-    own: list[SegmentValues],
-    values: ValueCodes,
-) -> tuple[Positions, Positions, Positions]:
-    """Return coded tokens that DRAM holds no codes of: positions, ascending, rows and numbers.
-
-    Parameters
-    ----------
-    layer, sequence, sets, exact, on_drive
-        As in `CodedStep.missing`.
-    own
-        What is known of each segment's values.
-    values
-        Keeps codes.
-    """
-    coded = [np.setdiff1d(*one, assume_unique=True) for one in zip(sets, exact, strict=True)]
-    wanted, size = _union(coded), values.spec.segment_tokens
-    wanted = wanted[: np.searchsorted(wanted, min(on_drive, len(own) * size))]
-    numbers = np.array([one.number for one in own], np.int64)[wanted // size]
-    rows = sequence.rows(wanted)
-    missing = ~values.holds(layer, rows, numbers)
-    return wanted[missing], rows[missing], numbers[missing]
-
-
-# --- Cold codes of a file ---
-
-
-class FiledCodedStep:
-    """Reads cold codes of a file, ahead where it can, before another step looks for codes.
-
-    What the file has not comes as rows.
-
-    Parameters
-    ----------
-    step
-        Attends.
-    seats
-        Has the file, and lets what came be found.
-    values, shadow
-        Who keeps codes, and who knows under which numbers.
-    """
-
-    def __init__(
-        self,
-        step: CodedStep | GpuCodedStep,
-        seats: CodeSeats,
-        values: ValueCodes,
-        shadow: ShadowKeeper,
-    ) -> None:
-        self._step = step
-        self._seats = seats
-        self._values = values
-        self._shadow = shadow
-
-    def begin_step(self) -> None:
-        """Note that a forward pass begins."""
-        self._step.begin_step()
-
-    def missing(
-        self, layer: int, sequence: Sequence, sets: Sets, exact: Sets, on_drive: int
-    ) -> Positions:
-        """Begin to read codes, and return positions of coded tokens whose rows are wanted.
-
-        Parameters as in `CodedStep.missing`.
-        """
-        if not self._seats.are_wanted(layer):
-            return self._step.missing(layer, sequence, sets, exact, on_drive)
-        own = self._shadow.known_values(layer, sequence)
-        positions, rows, numbers = without_codes(
-            layer, sequence, sets, exact, on_drive, own, self._values
-        )
-        come = self._seats.file.begin(layer, id(sequence), rows, numbers)
-        return positions[~come]
-
-    def attend(
-        self,
-        layer: int,
-        sequence: Sequence,
-        query: torch.Tensor,
-        sets: Sets,
-        scaling: float,
-        step: int,
-        landed: LandedRows | None,
-        exact: Sets,
-        arriving: LandedRows | None = None,
-    ) -> torch.Tensor:
-        """Attend to what is selected; parameters, result and errors as for `CodedStep.attend`."""
-        file, key = self._seats.file, id(sequence)
-        file.expect(most_coded(len(sets), len(sets[0]), sequence.lengths[layer]))
-        if not file.is_coming(layer, key) and self._seats.are_wanted(layer):
-            self.missing(layer, sequence, sets, exact, sequence.held_starts[layer])
-        with self._seats.seated(layer, key, self._values, sequence.counters):
-            given = layer, sequence, query, sets, scaling, step, landed, exact, arriving
-            return self._step.attend(*given)
-
-
-# --- Which way ---
-
-AnyCodedStep = CodedStep | GpuCodedStep | FiledCodedStep
-
-
-def coded_step(
-    gpu: GpuSide | None,
-    seats: CodeSeats | None,
-    attention: CodedAttention,
-    weights: AlignedWeights,
-    values: ValueCodes,
-    selection: TokenSelection,
-    shadow: ShadowKeeper,
-    *given: Any,
-) -> AnyCodedStep:
-    """Return what takes steps with coded tokens.
-
-    Parameters
-    ----------
-    gpu
-        Where the model computes on a GPU, else None.
-    seats
-        Where codes lie in a file, else None.
-    attention, weights, values, selection, shadow, given
-        As for `CodedStep`.
-    """
-    parts = weights, values, selection, shadow, *given
-    step = CodedStep(attention, *parts) if gpu is None else GpuCodedStep(gpu, *parts)
-    return step if seats is None else FiledCodedStep(step, seats, values, shadow)
+AnyCodedStep = CodedStep | GpuCodedStep
