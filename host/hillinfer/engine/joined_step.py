@@ -398,10 +398,12 @@ class JoinedStep:
     def _end(self, layer: int, part: _Part, own: StepRow, out: torch.Tensor) -> None:
         """Count what a part's token selected, and attend to what of it is cold."""
         sequence, length, table = part.sequence, part.past + 1, part.selected.table
-        try:
-            is_hot = self._library.are_here("hillinfer_attend_rows", own.outcome)
-        except NonFiniteQueryError as error:
-            raise explained(layer, error) from error
+        is_hot, outcome = True, int(own.outcome)
+        if outcome:
+            try:
+                is_hot = self._library.are_here("hillinfer_attend_rows", outcome)
+            except NonFiniteQueryError as error:
+                raise explained(layer, error) from error
         self._pools.hits.note(layer, sequence, length & -GROUP_TOKENS, length)
         for counters in (self._counters, sequence.counters):
             counters.scored_tokens += length * self._sets

@@ -62,6 +62,7 @@ class JoinedCache(AttachedCache):
         self._use: Use | None = None
         # Of the pass under way: tokens that are stored and attended to together, by their row.
         self._together: dict[int, LoneToken] = {}
+        self._plan = ForwardPlan(0, 1, 0, ())
         self._around: list[tuple[HillInferCache, Use | None]] = []
 
     # --- what a user calls -----------------------------------------------------------------
@@ -263,8 +264,7 @@ class JoinedCache(AttachedCache):
         """Store each row's new keys and values in its cache."""
         together, joined = self._together, self._engine.runtime.joined
         if together and self._use is not None and self._use.is_own and joined is not None:
-            whole = ForwardPlan(0, 1, self.batch_size, ())
-            whole.check_states(self._engine.runtime.shape, layer, keys, values)
+            self._plan.check_states(self._engine.runtime.shape, layer, keys, values)
             if joined.takes_numbers(keys, values):
                 for token in together.values():
                     token.store(layer)
@@ -331,6 +331,7 @@ class JoinedCache(AttachedCache):
         rows = [(row, token.sequence) for row, token in lone.items()]
         taken = runtime.joined.begin(rows, runtime.step, runtime.observe_selected)
         self._together = {row: lone[row] for row in taken}
+        self._plan = ForwardPlan(0, 1, self.batch_size, ())
 
     def _apart(self, together: Collection[int]) -> list[_Member]:
         """Return the caches whose rows are none of these."""
