@@ -69,9 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shorter, probe = held_out(states)
         continued.append(dict(measure_forms(model, shorter, forms, [probe])))
         taken = time.perf_counter() - began - prefill
-        print(
-            f"{sample.name}: read in {prefill:.1f} s, {len(usual_forms())} forms in {taken:.1f} s"
-        )
+        print(f"{sample.name}: read in {prefill:.1f} s, {len(forms)} forms in {taken:.1f} s")
     rows = []
     for form in forms:
         recall = [one[form.name] for one in recalled]

@@ -112,7 +112,15 @@ class MadeForm(ABC):
 
 
 class Form(ABC):
-    """A way to keep documents."""
+    """A way to keep documents.
+
+    Attributes
+    ----------
+    drops_nothing
+        Whether answers are those of all rows, so that nothing need be measured.
+    """
+
+    drops_nothing: bool = False
 
     @property
     @abstractmethod

@@ -38,6 +38,8 @@ def states_bytes(shape: ModelShape, tokens: int) -> int:
 class TextForm(Form):
     """Token numbers only: the document is read again."""
 
+    drops_nothing = True
+
     @property
     def name(self) -> str:
         """`text`."""
@@ -74,6 +76,8 @@ class _MadeText(MadeForm):
 
 class HeldForm(Form):
     """Keys and values of all tokens in 16 bits."""
+
+    drops_nothing = True
 
     @property
     def name(self) -> str:
