@@ -33,8 +33,9 @@ FRONTIER ?=
 # Options of `make store`: --mixed-seconds 1200 for twenty minutes of mixed load, --part kills for a part alone.
 STORE ?=
 
-# Options of `make slim`: --shapes llama-3.2-1b for a shape with random weights.
-SLIM ?=
+# Options of `make slim`: by default all of the real model and the paper's shape and length with
+# random weights, which takes hours; --contexts 0 --lengths 0 --texts 0 leave out the former.
+SLIM ?= --shapes llama-3.1-8b:32768
 
 # Options of `make study`: --parts modelled for what needs no model.
 STUDY ?=

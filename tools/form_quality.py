@@ -19,7 +19,7 @@ import torch
 
 from hillinfer.forms.form import DocumentStates
 from hillinfer.forms.probes import FormQuality, held_out, measure_forms, recall_probes
-from hillinfer.forms.table import usual_forms
+from hillinfer.forms.table import make_form, usual_forms
 from hillinfer.forms.whole import states_bytes
 from hillinfer.models.loader import ModelOutline
 from hillinfer.models.registry_model import DEFAULT_MODEL
@@ -50,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--documents", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=1536, help="of a document")
     parser.add_argument("--probes", type=int, default=8, help="of recall, for each document")
+    parser.add_argument("--forms", nargs="*", help="their names; all where none is named")
     given = parser.parse_args(arguments)
+    forms = [make_form(name) for name in given.forms] if given.forms else usual_forms()
     outline = ModelOutline.read(ModelSource.locate(given.model, print), NumberType.FLOAT32)
     tokenizer, model = outline.tokenizer, outline.load().model
     instruction = tokenizer.encode(_INSTRUCTION, add_special_tokens=False)
@@ -63,15 +65,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         states = read(model, sample.token_ids[: given.tokens])
         prefill = time.perf_counter() - began
         (probes,) = recall_probes(states.ids, (given.probes,), number, instruction)
-        recalled.append(dict(measure_forms(model, states, usual_forms(), probes)))
+        recalled.append(dict(measure_forms(model, states, forms, probes)))
         shorter, probe = held_out(states)
-        continued.append(dict(measure_forms(model, shorter, usual_forms(), [probe])))
+        continued.append(dict(measure_forms(model, shorter, forms, [probe])))
         taken = time.perf_counter() - began - prefill
         print(
             f"{sample.name}: read in {prefill:.1f} s, {len(usual_forms())} forms in {taken:.1f} s"
         )
     rows = []
-    for form in usual_forms():
+    for form in forms:
         recall = [one[form.name] for one in recalled]
         going_on = [one[form.name] for one in continued]
         size = form.byte_count(outline.shape, given.tokens)

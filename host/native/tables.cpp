@@ -8,7 +8,9 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <new>
+#include <string>
 #include <utility>
 
 #include "api.h"
@@ -135,7 +137,17 @@ void SequenceTables::describe(int64_t layer, const Segment* segments, int64_t co
 
 namespace {
 
-constexpr uintptr_t kLargePage = 2 << 20;
+constexpr uintptr_t kHugePage = 2 << 20;
+
+// Whether this machine makes huge pages for those who ask.
+bool are_huge_pages_allowed() {
+    static const bool allowed = [] {
+        std::ifstream told("/sys/kernel/mm/transparent_hugepage/enabled");
+        std::string text;
+        return std::getline(told, text) && text.find("[never]") == std::string::npos;
+    }();
+    return allowed;
+}
 
 }  // namespace
 
@@ -160,6 +172,10 @@ SlotPool* SlotPool::open(int64_t slots, int64_t row_bytes, int* error) {
     };
     *error = 0;
     reserve(table.data, size_t(row_bytes));
+    if (table.data) {
+        // Where huge pages come unasked they would be memory that nobody counted.
+        madvise(table.data, whole_pages(size_t(slots) * size_t(row_bytes)), MADV_NOHUGEPAGE);
+    }
     reserve(table.rows, sizeof *table.rows);
     reserve(table.positions, sizeof *table.positions);
     reserve(table.last_selected, sizeof *table.last_selected);
@@ -209,19 +225,19 @@ void SlotPool::grow(int64_t slots) {
 }
 
 // Selected rows lie scattered, and with small pages nearly each has the processor look for its own:
-// what is wholly taken becomes large pages, where the system makes them (Linux 6.1).
+// what is wholly taken becomes huge pages, where the system makes them (Linux 6.1).
 void SlotPool::join_pages() {
     constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older headers do not know.
     const uintptr_t data = reinterpret_cast<uintptr_t>(table.data);
     const uintptr_t first =
-        std::max(joined_, (data + kLargePage - 1) / kLargePage * kLargePage);
+        std::max(joined_, (data + kHugePage - 1) / kHugePage * kHugePage);
     const uintptr_t stop =
-        (data + uintptr_t(table.used * table.row_bytes)) / kLargePage * kLargePage;
-    if (first < stop) {
+        (data + uintptr_t(table.used * table.row_bytes)) / kHugePage * kHugePage;
+    if (first < stop && are_huge_pages_allowed()) {
         // Those that nobody has touched yet, and those that somebody has.
         madvise(reinterpret_cast<void*>(first), stop - first, MADV_HUGEPAGE);
-        for (uintptr_t page = first; page < stop; page += kLargePage) {
-            madvise(reinterpret_cast<void*>(page), kLargePage, kCollapse);
+        for (uintptr_t page = first; page < stop; page += kHugePage) {
+            madvise(reinterpret_cast<void*>(page), kHugePage, kCollapse);
         }
         joined_ = stop;
     }
@@ -275,8 +291,8 @@ void SlotPool::pack(int64_t capacity) {
     }
     table.used = capacity;
     const uintptr_t end = reinterpret_cast<uintptr_t>(table.data + capacity * table.row_bytes);
-    if (end / kLargePage * kLargePage < joined_) {
-        const uintptr_t last = std::exchange(joined_, end / kLargePage * kLargePage);
+    if (end / kHugePage * kHugePage < joined_) {
+        const uintptr_t last = std::exchange(joined_, end / kHugePage * kHugePage);
         // Whoever touches them again may take a part of them alone.
         const uintptr_t first = std::max(joined_, reinterpret_cast<uintptr_t>(table.data));
         madvise(reinterpret_cast<void*>(first), last - first, MADV_NOHUGEPAGE);

@@ -117,7 +117,7 @@ private:
     std::vector<Column> columns() const;
     void join_pages();
 
-    // Where rows begin that no large page holds.
+    // Where rows begin that no huge page holds.
     uintptr_t joined_ = 0;
     Memory<int32_t> slot_of_row_;
 };

@@ -163,4 +163,12 @@ PLACEMENT = (
         "max(0.0, student)",
         (f"{_FORM_TESTS}/test_probes.py",),
     ),
+    Mutant(
+        "half-a-document-is-enough",
+        "A form is made of what the store has left of a document.",
+        f"{_FORMS}/shadowed.py",
+        "if found < states.tokens:",
+        "if found < 1:",
+        (f"{_FORM_TESTS}/test_shadowed_form.py",),
+    ),
 )

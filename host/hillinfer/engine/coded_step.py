@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.engine.budget_plan import most_coded, weighed_bytes
-from hillinfer.engine.choice_ahead import ChoiceAhead
 from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.layer_calls import (
     AskedStep,
+    ChoiceAhead,
     CountedMemory,
     LayerCalls,
     ReusedRows,

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from hillinfer.attention.native import NativeAttention
-from hillinfer.engine.choice_ahead import ChoiceAhead
 from hillinfer.engine.cold_rows import ColdRows
-from hillinfer.engine.layer_calls import LayerCalls
+from hillinfer.engine.layer_calls import ChoiceAhead, LayerCalls
 from hillinfer.engine.queries import explained
 from hillinfer.engine.selection import Ahead, Sets, TokenSelection
 from hillinfer.kv.gather import Gather

@@ -4,27 +4,31 @@
 from __future__ import annotations
 
 import ctypes
+from contextlib import suppress
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.engine.queries import explained
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_policies import PoolPolicy
 from hillinfer.kv.sequence import NUMBER_TYPES, Sequence
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.coming import MissList
-from hillinfer.native.library import native_library
+from hillinfer.native.library import NativeLibrary, native_library
 from hillinfer.native.selected_rows import SelectedRows
 from hillinfer.native.split_rows import SplitRows
 from hillinfer.native.structures import DecodeStep, Shape
 from hillinfer.scoring.arguments import query_factor
 from hillinfer.scoring.scorer import Wanted
 from hillinfer.shadow.code_file import CodeFile
+from hillinfer.shadow.segments import SegmentLayer
 from hillinfer.shadow.values import ValueCodes
 from hillinfer.trace.recorder import Lane, Recorder
 from hillinfer_model.choices import Scope
+from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 # Hits are counted in Python.
@@ -288,3 +292,82 @@ class SplitCall:
 
         with self._recorder.span(Lane.COMPUTE, "attention", layer=self._layer):
             self._values.look(self._layer, attend)
+
+
+class ChoiceAhead:
+    """Tokens that are being chosen, until someone asks for them.
+
+    Nothing of it takes Python's global lock before that.
+
+    Parameters
+    ----------
+    library
+        Chooses.
+    layer, sequence
+        Whose tokens.
+    sets
+        int64 (sets, tokens), contiguous: becomes what is chosen.
+    exact
+        Likewise of exact tokens, where others are coded; else None.
+    own
+        The layer's last segment, which learns how many of its tokens are coded.
+    held
+        What else the library looks at until it has chosen.
+    """
+
+    def __init__(
+        self,
+        library: NativeLibrary,
+        layer: int,
+        sequence: Sequence,
+        sets: NDArray[np.int64],
+        exact: NDArray[np.int64] | None,
+        own: SegmentLayer,
+        held: object,
+    ) -> None:
+        self._library = library
+        self._layer = layer
+        self._sequence = sequence
+        self._sets = sets
+        self._exact = exact
+        self._own = own
+        self._held = held
+        self._handle: int | None = None
+
+    def begin(self, variant: int, step: int) -> None:
+        """Begin to choose; `chosen` or `drop` must follow.
+
+        Parameters
+        ----------
+        variant
+            Number of the instruction set.
+        step
+            Address of what the library is asked; it may change afterwards.
+        """
+        table = self._sequence.table_addresses[self._layer]
+        exact = None if self._exact is None else self._exact.ctypes.data
+        sets = self._sets.ctypes.data, exact
+        self._handle = self._library.begin_choice(variant, table, step, *sets)
+
+    def chosen(self) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]] | None]:
+        """Return the sets that are chosen, once they are, and their exact tokens or None.
+
+        Raises
+        ------
+        CacheUseError
+            Where the query was not finite.
+        """
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            try:
+                self._library.end_choice(handle)
+            except NonFiniteQueryError as error:
+                raise explained(self._layer, error) from error
+            finally:
+                self._own.coded_tokens = self._sequence.tables.coded[self._layer]
+        return list(self._sets), None if self._exact is None else list(self._exact)
+
+    def drop(self) -> None:
+        """Wait until nothing is under way; what is chosen, or what went wrong, is forgotten."""
+        with suppress(Exception):
+            self.chosen()

@@ -105,6 +105,11 @@ class MadeForm(ABC):
     def open(self) -> OpenedForm:
         """Return a cache of its own that answers from it."""
 
+    def close(self) -> None:
+        """Give back what it takes; what was opened from it stays."""
+        # Most forms are memory, which goes with them.
+        return
+
 
 class Form(ABC):
     """A way to keep documents."""
@@ -158,8 +163,12 @@ class OpenedForm:
         Token numbers of the document that are still to be read into it.
     """
 
-    cache: DynamicCache
+    cache: Any
     unread: tuple[int, ...] = ()
+
+    def close(self) -> None:
+        """Close the cache where it is one that can be closed."""
+        getattr(self.cache, "close", lambda: None)()
 
 
 class GapLayer(DynamicLayer):  # type: ignore[misc]

@@ -197,6 +197,23 @@ class Gather:
         landed
             What of them `land` has read ahead; given up here.
         """
+        for one, buffer in self._streamed(layer, sequence, positions, landed):
+            yield _together(one, buffer)
+
+    def stream_in_place(
+        self, layer: int, sequence: Sequence, positions: NDArray[np.int64]
+    ) -> Generator[NDArray[np.uint64], None, None]:
+        """Yield addresses of what `stream` yields copies of, uint64; parameters as there."""
+        for one, _ in self._streamed(layer, sequence, positions, None):
+            yield one.addresses
+
+    def _streamed(
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        landed: LandedRows | None,
+    ) -> Generator[tuple[_Run, NDArray[np.uint8]], None, None]:
         self._pools.settle(layer)
 
         def runs() -> Iterator[_Run]:
@@ -218,7 +235,7 @@ class Gather:
                 self._counters.drive_wait_seconds += time.perf_counter() - started
                 assert filled is not None
                 sequence.count_reads(filled.cost.reads, filled.cost.byte_count, len(run.wanted))
-                yield _together(run, filled.buffer)
+                yield run, filled.buffer
                 started = time.perf_counter()
         finally:
             self._prefetch.let_go(landed)
