@@ -243,6 +243,9 @@ class CodeFile:
             buffer = self._free.pop()
         except IndexError:
             return np.zeros(len(rows), np.bool_)
+        if len(own) > len(buffer):
+            # Buffers grew meanwhile, and this was one of before.
+            return np.zeros(len(rows), np.bool_)
         landed = self._reader.submit(self._land, layer, own, buffer)
         self._coming[layer, key] = _Coming(layer, own, numbers[chosen], buffer, landed)
         return chosen
