@@ -31,13 +31,22 @@ int64_t* count_up(int64_t first, int64_t stop, int64_t* out) {
     return out;
 }
 
+// Of so many tuples: N, and that positions below `head` and from `tail` on are kept.
+struct Kept {
+    int64_t length, head, tail;
+};
+
+Kept kept_of(int64_t tokens, const Quota& quota) {
+    const int64_t length = tokens + quota.coming;
+    const int64_t head = std::min<int64_t>(quota.sinks, length);
+    return {length, head, std::max(length - quota.recent, head)};
+}
+
 // Writes the best `count` of a selected set, the kept ones among them: they are looked for among what is
 // selected alone.
 void select_exact(const uint32_t* tuples, int64_t tokens, const Quota& quota, int64_t count,
                   const int64_t* selected, int64_t* out) {
-    const int64_t length = tokens + quota.coming;
-    const int64_t head = std::min<int64_t>(quota.sinks, length);
-    const int64_t tail = std::max(length - quota.recent, head);
+    const auto [length, head, tail] = kept_of(tokens, quota);
     const int64_t kept = head + (length - tail), others = quota.count - kept;
     std::vector<uint32_t> own(static_cast<size_t>(others));
     for (int64_t i = 0; i < others; ++i) {
@@ -81,11 +90,9 @@ bool scale_query(const Shape& shape, const Choice& choice, float* out) {
 
 void select_sets(const uint32_t* tuples, int64_t sets, int64_t tokens, const Quota& quota,
                  int threads, int64_t* out) {
-    const int64_t length = tokens + quota.coming;
-    const int64_t head = std::min<int64_t>(quota.sinks, length);
-    const int64_t tail = std::max(length - quota.recent, head);
+    const auto [length, head, tail] = kept_of(tokens, quota);
     const int64_t best = quota.count - head - (length - tail);
-    run_parallel(threads, sets, [&](int64_t set, int) {
+    run_parallel(threads, sets, [&, length = length, head = head, tail = tail](int64_t set, int) {
         int64_t* own = count_up(0, head, out + set * quota.count);
         own = select_best(tuples + set * tokens, head, tail, best, own);
         count_up(tail, length, own);

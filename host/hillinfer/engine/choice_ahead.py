@@ -13,6 +13,17 @@ from hillinfer.kv.sequence import Sequence
 from hillinfer.native.library import NativeLibrary
 from hillinfer.shadow.segments import SegmentLayer
 from hillinfer_model.errors import NonFiniteQueryError
+from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+
+def may_choose_aside(past: int, segment_tokens: int) -> bool:
+    """Say whether what another thread looks at stays as it is until the layer's turn.
+
+    It does where no segment of the sequence begins or becomes full with the token that comes behind
+    `past` others, and its group goes on.
+    """
+    inside = past % segment_tokens
+    return past % GROUP_TOKENS != 0 and 0 < inside < segment_tokens - 1
 
 
 class ChoiceAhead:

@@ -35,8 +35,7 @@ from hillinfer.engine.budget_plan import (
 )
 from hillinfer.engine.coded_step import CodedStep
 from hillinfer.engine.cold_rows import ColdRows
-from hillinfer.engine.decode_step import NativeDecode
-from hillinfer.engine.layer_calls import LayerCalls
+from hillinfer.engine.decode_step import LayerCalls, NativeDecode
 from hillinfer.engine.selection import PrefetchPipeline, TokenSelection
 from hillinfer.errors import SettingsError, SetupWarning
 from hillinfer.extents.group_seals import GroupSeals

@@ -34,7 +34,7 @@ from hillinfer.scoring.scorer import ImportanceEvaluation, Scorer
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.settings import Settings
 from hillinfer.statistics import CacheStatistics, Counters, LayerHits
-from hillinfer.trace.recorder import LayerStep
+from hillinfer.trace.recorder import SILENT, LayerStep
 
 
 def _unannounced() -> None:
@@ -130,9 +130,8 @@ class Runtime:
         self._shadow_store = parts.shadow_store
         self._spec, self._device = parts.spec, parts.device
         self._pools, self._keeper = parts.pools, parts.keeper
-        self._following = parts.following
         self._buffers, self.gather = parts.buffers, parts.gather
-        self.prefetch = parts.prefetch
+        self.prefetch, self._following = parts.prefetch, parts.following
         self._groups, self._rows, self._shadow = parts.groups, parts.rows, parts.shadow
         self._selection, self._pipeline = parts.selection, parts.pipeline
         self._dense, self._attention, self._gpu = parts.dense, parts.attention, parts.gpu
@@ -228,7 +227,8 @@ class Runtime:
         """Note that a forward pass begins, and raise what went wrong while writing before it."""
         self._settle()
         self._step += 1
-        self.recorder.begin_step(self._step)
+        if self.recorder is not SILENT:
+            self.recorder.begin_step(self._step)
         if self.coded is not None:
             self.coded.begin_step()
         self._keeper.begin_step(self._step)
