@@ -319,8 +319,9 @@ def value_statistics_bytes(spec: KernelSpec, settings: Settings) -> int:
     return statistics_bytes(spec) if settings.has_coded_tokens else 0
 
 
-# A coded token's position, row, places of codes and exponents, and whether they are missing.
-_PLACE_BYTES = 5 * 8
+# A coded token's position twice, row, places of codes and exponents, and what is said of those
+# whose codes are missing or whose rows are to be read, with an eighth of room to grow.
+_PLACE_BYTES = 14 * 8
 _WEIGHT_BYTES = 4
 
 

@@ -118,9 +118,8 @@ class CodedStep:
         self._arrived = ReusedRows(self._code_bytes, accountant)
         self._together = ReusedRows(row_bytes, accountant)
         self._weighed = CountedMemory(weighed_bytes(weights.spec), accountant)
+        # What is chosen ahead is copied from it before a layer is attended to.
         self._split = SplitRows(evaluation.sets, 0, 0, 0, self._code_bytes)
-        # Of what is chosen ahead: another layer may be attended to before its turn comes.
-        self._next = SplitRows(evaluation.sets, 0, 0, 0, self._code_bytes)
 
     @property
     def chosen(self) -> Sets:
@@ -164,7 +163,7 @@ class CodedStep:
                 threads = 1 if self._is_recorded else int(ahead.step.threads)
                 if self._calls.may_choose_aside(past, self._newest_step, threads):
                     return self._begin_aside(layer, sequence, own)
-                split = self._next = self._with_room(self._next, ahead, past + 1)
+                split = self._with_room(ahead, past + 1)
                 split.tell_values(self._known_words(layer, sequence))
                 # While rows of the layer move nobody may look where they are.
                 self._pools.wait_for(layer)
@@ -244,7 +243,7 @@ class CodedStep:
             own = self._shadow.described(layer, sequence, length)
             if own is None:
                 return None
-            split = self._split = self._with_room(self._split, both, length)
+            split = self._with_room(both, length)
             split.tell_values(words)
             split.tell_weights(None)
             self._expect(both.count, int(both.step.exact), length)
@@ -309,7 +308,7 @@ class CodedStep:
         asked.count, asked.step.exact = count, best
         with self._selection.scoring:
             words = self._complete_words(layer, sequence)
-            split = self._split = self._with_room(self._split, asked, length)
+            split = self._with_room(asked, length)
             split.tell(sets, exact)
             split.tell_values(words)
             if self._shadow.described(layer, sequence, length) is None:
@@ -345,12 +344,15 @@ class CodedStep:
         asked.tell((stored, lacking, scaling), coming, wanted, exact.count)
         return True
 
-    def _with_room(self, split: SplitRows, asked: AskedStep, tokens: int) -> SplitRows:
+    def _with_room(self, asked: AskedStep, tokens: int) -> SplitRows:
         """Return memory that has room for what is asked for, of so many tokens."""
         count, exact = asked.count, int(asked.step.exact)
-        if split.holds(count, exact, tokens):
-            return split
-        return SplitRows(self._evaluation.sets, 2 * count, 2 * exact, 2 * tokens, self._code_bytes)
+        if not self._split.holds(count, exact, tokens):
+            # Each token makes it a little more.
+            self._split = SplitRows(
+                self._evaluation.sets, _more(count), _more(exact), _more(tokens), self._code_bytes
+            )
+        return self._split
 
     def _expect(self, count: int, exact: int, length: int) -> None:
         """Have memory for L' and codes of all coded tokens."""
@@ -449,3 +451,7 @@ class CodedStep:
         # Not while anybody looks at codes: to make room may take some away.
         self._values.cover(int(split.table.rows_end))
         return out if query.dtype is torch.float32 else out.to(query.dtype)
+
+
+def _more(count: int) -> int:
+    return count + count // 8 + GROUP_TOKENS
