@@ -30,7 +30,7 @@ MUTANTS ?=
 # Options of `make frontier`: --steps 0 for the sweep alone, which a restart goes on with.
 FRONTIER ?=
 
-# Options of `make store`: --mixed-seconds 1200 for twenty minutes of mixed load.
+# Options of `make store`: --mixed-seconds 1200 for twenty minutes of mixed load, --part kills for a part alone.
 STORE ?=
 
 # Options of `make slim`: by default all of the real model and the paper's shape and length with
@@ -46,7 +46,7 @@ FUZZ_SECONDS ?= 600
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality precision frontier pools store slim study query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
+.PHONY: help serve-test setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality precision frontier pools store slim study query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -137,6 +137,9 @@ faults: $(VENV)/installed ## Let every I/O call fail and kill 200 processes; no 
 	OMP_NUM_THREADS=1 $(BIN)/python tools/faults.py --out $(BUILD)/reports/faults.json \
 		--drive $(BUILD)/faults
 
+serve-test: model ## Test the server: routes, options, errors, clients that leave, many at once (a minute)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder tests/host/serve
+
 mutants: $(VENV)/installed ## Put one fault after the other into a copy; tests must fail of each (an hour)
 	$(BIN)/python tools/try_mutants.py --out $(BUILD)/reports/mutants.json $(MUTANTS)
 
@@ -217,7 +220,7 @@ $(VENV)/installed: pyproject.toml tools/pyproject.toml plugins/hillinfer_pynq/py
 	$(PYTHON) -m venv $(VENV)
 	# pip compiles modules one after the other: a minute that all cores share here.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
-		-e '.[run,encryption,keyring,hls,rtl,xrt,figures,test,lint]' -e ./tools -e ./plugins/hillinfer_pynq
+		-e '.[run,serve,encryption,keyring,hls,rtl,xrt,figures,test,lint]' -e ./tools -e ./plugins/hillinfer_pynq
 	-@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
 	@touch $@
 

@@ -49,6 +49,8 @@ COMMON: dict[str, list[str]] = {
     "coded_api": [],
     "coded_portable": _ANY_FLOAT,
     "coded_powers": [],
+    "coded_slots": [],
+    "coded_split": [],
     "coded_step": [],
     "decode_step": [],
     "row_places": [],
@@ -56,6 +58,7 @@ COMMON: dict[str, list[str]] = {
     "row_sums": [],
     "state_rows": _ANY_FLOAT,
     "selected_sets": [],
+    "step_rows": [],
     "tables": [],
 }
 _X86 = {

@@ -50,8 +50,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--install-seconds", type=float, default=3600, help="longest time of a step of installing"
     )
+    parser.add_argument(
+        "--peer", nargs="+", choices=[peer for peer, _ in _ASKED.values()],
+        help="who is asked; all by default. vLLM takes gigabytes of disk",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
-    rows = [_row(name, *asked, options) for name, asked in _ASKED.items()]
+    rows = [
+        RivalRow(name, skipped="not asked: --peer names others")
+        if options.peer and peer not in options.peer
+        else _row(name, peer, way, options)
+        for name, (peer, way) in _ASKED.items()
+    ]
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps({"rows": [asdict(row) for row in rows]}, indent=1))
     for row in rows:

@@ -18,7 +18,8 @@ class Counters:
     for prefill streaming. `promoted_rows` were cold when they were selected and became hot,
     `demoted_rows` gave way. `scored_tokens` counts the tokens that decode steps chose from, also
     where all were selected. Of `selected_tokens`, `coded_tokens` came as codes and not as rows;
-    `coded_arrivals` are those of them whose codes were not in DRAM, so that their rows were read.
+    `coded_arrivals` are those of them whose codes were not in DRAM: `coded_reads` of these came as
+    codes, and the others as rows.
     """
 
     cold_reads: int = 0
@@ -41,6 +42,7 @@ class Counters:
     selected_tokens: int = 0
     coded_tokens: int = 0
     coded_arrivals: int = 0
+    coded_reads: int = 0
     scored_tokens: int = 0
     device_scored_tokens: int = 0
     kernel_launches: int = 0
@@ -151,6 +153,7 @@ class CacheStatistics:
     slack_write_bytes: int = 0
     coded_tokens: int = 0
     coded_arrivals: int = 0
+    coded_reads: int = 0
 
     @property
     def hot_hit_rate(self) -> float:

@@ -31,6 +31,35 @@ int64_t* count_up(int64_t first, int64_t stop, int64_t* out) {
     return out;
 }
 
+// Where the first kept tokens of so many end, and where the last ones begin.
+struct Kept {
+    int64_t head, tail;
+};
+
+Kept kept_of(int64_t length, const Quota& quota) {
+    const int64_t head = std::min<int64_t>(quota.sinks, length);
+    return {head, std::max(length - quota.recent, head)};
+}
+
+// Writes the best `count` of a selected set, the kept ones among them: they are looked for among what is
+// selected alone.
+void select_exact(const uint32_t* tuples, int64_t tokens, const Quota& quota, int64_t count,
+                  const int64_t* selected, int64_t* out) {
+    const int64_t length = tokens + quota.coming;
+    const auto [head, tail] = kept_of(length, quota);
+    const int64_t kept = head + (length - tail), others = quota.count - kept;
+    std::vector<uint32_t> own(static_cast<size_t>(others));
+    for (int64_t i = 0; i < others; ++i) {
+        own[size_t(i)] = tuples[selected[head + i]];
+    }
+    int64_t* const first = count_up(0, head, out);
+    int64_t* const stop = select_best(own.data(), 0, others, count - kept, first);
+    for (int64_t* place = first; place < stop; ++place) {
+        *place = selected[head + *place];
+    }
+    count_up(tail, length, stop);
+}
+
 }  // namespace
 
 bool scale_query(const Shape& shape, const Choice& choice, float* out) {
@@ -62,8 +91,8 @@ bool scale_query(const Shape& shape, const Choice& choice, float* out) {
 void select_sets(const uint32_t* tuples, int64_t sets, int64_t tokens, const Quota& quota,
                  int threads, int64_t* out) {
     const int64_t length = tokens + quota.coming;
-    const int64_t head = std::min<int64_t>(quota.sinks, length);
-    const int64_t tail = std::max(length - quota.recent, head);
+    const Kept kept = kept_of(length, quota);
+    const int64_t head = kept.head, tail = kept.tail;
     const int64_t best = quota.count - head - (length - tail);
     run_parallel(threads, sets, [&](int64_t set, int) {
         int64_t* own = count_up(0, head, out + set * quota.count);
@@ -72,7 +101,8 @@ void select_sets(const uint32_t* tuples, int64_t sets, int64_t tokens, const Quo
     });
 }
 
-bool choose(const Kernels& kernels, const Sequence& sequence, const Choice& choice, int64_t* out) {
+bool choose(const Kernels& kernels, const Sequence& sequence, const Choice& choice, int64_t* out,
+            int64_t exact_count, int64_t* exact) {
     const Shape& shape = sequence.shape;
     std::vector<float> scaled(size_t(shape.rows()) * shape.head_dim);
     if (!scale_query(shape, choice, scaled.data())) {
@@ -90,6 +120,10 @@ bool choose(const Kernels& kernels, const Sequence& sequence, const Choice& choi
     score_sequence(kernels, scoring, tuples.get());
     const Quota quota{sequence.coming, choice.sinks, choice.recent, choice.count};
     select_sets(tuples.get(), sets, tokens, quota, scoring.threads, out);
+    for (int64_t set = 0; exact && set < sets; ++set) {
+        select_exact(tuples.get() + set * tokens, tokens, quota, exact_count, out + set * quota.count,
+                     exact + set * exact_count);
+    }
     return true;
 }
 

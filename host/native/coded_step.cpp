@@ -12,127 +12,253 @@
 #include "sequence.h"
 
 namespace hillinfer {
-
-bool find_codes(const LayerTable& table, const CodeSlots& slots, int32_t segment_tokens, int64_t held,
-                CodedSelection& selection) {
-    constexpr int64_t kChunkSlots = 64;
-    int64_t next = 0, count = 0, settled = 0, missing = 0;
-    for (int64_t i = 0; i < selection.selected_count; ++i) {
-        const int64_t position = selection.selected[i];
-        if (next < selection.exact_count && selection.exact[next] == position) {
-            ++next;
-            continue;
-        }
-        const int64_t segment = position / segment_tokens;
-        if (position < 0 || segment >= selection.segment_count) {
-            return false;
-        }
-        selection.coded[count] = position;
-        selection.codes[count] = 0;
-        if (position < held) {
-            const int64_t group = position / kGroupTokens;
-            if (group >= table.group_count) {
-                return false;
-            }
-            const int64_t row = table.groups[group] * kGroupTokens + position % kGroupTokens;
-            selection.rows[count] = row;
-            const int32_t slot = row < slots.row_count ? slots.slot_of_row[row] : -1;
-            if (slot >= 0 && slots.numbers[slot] == selection.segments[segment].number) {
-                selection.codes[count] =
-                    slots.chunks[slot / kChunkSlots] +
-                    uint64_t(slot % kChunkSlots) * uint64_t(slots.row_bytes);
-            } else {
-                selection.missing[missing++] = count;
-            }
-            ++settled;
-        }
-        ++count;
-    }
-    selection.coded_count = count;
-    selection.settled_count = settled;
-    selection.missing_count = missing;
-    return next == selection.exact_count;
-}
-
 namespace {
 
-// Codes the values of a row.
-void code_row(const Kernels& kernels, const Shape& shape, int32_t stored_type, const uint8_t* row,
-              const SegmentValues& own, int64_t row_bytes, uint8_t* out,
-              std::vector<uint16_t>& halves) {
-    const size_t numbers = size_t(shape.kv_heads) * shape.head_dim;
-    const uint16_t* values = reinterpret_cast<const uint16_t*>(row) + numbers;
-    if (stored_type == kBfloat16) {
-        halves.resize(numbers);
-        for (size_t i = 0; i < numbers; ++i) {
-            halves[i] = half_of(uint32_t(values[i]) << 16);
+// What weighs coded tokens: each query head by itself, whatever rule and scope ranked them.
+Shape weighing_shape(const DecodeStep& step) {
+    Shape shape = step.shape;
+    shape.rule = kWeightSum;
+    shape.scope = kLayer;
+    shape.heads = step.group_size;
+    return shape;
+}
+
+// Codes the values of rows, each by the statistics of its own segment.
+class RowCoder {
+public:
+    RowCoder(const Kernels& kernels, const DecodeStep& step, const SplitSelection& split)
+        : kernels_(kernels), shape_(step.shape), stored_type_(step.stored_type), split_(split),
+          numbers_(size_t(shape_.kv_heads) * size_t(shape_.head_dim)) {}
+
+    void code(uint64_t from, int64_t position, uint8_t* out) {
+        const uint16_t* values =
+            reinterpret_cast<const uint16_t*>(uintptr_t(from)) + numbers_;
+        if (stored_type_ == kBfloat16) {
+            halves_.resize(numbers_);
+            for (size_t i = 0; i < numbers_; ++i) {
+                halves_[i] = half_of(uint32_t(values[i]) << 16);
+            }
+            values = halves_.data();
         }
-        values = halves.data();
+        const SegmentValues& own = split_.segments[position / shape_.segment_tokens];
+        const Segment segment{nullptr, own.exponents, own.means, nullptr, 1};
+        const ValuePlaces to{out, split_.row_bytes, out + shape_.code_row_bytes(), split_.row_bytes, 1};
+        kernels_.encode_values(shape_, values, int64_t(numbers_), shape_.head_dim, 1, segment, to, 1);
     }
-    const Segment segment{nullptr, own.exponents, own.means, nullptr, 1};
-    const ValuePlaces to{out, row_bytes, out + shape.code_row_bytes(), row_bytes, 1};
-    kernels.encode_values(shape, values, int64_t(numbers), shape.head_dim, 1, segment, to, 1);
+
+private:
+    const Kernels& kernels_;
+    const Shape& shape_;
+    const int32_t stored_type_;
+    const SplitSelection& split_;
+    const size_t numbers_;
+    std::vector<uint16_t> halves_;
+};
+
+// Codes tokens whose rows are here: those that are missing, and behind them those in the tail.
+void code_here(const Kernels& kernels, const LayerTable& table, const DecodeStep& step,
+               const SplitSelection& split) {
+    RowCoder coder(kernels, step, split);
+    SelectedSets& coded = *split.coded;
+    uint8_t* out = split.arrived;
+    for (int64_t i = 0; i < split.missing_count; ++i, out += split.row_bytes) {
+        const int64_t number = split.missing[i];
+        coded.addresses[number] = uint64_t(reinterpret_cast<uintptr_t>(out));
+        if (split.sources[i]) {
+            coder.code(split.sources[i], coded.positions[number], out);
+        }
+    }
+    for (int64_t i = split.settled_count; i < coded.count; ++i, out += split.row_bytes) {
+        const int64_t position = coded.positions[i];
+        coder.code(uint64_t(reinterpret_cast<uintptr_t>(
+                       table.tail + (position - table.held) * table.row_bytes)),
+                   position, out);
+        coded.addresses[i] = uint64_t(reinterpret_cast<uintptr_t>(out));
+    }
 }
 
-// Codes of tokens in the tail, which come behind the missing ones, and where all of these lie.
-void take_arrived(const Kernels& kernels, const LayerTable& table, const DecodeStep& step,
-                  const CodedSelection& selection, int64_t row_bytes) {
-    const Shape& shape = step.shape;
-    uint8_t* out = selection.arrived;
-    for (int64_t i = 0; i < selection.missing_count; ++i, out += row_bytes) {
-        selection.codes[selection.missing[i]] = uint64_t(reinterpret_cast<uintptr_t>(out));
+// Coded tokens of one set as attention asks for them.
+class CodedSet {
+public:
+    CodedSet(const Shape& shape, const SplitSelection& split, int64_t set, const uint64_t* codes,
+             const int32_t* aligned, const uint8_t* invalid)
+        : exponents_(size_t(split.coded->set_rows)) {
+        const int64_t count = split.coded->set_rows;
+        const int64_t* const positions = split.coded->sets + set * count;
+        for (int64_t i = 0; i < count; ++i) {
+            exponents_[size_t(i)] = codes[i] + shape.code_row_bytes();
+        }
+        for (int64_t first = 0; first < count;) {
+            const int64_t number = positions[first] / shape.segment_tokens;
+            int64_t stop = first + 1;
+            while (stop < count && positions[stop] / shape.segment_tokens == number) {
+                ++stop;
+            }
+            const SegmentValues& own = split.segments[number];
+            described.push_back({aligned + first, invalid + first, codes + first,
+                                 exponents_.data() + first, 1, own.exponents, own.means, count,
+                                 stop - first});
+            first = stop;
+        }
     }
-    std::vector<uint16_t> halves;
-    for (int64_t i = selection.settled_count; i < selection.coded_count; ++i, out += row_bytes) {
-        const int64_t position = selection.coded[i];
-        code_row(kernels, shape, step.stored_type,
-                 table.tail + (position - table.held) * table.row_bytes,
-                 selection.segments[position / shape.segment_tokens], row_bytes, out, halves);
-        selection.codes[i] = uint64_t(reinterpret_cast<uintptr_t>(out));
+
+    std::vector<CodedTokens> described;
+
+private:
+    std::vector<uint64_t> exponents_;
+};
+
+// Attends to sets one after the other; false where the query is not finite.
+class SplitAttention {
+public:
+    SplitAttention(int32_t variant, const LayerTable& table, const DecodeStep& step,
+                   const SplitSelection& split)
+        : variant_(variant), table_(table), step_(step), split_(split), shape_(weighing_shape(step)),
+          scaled_(size_t(shape_.rows()) * size_t(shape_.head_dim)) {}
+
+    bool run(float* out) {
+        std::vector<float> memory;
+        const Attention query = attention_of(step_, memory);
+        const Choice choice{query.query, shape_.head_dim, step_.group_size, step_.factor, 0, 0, 0};
+        if (!scale_query(shape_, choice, scaled_.data())) {
+            return false;
+        }
+        if (!split_.aligned) {
+            weigh();
+        }
+        const int64_t sets = split_.exact->set_count;
+        for (int64_t set = 0; set < sets; ++set) {
+            attend(set, int(shape_.kv_heads / sets), out);
+        }
+        return true;
     }
+
+private:
+    // L' of all coded tokens.
+    void weigh() {
+        const int64_t count = split_.coded->count;
+        aligned_.reset(new int32_t[size_t(shape_.rows()) * size_t(count) + 1]);
+        invalid_.reset(new uint8_t[size_t(shape_.kv_heads) * size_t(count) + 1]);
+        const Sequence sequence{shape_,        scaled_.data(), table_.segments, table_.segment_count,
+                                step_.threads, 0};
+        aligned_tokens(*scoring_kernels(variant_), sequence, split_.coded->positions, count,
+                       aligned_.get(), invalid_.get());
+    }
+
+    void attend(int64_t set, int heads, float* out) {
+        const SelectedSets &exact = *split_.exact, &coded = *split_.coded;
+        const int32_t* aligned = split_.aligned ? split_.aligned[set] : aligned_.get();
+        const uint8_t* invalid = split_.invalid ? split_.invalid[set] : invalid_.get();
+        const uint64_t *rows = exact.addresses, *codes = coded.addresses;
+        if (exact.numbers) {
+            rows_.resize(size_t(exact.set_rows));
+            codes_.resize(size_t(coded.set_rows));
+            gather(exact, exact.addresses, set, rows_.data());
+            gather(coded, coded.addresses, set, codes_.data());
+            rows = rows_.data();
+            codes = codes_.data();
+        }
+        if (coded.numbers && !split_.aligned) {
+            // Of the set's own tokens and heads; nobody looks at the others.
+            own_aligned_.resize(size_t(shape_.rows() * coded.set_rows));
+            own_invalid_.resize(size_t(shape_.kv_heads * coded.set_rows));
+            const int64_t first = set * heads, members = shape_.heads;
+            for (int64_t row = first * members; row < (first + heads) * members; ++row) {
+                gather(coded, aligned + row * coded.count, set,
+                       own_aligned_.data() + row * coded.set_rows);
+            }
+            for (int64_t head = first; head < first + heads; ++head) {
+                gather(coded, invalid + head * coded.count, set,
+                       own_invalid_.data() + head * coded.set_rows);
+            }
+            aligned = own_aligned_.data();
+            invalid = own_invalid_.data();
+        }
+        const CodedSet own(shape_, split_, set, codes, aligned, invalid);
+        const CodedAttention call{scaled_.data(),     shape_.kv_heads,    step_.group_size,
+                                  shape_.head_dim,    step_.stored_type,  int32_t(set) * heads,
+                                  heads,              step_.threads};
+        attend_coded(variant_, call, rows, exact.set_rows, own.described.data(),
+                     int64_t(own.described.size()), out);
+    }
+
+    template <class T>
+    static void gather(const SelectedSets& of, const T* from, int64_t set, T* out) {
+        const int32_t* const numbers = of.numbers + set * of.set_rows;
+        for (int64_t i = 0; i < of.set_rows; ++i) {
+            out[i] = from[numbers[i]];
+        }
+    }
+
+    const int32_t variant_;
+    const LayerTable& table_;
+    const DecodeStep& step_;
+    const SplitSelection& split_;
+    const Shape shape_;
+    std::vector<float> scaled_;
+    std::unique_ptr<int32_t[]> aligned_;
+    std::unique_ptr<uint8_t[]> invalid_;
+    std::vector<uint64_t> rows_, codes_;
+    std::vector<int32_t> own_aligned_;
+    std::vector<uint8_t> own_invalid_;
+};
+
+// Where the tables have key codes of all coded tokens, or somebody else has weighed them.
+bool are_weighed(const LayerTable& table, const DecodeStep& step, const SplitSelection& split) {
+    const SelectedSets& coded = *split.coded;
+    const int64_t base = (table.segment_count - 1) * step.shape.segment_tokens;
+    return split.aligned || !coded.count || coded.positions[coded.count - 1] < base + table.coded;
 }
 
-bool attend_found(const Kernels& kernels, int32_t variant, const LayerTable& table,
-                  const DecodeStep& step, const CodedSelection& selection, const uint64_t* rows,
-                  float* out) {
-    const Shape& shape = step.shape;
-    const int64_t count = selection.coded_count;
-    const size_t heads = size_t(shape.rows());
-    std::vector<float> memory;
-    const Attention query = attention_of(step, memory);
-    std::vector<float> scaled(heads * size_t(shape.head_dim));
-    const Choice choice{query.query, shape.head_dim, step.group_size, step.factor, 0, 0, 0};
-    if (!scale_query(shape, choice, scaled.data())) {
+void offer(const CodeSlots& slots, const SplitSelection& split) {
+    std::vector<int64_t> rows(size_t(split.missing_count));
+    for (int64_t i = 0; i < split.missing_count; ++i) {
+        rows[size_t(i)] = split.rows[split.missing[i]];
+    }
+    offer_codes(slots, rows.data(), split.numbers, split.arrived, split.row_bytes, split.missing_count);
+}
+
+// Attends and offers what came, in this order: what gives way for it was attended to. False where the
+// query is not finite.
+bool end_split(int32_t variant, const LayerTable& table, const CodeSlots& slots,
+               const DecodeStep& step, const SplitSelection& split, float* out) {
+    if (!SplitAttention(variant, table, step, split).run(out)) {
         return false;
     }
-    const std::unique_ptr<int32_t[]> aligned(new int32_t[heads * size_t(count) + 1]);
-    const std::unique_ptr<uint8_t[]> invalid(new uint8_t[size_t(shape.kv_heads) * count + 1]);
-    const Sequence sequence{shape, scaled.data(), table.segments, table.segment_count, step.threads,
-                            0};
-    aligned_tokens(kernels, sequence, selection.coded, count, aligned.get(), invalid.get());
-    const std::unique_ptr<uint64_t[]> exponents(new uint64_t[size_t(count) + 1]);
-    for (int64_t i = 0; i < count; ++i) {
-        exponents[i] = selection.codes[i] + shape.code_row_bytes();
+    if (split.missing_count) {
+        offer(slots, split);
     }
-    std::vector<CodedTokens> described;
-    for (int64_t first = 0; first < count;) {
-        const int64_t number = selection.coded[first] / shape.segment_tokens;
-        int64_t stop = first + 1;
-        while (stop < count && selection.coded[stop] / shape.segment_tokens == number) {
-            ++stop;
-        }
-        const SegmentValues& own = selection.segments[number];
-        described.push_back({aligned.get() + first, invalid.get() + first, selection.codes + first,
-                             exponents.get() + first, 1, own.exponents, own.means, count,
-                             stop - first});
-        first = stop;
-    }
-    const CodedAttention call{scaled.data(),    shape.kv_heads, step.group_size,
-                              shape.head_dim,   step.stored_type, 0,
-                              shape.kv_heads,   step.threads};
-    attend_coded(variant, call, rows, selection.exact_count, described.data(),
-                 int64_t(described.size()), out);
     return true;
+}
+
+// Finds everything, codes what is here, and where that is all ends the step; kCold where rows are to be
+// read.
+int32_t attend_split(int32_t variant, const LayerTable& table, const PoolTable& pool,
+                     const CodeSlots& slots, const DecodeStep& step, SplitSelection& split,
+                     Misses& misses, float* out) {
+    SelectedSets& exact = *split.exact;
+    misses.count = misses.arrived = 0;
+    if (!split_sets(split, table.length) || !are_weighed(table, step, split)) {
+        return kMisplaced;
+    }
+    const Found found =
+        find_selected(table, pool, step, exact.positions, exact.count, false, exact.addresses);
+    if (found == kNowhere ||
+        !find_split(table, pool, slots, step.shape.segment_tokens, misses, split)) {
+        return kMisplaced;
+    }
+    if (step.fade_shift >= 0) {
+        tally(table, step, exact.positions, exact.count);
+    }
+    if (found == kSomeCold) {
+        list_misses(table, exact.positions, exact.count, exact.addresses, misses);
+    }
+    want_codes(slots, split.rows, split.settled_count);
+    code_here(*scoring_kernels(variant), table, step, split);
+    if (misses.count > misses.arrived || split.cold_count) {
+        return kCold;
+    }
+    return end_split(variant, table, slots, step, split, out) ? kDone : kNotFinite;
 }
 
 }  // namespace
@@ -140,47 +266,88 @@ bool attend_found(const Kernels& kernels, int32_t variant, const LayerTable& tab
 
 using namespace hillinfer;
 
-// See coded_step.h; kMisplaced where a position is nowhere.
-HILLINFER_API int32_t hillinfer_find_codes(const LayerTable* table, const CodeSlots* slots,
-                                           int32_t segment_tokens, int64_t held,
-                                           CodedSelection* selection) {
-    return find_codes(*table, *slots, segment_tokens, held, *selection) ? kDone : kMisplaced;
+// Chooses sets and says what of them is exact; where pools are given, lists what is to be read: kCold
+// where that is something.
+HILLINFER_API int32_t hillinfer_choose_split(int32_t variant, LayerTable* table,
+                                             const PoolTable* pool, const CodeSlots* slots,
+                                             DecodeStep* step, SplitSelection* split) {
+    bool finite = true, is_placed = true;
+    const int32_t outcome = guarded([&] {
+        finite = choose_tokens(*scoring_kernels(variant), *table, *step, split->sets,
+                               split->exact->sets);
+        split->set_rows = step->count;
+        split->exact->set_rows = step->exact;
+        split->cold_count = 0;
+        if (finite && pool) {
+            // When attention looks, the tail holds what it holds now, or what follows a full group.
+            is_placed = split_sets(*split, table->length + step->coming) &&
+                        list_cold(*table, *pool, *slots, step->shape.segment_tokens,
+                                  table->length / kGroupTokens * kGroupTokens, *split);
+        }
+    });
+    if (outcome != kDone) {
+        return outcome;
+    }
+    return !finite ? kNotFinite : !is_placed ? kMisplaced : split->cold_count ? kCold : kDone;
 }
 
-// Codes the values of missing tokens, whose rows lie at some addresses, from the first one on.
-HILLINFER_API int32_t hillinfer_code_missing(int32_t variant, const DecodeStep* step,
-                                             const CodedSelection* selection, int64_t row_bytes,
-                                             const uint64_t* rows, int64_t first, int64_t count) {
+// Lists what is to be read of sets that are told, of so many tokens of which those from `held` on are
+// not: kCold where that is something. Any thread may ask.
+HILLINFER_API int32_t hillinfer_list_cold(const LayerTable* table, const PoolTable* pool,
+                                          const CodeSlots* slots, int32_t segment_tokens,
+                                          int64_t length, int64_t held, SplitSelection* split) {
+    bool is_placed = true;
+    const int32_t failed = guarded([&] {
+        is_placed = split_sets(*split, length) &&
+                    list_cold(*table, *pool, *slots, segment_tokens, held, *split);
+    });
+    return failed != kDone ? failed : !is_placed ? kMisplaced : split->cold_count ? kCold : kDone;
+}
+
+// Finds rows and codes of sets that are told, codes what came, and where all is here attends and offers
+// codes; kCold where rows are to be read: exact ones are `misses` then, the others those of the split.
+HILLINFER_API int32_t hillinfer_attend_split(int32_t variant, const LayerTable* table,
+                                             const PoolTable* pool, const CodeSlots* slots,
+                                             const DecodeStep* step, SplitSelection* split,
+                                             Misses* misses, float* out) {
+    int32_t outcome = kDone;
+    const int32_t failed = guarded([&] {
+        outcome = attend_split(variant, *table, *pool, *slots, *step, *split, *misses, out);
+    });
+    return failed != kDone ? failed : outcome;
+}
+
+// Chooses and attends, one behind the other.
+HILLINFER_API int32_t hillinfer_decode_split(int32_t variant, LayerTable* table,
+                                             const PoolTable* pool, const CodeSlots* slots,
+                                             DecodeStep* step, SplitSelection* split, Misses* misses,
+                                             float* out) {
+    misses->count = misses->arrived = 0;
+    const int32_t outcome = hillinfer_choose_split(variant, table, nullptr, nullptr, step, split);
+    return outcome != kDone
+               ? outcome
+               : hillinfer_attend_split(variant, table, pool, slots, step, split, misses, out);
+}
+
+// Codes values of rows that were to be read, from the first one on, which lie at some addresses now.
+HILLINFER_API int32_t hillinfer_code_cold(int32_t variant, const DecodeStep* step,
+                                          const SplitSelection* split, int64_t first, int64_t count,
+                                          const uint64_t* rows) {
     return guarded([&] {
-        const Kernels& kernels = *scoring_kernels(variant);
-        std::vector<uint16_t> halves;
+        RowCoder coder(*scoring_kernels(variant), *step, *split);
         for (int64_t i = 0; i < count; ++i) {
-            const int64_t position = selection->coded[selection->missing[first + i]];
-            code_row(kernels, step->shape, step->stored_type,
-                     reinterpret_cast<const uint8_t*>(uintptr_t(rows[i])),
-                     selection->segments[position / step->shape.segment_tokens], row_bytes,
-                     selection->arrived + (first + i) * row_bytes, halves);
+            coder.code(rows[i], split->cold_positions[first + i],
+                       split->arrived + split->cold_numbers[first + i] * split->row_bytes);
         }
     });
 }
 
-// Attends to exact rows, all here, and to coded tokens, whose codes are here, or arrived, or whose rows
-// are in the tail. kNotFinite for a query that is not, kMisplaced for a coded token without a key code.
-HILLINFER_API int32_t hillinfer_attend_codes(int32_t variant, const LayerTable* table,
-                                             const DecodeStep* step,
-                                             const CodedSelection* selection, int64_t row_bytes,
-                                             const uint64_t* rows, float* out) {
-    const int64_t count = selection->coded_count;
-    const int64_t base = (table->segment_count - 1) * step->shape.segment_tokens;
-    if (count && (selection->coded[count - 1] >= base + table->coded ||
-                  selection->coded[count - 1] >= table->held + kGroupTokens)) {
-        return kMisplaced;
-    }
+// Attends and offers codes once the rest was read.
+HILLINFER_API int32_t hillinfer_end_split(int32_t variant, const LayerTable* table,
+                                          const CodeSlots* slots, const DecodeStep* step,
+                                          const SplitSelection* split, float* out) {
     bool finite = true;
-    const int32_t outcome = guarded([&] {
-        const Kernels& kernels = *scoring_kernels(variant);
-        take_arrived(kernels, *table, *step, *selection, row_bytes);
-        finite = attend_found(kernels, variant, *table, *step, *selection, rows, out);
-    });
-    return finite ? outcome : kNotFinite;
+    const int32_t failed =
+        guarded([&] { finite = end_split(variant, *table, *slots, *step, *split, out); });
+    return failed != kDone ? failed : finite ? kDone : kNotFinite;
 }

@@ -1,53 +1,71 @@
 // SPDX-License-Identifier: Apache-2.0
-// One layer's step over exact rows and coded tokens, from its selected set to the output (scoring
-// contract, sections 14 to 16).
+// One layer's step over exact rows and coded tokens, from its query to the output (scoring contract,
+// sections 14 to 16).
 #pragma once
 #include <cstdint>
+#include <vector>
 
+#include "coded_slots.h"
 #include "decode_step.h"
+#include "selected_sets.h"
 #include "tables.h"
 
 namespace hillinfer {
 
-// Codes of a layer's tokens by row number. Shared with Python, whose arrays these are.
-struct CodeSlots {
-    const int32_t* slot_of_row;  // Below 0 where nothing is kept.
-    int64_t row_count;
-    const int32_t* numbers;  // Of each slot, that of its segment's values.
-    const uint64_t* chunks;  // Addresses of 64 slots each.
-    int64_t row_bytes;
-};
-
-// A segment's values: the number of codes of them, and their statistics. Shared with Python.
+// A segment's values: the number of codes of them, and their statistics. Shared with Python: the order
+// and types of these fields, and those below, are part of the C interface.
 struct SegmentValues {
     int64_t number;
     const int8_t* exponents;
     const int32_t* means;
 };
 
-// A selected set, and what of it is coded. Shared with Python, likewise.
-struct CodedSelection {
-    const int64_t* selected;  // Positions, ascending.
-    int64_t selected_count;
-    const int64_t* exact;  // Those of them that are exact.
-    int64_t exact_count;
+// Selected sets, what of them is exact and what is coded, and where that lies. Rows and tokens are those
+// that at least one set has.
+struct SplitSelection {
+    int64_t set_rows;  // Positions of each set,
+    int64_t* sets;     // set after set, ascending in each.
+    SelectedSets* exact;
+    SelectedSets* coded;  // Addresses are those of codes.
     const SegmentValues* segments;
     int64_t segment_count;
-    // Written by `find_codes`, as many as are selected.
-    int64_t* coded;     // The other positions,
-    int64_t* rows;      // the numbers of their rows as far as they are in full groups,
-    uint64_t* codes;    // and where their codes lie, 0 where they are not kept.
-    int64_t* missing;   // Which of the coded ones in full groups have none.
-    int64_t coded_count;
-    int64_t settled_count;  // Coded tokens in full groups.
+    // L' of each set's coded tokens and whether their keys are invalid, query or KV heads * tokens, where
+    // shadows do not lie in the tables; else null.
+    const int32_t* const* aligned;
+    const uint8_t* const* invalid;
+    uint8_t* arrived;  // Memory for codes of tokens that have none: as many as are coded.
+    int64_t row_bytes;  // Of one token's.
+    // Written by `find_split`. Of the coded tokens: how many are in full groups, the number behind their
+    // rows' largest, these numbers, and which have no codes.
+    int64_t settled_count;
+    int64_t rows_end;
+    int64_t* rows;
+    int64_t* missing;
     int64_t missing_count;
-    // Memory for codes of those that are missing, and of those in the tail behind them.
-    uint8_t* arrived;
+    int64_t read_count;  // Those of them whose rows are read, ahead or now.
+    // Of the missing ones, numbers of their segments' values, and where their rows lie, 0 where these
+    // are to be read.
+    int64_t* numbers;
+    uint64_t* sources;
+    // Rows that are to be read: of a choice that is made ahead, exact ones and those of tokens without
+    // codes; of one that is attended to, the latter alone, and which of the missing ones they are.
+    int64_t* cold_positions;
+    int64_t* cold_rows;
+    int64_t* cold_numbers;
+    int64_t cold_count;
 };
 
-// Says what is coded of a selection and where its codes lie. Positions from `held` on are in the tail,
-// or come there; false where one has no segment, row, or is exact and not selected.
-bool find_codes(const LayerTable& table, const CodeSlots& slots, int32_t segment_tokens, int64_t held,
-                CodedSelection& selection);
+// Tells the coded tokens of each set; false where an exact one is not selected.
+bool split_sets(SplitSelection& split, int64_t length);
+
+// Lists what of a choice that is made ahead is to be read: positions below `held` whose rows are not
+// hot, exact ones and those of coded tokens without codes; false where one has no row.
+bool list_cold(const LayerTable& table, const PoolTable& pool, const CodeSlots& slots,
+               int32_t segment_tokens, int64_t held, SplitSelection& split);
+
+// Says where codes lie, and where rows of tokens that have none, which may have been read ahead. False
+// where a coded token has no row, or no segment.
+bool find_split(const LayerTable& table, const PoolTable& pool, const CodeSlots& slots,
+                int32_t segment_tokens, const Misses& landed, SplitSelection& split);
 
 }  // namespace hillinfer

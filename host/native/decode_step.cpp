@@ -120,7 +120,8 @@ int64_t store_token(LayerTable& table, const Shape& shape, int32_t number_type,
     return overflows;
 }
 
-bool choose_tokens(const Kernels& kernels, LayerTable& table, DecodeStep& step, int64_t* sets) {
+bool choose_tokens(const Kernels& kernels, LayerTable& table, DecodeStep& step, int64_t* sets,
+                   int64_t* exact) {
     code_tail(kernels, table, step);
     step.coded_at = now();
     std::vector<float> memory;
@@ -129,7 +130,7 @@ bool choose_tokens(const Kernels& kernels, LayerTable& table, DecodeStep& step, 
                             table.segment_count, step.threads, step.coming};
     const Choice choice{query,      step.shape.head_dim, step.group_size, step.factor,
                         step.sinks, step.recent,         step.count};
-    const bool finite = choose(kernels, sequence, choice, sets);
+    const bool finite = choose(kernels, sequence, choice, sets, step.exact, exact);
     step.chosen_at = now();
     return finite;
 }
@@ -205,13 +206,35 @@ void attend_selected(const AttentionKernels& kernels, const DecodeStep& step,
     attend(kernels, attention_of(step, memory), rows_of_sets(selected, addresses), out);
 }
 
+Found attend_joined(int32_t variant, const LayerTable& table, const PoolTable& pool,
+                    const DecodeStep& step, SelectedSets& selected, Misses& misses, float* out) {
+    const int64_t* const positions = selected.positions;
+    if (step.fade_shift >= 0) {
+        tally(table, step, positions, selected.count);
+    }
+    Found found = find_selected(table, pool, step, positions, selected.count, false,
+                                selected.addresses);
+    if (found == kSomeCold) {
+        list_misses(table, positions, selected.count, selected.addresses, misses);
+        found = misses.arrived == misses.count ? kAllHot : kSomeCold;
+    }
+    if (found == kAllHot) {
+        attend_selected(*attention_kernels(variant), step, selected, out);
+    }
+    return found;
+}
+
+int32_t outcome_of(Found found) {
+    return found == kAllHot ? kDone : found == kSomeCold ? kCold : kMisplaced;
+}
+
 // A choice that another thread makes, with all that it was asked.
 struct ChoiceAhead {
-    ChoiceAhead(const Kernels& kernels, LayerTable& table, const DecodeStep& asked,
-                int64_t* sets)
-        : step(asked), errand([this, &kernels, &table, seen = table, sets]() mutable {
+    ChoiceAhead(const Kernels& kernels, LayerTable& table, const DecodeStep& asked, int64_t* sets,
+                int64_t* exact)
+        : step(asked), errand([this, &kernels, &table, seen = table, sets, exact]() mutable {
               bool finite = true;
-              outcome = guarded([&] { finite = choose_tokens(kernels, seen, step, sets); });
+              outcome = guarded([&] { finite = choose_tokens(kernels, seen, step, sets, exact); });
               outcome = finite ? outcome : kNotFinite;
               table.coded = seen.coded;
           }) {
@@ -274,13 +297,13 @@ HILLINFER_API int32_t hillinfer_choose_tokens(int32_t variant, LayerTable* table
 
 // Begins to choose in a thread of the library's own; `end` must follow and returns what
 // hillinfer_choose_tokens without a pool does. The sequence and the sets must stay until then; of its
-// table only the tail's rows that are there, and the segments.
+// table only the tail's rows that are there, and the segments. Exact ones are told where they are wanted.
 HILLINFER_API int32_t hillinfer_choose_begin(int32_t variant, LayerTable* table,
                                              const DecodeStep* step, int64_t* sets,
-                                             ChoiceAhead** ahead) {
+                                             int64_t* exact, ChoiceAhead** ahead) {
     return guarded([&] {
         std::unique_ptr<ChoiceAhead> own(
-            new ChoiceAhead(*scoring_kernels(variant), *table, *step, sets));
+            new ChoiceAhead(*scoring_kernels(variant), *table, *step, sets, exact));
         own->errand.begin();
         *ahead = own.release();
     });
@@ -291,34 +314,6 @@ HILLINFER_API int32_t hillinfer_choose_end(ChoiceAhead* ahead) {
     own->errand.end();
     return own->outcome;
 }
-
-namespace {
-
-// Counts the rows of joined sets as hits, finds them and, where all of them are in memory, attends to
-// them.
-Found attend_joined(int32_t variant, const LayerTable& table, const PoolTable& pool,
-                    const DecodeStep& step, SelectedSets& selected, Misses& misses, float* out) {
-    const int64_t* const positions = selected.positions;
-    if (step.fade_shift >= 0) {
-        tally(table, step, positions, selected.count);
-    }
-    Found found = find_selected(table, pool, step, positions, selected.count, false,
-                                selected.addresses);
-    if (found == kSomeCold) {
-        list_misses(table, positions, selected.count, selected.addresses, misses);
-        found = misses.arrived == misses.count ? kAllHot : kSomeCold;
-    }
-    if (found == kAllHot) {
-        attend_selected(*attention_kernels(variant), step, selected, out);
-    }
-    return found;
-}
-
-int32_t outcome_of(Found found) {
-    return found == kAllHot ? kDone : found == kSomeCold ? kCold : kMisplaced;
-}
-
-}  // namespace
 
 // Counts rows of selected sets as hits, finds them and, where all of them are in memory, attends to
 // the sets; else kCold, or kMisplaced for a position that is nowhere. What was not hot is listed as

@@ -30,6 +30,7 @@ struct DecodeStep {
     int32_t threads;
     int64_t recent;
     int64_t count;
+    int64_t exact;       // How many of them are exact, where the others are coded.
     int32_t step;        // For stamps of slots.
     int32_t fade_shift;  // Of hits, 0 where none fade; below 0 nothing is counted.
     // When the parts were done, nanoseconds of the steady clock, written by the calls.
@@ -45,9 +46,10 @@ int64_t store_token(LayerTable& table, const Shape& shape, int32_t number_type,
                     int64_t value_stride);
 
 // Codes the keys in the tail that are not coded yet, all of the last segment, and chooses sets of
-// `step.count` positions, one behind the other, a coming token the last of each. False where the query
-// is not finite.
-bool choose_tokens(const Kernels& kernels, LayerTable& table, DecodeStep& step, int64_t* sets);
+// `step.count` positions, one behind the other, a coming token the last of each. Where `exact` is given
+// it gets the best `step.exact` of each. False where the query is not finite.
+bool choose_tokens(const Kernels& kernels, LayerTable& table, DecodeStep& step, int64_t* sets,
+                   int64_t* exact = nullptr);
 
 // Counts positions as hits and lets those of before fade.
 void tally(const LayerTable& table, const DecodeStep& step, const int64_t* positions,
@@ -86,5 +88,13 @@ Attention attention_of(const DecodeStep& step, std::vector<float>& memory);
 // Attends to sets whose rows are all here; `out` gets query heads * head_dim.
 void attend_selected(const AttentionKernels& kernels, const DecodeStep& step,
                      const SelectedSets& selected, float* out);
+
+// Counts the rows of joined sets as hits, finds them and, where all of them are in memory, attends to
+// them; lists what is missing.
+Found attend_joined(int32_t variant, const LayerTable& table, const PoolTable& pool,
+                    const DecodeStep& step, SelectedSets& selected, Misses& misses, float* out);
+
+// What Python is told of it.
+int32_t outcome_of(Found found);
 
 }  // namespace hillinfer

@@ -43,7 +43,8 @@ Found find_rows(const Places& places, uint64_t* out) {
             }
             slot = places.slot_of_row[row];
             if (slot >= 0 && places.stamps) {
-                places.stamps[slot] = places.step;
+                // Sequences that attend at once may share the row.
+                __atomic_store_n(places.stamps + slot, places.step, __ATOMIC_RELAXED);
             }
         }
         if (position >= places.held) {

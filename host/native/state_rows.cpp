@@ -2,6 +2,7 @@
 // Rows of a drive become the keys and values of a cache in memory: head by head, in its own type.
 #include "state_rows.h"
 
+#include <algorithm>
 #include <cstring>
 
 #if defined(__x86_64__)
@@ -10,6 +11,8 @@
 
 #include "api.h"
 #include "coded_rows.h"
+#include "crc32c.h"
+#include "thread_pool.h"
 
 namespace hillinfer {
 namespace {
@@ -78,9 +81,41 @@ void place(const StateRows& given) {
     settle();
 }
 
+// Checks a group and places it at once: its rows are in this processor's cache then.
+void land_group(const CheckedRows& given, int64_t group) {
+    StateRows own = given.states;
+    const int64_t first = group * kTokens;
+    own.rows += first * own.row_bytes;
+    given.sums[group] = crc32c(given.salts[group], own.rows, kTokens * own.row_bytes);
+    own.tokens = std::clamp<int64_t>(given.placed - first, 0, kTokens);
+    const int64_t item = own.is_widened ? int64_t(sizeof(float)) : kItemBytes;
+    own.keys += first * own.head_dim * item;
+    own.values += first * own.head_dim * item;
+    place(own);
+}
+
+void land(const CheckedRows* given, int64_t count, int threads) {
+    int64_t groups = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        groups += given[i].states.tokens / kTokens;
+    }
+    run_parallel(threads, groups, [&](int64_t item, int) {
+        const CheckedRows* own = given;
+        for (; item >= own->states.tokens / kTokens; ++own) {
+            item -= own->states.tokens / kTokens;
+        }
+        land_group(*own, item);
+    });
+}
+
 }  // namespace
 }  // namespace hillinfer
 
 HILLINFER_API void hillinfer_place_states(const hillinfer::StateRows* given) {
     hillinfer::place(*given);
+}
+
+HILLINFER_API void hillinfer_land_states(const hillinfer::CheckedRows* given, int64_t count,
+                                         int32_t threads) {
+    hillinfer::land(given, count, threads);
 }

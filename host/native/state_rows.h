@@ -22,4 +22,14 @@ struct StateRows {
     int32_t is_widened;
 };
 
+// The same, checked on the way: rows are whole groups of 64 tokens, of which only the first `placed`
+// tokens go anywhere. Each group's CRC-32C behind its salt is written to `sums`; whoever compares
+// them then knows whether what was placed is right.
+struct CheckedRows {
+    StateRows states;
+    int64_t placed;
+    const uint32_t* salts;
+    uint32_t* sums;
+};
+
 }  // namespace hillinfer

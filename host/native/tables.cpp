@@ -8,7 +8,10 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <new>
+#include <string>
+#include <utility>
 
 #include "api.h"
 
@@ -132,6 +135,22 @@ void SequenceTables::describe(int64_t layer, const Segment* segments, int64_t co
 
 // --- pools ---
 
+namespace {
+
+constexpr uintptr_t kHugePage = 2 << 20;
+
+// Whether this machine makes huge pages for those who ask.
+bool are_huge_pages_allowed() {
+    static const bool allowed = [] {
+        std::ifstream told("/sys/kernel/mm/transparent_hugepage/enabled");
+        std::string text;
+        return std::getline(told, text) && text.find("[never]") == std::string::npos;
+    }();
+    return allowed;
+}
+
+}  // namespace
+
 SlotPool* SlotPool::open(int64_t slots, int64_t row_bytes, int* error) {
     SlotPool* const made = new (std::nothrow) SlotPool;
     if (!made) {
@@ -153,6 +172,10 @@ SlotPool* SlotPool::open(int64_t slots, int64_t row_bytes, int* error) {
     };
     *error = 0;
     reserve(table.data, size_t(row_bytes));
+    if (table.data) {
+        // Where huge pages come unasked they would be memory that nobody counted.
+        madvise(table.data, whole_pages(size_t(slots) * size_t(row_bytes)), MADV_NOHUGEPAGE);
+    }
     reserve(table.rows, sizeof *table.rows);
     reserve(table.positions, sizeof *table.positions);
     reserve(table.last_selected, sizeof *table.last_selected);
@@ -198,6 +221,26 @@ Memory<int32_t> SlotPool::cover(int64_t rows) {
 void SlotPool::grow(int64_t slots) {
     std::fill_n(table.rows + table.used, slots, int64_t(-1));
     table.used += slots;
+    join_pages();
+}
+
+// Selected rows lie scattered, and with small pages nearly each has the processor look for its own:
+// what is wholly taken becomes huge pages, where the system makes them (Linux 6.1).
+void SlotPool::join_pages() {
+    constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older headers do not know.
+    const uintptr_t data = reinterpret_cast<uintptr_t>(table.data);
+    const uintptr_t first =
+        std::max(joined_, (data + kHugePage - 1) / kHugePage * kHugePage);
+    const uintptr_t stop =
+        (data + uintptr_t(table.used * table.row_bytes)) / kHugePage * kHugePage;
+    if (first < stop && are_huge_pages_allowed()) {
+        // Those that nobody has touched yet, and those that somebody has.
+        madvise(reinterpret_cast<void*>(first), stop - first, MADV_HUGEPAGE);
+        for (uintptr_t page = first; page < stop; page += kHugePage) {
+            madvise(reinterpret_cast<void*>(page), kHugePage, kCollapse);
+        }
+        joined_ = stop;
+    }
 }
 
 int64_t SlotPool::free_slots() const {
@@ -247,6 +290,13 @@ void SlotPool::pack(int64_t capacity) {
         table.slot_of_row[table.rows[target]] = int32_t(target);
     }
     table.used = capacity;
+    const uintptr_t end = reinterpret_cast<uintptr_t>(table.data + capacity * table.row_bytes);
+    if (end / kHugePage * kHugePage < joined_) {
+        const uintptr_t last = std::exchange(joined_, end / kHugePage * kHugePage);
+        // Whoever touches them again may take a part of them alone.
+        const uintptr_t first = std::max(joined_, reinterpret_cast<uintptr_t>(table.data));
+        madvise(reinterpret_cast<void*>(first), last - first, MADV_NOHUGEPAGE);
+    }
     const size_t page = size_t(sysconf(_SC_PAGESIZE));
     for (const Column& column : columns()) {
         const size_t size = whole_pages(size_t(table.slots) * column.item_bytes);

@@ -115,6 +115,10 @@ private:
 
     SlotPool() = default;
     std::vector<Column> columns() const;
+    void join_pages();
+
+    // Where rows begin that no huge page holds.
+    uintptr_t joined_ = 0;
     Memory<int32_t> slot_of_row_;
 };
 

@@ -7,12 +7,17 @@ from mutants.mutant import Built, Mutant
 
 _STEP = "host/hillinfer/engine/coded_step.py"
 _NATIVE = "host/native/coded_step.cpp"
+_SPLIT = "host/native/coded_split.cpp"
+_SLOTS = "host/native/coded_slots.cpp"
 _VALUES = "host/hillinfer/shadow/values.py"
 _STEP_TESTS = "tests/host/engine/test_coded_step.py"
 _PLACES = f"{_STEP_TESTS}::test_every_placement_gives_the_golden_models_bits"
 _KINDS = f"{_STEP_TESTS}::test_every_kind_of_selection"
 _TAKEN_BACK = f"{_STEP_TESTS}::test_codes_of_tokens_that_were_taken_back_are_not_taken_for_others"
 _FORK = f"{_STEP_TESTS}::test_codes_of_a_fork_are_not_taken_for_those_of_its_original"
+_FILE = "host/hillinfer/shadow/code_file.py"
+_FILE_TESTS = "tests/host/shadow/test_code_file.py"
+_LANES = "tests/host/gpu/test_coded_lanes.py"
 _SESSION_TESTS = "tests/host/sessions/test_coded_sessions.py"
 
 CODED: tuple[Mutant, ...] = (
@@ -27,8 +32,8 @@ CODED: tuple[Mutant, ...] = (
     Mutant(
         "the-library-finds-codes-of-other-statistics",
         "The library finds codes by row number alone, whichever statistics they were coded with.",
-        _NATIVE,
-        "slot >= 0 && slots.numbers[slot] == selection.segments[segment].number",
+        _SLOTS,
+        "slot >= 0 && slots.numbers[slot] == number",
         "slot >= 0",
         (f"{_STEP_TESTS}::test_forks_that_took_statistics_of_their_own_find_their_own_codes",),
         Built.NATIVE,
@@ -36,12 +41,47 @@ CODED: tuple[Mutant, ...] = (
     Mutant(
         "found-codes-give-way-before-they-are-attended-to",
         "Codes of cold tokens take the slots of codes that the library is about to attend to.",
-        _STEP,
-        "        out = torch.empty(query.shape)\n",
-        "        came = found.rows[missing], own[0].number + 0 * missing, arrived[: len(missing)]\n"
-        "        self._values.offer(layer, *given)\n"
-        "        out = torch.empty(query.shape)\n",
-        (_KINDS, _PLACES),
+        _NATIVE,
+        "    if (!SplitAttention(variant, table, step, split).run(out)) {\n"
+        "        return false;\n"
+        "    }\n"
+        "    if (split.missing_count) {\n"
+        "        offer(slots, split);\n"
+        "    }\n"
+        "    return true;\n",
+        "    if (split.missing_count) {\n"
+        "        offer(slots, split);\n"
+        "    }\n"
+        "    return SplitAttention(variant, table, step, split).run(out);\n",
+        (f"{_STEP_TESTS}::test_codes_that_came_do_not_push_out_what_is_attended_to",),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "codes-take-the-place-of-their-equals",
+        "What is offered pushes out what is wanted as much.",
+        _SLOTS,
+        "fresh[i].worth > lowest[i].worth",
+        "fresh[i].worth >= lowest[i].worth",
+        ("tests/host/shadow/test_value_codes.py",),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "the-most-wanted-codes-give-way",
+        "Codes give way to others in the wrong order.",
+        _SLOTS,
+        "return a.worth < b.worth;",
+        "return a.worth > b.worth;",
+        ("tests/host/shadow/test_value_codes.py",),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "codes-of-a-row-that-landed-beside",
+        "A token without codes is coded by the row that landed behind its own.",
+        _SPLIT,
+        "landed.landed_places[next] * table.row_bytes",
+        "(landed.landed_places[next] + 1) * table.row_bytes",
+        (_PLACES,),
+        Built.NATIVE,
     ),
     Mutant(
         "a-tail-s-codes-are-of-the-next-row",
@@ -64,25 +104,18 @@ CODED: tuple[Mutant, ...] = (
         "shadows-are-read-once-for-each-set",
         "Sets of their own ask for streamed shadows one set after the other.",
         _STEP,
-        "weighed = self._weights.of_each(scaled, shadows, coded)",
-        "weighed = [self._weights.of_each(scaled, shadows, [one])[0] for one in coded]",
+        "found = self._weights.of_each(scaled, shadows, coded)",
+        "found = [self._weights.of_each(scaled, shadows, [one])[0] for one in coded]",
         (f"{_STEP_TESTS}::test_streamed_shadows_that_only_some_sets_want",),
-    ),
-    Mutant(
-        "who-asks-takes-memory",
-        "Another thread than the one that attends makes room for tables of codes.",
-        _VALUES,
-        "            known = rows < self._covered\n",
-        "            self._cover(int(rows.max()) + 1)\n            known = rows < self._covered\n",
-        ("tests/host/shadow/test_value_codes.py", "tests/host/shadow/test_shortage_of_codes.py"),
     ),
     Mutant(
         "what-many-wanted-is-wanted-for-ever",
         "Sums of how often codes were wanted run into infinity.",
-        _VALUES,
-        "np.minimum(worth, _MOST_WORTH)",
-        "worth",
+        _SLOTS,
+        "std::min(worth_of(own) + slots.step_worth, slots.most_worth)",
+        "worth_of(own) + slots.step_worth",
         ("tests/host/shadow/test_value_codes.py", "tests/host/shadow/test_shortage_of_codes.py"),
+        Built.NATIVE,
     ),
     Mutant(
         "codes-give-way-for-themselves",
@@ -95,10 +128,11 @@ CODED: tuple[Mutant, ...] = (
     Mutant(
         "exponents-of-another-token",
         "Exponents of a coded token are looked for one byte too far.",
-        _STEP,
-        "exponents = codes + np.uint64(self._code_bytes)",
-        "exponents = codes + np.uint64(self._code_bytes + 1)",
+        _NATIVE,
+        "codes[i] + shape.code_row_bytes()",
+        "codes[i] + shape.code_row_bytes() + 1",
         (_PLACES,),
+        Built.NATIVE,
     ),
     Mutant(
         "a-floor-that-nobody-keeps",
@@ -120,9 +154,121 @@ CODED: tuple[Mutant, ...] = (
         "sessions-forget-statistics-of-values",
         "A resumed session takes statistics of its values anew.",
         "host/hillinfer/kv/shadow_keeper.py",
-        "values = None if self._values is None else saved.values(number, layer)",
+        "values = None if self.values is None else saved.values(number, layer)",
         "values = None",
         (_SESSION_TESTS,),
+    ),
+    Mutant(
+        "sessions-forget-what-codes-are-worth",
+        "How often codes were wanted is saved and not taken up again.",
+        "host/hillinfer/kv/opened_sequences.py",
+        "recall_codes(saved, sequence, self._shadow.values)",
+        "pass",
+        (_SESSION_TESTS,),
+    ),
+    Mutant(
+        "worth-is-saved-in-the-unit-of-a-run",
+        "A session keeps worth relative to the run's first step, not to its last.",
+        _VALUES,
+        "self._worth[rows[known]] / np.float16(self._step_worth)",
+        "self._worth[rows[known]]",
+        (_SESSION_TESTS, "tests/host/shadow/test_value_codes.py"),
+    ),
+    Mutant(
+        "what-is-recalled-takes-worth-away",
+        "A second session of the same rows lowers what the first has found since.",
+        _VALUES,
+        "np.maximum(self._worth[rows], now.astype(np.float16))",
+        "now.astype(np.float16)",
+        ("tests/host/shadow/test_value_codes.py",),
+    ),
+    Mutant(
+        "sessions-hold-any-worth",
+        "Worth of a session is taken whatever it says.",
+        "host/hillinfer/kv/saved_sequences.py",
+        "if not ((worth >= 0) & (worth <= MOST_WORTH)).all():",
+        "if False:",
+        (_SESSION_TESTS,),
+    ),
+    Mutant(
+        "codes-of-a-file-are-of-any-statistics",
+        "Codes of a file are taken whichever statistics they were coded with.",
+        _FILE,
+        "own[groups[known]] == numbers[known]",
+        "own[groups[known]] >= 0",
+        (_FILE_TESTS,),
+    ),
+    Mutant(
+        "codes-of-a-file-outlive-their-group",
+        "Codes of a file are found by who has a group's number next.",
+        _FILE,
+        "self._numbers[:, own[own < self._numbers.shape[1]]] = _NOTHING",
+        "pass",
+        (_FILE_TESTS, _TAKEN_BACK),
+    ),
+    Mutant(
+        "changed-codes-of-a-file-are-taken",
+        "Nobody compares codes that are read with their checksums.",
+        _FILE,
+        "buffer, places, self._landing, sums, starts=starts",
+        "buffer, places, self._landing, None, starts=starts",
+        (_FILE_TESTS,),
+    ),
+    Mutant(
+        "layers-share-their-place-in-the-file-of-codes",
+        "A layer's codes are written where another layer's are.",
+        _FILE,
+        "((span * self._layers + layer) * TABLE_GROWTH_ROWS + inside)",
+        "(span * TABLE_GROWTH_ROWS + inside)",
+        (_FILE_TESTS,),
+    ),
+    Mutant(
+        "codes-of-a-file-go-to-their-neighbours",
+        "What was begun to be read is taken in another order than it was.",
+        _FILE,
+        "at = order[np.minimum(at, len(order) - 1)]",
+        "at = np.minimum(at, len(order) - 1)",
+        (_FILE_TESTS,),
+    ),
+    Mutant(
+        "exact-rows-come-as-codes",
+        "Exact tokens that are cold are read of the file of codes, and their rows on demand.",
+        _STEP,
+        "of_each[np.isin(positions, np.concatenate(split.exact_sets))] = NO_NUMBER",
+        "pass",
+        (f"{_STEP_TESTS}::test_exact_rows_are_not_read_of_the_file_of_codes",),
+    ),
+    Mutant(
+        "cold-tokens-are-coded-into-others-places",
+        "Rows that stay to be read, once codes came of a file, are coded to the first places.",
+        "host/hillinfer/native/split_rows.py",
+        "            column[: len(own)] = column[own]\n",
+        "            pass\n",
+        (_PLACES, f"{_STEP_TESTS}::test_tokens_that_the_file_lacks_come_as_rows"),
+    ),
+    Mutant(
+        "coded-steps-do-not-wait-for-the-newest-row",
+        "A coded step of a model on a GPU looks at a row that has not come back.",
+        "host/hillinfer/engine/gpu_coded_step.py",
+        "        self._gpu.arrivals.settle()\n",
+        "",
+        (_LANES,),
+    ),
+    Mutant(
+        "halves-of-code-bytes-change-places",
+        "A code row's high halves are unpacked as its low ones.",
+        "host/hillinfer/attention/torch_values.py",
+        "torch.cat([(halves << 4) >> 4, halves >> 4], dim=3)",
+        "torch.cat([halves >> 4, (halves << 4) >> 4], dim=3)",
+        (_LANES,),
+    ),
+    Mutant(
+        "codes-on-a-gpu-are-of-the-first-segments",
+        "Statistics of coded tokens on a GPU are those of the first segments.",
+        "host/hillinfer/gpu/coded.py",
+        "[own[number].statistics for number in numbers.tolist()]",
+        "[own[0].statistics for number in numbers.tolist()]",
+        (_LANES,),
     ),
     Mutant(
         "a-group-has-its-first-token-twice",

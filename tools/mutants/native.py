@@ -231,6 +231,37 @@ NATIVE: tuple[Mutant, ...] = (
         Built.NATIVE,
     ),
     Mutant(
+        "joined-rows-choose-with-a-token-more",
+        "A predicted query of a step together ranks the token that is coming, too.",
+        "host/native/step_rows.cpp",
+        "    --before.length;\n",
+        "",
+        (
+            f"{_TESTS}/engine/test_joined_step.py::test_rows_together_have_the_bits_sets_and_counts_of_rows_alone",
+        ),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "joined-rows-attend-with-the-first-query",
+        "Every row of a step together attends with the query of the first one.",
+        "host/native/step_rows.cpp",
+        "ask(step, asked.query, own.row);",
+        "ask(step, asked.query, 0);",
+        (
+            f"{_TESTS}/engine/test_joined_step.py::test_rows_together_have_the_bits_sets_and_counts_of_rows_alone",
+        ),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "pages-of-hot-rows-stay-small",
+        "Hot rows stay in small pages, however many are taken.",
+        "host/native/tables.cpp",
+        "if (first < stop && are_huge",
+        "if (stop < first && are_huge",
+        (f"{_TESTS}/kv/test_hot_pool.py::test_rows_that_are_wholly_taken_lie_in_huge_pages",),
+        Built.NATIVE,
+    ),
+    Mutant(
         "coded-weights-one-power-short",
         "Coded tokens 40 powers below the largest weigh nothing.",
         "host/native/coded.h",

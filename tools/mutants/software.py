@@ -405,6 +405,34 @@ _CAUGHT = (
         ),
     ),
     Mutant(
+        "steps-together-one-row-at-a-time",
+        "Caches that take a step together attend one after the other, each in calls of its own.",
+        "host/hillinfer/hf/joined_cache.py",
+        "        self._together = {row: lone[row] for row in taken}",
+        "        self._together = {}",
+        (
+            f"{_TESTS}/hf/test_step_depth.py::test_a_step_of_joined_caches_makes_no_call_for_each_row",
+        ),
+    ),
+    Mutant(
+        "tokens-of-steps-together-of-the-first-row",
+        "A row of a step together is counted with the length of the first one.",
+        "host/hillinfer/engine/joined_step.py",
+        "sequence, length, table = part.sequence, part.past + 1,",
+        "sequence, length, table = part.sequence, self.parts[0].past + 1,",
+        (f"{_TESTS}/engine/test_joined_step.py::test_rows_that_are_cold_change_no_bit",),
+    ),
+    Mutant(
+        "joined-at-a-groups-end",
+        "A row whose token fills its group is stored with others, and does not go to the drive.",
+        "host/hillinfer/engine/joined_step.py",
+        "past % GROUP_TOKENS < GROUP_TOKENS - 1",
+        "past % GROUP_TOKENS < GROUP_TOKENS",
+        (
+            f"{_TESTS}/engine/test_joined_step.py::test_rows_whose_group_begins_or_ends_go_by_themselves",
+        ),
+    ),
+    Mutant(
         "statistics-of-half-a-step",
         "Statistics are taken in the middle of another thread's step.",
         "host/hillinfer/hf/engine.py",
@@ -428,7 +456,7 @@ _HARD_TO_SEE = (
     Mutant(
         "pool-looked-at-too-early",
         "A step looks for hot rows while some are being promoted.",
-        "host/hillinfer/engine/decode_step.py",
+        "host/hillinfer/engine/layer_calls.py",
         """        self._pools.settle(layer)
         if length > len(""",
         """        if length > len(""",
@@ -437,7 +465,7 @@ _HARD_TO_SEE = (
     Mutant(
         "choice-aside-at-a-groups-end",
         "Another thread chooses while the token that comes begins a group, over the tail's rows.",
-        "host/hillinfer/engine/decode_step.py",
+        "host/hillinfer/engine/layer_calls.py",
         "            and past % GROUP_TOKENS != 0\n",
         "",
         (

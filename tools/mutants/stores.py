@@ -15,6 +15,7 @@ _COMMAND = f"{_TESTS}/cli/test_store_command.py"
 _LOST = "tests/host/faults/test_lost_rows.py"
 _ROOM = "tests/host/store/test_room.py"
 _LANDED = f"{_TESTS}/reuse/test_landed_states.py"
+_STREAMING = f"{_TESTS}/reuse/test_streaming.py"
 
 STORES: tuple[Mutant, ...] = (
     Mutant(
@@ -159,6 +160,28 @@ STORES: tuple[Mutant, ...] = (
         (f"{_TESTS}/bench/test_sealed_pool_cost.py::test_pairs_are_compared_and_not_their_sums",),
     ),
     Mutant(
+        "question-stored-beside-its-document",
+        "A question is stored while its document's last chunk is still being filled.",
+        "host/hillinfer/hf/prompts.py",
+        "                writing.facts()\n",
+        "                pass\n",
+        (
+            f"{_TESTS}/reuse/test_prompts_of_attached_models.py::"
+            "test_a_question_goes_on_in_its_document_however_slow_the_drive_is",
+        ),
+    ),
+    Mutant(
+        "fork-forgets-its-document",
+        "A fork stores its question without waiting for its document.",
+        "host/hillinfer/hf/prompts.py",
+        "        twin._before = self._reading or self._before\n",
+        "",
+        (
+            f"{_TESTS}/reuse/test_prompts_of_attached_models.py::"
+            "test_a_question_goes_on_in_its_document_however_slow_the_drive_is",
+        ),
+    ),
+    Mutant(
         "rows-land-behind-their-end",
         "Rows that nobody wants go to places of tokens that are computed.",
         "host/hillinfer/reuse/landed_states.py",
@@ -173,6 +196,61 @@ STORES: tuple[Mutant, ...] = (
         "            part = torch.from_numpy(block[at * own : at * own + byte_count])\n",
         "            part = torch.from_numpy(block)[at * own : at * own + byte_count]\n",
         (f"{_LANDED}::test_whoever_copies_states_copies_no_others",),
+    ),
+    Mutant(
+        "rows-wait-for-no-pass",
+        "Threads that read take cores from a pass that keeps all of them busy.",
+        "host/hillinfer/reuse/row_placing.py",
+        "if not (self._threads and self._is_computing):",
+        "if True:",
+        (f"{_STREAMING}::test_rows_wait_for_a_pass_that_keeps_all_cores_busy",),
+    ),
+    Mutant(
+        "rows-wait-for-ever",
+        "Rows wait for long for a pass that broke off.",
+        "host/hillinfer/reuse/row_placing.py",
+        "_PATIENCE_SECONDS = 0.5",
+        "_PATIENCE_SECONDS = 40.0",
+        (f"{_STREAMING}::test_rows_wait_for_a_pass_that_keeps_all_cores_busy",),
+    ),
+    Mutant(
+        "waiting-rows-unchecked",
+        "What is wrong with rows that a pass placed is told to nobody.",
+        "host/hillinfer/reuse/row_placing.py",
+        "                    one.check(sums[one])\n",
+        "                    one.is_checked = True\n",
+        (f"{_STREAMING}::test_a_flipped_bit_is_computed_anew_behind_what_is_right",),
+    ),
+    Mutant(
+        "sums-of-the-first-group",
+        "Each group of rows that a pass places is checked as the first one.",
+        "host/native/state_rows.cpp",
+        "given.sums[group] = crc32c(given.salts[group], own.rows",
+        "given.sums[group] = crc32c(given.salts[0], own.rows",
+        (f"{_LANDED}::test_rows_are_checked_and_placed_at_once",),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "first-layer-hides",
+        "The first layer's rows count as hidden behind computing.",
+        "tools/hillinfer_bench/storing/first_token.py",
+        "        return first + max(",
+        "        return max(",
+        (
+            f"{_TESTS}/bench/test_store_goals.py::"
+            "test_reading_hides_behind_computing_as_far_as_cores_are_idle",
+        ),
+    ),
+    Mutant(
+        "heap-keeps-what-is-free",
+        "The heap keeps what is freed while tables grow, which M0 does not count.",
+        "host/hillinfer/kv/hot_pools.py",
+        "            give_free_memory_back()\n",
+        "            pass\n",
+        (
+            f"{_TESTS}/kv/test_hot_pools.py::"
+            "test_the_heap_keeps_nothing_that_is_free_while_tables_grow",
+        ),
     ),
     Mutant(
         "rows-land-in-another-head",
@@ -281,9 +359,9 @@ STORES: tuple[Mutant, ...] = (
     Mutant(
         "streamed-rows-unchecked",
         "Rows of a stream are not compared with their checksums.",
-        "host/hillinfer/store/prefix.py",
-        "                self._check(chunk, layer, 0, rows, own_salts)\n",
-        "                (lambda *_: None)(chunk, layer, 0, rows, own_salts)\n",
+        "host/hillinfer/arrived_rows.py",
+        "        if (sums != self._expected).any():\n",
+        "        if False:\n",
         (
             f"{_TESTS}/reuse/test_streaming.py::test_a_flipped_bit_is_computed_anew_behind_what_is_right",
         ),

@@ -8,9 +8,11 @@ from mutants.frontier import FRONTIER
 from mutants.hardware import HARDWARE
 from mutants.mutant import Mutant
 from mutants.native import NATIVE
+from mutants.placement import PLACEMENT
 from mutants.prompts import PROMPTS
 from mutants.pruning import PRUNING
 from mutants.secrecy import SECRECY
+from mutants.serving import SERVING
 from mutants.software import SOFTWARE
 from mutants.stores import STORES
 from mutants.study import STUDY
@@ -30,4 +32,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *CODED,
     *TORCH_CODED,
     *STUDY,
+    *SERVING,
+    *PLACEMENT,
 )

@@ -248,36 +248,6 @@ class CodedAttention:
         segments = (CodedTokens * len(coded))(*(self._tokens(one) for one in coded))
         if not len(rows) and not any(one.tokens for one in segments):
             raise ValueError("attention needs a token: both sets are empty")
-        return self._attended(call, scaled, rows, ctypes.addressof(segments), len(segments))
-
-    def attend_described(
-        self,
-        scaled: NDArray[np.float32],
-        rows: NDArray[np.uint64],
-        coded: NDArray[np.int64],
-        heads: range | None = None,
-    ) -> NDArray[np.float32]:
-        """Attend as `attend` does, to coded tokens that are described already.
-
-        Parameters
-        ----------
-        scaled, rows, heads
-            As there.
-        coded
-            Of shape (segments, 9): the words of `CodedTokens`. The caller answers for them.
-        """
-        call = self._call(scaled, heads)
-        _check_rows(rows)
-        return self._attended(call, scaled, rows, coded.ctypes.data, len(coded))
-
-    def _attended(
-        self,
-        call: CodedCall,
-        scaled: NDArray[np.float32],
-        rows: NDArray[np.uint64],
-        segments: int,
-        count: int,
-    ) -> NDArray[np.float32]:
         out = np.zeros(scaled.shape, np.float32)
         self._library.call(
             "hillinfer_coded_attend",
@@ -285,8 +255,8 @@ class CodedAttention:
             ctypes.byref(call),
             rows.ctypes.data,
             len(rows),
-            segments,
-            count,
+            ctypes.addressof(segments),
+            len(segments),
             out.ctypes.data,
         )
         return out

@@ -17,6 +17,8 @@ from hillinfer.model_shape import ModelShape
 from hillinfer.scoring.layout import probe_bytes, score_bytes_per_token, scratch_bytes
 from hillinfer.secrecy.cold_pages import table_bytes
 from hillinfer.settings import HOST_DEVICES, Encryption, Settings
+from hillinfer.shadow.code_file import buffer_bytes as code_buffer_bytes
+from hillinfer.shadow.code_file import table_bytes as code_table_bytes
 from hillinfer.shadow.leaving import LEAVING_SHADOWS
 from hillinfer.shadow.store import (
     STREAM_BUFFERS,
@@ -196,7 +198,7 @@ class BudgetPlan:
             + score_bytes(spec, settings.scope, tokens)
             + segments * shape.layers * value_statistics_bytes(spec, settings)
             + coded_bytes(shape, spec, settings, tokens)
-            + (rows * shape.layers * ROW_TABLE_BYTES if settings.has_coded_tokens else 0),
+            + _code_table_bytes(shape, settings, rows),
             device=device,
             encryption=settings.encrypt_cold_pool,
         )
@@ -317,8 +319,9 @@ def value_statistics_bytes(spec: KernelSpec, settings: Settings) -> int:
     return statistics_bytes(spec) if settings.has_coded_tokens else 0
 
 
-# A coded token's position, row, places of codes and exponents, and whether they are missing.
-_PLACE_BYTES = 5 * 8
+# A coded token's position twice, row, places of codes and exponents, and what is said of those
+# whose codes are missing or whose rows are to be read, with an eighth of room to grow.
+_PLACE_BYTES = 14 * 8
 _WEIGHT_BYTES = 4
 
 
@@ -326,6 +329,23 @@ def weighed_bytes(spec: KernelSpec) -> int:
     """Return what a step keeps of a coded token in each set: L', if it is invalid, and places."""
     weights = spec.kv_heads * spec.group_size * _WEIGHT_BYTES
     return weights + spec.kv_heads + _PLACE_BYTES
+
+
+_CODED_GROWTH_TOKENS = 1024
+
+
+def most_coded(sets: int, selected: int, tokens: int) -> int:
+    """Return for how many tokens a step has room whose codes are read of a file."""
+    return round_up(min(tokens, sets * selected), _CODED_GROWTH_TOKENS)
+
+
+def _code_table_bytes(shape: ModelShape, settings: Settings, rows: int) -> int:
+    """Return what is known of the codes of so many rows, in memory and on the drive."""
+    if not settings.has_coded_tokens:
+        return 0
+    on_drive = 0 if settings.encrypt_cold_pool is Encryption.YES else 1
+    filed = on_drive * code_table_bytes(shape.layers, rows)
+    return rows * shape.layers * ROW_TABLE_BYTES + filed
 
 
 def coded_bytes(shape: ModelShape, spec: KernelSpec, settings: Settings, tokens: int) -> int:
@@ -341,6 +361,8 @@ def coded_bytes(shape: ModelShape, spec: KernelSpec, settings: Settings, tokens:
     exact = exact_count(tokens, settings.exact, settings.exact_floor, min(kept, tokens), count)
     sets = 1 if settings.scope is Scope.LAYER else spec.kv_heads
     codes = min(tokens, sets * count) * (code_row_bytes(spec) + spec.kv_heads)
+    if settings.encrypt_cold_pool is not Encryption.YES:
+        codes += code_buffer_bytes(spec, most_coded(sets, count, tokens))
     # A shorter context may have more coded tokens, where `max_selected` bounds both.
     weighed = sets * count * weighed_bytes(spec)
     return codes + weighed + min(tokens, sets * exact) * shape.row_bytes

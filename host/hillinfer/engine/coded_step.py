@@ -3,124 +3,67 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Iterable, Iterator
-from contextlib import closing
-from dataclasses import dataclass
+import math
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.attention.coded import CodedAttention
-from hillinfer.engine.budget_plan import weighed_bytes
+from hillinfer.engine.budget_plan import most_coded, weighed_bytes
+from hillinfer.engine.cold_rows import ColdRows
+from hillinfer.engine.layer_calls import (
+    AskedStep,
+    ChoiceAhead,
+    CountedMemory,
+    LayerCalls,
+    ReusedRows,
+    SplitCall,
+)
 from hillinfer.engine.queries import explained, host_query
-from hillinfer.engine.selection import Sets, TokenSelection
-from hillinfer.kv.gather import Gather, copy_rows
-from hillinfer.kv.prefetch_buffer import LandedRows
-from hillinfer.kv.sequence import NUMBER_TYPES, Sequence
+from hillinfer.engine.selection import Ahead, Sets, TokenSelection
+from hillinfer.kv.hot_pools import HotPools
+from hillinfer.kv.pool_keeper import LayerStepLog
+from hillinfer.kv.prefetch_buffer import LandedRows, PrefetchBuffer
+from hillinfer.kv.sequence import Sequence
 from hillinfer.kv.shadow_keeper import ShadowKeeper
-from hillinfer.memory_budget import Accountant, Part
-from hillinfer.model_shape import StoredType
-from hillinfer.native.coded import FoundCodes
+from hillinfer.memory_budget import Accountant
 from hillinfer.native.library import native_library
-from hillinfer.native.structures import DecodeStep, Shape, row_addresses
-from hillinfer.scoring.aligned import AlignedWeights, Weighed
-from hillinfer.scoring.arguments import query_factor
-from hillinfer.shadow.values import SegmentValues, ValueCodes
+from hillinfer.native.split_rows import SplitRows
+from hillinfer.scoring.aligned import AlignedWeights
+from hillinfer.scoring.scorer import ImportanceEvaluation
+from hillinfer.shadow.code_file import NO_NUMBER, CodeFile
+from hillinfer.shadow.segments import SegmentLayer
+from hillinfer.shadow.values import ValueCodes
 from hillinfer.statistics import Counters
-from hillinfer.trace.recorder import Lane, Recorder
-from hillinfer_model.choices import Scope
-from hillinfer_model.coded_attention import BLOCK_TOKENS
+from hillinfer.trace.recorder import SILENT, Lane, Recorder
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import GROUP_TOKENS
-from hillinfer_model.value_layout import code_row_bytes
 
-Positions = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class _Described:
-    """The coded tokens of a set as `CodedTokens` has them, int64 (segments, 9), and what they name.
-
-    Addresses are those of the arrays beside them.
-    """
-
-    words: NDArray[np.int64]
-    code_rows: NDArray[np.uint64]
-    exponents: NDArray[np.uint64]
-    weighed: Weighed
-
-
-@dataclass(frozen=True)
-class _Arrivals:
-    """Codes of tokens whose rows were brought, by row number; and what keeps the others meanwhile.
-
-    `numbers` are those of their segments' values, `codes` uint8 (tokens, row_bytes).
-    """
-
-    rows: Positions
-    numbers: Positions
-    codes: NDArray[np.uint8]
-    kept: list[NDArray[np.uint8]]
-
-
-# --- Memory that is used again ---
-
-
-class _Reused:
-    """Rows of memory for one step of one layer, counted when they grow."""
-
-    def __init__(self, row_bytes: int, accountant: Accountant) -> None:
-        self._row_bytes = row_bytes
-        self._accountant = accountant
-        self._memory = np.zeros((0, row_bytes), np.uint8)
-
-    def take(self, rows: int) -> NDArray[np.uint8]:
-        """Return so many rows, valid until the next are taken."""
-        if rows > len(self._memory):
-            self._accountant.take(Part.STAGING, (rows - len(self._memory)) * self._row_bytes)
-            self._memory = np.zeros((rows, self._row_bytes), np.uint8)
-        return self._memory[:rows]
-
-
-class _Counted:
-    """Counts memory that each step of a layer makes anew, by the tokens that it is made for."""
-
-    def __init__(self, token_bytes: int, accountant: Accountant) -> None:
-        self._token_bytes = token_bytes
-        self._accountant = accountant
-        self._tokens = 0
-
-    def expect(self, tokens: int) -> None:
-        """Count what a step of so many tokens makes, where none had as many."""
-        more = max(0, tokens - self._tokens)
-        if more:
-            self._accountant.take(Part.STAGING, more * self._token_bytes)
-            self._tokens += more
-
-
-# --- The step ---
+_CHOOSE = "hillinfer_choose_split"
 
 
 class CodedStep:
     """Brings exact rows and value codes of a layer's selected tokens together and attends to them.
 
     Exact rows come as all rows do, and become hot. Codes of values lie in DRAM, or are made of rows
-    that are read for that and then forgotten. Keys of coded tokens are their L'.
+    that are read for that and then forgotten. Keys of coded tokens are their L'. Where all is here,
+    or was read ahead, one call of the library does it, and a second one where something is read.
 
     Parameters
     ----------
-    attention
-        Computes.
     weights
-        Computes L'.
-    values
-        Keeps value codes.
-    selection, shadow
-        Who else uses shadows meanwhile, and who knows where they lie.
-    gather
-        Brings rows.
+        Computes L' where the library does not find key codes in its tables.
+    values, file
+        Keep value codes; the file is None where none is.
+    evaluation, selection, shadow
+        Who chooses, who else uses shadows meanwhile, and who knows where they lie.
+    pools, prefetch, cold
+        Where rows lie, who reads them ahead, and who brings those that are cold.
+    calls
+        Tell the library of queries.
+    log
+        Takes what was read in each layer and step.
     row_bytes
         Of a row.
     accountant
@@ -133,74 +76,184 @@ class CodedStep:
 
     def __init__(
         self,
-        attention: CodedAttention,
         weights: AlignedWeights,
         values: ValueCodes,
+        file: CodeFile | None,
+        evaluation: ImportanceEvaluation,
         selection: TokenSelection,
         shadow: ShadowKeeper,
-        gather: Gather,
+        pools: HotPools,
+        prefetch: PrefetchBuffer,
+        cold: ColdRows,
+        calls: LayerCalls,
+        log: LayerStepLog,
         row_bytes: int,
         accountant: Accountant,
         counters: Counters,
         recorder: Recorder,
     ) -> None:
-        self._attention = attention
         self._weights = weights
         self._values = values
+        self._file = file
+        self._evaluation = evaluation
         self._selection = selection
         self._shadow = shadow
-        self._gather = gather
+        self._pools = pools
+        self._prefetch = prefetch
+        self._cold = cold
+        self._calls = calls
+        self._log = log
         self._counters = counters
         self._recorder = recorder
-        self._segment_tokens = weights.spec.segment_tokens
-        self._code_bytes = code_row_bytes(weights.spec)
+        self._is_recorded = recorder is not SILENT
         self._library = native_library()
-        self._is_native = weights.variant is attention.variant
-        self._number = attention.variant.number
-        shape = attention.shape
-        self._step = DecodeStep(
-            shape=Shape.of(weights.spec, Scope.LAYER),
-            group_size=shape.group_size,
-            stored_type=0 if shape.stored_type is StoredType.BFLOAT16 else 1,
-        )
-        self._step_address = ctypes.addressof(self._step)
-        # Codes of tokens whose rows were brought, and rows that come in more runs than one.
-        self._arrived = _Reused(values.coder.row_bytes, accountant)
-        self._together = _Reused(row_bytes, accountant)
-        self._weighed = _Counted(weighed_bytes(weights.spec), accountant)
+        self._segment_tokens = weights.spec.segment_tokens
+        self._number = weights.variant.number
+        choosing = evaluation.table_variant
+        self._choosing_number = None if choosing is None else choosing.number
+        self._both, self._ahead, self._rows = calls.asked(), calls.asked(), calls.asked()
+        self._newest_step = 0
+        self._code_bytes = values.coder.row_bytes
+        # Codes of tokens that had none, and exact rows that come in more reads than one.
+        self._arrived = ReusedRows(self._code_bytes, accountant)
+        self._together = ReusedRows(row_bytes, accountant)
+        self._weighed = CountedMemory(weighed_bytes(weights.spec), accountant)
+        # What is chosen ahead is copied from it before a layer is attended to.
+        self._split = SplitRows(evaluation.sets, 0, 0, 0, self._code_bytes)
+
+    @property
+    def chosen(self) -> Sets:
+        """The sets that the last `step` chose."""
+        return self._split.sets
 
     def begin_step(self) -> None:
-        """Note that a forward pass begins."""
+        """Note that a forward pass begins; what one that broke off began to read is dropped."""
+        if self._file is not None:
+            self._file.drop()
         self._values.begin_step()
 
-    def missing(
-        self, layer: int, sequence: Sequence, sets: Sets, exact: Sets, on_drive: int
-    ) -> Positions:
-        """Return positions of coded tokens whose codes DRAM does not hold now, ascending.
+    # --- ahead of a layer's turn -----------------------------------------------------------
+
+    def choose_next(
+        self, layer: int, sequence: Sequence, query: torch.Tensor, scaling: float
+    ) -> Ahead | ChoiceAhead | None:
+        """Choose for the token that is about to come to a layer, and begin to read what is cold.
+
+        Parameters and errors as in `NativeDecode.choose_next`.
+
+        Returns
+        -------
+        What is chosen, or who chooses it; None, and nothing is done, where no token is coded or the
+        choice is not one that the native library makes over its tables.
+        """
+        past, ahead = sequence.lengths[layer], self._ahead
+        if sequence.observed[layer] is not None:
+            return None
+        if not self._is_told(ahead, past, 1, sequence.lacking, scaling):
+            return None
+        if not self._calls.tell_query(ahead.step, query):
+            return None
+        number, table = self._choosing_number, sequence.table_addresses[layer]
+        assert number is not None
+        try:
+            with self._selection.scoring:
+                own = self._shadow.described(layer, sequence, past)
+                if own is None:
+                    return None
+                threads = 1 if self._is_recorded else int(ahead.step.threads)
+                if self._calls.may_choose_aside(past, self._newest_step, threads):
+                    return self._begin_aside(layer, sequence, own)
+                split = self._with_room(ahead, past + 1)
+                split.tell_values(self._known_words(layer, sequence))
+                # While rows of the layer move nobody may look where they are.
+                self._pools.wait_for(layer)
+                pool = self._pools.layers[layer].table_address
+                choose = partial(
+                    self._library.decode, "hillinfer_choose_split", number, table, pool
+                )
+                is_here = self._values.look(
+                    layer, lambda slots: choose(slots, ahead.address, split.address)
+                )
+                own.coded_tokens = sequence.tables.coded[layer]
+        except NonFiniteQueryError as error:
+            raise explained(layer, error) from error
+        landed = None if is_here else self._begun(layer, sequence, split)
+        return Ahead(split.sets, landed, None, split.exact_sets)
+
+    def begin_to_read(
+        self, layer: int, sequence: Sequence, past: int, sets: Sets, exact: Sets
+    ) -> Ahead:
+        """Begin to read what is cold of tokens that are chosen for the one that is about to come.
+
+        Any thread may ask.
 
         Parameters
         ----------
         layer, sequence
             Whose.
+        past
+            Tokens that are stored.
         sets, exact
             As in `attend`.
-        on_drive
-            Positions from here on are left out: they are in the tail.
         """
-        own = self._shadow.known_values(layer, sequence)
-        size = self._segment_tokens
-        if len(sets) == 1 and len(own) * size > int(sets[0][-1]):
-            words = b"".join([one.words for one in own])
-            found = FoundCodes(sets[0], exact[0], words)
-            self._values.see(layer, sequence.table_addresses[layer], on_drive, found)
-            return found.positions(found.missing)
-        coded = [_without(*one) for one in zip(sets, exact, strict=True)]
-        wanted = coded[0] if len(coded) == 1 else np.unique(np.concatenate(coded))
-        wanted = wanted[: np.searchsorted(wanted, on_drive)]
-        wanted = wanted[: np.searchsorted(wanted, len(own) * self._segment_tokens)]
-        numbers = np.array([one.number for one in own], np.int64)[wanted // self._segment_tokens]
-        held = self._values.holds(layer, sequence.rows(wanted), numbers)
-        return wanted[~held]
+        count, best = len(sets[0]), len(exact[0])
+        split = SplitRows(len(sets), count, best, past + 1, self._code_bytes)
+        split.tell(sets, exact)
+        split.tell_values(self._known_words(layer, sequence))
+        self._pools.wait_for(layer)
+        table, pool = sequence.table_addresses[layer], self._pools.layers[layer].table_address
+        # When attention looks, the tail holds what it holds now, or what follows a full group.
+        rest = self._segment_tokens, past + 1, past & -GROUP_TOKENS, split.address
+        listed = partial(self._library.decode, "hillinfer_list_cold", table, pool)
+        is_here = self._values.look(layer, lambda slots: listed(slots, *rest))
+        landed = None if is_here else self._begun(layer, sequence, split)
+        return Ahead(sets, landed, None, exact)
+
+    def _begun(self, layer: int, sequence: Sequence, split: SplitRows) -> LandedRows | None:
+        """Begin to read codes that lie in a file, and rows of what else is cold."""
+        positions, rows = split.cold
+        if self._file is not None:
+            own = self._shadow.known_values(layer, sequence)
+            numbers = np.array([*(one.number for one in own), NO_NUMBER])
+            of_each = numbers[np.minimum(positions // self._segment_tokens, len(own))]
+            # An exact token is so in at least one set.
+            of_each[np.isin(positions, np.concatenate(split.exact_sets))] = NO_NUMBER
+            stay = ~self._file.begin(layer, id(sequence), rows, of_each)
+            positions, rows = positions[stay], rows[stay]
+        return self._prefetch.begin(layer, positions, rows)
+
+    # --- in its turn -----------------------------------------------------------------------
+
+    def step(
+        self, layer: int, sequence: Sequence, query: torch.Tensor, scaling: float, step: int
+    ) -> torch.Tensor | None:
+        """Choose for a token that was just appended, and attend to what is chosen.
+
+        Parameters, result and errors as in `NativeDecode.step`; None also where no token is coded.
+        """
+        length, both = sequence.lengths[layer], self._both
+        if sequence.observed[layer] is not None or self._choosing_number != self._number:
+            return None
+        if not self._is_told(both, length, 0, sequence.lacking, scaling):
+            return None
+        if not self._calls.tell_query(both.step, query):
+            return None
+        with self._selection.scoring:
+            words = self._complete_words(layer, sequence)
+            own = self._shadow.described(layer, sequence, length)
+            if own is None:
+                return None
+            split = self._with_room(both, length)
+            split.tell_values(words)
+            split.tell_weights(None)
+            self._expect(both.count, int(both.step.exact), length)
+            out = self._attended("hillinfer_decode_split", layer, sequence, both, query, step, None)
+            own.coded_tokens = sequence.tables.coded[layer]
+        sets = self._evaluation.sets
+        for counters in (self._counters, sequence.counters):
+            counters.scored_tokens += length * sets
+            counters.selected_tokens += both.count * sets
+        return out
 
     def attend(
         self,
@@ -212,7 +265,6 @@ class CodedStep:
         step: int,
         landed: LandedRows | None,
         exact: Sets,
-        arriving: LandedRows | None = None,
     ) -> torch.Tensor:
         """Attend to what is selected, and let exact rows that were cold become hot.
 
@@ -229,11 +281,9 @@ class CodedStep:
         step
             The current step.
         landed
-            What of the exact rows was read ahead, or None.
+            What was read ahead of exact rows, and of those of tokens without codes; or None.
         exact
             The exact tokens among `sets`.
-        arriving
-            What of rows whose codes are missing was read ahead, or None.
 
         Returns
         -------
@@ -244,247 +294,164 @@ class CodedStep:
         CacheUseError
             Where the query is not finite.
         """
-        whole = layer, sequence, query, sets, scaling, step, landed, exact, arriving
-        attended = self._attend_natively(*whole) if len(sets) == 1 else None
-        if attended is not None:
-            return attended
-        coded = [_without(*one) for one in zip(sets, exact, strict=True)]
-        try:
-            scaled = self._weights.scaled(host_query(query), scaling)
-        except NonFiniteQueryError as error:
-            raise explained(layer, error) from error
-        self._weighed.expect(sum(map(len, coded)))
+        asked, length = self._rows, sequence.lengths[layer]
+        self._newest_step = step
+        count, best = len(sets[0]), len(exact[0])
+        given = query
+        if not self._calls.tell_query(asked.step, query):
+            given = host_query(query)[:, None].contiguous()
+            self._calls.tell_query(asked.step, given)
+        if asked.of != (0, 0, scaling):
+            asked.tell_scaling(scaling)
+            asked.of = 0, 0, scaling
+        asked.step.threads = torch.get_num_threads()
+        asked.count, asked.step.exact = count, best
         with self._selection.scoring:
-            own = self._shadow.complete_values(layer, sequence)
-            with self._recorder.span(Lane.HOST_SCORING, "weigh", layer=layer):
-                shadows = self._shadow.shadows(layer, sequence)
-                weighed = self._weights.of_each(scaled, shadows, coded)
-        wanted = coded[0] if len(coded) == 1 else np.unique(np.concatenate(coded))
-        codes, arrivals = self._codes(layer, sequence, wanted, own, arriving)
-        union = exact[0] if len(exact) == 1 else np.unique(np.concatenate(exact))
-        described = [
-            self._described(one, codes[np.searchsorted(wanted, one)], own, of)
-            for one, of in zip(coded, weighed, strict=True)
-        ]
-        runs = self._gather.in_place(layer, sequence, union, step, landed, BLOCK_TOKENS)
-        out = np.zeros(scaled.shape, np.float32)
-        with closing(runs):
-            for addresses in self._at_once(runs, len(union)):
-                with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
-                    self._attend(scaled.numpy(), union, addresses, exact, described, out)
-        # Not before: what gives way for them was attended to.
-        self._values.offer(layer, arrivals.rows, arrivals.numbers, arrivals.codes)
-        for counters in (self._counters, sequence.counters):
-            counters.coded_tokens += sum(map(len, coded))
-        return torch.from_numpy(out).view(query.shape).to(query.dtype)
+            words = self._complete_words(layer, sequence)
+            split = self._with_room(asked, length)
+            split.tell(sets, exact)
+            split.tell_values(words)
+            if self._shadow.described(layer, sequence, length) is None:
+                weighed = self._weigh(layer, sequence, given, scaling, sets, exact)
+                split.tell_weights(weighed)
+                kept = None
+            else:
+                split.tell_weights(None)
+                # They stay while the library looks at them, whoever makes room meanwhile.
+                kept = [one.layers[layer].shadow for one in sequence.segments]
+        self._expect(count, best, length)
+        out = self._attended("hillinfer_attend_split", layer, sequence, asked, query, step, landed)
+        del kept
+        return out
 
-    def _attend_natively(
+    # --- inside ----------------------------------------------------------------------------
+
+    def _is_told(
+        self, asked: AskedStep, stored: int, coming: int, lacking: int, scaling: float
+    ) -> bool:
+        """Ask for what all layers of a step choose alike; False where nothing is coded, or told."""
+        if asked.of == (stored, lacking, scaling):
+            return True
+        length = stored + coming
+        if self._choosing_number is None or not math.isfinite(scaling):
+            return False
+        if not self._evaluation.codes(length, lacking):
+            return False
+        wanted, exact = self._evaluation.wanted_split(length, lacking)
+        wanted.check(length, coming)
+        exact.check(length, coming)
+        self._selection.make_room(stored)
+        asked.tell((stored, lacking, scaling), coming, wanted, exact.count)
+        return True
+
+    def _with_room(self, asked: AskedStep, tokens: int) -> SplitRows:
+        """Return memory that has room for what is asked for, of so many tokens."""
+        count, exact = asked.count, int(asked.step.exact)
+        if not self._split.holds(count, exact, tokens):
+            # Each token makes it a little more.
+            self._split = SplitRows(
+                self._evaluation.sets, _more(count), _more(exact), _more(tokens), self._code_bytes
+            )
+        return self._split
+
+    def _expect(self, count: int, exact: int, length: int) -> None:
+        """Have memory for L' and codes of all coded tokens."""
+        coded = self._evaluation.sets * (count - exact)
+        self._weighed.expect(coded)
+        arrived = self._arrived.take(min(coded, length))
+        self._split.table.arrived, self._codes = arrived.ctypes.data, arrived
+        if self._file is not None:
+            sets = self._evaluation.sets
+            self._file.expect(most_coded(sets, count, length))
+
+    def _known_words(self, layer: int, sequence: Sequence) -> bytes:
+        return b"".join([one.words for one in self._shadow.known_values(layer, sequence)])
+
+    def _complete_words(self, layer: int, sequence: Sequence) -> bytes:
+        return b"".join([one.words for one in self._shadow.complete_values(layer, sequence)])
+
+    def _begin_aside(self, layer: int, sequence: Sequence, own: SegmentLayer) -> ChoiceAhead:
+        """Let a thread of the library's choose."""
+        assert self._choosing_number is not None
+        held = [one.layers[layer].shadow for one in sequence.segments]
+        sets, ahead = self._evaluation.sets, self._ahead
+        chosen = np.empty((sets, ahead.count), np.int64)
+        exact = np.empty((sets, int(ahead.step.exact)), np.int64)
+        choice = ChoiceAhead(self._library, layer, sequence, chosen, exact, own, held)
+        choice.begin(self._choosing_number, ahead.address)
+        return choice
+
+    def _weigh(
         self,
         layer: int,
         sequence: Sequence,
         query: torch.Tensor,
-        sets: Sets,
         scaling: float,
+        sets: Sets,
+        exact: Sets,
+    ) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
+        """Return L' of shadows that do not lie in the library's tables."""
+        coded = [np.setdiff1d(*one, assume_unique=True) for one in zip(sets, exact, strict=True)]
+        try:
+            scaled = self._weights.scaled(host_query(query), scaling)
+        except NonFiniteQueryError as error:
+            raise explained(layer, error) from error
+        with self._recorder.span(Lane.HOST_SCORING, "weigh", layer=layer):
+            shadows = self._shadow.shadows(layer, sequence)
+            found = self._weights.of_each(scaled, shadows, coded)
+        return [(one.aligned, one.invalid) for one in found]
+
+    def _attended(
+        self,
+        name: str,
+        layer: int,
+        sequence: Sequence,
+        asked: AskedStep,
+        query: torch.Tensor,
         step: int,
         landed: LandedRows | None,
-        exact: Sets,
-        arriving: LandedRows | None,
-    ) -> torch.Tensor | None:
-        """Do what `attend` does with one set, over the library's tables.
-
-        None, and nothing is done, where they do not have what it needs.
-        """
-        asked, length = self._step, sequence.lengths[layer]
-        if not self._is_native or not self._tell_query(asked, query):
-            return None
-        with self._selection.scoring:
-            own = self._shadow.complete_values(layer, sequence)
-            if self._shadow.described(layer, sequence, length) is None:
-                return None
-            # They stay while the library looks at them, whoever makes room meanwhile.
-            shadows = [one.layers[layer].shadow for one in sequence.segments]
-        self._weighed.expect(len(sets[0]))
-        asked.scaling, asked.factor = scaling, query_factor(scaling)
-        asked.threads = torch.get_num_threads()
-        table = sequence.table_addresses[layer]
-        found = FoundCodes(sets[0], exact[0], b"".join([one.words for one in own]))
-        kept = self._values.look(layer, table, sequence.held_starts[layer], found), shadows
-        missing = found.missing
-        arrived = self._arrived.take(len(missing) + found.in_tail)
-        found.table.arrived = arrived.ctypes.data
-        if len(missing) or arriving is not None:
-            self._bring_natively(layer, sequence, found, arriving)
-            for counters in (self._counters, sequence.counters):
-                counters.coded_arrivals += len(missing)
+    ) -> torch.Tensor:
+        """Do what one of the library's functions does, and what it leaves to be done."""
+        split, length = self._split, sequence.lengths[layer]
         out = torch.empty(query.shape)
-        runs = self._gather.in_place(layer, sequence, exact[0], step, landed, BLOCK_TOKENS)
-        with closing(runs):
-            for addresses in self._at_once(runs, len(exact[0])):
-                lies = self._values.coder.row_bytes, addresses.ctypes.data, out.data_ptr()
-                with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
-                    given = self._number, table, self._step_address, found.address
-                    try:
-                        self._library.decode("hillinfer_attend_codes", *given, *lies)
-                    except NonFiniteQueryError as error:
-                        raise explained(layer, error) from error
-        if len(missing):
-            rows, segments = found.rows[missing], found.positions(missing) // self._segment_tokens
-            numbers = np.array([one.number for one in own])[segments]
-            # Not before: what gives way for them was attended to.
-            self._values.offer(layer, rows, numbers, arrived[: len(missing)])
-        del kept
+        asked.step.step = step
+        most = self._evaluation.sets * int(asked.step.exact)
+        # Before anybody looks at rows, which to take memory may move.
+        together = self._together.take(most if most > self._cold.most_rows else 0)
+        call = SplitCall(
+            self._calls,
+            self._values,
+            self._file,
+            self._recorder,
+            layer,
+            sequence,
+            split,
+            together,
+            self._codes,
+        )
+        call.begin(name, self._number, self._pools.layers[layer].table_address, asked, out)
+        self._calls.settle(layer, sequence, length)
+        # They stay, whoever makes room meanwhile.
+        chunks = self._values.chunks(layer)
+        try:
+            with self._pools.attending:
+                entry = self._cold.bring(layer, sequence, step, landed, split, call)
+        except NonFiniteQueryError as error:
+            raise explained(layer, error) from error
+        del chunks
+        coded = split.coded.table
         for counters in (self._counters, sequence.counters):
-            counters.coded_tokens += found.count
+            counters.coded_tokens += coded.set_count * coded.set_rows
+            counters.coded_arrivals += split.missing_count
+        read = int(split.table.read_count)
+        sequence.count_reads(0, 0, read)
+        if read or entry.cold_rows:
+            self._calls.note_cold(step)
+        self._log.end(entry, sequence)
+        # Not while anybody looks at codes: to make room may take some away.
+        self._values.cover(int(split.table.rows_end))
         return out if query.dtype is torch.float32 else out.to(query.dtype)
 
-    def _at_once(
-        self, runs: Iterable[NDArray[np.uint64]], count: int
-    ) -> Iterator[NDArray[np.uint64]]:
-        """Yield addresses of all rows at once; those of runs are there until the next run is."""
-        at = 0
-        for addresses in runs:
-            if len(addresses) == count:
-                yield addresses
-                continue
-            rows = self._together.take(count)
-            copy_rows(addresses, rows[at:])
-            at += len(addresses)
-            if at == count:
-                yield row_addresses(rows, np.arange(count))
 
-    def _bring_natively(
-        self, layer: int, sequence: Sequence, found: FoundCodes, arriving: LandedRows | None
-    ) -> None:
-        """Code tokens whose rows come from wherever they are."""
-        positions, at = found.positions(found.missing), 0
-        rows = self._gather.stream_in_place(layer, sequence, positions, arriving)
-        with closing(rows) as blocks:
-            for addresses in blocks:
-                self._library.call(
-                    "hillinfer_code_missing",
-                    self._number,
-                    self._step_address,
-                    found.address,
-                    self._values.coder.row_bytes,
-                    addresses.ctypes.data,
-                    at,
-                    len(addresses),
-                )
-                at += len(addresses)
-
-    def _tell_query(self, asked: DecodeStep, query: torch.Tensor) -> bool:
-        """Say where a query lies; False where the library cannot read it."""
-        number_type, strides = NUMBER_TYPES.get(query.dtype), query.stride()
-        if number_type is None or not query.is_cpu or strides[2] != 1:
-            return False
-        asked.query, asked.head_stride, asked.query_type = query.data_ptr(), strides[0], number_type
-        return True
-
-    def _attend(
-        self,
-        scaled: NDArray[np.float32],
-        union: Positions,
-        addresses: NDArray[np.uint64],
-        exact: list[Positions],
-        described: list[_Described],
-        out: NDArray[np.float32],
-    ) -> None:
-        if len(exact) == 1:
-            out[:] = self._attention.attend_described(scaled, addresses, described[0].words)
-            return
-        group = len(scaled) // len(exact)
-        for head, (own, coded) in enumerate(zip(exact, described, strict=True)):
-            rows = addresses[np.searchsorted(union, own)]
-            heads = slice(head * group, (head + 1) * group)
-            only = range(head, head + 1)
-            found = self._attention.attend_described(scaled, rows, coded.words, only)
-            out[heads] = found[heads]
-
-    # --- codes of values ---------------------------------------------------------------------
-
-    def _codes(
-        self,
-        layer: int,
-        sequence: Sequence,
-        wanted: Positions,
-        own: list[SegmentValues],
-        arriving: LandedRows | None,
-    ) -> tuple[NDArray[np.uint64], _Arrivals]:
-        """Return where codes of each token lie, and those that came."""
-        numbers = np.array([one.number for one in own])[wanted // self._segment_tokens]
-        held = sequence.held_starts[layer]
-        settled = int(np.searchsorted(wanted, held))
-        rows = sequence.rows(wanted[:settled])
-        addresses = np.empty(len(wanted), np.uint64)
-        addresses[:settled], kept = self._values.find(layer, rows, numbers[:settled])
-        (missing,) = np.nonzero(addresses[:settled] == 0)
-        in_tail = np.arange(settled, len(wanted))
-        arrived = self._arrived.take(len(missing) + len(in_tail))
-        if len(arrived):
-            addresses[np.append(missing, in_tail)] = row_addresses(arrived, np.arange(len(arrived)))
-        if len(in_tail):
-            # A group lies in one segment.
-            part = self._shadow.value_part.in_tail(layer, sequence, 0, GROUP_TOKENS)
-            values = part[torch.from_numpy(wanted[settled:] - held)]
-            number = int(wanted[settled]) // self._segment_tokens
-            arrived[len(missing) :] = self._values.encode(values, own[number])
-        if len(missing) or arriving is not None:
-            self._bring(layer, sequence, wanted[missing], own, arrived, arriving)
-            for counters in (self._counters, sequence.counters):
-                counters.coded_arrivals += len(missing)
-        came = rows[missing], numbers[missing], arrived[: len(missing)]
-        return addresses, _Arrivals(*came, kept)
-
-    def _bring(
-        self,
-        layer: int,
-        sequence: Sequence,
-        positions: Positions,
-        own: list[SegmentValues],
-        arrived: NDArray[np.uint8],
-        arriving: LandedRows | None,
-    ) -> None:
-        """Code tokens whose rows come from wherever they are."""
-        at = 0
-        with closing(self._gather.stream(layer, sequence, positions, arriving)) as blocks:
-            for rows in blocks:
-                values = self._shadow.value_part.of(rows)
-                segments = positions[at : at + len(rows)] // self._segment_tokens
-                edges = np.flatnonzero(np.diff(segments, prepend=-1, append=len(own)))
-                for first, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-                    coded = self._values.encode(values[first:stop], own[int(segments[first])])
-                    arrived[at + first : at + stop] = coded
-                at += len(rows)
-
-    def _described(
-        self,
-        positions: Positions,
-        codes: NDArray[np.uint64],
-        own: list[SegmentValues],
-        weighed: Weighed,
-    ) -> _Described:
-        """Describe the coded tokens of a set segment by segment, as `CodedTokens` has it."""
-        edges = np.searchsorted(positions, np.arange(len(own) + 1) * self._segment_tokens)
-        (numbers,) = np.nonzero(np.diff(edges))
-        first, count = edges[numbers], np.diff(edges)[numbers]
-        words = np.empty((len(numbers), 9), np.int64)
-        words[:, 0] = weighed.aligned.ctypes.data + 4 * first
-        words[:, 1] = weighed.invalid.ctypes.data + first
-        words[:, 2] = codes.ctypes.data + 8 * first
-        # Exponents lie behind the code row.
-        exponents = codes + np.uint64(self._code_bytes)
-        words[:, 3] = exponents.ctypes.data + 8 * first
-        words[:, 4] = 1
-        for line, number in zip(words, numbers.tolist(), strict=True):
-            line[5] = own[number].statistics.exponents.ctypes.data
-            line[6] = own[number].statistics.means.ctypes.data
-        words[:, 7] = len(positions)
-        words[:, 8] = count
-        return _Described(words, codes, exponents, weighed)
-
-
-def _without(selected: Positions, exact: Positions) -> Positions:
-    """Return the selected positions that are not exact, ascending."""
-    stays = np.ones(len(selected), np.bool_)
-    stays[np.searchsorted(selected, exact)] = False
-    return selected[stays]
+def _more(count: int) -> int:
+    return count + count // 8 + GROUP_TOKENS

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,37 @@ from hillinfer.kv.prefetch_buffer import LandedRows, PrefetchBuffer, RowBuffers
 from hillinfer.kv.sequence import Sequence
 from hillinfer.native.coming import Coming, ComingAttention, MissedRows, MissList
 from hillinfer.native.library import native_library
+from hillinfer.native.split_rows import SplitRows
+from hillinfer.native.structures import row_addresses
 from hillinfer.trace.recorder import LayerStep
+
+
+class SplitAttention(Protocol):
+    """Attends to exact and coded tokens.
+
+    Attributes
+    ----------
+    together
+        uint8 (rows, row_bytes): room for all exact rows where these are not read at once.
+    """
+
+    together: NDArray[np.uint8]
+
+    def look(self) -> bool:
+        """Find rows and codes, list misses, and attend where all is here, or say that it is not."""
+        ...
+
+    def fill(self) -> None:
+        """Bring codes of tokens that were to be read where they lie in a file; the others stay."""
+        ...
+
+    def code(self, first: int, rows: NDArray[np.uint64]) -> None:
+        """Code tokens that were to be read, from the first one on, whose rows lie there now."""
+        ...
+
+    def end(self) -> None:
+        """Attend, once all is here."""
+        ...
 
 
 class ColdRows:
@@ -115,6 +146,110 @@ class ColdRows:
             misses.forget_landed()
             self._prefetch.let_go(landed, promoting)
         return entry
+
+    @property
+    def most_rows(self) -> int:
+        """How many rows are read at a time."""
+        return self._buffers.rows
+
+    def bring(
+        self,
+        layer: int,
+        sequence: Sequence,
+        step: int,
+        landed: LandedRows | None,
+        split: SplitRows,
+        coming: SplitAttention,
+    ) -> LayerStep:
+        """Read what exact and coded tokens miss, have them attended to, and promote exact rows.
+
+        The pools' `attending` is held.
+
+        Parameters
+        ----------
+        layer, sequence, step, landed
+            As in `attend`.
+        split
+            The tokens.
+        coming
+            Who attends to them.
+
+        Returns
+        -------
+        What was read, for the log.
+        """
+        promoting: Future[tuple[int, int]] | None = None
+        entry, misses = LayerStep(step, layer, sequence.lengths[layer]), split.misses
+        started = time.perf_counter()
+        try:
+            self._prefetch.claim(landed)
+            entry.note_reads(self._prefetch.arrive(landed))
+            if landed is not None:
+                misses.tell_landed(landed.positions, landed.places, self._prefetch.rows)
+            entry.wait_seconds = time.perf_counter() - started
+            is_here = coming.look()
+            entry.cold_rows = misses.count
+            entry.hot_rows = split.exact.count - entry.cold_rows
+            if misses.arrived:
+                own = _candidates(misses.part(0, misses.arrived), self._prefetch.rows)
+                promoting = self._keeper.offer_missed(entry, sequence, own)
+            if not is_here:
+                started = time.perf_counter()
+                self._buffers.settle()
+                self._store.turns.demand()
+                try:
+                    self._demand_exact(entry, sequence, split, coming.together)
+                    self._demand_codes(entry, split, coming)
+                finally:
+                    self._store.turns.satisfy()
+                entry.wait_seconds += time.perf_counter() - started
+                coming.end()
+        except BaseException:
+            # An interrupt may have come before a promotion that has begun was noted.
+            self._pools.finish()
+            raise
+        finally:
+            misses.forget_landed()
+            self._prefetch.let_go(landed, promoting)
+        return entry
+
+    def _demand_exact(
+        self,
+        entry: LayerStep,
+        sequence: Sequence,
+        split: SplitRows,
+        together: NDArray[np.uint8],
+    ) -> None:
+        """Read exact rows that were not read ahead, and leave them where all can be looked at."""
+        misses, most = split.misses, self._buffers.rows
+        first, stop = misses.arrived, misses.count
+        addresses = split.exact.addresses
+        for start in range(first, stop, most):
+            part = misses.part(start, min(start + most, stop))
+            places = np.arange(len(part.rows))
+            buffer = self._buffers.take(0, len(places))
+            entry.note_reads(
+                self._store.read_rows(WantedRows(entry.layer, part.rows, buffer, places))
+            )
+            # One read's rows stay in its buffer.
+            lies = buffer
+            if stop - first > most:
+                lies = together[start - first : start - first + len(places)]
+                lies[:] = buffer
+            addresses[part.numbers] = row_addresses(lies, places)
+            offered = self._keeper.offer_missed(entry, sequence, _candidates(part, buffer, places))
+            self._buffers.lend(0, offered)
+
+    def _demand_codes(self, entry: LayerStep, split: SplitRows, coming: SplitAttention) -> None:
+        """Read codes that lie in a file, and the other tokens' rows, and have these coded."""
+        coming.fill()
+        (_, rows), most = split.cold, self._buffers.rows
+        for start in range(0, len(rows), most):
+            own = rows[start : start + most]
+            places = np.arange(len(own))
+            buffer = self._buffers.take(1, len(own))
+            entry.note_reads(self._store.read_rows(WantedRows(entry.layer, own, buffer, places)))
+            coming.code(start, row_addresses(buffer, places))
 
     def _demand(
         self,

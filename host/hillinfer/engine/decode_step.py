@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import time
 from functools import partial
@@ -12,70 +11,26 @@ import numpy as np
 import torch
 
 from hillinfer.attention.native import NativeAttention
-from hillinfer.engine.choice_ahead import ChoiceAhead
 from hillinfer.engine.cold_rows import ColdRows
+from hillinfer.engine.layer_calls import ChoiceAhead, LayerCalls
 from hillinfer.engine.queries import explained
-from hillinfer.engine.selection import Sets, TokenSelection
+from hillinfer.engine.selection import Ahead, Sets, TokenSelection
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import LayerStepLog
-from hillinfer.kv.pool_policies import PoolPolicy
 from hillinfer.kv.prefetch_buffer import LandedRows
-from hillinfer.kv.sequence import NUMBER_TYPES, Sequence
+from hillinfer.kv.sequence import Sequence
 from hillinfer.kv.shadow_keeper import ShadowKeeper
-from hillinfer.model_shape import StoredType
 from hillinfer.native.coming import ComingAttention, MissList
 from hillinfer.native.library import native_library
 from hillinfer.native.selected_rows import SelectedRows
-from hillinfer.native.structures import DecodeStep, Shape
-from hillinfer.scoring.arguments import query_factor
-from hillinfer.scoring.scorer import ImportanceEvaluation, Wanted
+from hillinfer.native.structures import DecodeStep
+from hillinfer.scoring.scorer import ImportanceEvaluation
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, LayerStep, Recorder
 from hillinfer_model.choices import Scope
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
-
-# Hits are counted in Python.
-_NOT_COUNTED = -1
-# After a step with cold rows it is looked for so many steps what is to be read.
-_STEPS_AFTER_COLD = 16
-
-
-class _Asked:
-    """What layers of one step are asked for alike.
-
-    Parameters
-    ----------
-    step
-        What the library is told.
-
-    Attributes
-    ----------
-    address
-        Where that lies.
-    of
-        What it is filled in for, or None: the tokens that are stored, how many the sequence has
-        beside them, and the scaling.
-    count
-        How many tokens are chosen for each set.
-    """
-
-    def __init__(self, step: DecodeStep) -> None:
-        self.step = step
-        self.address = ctypes.addressof(step)
-        self.of: tuple[int, int, float] | None = None
-        self.count = 0
-
-    def tell(self, of: tuple[int, int, float], coming: int, wanted: Wanted) -> None:
-        """Fill in how much is to be chosen, and with which factors."""
-        step, scaling = self.step, of[2]
-        if self.of is None or self.of[2] != scaling:
-            step.scaling, step.factor = scaling, query_factor(scaling)
-        step.coming = coming
-        step.sinks, step.recent, step.count = wanted.sinks, wanted.recent, wanted.count
-        step.threads = torch.get_num_threads()
-        self.of, self.count = of, wanted.count
 
 
 class NativeDecode:
@@ -94,8 +49,8 @@ class NativeDecode:
         Who chooses, codes and knows where shadows lie.
     pools, gather, cold
         Where rows lie, who reads them ahead, and who has those attended to that are cold.
-    policy
-        Tallies hits.
+    calls
+        Tell the library of queries.
     log
         Takes what was read in each layer and step.
     counters
@@ -115,7 +70,7 @@ class NativeDecode:
         pools: HotPools,
         gather: Gather,
         cold: ColdRows,
-        policy: PoolPolicy,
+        calls: LayerCalls,
         log: LayerStepLog,
         counters: Counters,
         recorder: Recorder,
@@ -127,7 +82,6 @@ class NativeDecode:
         self._pools = pools
         self._gather = gather
         self._cold = cold
-        self._policy = policy
         self._counters = counters
         self._log = log
         self._recorder = recorder
@@ -135,28 +89,14 @@ class NativeDecode:
         shape = attention.shape
         self._query_shape = shape.query_heads, 1, shape.head_dim
         self._sets = 1 if scope is Scope.LAYER else spec.kv_heads
-        # A policy that counts in a way of its own does it in Python.
-        is_common = type(policy).tally is PoolPolicy.tally
-        self._shift = policy.fade_shift if is_common else _NOT_COUNTED
         choosing = evaluation.table_variant
         self._number = attention.variant.number
         self._choosing_number = None if choosing is None else choosing.number
-
-        def described() -> DecodeStep:
-            return DecodeStep(
-                shape=Shape.of(spec, scope),
-                group_size=shape.group_size,
-                stored_type=0 if shape.stored_type is StoredType.BFLOAT16 else 1,
-                fade_shift=self._shift,
-            )
-
-        # One for each kind of call: another thread may choose for a layer that comes while this one
-        # attends, and what all layers of a step have in common is told once.
-        self._both, self._ahead, self._rows = _Asked(described()), _Asked(described()), described()
-        self._rows_address = ctypes.addressof(self._rows)
-        self._segment_tokens = spec.segment_tokens
-        # The newest step, and the first from which on rows are thought to be hot again.
-        self._newest_step = self._aside_from = 0
+        self._calls = calls
+        # One for each kind of call, and what all layers of a step have in common is told once.
+        self._both, self._ahead, asked = calls.asked(), calls.asked(), calls.asked()
+        self._rows, self._rows_address = asked.step, asked.address
+        self._newest_step = 0
         self._make_room(0, 0)
         self._coming = ComingAttention(self._number, attention.state_bytes, shape.row_bytes)
 
@@ -197,7 +137,7 @@ class NativeDecode:
         asked = length, sequence.lacking, scaling
         if both.of != asked and not self._prepare(asked):
             return None
-        if sequence.observed[layer] is not None or not self._tell_query(both.step, query):
+        if sequence.observed[layer] is not None or not self._calls.tell_query(both.step, query):
             return None
         out, count = torch.empty(self._query_shape), both.count
         entry: LayerStep | None = None
@@ -207,7 +147,7 @@ class NativeDecode:
                 if own is None:
                     return None
                 both.step.step = step
-                self._settle(layer, sequence, length)
+                self._calls.settle(layer, sequence, length)
                 with self._pools.attending:
                     started = time.perf_counter_ns()
                     is_hot = self._library.decode(
@@ -220,7 +160,7 @@ class NativeDecode:
                         out.data_ptr(),
                     )
                     own.coded_tokens = sequence.tables.coded[layer]
-                    self._note_hits(layer, sequence)
+                    self._calls.note_hits(layer, sequence, self._selected, self._misses)
                     if not is_hot:
                         self._coming.begin(both.address, self._selected, out.data_ptr())
                         entry = self._cold.attend(
@@ -266,7 +206,7 @@ class NativeDecode:
         self._newest_step = step
         if not 0 < count < length or not math.isfinite(scaling):
             return None
-        if not self._takes(sets) or not self._tell_query(asked, query):
+        if not self._takes(sets) or not self._calls.tell_query(asked, query):
             return None
         out = torch.empty(self._query_shape)
         asked.scaling, asked.threads, asked.step = scaling, torch.get_num_threads(), step
@@ -289,28 +229,28 @@ class NativeDecode:
 
         def look() -> None:
             decode()
-            self._note_hits(layer, sequence)
+            self._calls.note_hits(layer, sequence, self._selected, self._misses)
 
-        self._settle(layer, sequence, length)
+        self._calls.settle(layer, sequence, length)
         with self._pools.attending:
             started = time.perf_counter_ns()
             is_hot = False
             if landed is None:
                 is_hot = decode()
-                self._note_hits(layer, sequence)
+                self._calls.note_hits(layer, sequence, self._selected, self._misses)
             if not is_hot:
                 # What was read ahead is to be given back also where it is not wanted any more.
                 self._coming.begin(self._rows_address, self._selected, out.data_ptr())
                 given = layer, sequence, step, landed, self._misses, self._coming
                 entry = self._cold.attend(*given, None if landed is None else look)
                 if entry.cold_rows:
-                    self._aside_from = step + _STEPS_AFTER_COLD
+                    self._calls.note_cold(step)
         self._end(layer, sequence, step, entry, started)
         return out if query.dtype is torch.float32 else out.to(query.dtype)
 
     def choose_next(
         self, layer: int, sequence: Sequence, query: torch.Tensor, scaling: float
-    ) -> tuple[Sets, LandedRows | None] | ChoiceAhead | None:
+    ) -> Ahead | ChoiceAhead | None:
         """Choose for the token that is about to come to a layer, and begin to read what is cold.
 
         Where nothing is to be read a thread of the native library's chooses while the layer before
@@ -347,7 +287,7 @@ class NativeDecode:
             wanted = self._evaluation.wanted(past + 1, sequence.lacking)
             wanted.check(past + 1, 1)
             ahead.tell(asked, 1, wanted)
-        if not self._tell_query(ahead.step, query):
+        if not self._calls.tell_query(ahead.step, query):
             return None
         try:
             with self._selection.scoring:
@@ -355,10 +295,10 @@ class NativeDecode:
                 if own is None:
                     return None
                 started = time.perf_counter_ns()
-                if self._may_choose_aside(layer, sequence, past):
+                if self._may_choose_aside(layer, past):
                     held = [one.layers[layer].shadow for one in sequence.segments]
                     sets = np.empty((self._sets, ahead.count), np.int64)
-                    choice = ChoiceAhead(self._library, layer, sequence, sets, own, held)
+                    choice = ChoiceAhead(self._library, layer, sequence, sets, None, own, held)
                     choice.begin(self._choosing_number, ahead.address)
                     return choice
                 if ahead.count > self._room or past >= self._longest:
@@ -380,10 +320,10 @@ class NativeDecode:
             self._note_chosen(ahead.step, layer, past, started)
         chosen = self.chosen
         if is_hot and is_still:
-            return chosen, None
+            return Ahead(chosen, None, None)
         # When attention looks, the tail holds what it holds now, or what follows a full group.
         stored, on_drive = self._selected.rows[:-1], past & -GROUP_TOKENS
-        return chosen, self._gather.land(layer, sequence, stored, on_drive)
+        return Ahead(chosen, self._gather.land(layer, sequence, stored, on_drive), None)
 
     # --- inside ----------------------------------------------------------------------------
 
@@ -414,50 +354,14 @@ class NativeDecode:
         """Say whether there is a set of the same length for whatever shares one."""
         return len(sets) == self._sets and all(len(one) == len(sets[0]) for one in sets)
 
-    def _may_choose_aside(self, layer: int, sequence: Sequence, past: int) -> bool:
-        """Say whether another thread may choose while this one goes on, and gains time by it.
-
-        It may where what it looks at stays as it is until the layer's turn: no segment of the
-        sequence begins or becomes full with the token that comes, and its group goes on. It gains
-        where the layer's rows are all hot, as far as that is known, and nothing is to be read.
-        """
-        inside = past % self._segment_tokens
-        return (
-            self._ahead.step.threads > 1
-            and not self._is_recorded
-            and past % GROUP_TOKENS != 0
-            and 0 < inside < self._segment_tokens - 1
-            and self._newest_step >= self._aside_from
-            and self._pools.layers[layer].used_rows >= past & -GROUP_TOKENS
+    def _may_choose_aside(self, layer: int, past: int) -> bool:
+        """Say whether another thread may choose of a layer's rows, all hot as far as is known."""
+        threads = 1 if self._is_recorded else int(self._ahead.step.threads)
+        return self._pools.layers[
+            layer
+        ].used_rows >= past & -GROUP_TOKENS and self._calls.may_choose_aside(
+            past, self._newest_step, threads
         )
-
-    def _tell_query(self, step: DecodeStep, query: torch.Tensor) -> bool:
-        """Say where a query lies; False where the library cannot read it, or others refuse it."""
-        number_type, strides = NUMBER_TYPES.get(query.dtype), query.stride()
-        if number_type is None or query.shape != self._query_shape or not query.is_cpu:
-            return False
-        if strides[2] != 1:
-            return False
-        step.query, step.head_stride, step.query_type = query.data_ptr(), strides[0], number_type
-        return True
-
-    def _settle(self, layer: int, sequence: Sequence, length: int) -> None:
-        """Wait until no row of a layer moves, and have room to count hits.
-
-        Not with `attending` held: rows may move behind an observer that waits for it.
-        """
-        self._pools.settle(layer)
-        if length > len(sequence.hits.counts[layer]):
-            self._pools.cover_hits(sequence.hits, layer, length)
-
-    def _note_hits(self, layer: int, sequence: Sequence) -> None:
-        """Note that what is selected was counted, or count it: each row once."""
-        length = sequence.lengths[layer]
-        self._pools.hits.note(layer, sequence, length & -GROUP_TOKENS, length)
-        if self._shift == _NOT_COUNTED:
-            counts = sequence.hits.counts[layer]
-            self._policy.tally(counts, self._selected.rows)
-            self._misses.recount(counts)
 
     def _end(
         self,

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from hillinfer.attention.coded import CodedAttention
 from hillinfer.attention.native import host_attention
 from hillinfer.attention.softmax_merge import DenseAttention, RowAttention, RowStates
 from hillinfer.devices.device_scorer import DeviceScorer
@@ -37,6 +36,9 @@ from hillinfer.engine.budget_plan import (
 from hillinfer.engine.coded_step import CodedStep
 from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.decode_step import NativeDecode
+from hillinfer.engine.gpu_coded_step import AnyCodedStep, GpuCodedStep
+from hillinfer.engine.joined_step import JoinedStep
+from hillinfer.engine.layer_calls import LayerCalls
 from hillinfer.engine.selection import PrefetchPipeline, TokenSelection
 from hillinfer.errors import SettingsError, SetupWarning
 from hillinfer.extents.group_seals import GroupSeals
@@ -64,12 +66,13 @@ from hillinfer.scoring.aligned import AlignedWeights
 from hillinfer.scoring.scorer import ImportanceEvaluation, Scorer
 from hillinfer.secrecy.cold_pages import PoolKey, SealedRowPages
 from hillinfer.settings import Encryption, Settings
+from hillinfer.shadow.code_file import CodeFile
 from hillinfer.shadow.memory import ShadowMemory
 from hillinfer.shadow.store import ShadowStore
 from hillinfer.shadow.values import ValueCodes
 from hillinfer.statistics import Counters, LayerHits
 from hillinfer.trace.recorder import SILENT, LayerStep, Recorder
-from hillinfer.trace.trace_file import Lanes, PoolTimeline, TraceFile
+from hillinfer.trace.trace_file import Lanes, PoolTimeline, TraceFile, told
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 # --- parts, and the order in which they end ---
@@ -101,9 +104,12 @@ class RuntimeParts:
         What sequences own; `values` are codes, None where no token is coded.
     opener, recording
         Takes up sequences of sessions and stores; what rows on their way into a store pass through.
-    selection, dense, attention, decode, coded, pipeline
+    selection, dense, attention, decode, joined, coded, pipeline
         Choosing tokens and attending to them; `decode` is None where the model computes on a GPU,
-        and `coded` where no token is coded.
+        `joined` where rows of a batch attend one after the other, and `coded` where no token is
+        coded.
+    codes_file
+        Codes on the drive; None where no token is coded, or rows are sealed.
     windows
         When the drive is free beside passes of several tokens.
     gpu
@@ -141,7 +147,9 @@ class RuntimeParts:
     windows: PassWindows
     attention: RowAttention
     decode: NativeDecode | None
-    coded: CodedStep | None
+    joined: JoinedStep | None
+    coded: AnyCodedStep | None
+    codes_file: CodeFile | None
     pipeline: PrefetchPipeline
     gpu: GpuSide | None
 
@@ -161,6 +169,8 @@ class RuntimeParts:
                 ends.callback(self.key.erase)
             ends.callback(self.engine.close)
             ends.callback(self.shadow_store.close)
+            if self.codes_file is not None:
+                ends.callback(self.codes_file.close)
             ends.callback(self.recording.chunks.close)
             ends.callback(self.store.close)
             ends.callback(self.pools.close)
@@ -194,11 +204,6 @@ def open_parts(
     What holds files, a device or locked memory is closed where something behind it cannot be
     opened.
     """
-    if lane is not None and settings.has_coded_tokens:
-        raise SettingsError(
-            f"exact={settings.exact} codes tokens, and a model on a GPU attends to rows alone: set "
-            "exact=1, or run the model on the processor"
-        )
     counters = Counters()
     layer_hits = LayerHits(shape.layers)
     layout = RowLayout(shape)
@@ -270,7 +275,7 @@ def open_parts(
         prefetch = PrefetchBuffer(store, landing)
         # At least a group, so that a tile of attention never waits for two buffers.
         buffers = RowBuffers(max(settings.block_rows, GROUP_TOKENS), shape.row_bytes)
-        log = LayerStepLog(pools, counters, layer_hits, _told(observe, timeline))
+        log = LayerStepLog(pools, counters, layer_hits, told(observe, timeline))
         gather = Gather(
             store,
             pools,
@@ -300,9 +305,13 @@ def open_parts(
             None if key is None else key.file(),
         )
         undone.callback(shadow_store.close)
-        values = None
+        values, codes_file = None, None
         if settings.has_coded_tokens:
             least_hot = partial(pools.least_bytes, settings.kept_tokens)
+            if key is None:
+                drive = cold_dir, store.own_io_mode, spec, shape.layers, engine, accountant
+                codes_file = CodeFile(*drive, counters, calls, recorder)
+                undone.callback(codes_file.close)
             values = ValueCodes(spec, shape.layers, accountant, least_hot, pools.set_aside)
         shadow_memory = ShadowMemory(
             shadow_store,
@@ -317,7 +326,15 @@ def open_parts(
         following = (
             FollowingBudget(growth, accountant, shadow_memory.raise_limit) if growth else None
         )
-        shadow = ShadowKeeper(scorer, shape.layers, gather, layout, shadow_memory, values)
+        shadow = ShadowKeeper(
+            scorer,
+            shape.layers,
+            gather,
+            layout,
+            shadow_memory,
+            values,
+            codes_file,
+        )
         rows = RowKeeper(
             shape,
             layout,
@@ -353,20 +370,8 @@ def open_parts(
             accountant,
             recorder,
         )
-        coded = None
-        if values is not None:
-            coded = CodedStep(
-                CodedAttention(shape),
-                AlignedWeights(spec),
-                values,
-                selection,
-                shadow,
-                gather,
-                shape.row_bytes,
-                accountant,
-                counters,
-                recorder,
-            )
+        layer_calls = LayerCalls(shape, spec, settings.scope, pools, policy)
+        cold = ColdRows(store, pools, keeper, prefetch, buffers)
         # Behind almost everything that may fail: its memory is to be unlocked before it goes.
         gpu = None
         if lane is not None:
@@ -374,6 +379,17 @@ def open_parts(
             gpu = GpuSide(lane, plan, gather, layout, counters, recorder)
             undone.callback(gpu.close)
             undone.callback(gpu.stop)
+        coded: AnyCodedStep | None = None
+        if values is not None:
+            weights = AlignedWeights(spec)
+            rest = shape.row_bytes, accountant, counters, recorder
+            if gpu is None:
+                parts = evaluation, selection, shadow, pools, prefetch, cold, layer_calls, log
+                both = (*parts, *rest)
+                coded = CodedStep(weights, values, codes_file, *both)
+            else:
+                of_gpu = gpu, weights, values, codes_file, selection, shadow, gather
+                coded = GpuCodedStep(*of_gpu, *rest)
         states = RowStates(layout, counters) if gpu is None else gpu.states
         windows = _windows(shape, store, cold_dir, recorder)
         dense = DenseAttention(
@@ -387,23 +403,12 @@ def open_parts(
         )
         attention = RowAttention(gather, states, recorder)
         native = host_attention(shape) if gpu is None else None
-        decode = None
+        decode, joined = None, None
         if native is not None:
-            decode = NativeDecode(
-                native,
-                spec,
-                settings.scope,
-                evaluation,
-                selection,
-                shadow,
-                pools,
-                gather,
-                ColdRows(store, pools, keeper, prefetch, buffers),
-                policy,
-                log,
-                counters,
-                recorder,
-            )
+            choosing = (native, spec, settings.scope, evaluation, selection, shadow, pools)
+            decode = NativeDecode(*choosing, gather, cold, layer_calls, log, counters, recorder)
+            if JoinedStep.is_for(native, evaluation, policy, recorder):
+                joined = JoinedStep(*choosing, cold, policy, log, counters)
         pipeline = PrefetchPipeline(
             gather,
             prefetch,
@@ -444,26 +449,12 @@ def open_parts(
         windows=windows,
         attention=attention,
         decode=decode,
+        joined=joined,
         coded=coded,
+        codes_file=codes_file,
         pipeline=pipeline,
         gpu=gpu,
     )
-
-
-def _told(
-    observe: Callable[[LayerStep], None] | None, timeline: PoolTimeline | None
-) -> Callable[[LayerStep], None] | None:
-    """Return what is called with every entry: the timeline first, where there is one."""
-    if timeline is None:
-        return observe
-    if observe is None:
-        return timeline.observe
-
-    def note(entry: LayerStep) -> None:
-        timeline.observe(entry)
-        observe(entry)
-
-    return note
 
 
 def _windows(

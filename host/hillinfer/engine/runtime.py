@@ -13,7 +13,8 @@ import torch
 from hillinfer.devices.opening import DEVICES, OpenDevice
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.engine.budget_growth import BudgetGrowth
-from hillinfer.engine.choice_ahead import ChoiceAhead
+from hillinfer.engine.decode_step import NativeDecode
+from hillinfer.engine.gpu_coded_step import AnyCodedStep
 from hillinfer.engine.opening import open_parts
 from hillinfer.engine.selection import Sets
 from hillinfer.gpu.copies import packed_rows
@@ -78,7 +79,7 @@ class Runtime:
     Attributes
     ----------
     parts
-        What it ties together, for what measures or examines one of them; the runtime ends them.
+        What it ties together; the runtime ends them.
 
     Raises
     ------
@@ -130,13 +131,12 @@ class Runtime:
         self._spec, self._device = parts.spec, parts.device
         self._pools, self._keeper = parts.pools, parts.keeper
         self._following = parts.following
-        self._buffers, self.gather = parts.buffers, parts.gather
-        self.prefetch = parts.prefetch
+        self._buffers, self.gather, self.prefetch = parts.buffers, parts.gather, parts.prefetch
         self._groups, self._rows, self._shadow = parts.groups, parts.rows, parts.shadow
         self._selection, self._pipeline = parts.selection, parts.pipeline
         self._dense, self._attention, self._gpu = parts.dense, parts.attention, parts.gpu
-        self.decode, self._coded = parts.decode, parts.coded
-        self._observe_selected = observe_selected
+        self.decode, self.joined, self.coded = parts.decode, parts.joined, parts.coded
+        self.observe_selected = observe_selected
         self._step = 0
         self._closed = False
 
@@ -228,8 +228,8 @@ class Runtime:
         self._settle()
         self._step += 1
         self.recorder.begin_step(self._step)
-        if self._coded is not None:
-            self._coded.begin_step()
+        if self.coded is not None:
+            self.coded.begin_step()
         self._keeper.begin_step(self._step)
         self._store.check()
 
@@ -293,10 +293,7 @@ class Runtime:
         keys: torch.Tensor,
         values: torch.Tensor | None = None,
     ) -> None:
-        """Code the key shadow of new rows that nothing attends to; attention does it too.
-
-        Parameters as in `TokenSelection.code_full_segments`.
-        """
+        """Code rows that nothing attends to; see `TokenSelection.code_full_segments`."""
         self._selection.code_full_segments(layer, sequence, keys, values)
 
     # --- attention -------------------------------------------------------------------------
@@ -347,13 +344,10 @@ class Runtime:
             and self._selection.is_quick(layer, sequence)
             and self._pipeline.is_idle
         )
-        if is_quick and self.decode is not None:
-            chosen = self.decode.choose_next(layer, sequence, query, scaling)
-            if isinstance(chosen, ChoiceAhead):
-                self._pipeline.keep_choice(layer, sequence, chosen)
-                return
+        for whole in self._whole_steps if is_quick else ():
+            chosen = whole.choose_next(layer, sequence, query, scaling)
             if chosen is not None:
-                self._pipeline.keep(layer, sequence, *chosen)
+                self._pipeline.keep(layer, sequence, chosen)
                 return
         bring = self._on_host(query[:, 0])
         select = self._selection.announced(layer, sequence, scaling, bring)
@@ -361,6 +355,10 @@ class Runtime:
             self._pipeline.select_now(layer, sequence, past, select)
         else:
             self._pipeline.announce(layer, sequence, past, select)
+
+    @property
+    def _whole_steps(self) -> tuple[NativeDecode | AnyCodedStep, ...]:
+        return tuple(one for one in (self.decode, self.coded) if one is not None)
 
     def attend_selected(
         self,
@@ -389,31 +387,29 @@ class Runtime:
         """
         length = sequence.lengths[layer]
         ahead = self._pipeline.take(layer, sequence)
-        decode = self.decode
-        if ahead is None and decode is not None:
-            attended = decode.step(layer, sequence, query, scaling, self._step)
+        for whole in self._whole_steps if ahead is None else ():
+            attended = whole.step(layer, sequence, query, scaling, self._step)
             if attended is not None:
-                if self._observe_selected is not None:
-                    self._observe_selected(layer, length, decode.chosen)
+                if self.observe_selected is not None:
+                    self.observe_selected(layer, length, whole.chosen)
                 self._rows.offer_filled(layer, sequence, self._step)
                 return attended
         if ahead is None:
             self._settle_arrivals()
-            if keys is None:
-                keys = self._rows.newest_keys(layer, sequence)
+            keys = self._rows.newest_keys(layer, sequence) if keys is None else keys
             ahead = self._selection.own(layer, sequence, query, keys, scaling)
         selected = ahead.sets
-        if self._observe_selected is not None:
-            self._observe_selected(layer, length, selected)
+        if self.observe_selected is not None:
+            self.observe_selected(layer, length, selected)
         for counters in (self.counters, sequence.counters):
             counters.scored_tokens += length * len(selected)
             counters.selected_tokens += sum(len(positions) for positions in selected)
         given = (layer, sequence, query, selected, scaling, self._step, ahead.landed)
         out: torch.Tensor | None = None
-        if ahead.exact is not None and self._coded is not None:
-            out = self._coded.attend(*given, ahead.exact, ahead.arriving)
-        elif decode is not None:
-            out = decode.attend(*given)
+        if ahead.exact is not None and self.coded is not None:
+            out = self.coded.attend(*given, ahead.exact)
+        elif self.decode is not None:
+            out = self.decode.attend(*given)
         if out is not None:
             pass
         elif self._gpu is None:
@@ -479,6 +475,8 @@ class Runtime:
     def _forget_ahead(self) -> None:
         """Forget what was announced, and wait until nothing is on its way from a GPU."""
         self._pipeline.drop()
+        if self.joined is not None and self.joined.parts:
+            self.joined.forget()
         if self._gpu is not None:
             self._gpu.queries.settle()
             self._gpu.arrivals.wait()

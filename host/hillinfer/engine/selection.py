@@ -29,8 +29,8 @@ from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 if TYPE_CHECKING:
-    from hillinfer.engine.choice_ahead import ChoiceAhead
-    from hillinfer.engine.coded_step import CodedStep
+    from hillinfer.engine.gpu_coded_step import AnyCodedStep
+    from hillinfer.engine.layer_calls import ChoiceAhead
 
 Sets = list[NDArray[np.int64]]
 # Scoring of one layer, as the native library counts it in bytes (`Shape::work_bytes`), that is done
@@ -52,16 +52,14 @@ class Ahead:
     copied
         What of them is on its way to the model's GPU; None where it has none.
     exact
-        The exact tokens of each set where others are coded; `landed` are rows of these.
-    arriving
-        Rows of coded tokens whose codes DRAM does not hold, that are read ahead; or None.
+        The exact tokens of each set where others are coded; `landed` are rows of these, and of
+        coded tokens whose codes DRAM does not hold.
     """
 
     sets: Sets
     landed: LandedRows | None
     copied: Future[CopiedRows] | None
     exact: Sets | None = None
-    arriving: LandedRows | None = None
 
 
 class TokenSelection:
@@ -317,7 +315,7 @@ class PrefetchPipeline:
         gather: Gather,
         prefetch: PrefetchBuffer,
         threads: int,
-        coded: CodedStep | None = None,
+        coded: AnyCodedStep | None = None,
         copies: CopiesAhead | None = None,
     ) -> None:
         self._coded = coded
@@ -376,13 +374,12 @@ class PrefetchPipeline:
             ahead.set_exception(error)
         self._ahead[layer, id(sequence)] = ahead
 
-    def keep(self, layer: int, sequence: Sequence, sets: Sets, landed: LandedRows | None) -> None:
-        """Keep what was chosen for a layer that comes next until `take`, and what lands of it."""
-        self._known[layer, id(sequence)] = Ahead(sets, landed, None)
-
-    def keep_choice(self, layer: int, sequence: Sequence, choice: ChoiceAhead) -> None:
-        """Keep what is being chosen of rows that are all hot, until `take`."""
-        self._choices[layer, id(sequence)] = choice
+    def keep(self, layer: int, sequence: Sequence, ahead: Ahead | ChoiceAhead) -> None:
+        """Keep what was chosen for a layer that comes next until `take`, or who chooses it."""
+        if isinstance(ahead, Ahead):
+            self._known[layer, id(sequence)] = ahead
+        else:
+            self._choices[layer, id(sequence)] = ahead
 
     def announced(self, layer: int, sequence: Sequence) -> Ahead | None:
         """Return what was announced of a layer, once it is selected; None where nothing was.
@@ -395,7 +392,8 @@ class PrefetchPipeline:
         key = layer, id(sequence)
         choice = self._choices.get(key)
         if choice is not None:
-            self._known[key] = Ahead(choice.sets(), None, None)
+            sets, exact = choice.chosen()
+            self._known[key] = Ahead(sets, None, None, exact)
             del self._choices[key]
         known = self._known.get(key)
         if known is not None:
@@ -414,9 +412,8 @@ class PrefetchPipeline:
             key = layer, id(sequence)
             if self._known.pop(key, None) is None:
                 del self._ahead[key]
-            for landed in (ahead.landed, ahead.arriving):
-                if landed is not None:
-                    self._prefetch.want(landed)
+            if ahead.landed is not None:
+                self._prefetch.want(ahead.landed)
         return ahead
 
     def drop(self) -> None:
@@ -448,19 +445,16 @@ class PrefetchPipeline:
         self, layer: int, sequence: Sequence, past: int, select: Callable[[], Sets | Split]
     ) -> Ahead:
         sets, exact = both_of(select())
-        wanted = sets if exact is None else exact
-        union = wanted[0] if len(wanted) == 1 else np.unique(np.concatenate(wanted))
+        if exact is not None and self._coded is not None:
+            return self._coded.begin_to_read(layer, sequence, past, sets, exact)
+        union = sets[0] if len(sets) == 1 else np.unique(np.concatenate(sets))
         # The newest token is stored when its layer begins.
         stored = union[: union.searchsorted(past)]
         # When attention looks, the tail holds what it holds now, or what follows a full group.
         held = past // GROUP_TOKENS * GROUP_TOKENS
         landed = self._gather.land(layer, sequence, stored, held)
         if self._copies is None:
-            if exact is None or self._coded is None:
-                return Ahead(sets, landed, None)
-            missing = self._coded.missing(layer, sequence, sets, exact, held)
-            arriving = self._gather.land(layer, sequence, missing, held)
-            return Ahead(sets, landed, None, exact, arriving)
+            return Ahead(sets, landed, None)
         # What is there is sent on at once, rather than with what has no room yet.
         self._prefetch.want(landed)
         return Ahead(sets, landed, self._copies.begin(layer, sequence, stored, held, landed))

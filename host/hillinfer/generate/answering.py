@@ -48,18 +48,25 @@ class Generation:
         The first ones come from a store where the cache has one that holds them. `on_progress` is
         called after each chunk with the number of tokens read so far.
         """
+        for done in self.reading(token_ids):
+            if done:
+                on_progress(done)
+
+    def reading(self, token_ids: Sequence[int]) -> Iterator[int]:
+        """Read as `read` does, one forward pass each time that the next number is asked for.
+
+        Yields how many tokens the cache has of them: first those that a store brought, maybe none,
+        then those after each pass.
+        """
         found = self._look_up(token_ids)
-        if found:
-            on_progress(found)
+        yield found
         # Behind a stored prefix whatever is sooner.
         singly = getattr(self.cache, "reads_singly", lambda tokens: False)
-        if singly(len(token_ids) - found):
-            self.read_singly(token_ids[found:], lambda done: on_progress(found + done))
-            return
-        for start in range(found, len(token_ids), self._chunk_tokens):
-            chunk = token_ids[start : start + self._chunk_tokens]
+        size = 1 if singly(len(token_ids) - found) else self._chunk_tokens
+        for start in range(found, len(token_ids), size):
+            chunk = token_ids[start : start + size]
             self._forward(chunk)
-            on_progress(start + len(chunk))
+            yield start + len(chunk)
 
     def read_singly(
         self, token_ids: Sequence[int], on_progress: Callable[[int], None] = lambda done: None
@@ -82,15 +89,43 @@ class Generation:
 
         Raises CacheUseError where nothing was read before.
         """
-        if self._logits is None:
-            raise CacheUseError("nothing was read yet: call read() with the prompt first")
-        chooser = TokenChooser(sampling, self._logits.device)
+        chooser = TokenChooser(sampling, self.logits.device)
         for count in range(1, max_new_tokens + 1):
-            token_id = chooser.choose(self._logits)
+            token_id = chooser.choose(self.logits)
             yield token_id
             if token_id in stop_ids or count == max_new_tokens:
                 return
-            self._forward([token_id])
+            self.step(token_id)
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """Logits behind the last token, (vocabulary,).
+
+        Raises CacheUseError where nothing was read before.
+        """
+        if self._logits is None:
+            raise CacheUseError("nothing was read yet: call read() with the prompt first")
+        return self._logits
+
+    def step(self, token_id: int) -> None:
+        """Give the cache one token, which `logits` are behind then."""
+        self._forward([token_id])
+
+    @staticmethod
+    def step_together(
+        model: Any, joined: Any, generations: Sequence[Generation], token_ids: Sequence[int]
+    ) -> None:
+        """Give each of several generations one token, in one forward pass of the model.
+
+        `joined` is `Attachment.join` of their caches, in their order.
+        """
+        import torch
+
+        ids = torch.tensor([[one] for one in token_ids], device=model.device)
+        with torch.no_grad():
+            output = model(**joined.inputs(ids), use_cache=True, logits_to_keep=1)
+        for row, generation in enumerate(generations):
+            generation._logits = output.logits[row, -1]
 
     def fork(self) -> Generation:
         """Return a generation that goes on from here by itself.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that renders a chat template and ends: see `rendered_chats` of `prompt.py`.
+"""A program that renders a chat template and ends: see `chat_templates.py`.
 
 It needs jinja2 alone, because transformers takes a second to import. Its environment is that of
 transformers 5.23 (`_compile_jinja_template` in `transformers.utils.chat_template_utils`), which a
@@ -9,20 +9,61 @@ test compares over templates that use all of it.
 from __future__ import annotations
 
 import json
+import os
 import resource
+import struct
 import sys
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
+_LENGTH = struct.Struct("<Q")
 _CPU_SECONDS = 3
 _BYTES = 1 << 30
 _BYTES_PER_LETTER = 64
 _LETTERS_PER_SECOND = 1 << 24
 
 
+# What has it answer until nobody asks any more.
+AGAIN = "again"
+
+
 def main() -> None:
     """Read what to render from standard input and write what came of it to standard output."""
-    given = sys.stdin.buffer.read()
+    if sys.argv[1:] == [AGAIN]:
+        _answer_again()
+    else:
+        sys.stdout.buffer.write(_answered(sys.stdin.buffer.read()))
+
+
+def _answer_again() -> None:
+    """Answer requests, lengths before them, each in a fork; nothing is told where it was ended."""
+    # Before there is anything to do. Without it each answer says so.
+    with suppress(ImportError):
+        import jinja2.ext
+        import jinja2.sandbox  # noqa: F401
+    source, target = sys.stdin.buffer, sys.stdout.buffer
+    while len(head := source.read(_LENGTH.size)) == _LENGTH.size:
+        given = source.read(*_LENGTH.unpack(head))
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                with os.fdopen(writing, "wb") as out:
+                    out.write(_answered(given))
+            finally:
+                os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as made:
+            told = made.read()
+        _, status = os.waitpid(child, 0)
+        # Of one that was ended by its limits, what it has written is no answer.
+        told = told if status == 0 else b""
+        target.write(_LENGTH.pack(len(told)) + told)
+        target.flush()
+
+
+def _answered(given: bytes) -> bytes:
     most = _BYTES + _BYTES_PER_LETTER * len(given)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     seconds = _CPU_SECONDS + len(given) // _LETTERS_PER_SECOND
@@ -30,24 +71,28 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     asked = json.loads(given)
     try:
-        texts = _rendered(asked["template"], asked["contents"], asked["variables"], asked["most"])
+        texts = _rendered(asked["template"], asked["chats"], asked["variables"], asked["most"])
     except Exception as error:  # A template may raise anything; it is told on in one line.
         answer: dict[str, Any] = {"error": f"{type(error).__name__}: {error}"[:300]}
     else:
         answer = {"texts": texts}
-    sys.stdout.write(json.dumps(answer))
+    return json.dumps(answer).encode()
 
 
 def _rendered(
-    template: str, contents: list[str], variables: dict[str, Any], most: list[int]
+    template: str,
+    chats: list[list[dict[str, str]]],
+    variables: dict[str, Any],
+    most: list[int],
 ) -> list[str]:
     compiled = _environment().from_string(template)
     texts = []
-    for content, letters in zip(contents, most, strict=True):
-        text = compiled.render(messages=[{"role": "user", "content": content}], **variables)
+    for chat, letters in zip(chats, most, strict=True):
+        text = compiled.render(messages=chat, **variables)
         # Refused here, so that whoever asked never holds it.
         if len(text) > letters:
-            raise ValueError(f"it makes {len(text)} letters of {len(content)}")
+            given = sum(len(message["content"]) for message in chat)
+            raise ValueError(f"it makes {len(text)} letters of {given}")
         texts.append(text)
     return texts
 

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.attention.softmax_merge import SoftmaxMerge, compute_type
+from hillinfer.gpu.coded import StagedCoded
 from hillinfer.gpu.copies import (
     Arrivals,
     BroughtQueries,
@@ -174,7 +175,7 @@ class GpuSide:
 
     Attributes
     ----------
-    attention, states, ahead, arrivals, queries
+    attention, coded, states, ahead, arrivals, queries
         The parts, each for one way that bytes take.
     rings
         Their buffers: for rows, for those of new tokens that come back, and for queries.
@@ -201,6 +202,7 @@ class GpuSide:
         self.rings = [rows, arriving, queries]
         self.states = StagedStates(layout, counters, lane, rows)
         self.attention = GatheredAttention(lane, rows, gather, self.states, recorder)
+        self.coded = StagedCoded(lane, rows, self.states, row_bytes)
         self.ahead = CopiesAhead(lane, rows, gather, row_bytes, recorder)
         self.arrivals = Arrivals(lane, arriving)
         self.queries = BroughtQueries(lane, queries)

@@ -15,7 +15,14 @@ from hillinfer.hf.attention import AttachedCache, HillInferLayer, is_autocast
 from hillinfer.hf.batch import Batch
 from hillinfer.hf.engine import CacheFamily, Engine, Expectation, Use
 from hillinfer.hf.features import ModelInUse
-from hillinfer.hf.forward_plan import ForwardPlan, LayerLengths, Notes, SequenceShare
+from hillinfer.hf.forward_plan import (
+    ForwardPlan,
+    Fresh,
+    LayerLengths,
+    LoneToken,
+    Notes,
+    SequenceShare,
+)
 from hillinfer.hf.prompts import CachePrompts, in_place
 from hillinfer.kv.sequence import Sequence
 from hillinfer.sessions.fingerprint import ModelIdentity
@@ -74,7 +81,7 @@ class PassingCache(AttachedCache):
         self._pass: Use | None = None
         self._generate: Use | None = None
         # Of tokens that were stored and not attended to; None where the open group alone has them.
-        self._fresh: dict[int, list[tuple[torch.Tensor, torch.Tensor] | None]] = {}
+        self._fresh: Fresh = {}
         self._family = family or engine.open_family(Expectation())
         self._family.add(self._batch)
         engine.join()
@@ -235,17 +242,7 @@ class PassingCache(AttachedCache):
         return self._runtime.settings.query is not QuerySource.TRUE
 
     def announce(self, layer: int, query: torch.Tensor, scaling: float) -> None:
-        """Let every sequence select for a layer before the layer's own turn.
-
-        Parameters
-        ----------
-        layer
-            Index of the decoder layer; its new keys and values are not stored yet.
-        query
-            Predicted, (batch, query_heads, 1, head_dim).
-        scaling
-            Factor on inner products.
-        """
+        """Let every sequence select for a layer before the layer's own turn."""
         assert self._plan is not None
         if self.lengths.waits(layer):
             return
@@ -255,21 +252,7 @@ class PassingCache(AttachedCache):
                 self._runtime.announce(layer, share.sequence.of(layer), own, scaling)
 
     def attend(self, layer: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
-        """Attend to what `store` just completed.
-
-        Parameters
-        ----------
-        layer
-            Index of the decoder layer.
-        query
-            (batch, query_heads, tokens, head_dim).
-        scaling
-            Factor on inner products.
-
-        Returns
-        -------
-        (batch, tokens, query_heads, head_dim), contiguous; zeros for padding.
-        """
+        """Attend to what `store` just completed; zeros for padding, and contiguous."""
         assert self._plan is not None
         batch, heads, tokens, head_dim = query.shape
         shares = self.lengths.attending(layer, self._plan).shares
@@ -324,6 +307,11 @@ class PassingCache(AttachedCache):
             raise CacheUseError(_CLOSED)
         length = self.get_seq_length()
         return [length - pad for pad in self._batch.pads] or [0]
+
+    @property
+    def lone_token(self) -> LoneToken | None:
+        """What the pass under way brings, where that is one token to the cache's only row."""
+        return LoneToken.of(self._plan, self.lengths, self._fresh)
 
     def begin_joined(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> None:
         """Begin this cache's part of a pass of several, whose turn it is; as `begin_forward`."""

@@ -226,3 +226,50 @@ class LayerLengths:
                 "so its answer is wrong: leave the attention implementation of all layers as "
                 "hillinfer.attach set it, or detach first"
             )
+
+
+# Of each layer: stored keys and values of every share that are not attended to, stored type,
+# (kv_heads, tokens, head_dim); None where the open group alone has them.
+Fresh = dict[int, list[tuple[torch.Tensor, torch.Tensor] | None]]
+
+
+@dataclass(frozen=True)
+class LoneToken:
+    """The one token that a pass brings the one row of a cache, which others store and attend to.
+
+    Parameters
+    ----------
+    sequence
+        Whose token.
+    plan, lengths, fresh
+        Of the cache, which learns what was done.
+    """
+
+    sequence: Sequence
+    plan: ForwardPlan
+    lengths: LayerLengths
+    fresh: Fresh
+
+    @classmethod
+    def of(cls, plan: ForwardPlan | None, lengths: LayerLengths, fresh: Fresh) -> LoneToken | None:
+        """Return it; None for a pass that brings more, and where layers have different tokens."""
+        if plan is None or plan.batch != 1 or plan.tokens != 1 or not plan.shares[0].tokens:
+            return None
+        sequence = plan.shares[0].sequence
+        return None if sequence.deeper else cls(sequence, plan, lengths, fresh)
+
+    def store(self, layer: int) -> None:
+        """Learn that others store it in a layer; they, or the cache, attend to it then.
+
+        Raises
+        ------
+        CacheUseError
+            Where the layer has it already.
+        """
+        self.lengths.plan(layer, self.plan)
+        self.fresh[layer] = [None]
+        self.lengths.now[layer] += 1
+
+    def attend(self, layer: int) -> None:
+        """Learn that others attended to it."""
+        del self.fresh[layer]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Never
 
@@ -15,6 +15,7 @@ from hillinfer.hf.attention import AttachedCache, HillInferLayer
 from hillinfer.hf.batch import left_padding
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.engine import CacheFamily, Expectation, Use
+from hillinfer.hf.forward_plan import ForwardPlan, LoneToken
 from hillinfer.hf.prompts import PromptCall
 from hillinfer.statistics import CacheStatistics
 from hillinfer.trace.recorder import ForwardSpans
@@ -59,6 +60,9 @@ class JoinedCache(AttachedCache):
         self._family = CacheFamily(Expectation(), layers)
         self.spans = ForwardSpans(self._engine.runtime.recorder)
         self._use: Use | None = None
+        # Of the pass under way: tokens that are stored and attended to together, by their row.
+        self._together: dict[int, LoneToken] = {}
+        self._plan = ForwardPlan(0, 1, 0, ())
         self._around: list[tuple[HillInferCache, Use | None]] = []
 
     # --- what a user calls -----------------------------------------------------------------
@@ -222,6 +226,7 @@ class JoinedCache(AttachedCache):
             ]
             self._engine.serve_together(self._family, parts)
             self._engine.runtime.begin_step()
+            self._take_together()
         except BaseException:
             use.end()
             raise
@@ -236,7 +241,7 @@ class JoinedCache(AttachedCache):
     def end_forward(self) -> None:
         """Learn in every cache that the pass got through."""
         self.spans.end()
-        use, self._use = self._use, None
+        use, self._use, self._together = self._use, None, {}
         try:
             for one in self._members:
                 one.cache.end_joined()
@@ -257,14 +262,35 @@ class JoinedCache(AttachedCache):
 
     def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store each row's new keys and values in its cache."""
+        together, joined = self._together, self._engine.runtime.joined
+        if together and self._use is not None and self._use.is_own and joined is not None:
+            self._plan.check_states(self._engine.runtime.shape, layer, keys, values)
+            if joined.takes_numbers(keys, values):
+                for token in together.values():
+                    token.store(layer)
+                joined.store(layer, keys, values)
+                for one in self._apart(together):
+                    one.cache.store(layer, keys[one.rows], values[one.rows])
+                return
         for one in self._members:
             one.cache.store(layer, keys[one.rows], values[one.rows])
 
     def attend(self, layer: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
         """Attend to what each row's cache holds."""
-        return torch.cat(
-            [one.cache.attend(layer, query[one.rows], scaling) for one in self._members]
-        )
+        batch, heads, tokens, head_dim = query.shape
+        together, joined = self._together, self._engine.runtime.joined
+        if not together or joined is None:
+            return torch.cat(
+                [one.cache.attend(layer, query[one.rows], scaling) for one in self._members]
+            )
+        out = torch.empty((batch, tokens, heads, head_dim))
+        alone = joined.attend(layer, query, scaling, out)
+        for row in together.keys() - alone:
+            together[row].attend(layer)
+        out = out.to(query.dtype)
+        for one in self._apart(together.keys() - alone):
+            out[one.rows] = one.cache.attend(layer, query[one.rows], scaling)
+        return out
 
     @property
     def takes_predictions(self) -> bool:
@@ -273,15 +299,43 @@ class JoinedCache(AttachedCache):
 
     def announce(self, layer: int, query: torch.Tensor, scaling: float) -> None:
         """Let every row select for a layer before the layer's own turn."""
+        together, joined = self._together, self._engine.runtime.joined
+        taken: Collection[int] = ()
+        if together and joined is not None:
+            taken = together.keys() - joined.announce(layer, query, scaling)
+        apart = self._apart(taken)
+        if not apart:
+            return
 
         def announce() -> None:
-            for one in self._members:
+            for one in apart:
                 one.cache.announce(layer, query[one.rows], scaling)
 
         # The drive is given all of it at once: little sets one by one leave it idle in between.
         self._engine.runtime.prefetch.together(announce)
 
     # --- inside ----------------------------------------------------------------------------
+
+    def _take_together(self) -> None:
+        """Let rows that can store and attend with others do so in the pass that begins."""
+        runtime, self._together = self._engine.runtime, {}
+        if runtime.joined is None:
+            return
+        lone = {
+            one.rows.start: token
+            for one in self._members
+            if (token := one.cache.lone_token) is not None
+        }
+        if runtime.follows_context:
+            runtime.cover(runtime.parts.rows.tokens + len(lone))
+        rows = [(row, token.sequence) for row, token in lone.items()]
+        taken = runtime.joined.begin(rows, runtime.step, runtime.observe_selected)
+        self._together = {row: lone[row] for row in taken}
+        self._plan = ForwardPlan(0, 1, self.batch_size, ())
+
+    def _apart(self, together: Collection[int]) -> list[_Member]:
+        """Return the caches whose rows are none of these."""
+        return [one for one in self._members if one.rows.start not in together]
 
     def _lengths(self) -> list[int]:
         """Return the tokens that each row holds."""

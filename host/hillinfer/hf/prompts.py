@@ -265,6 +265,8 @@ class CachePrompts:
         self.is_tentative = False
         self._facts: StoreFacts | None = None
         self._reading: PromptReading | None = None
+        # What stores rows that come before this cache's own: its document's, where it is a fork.
+        self._before: PromptReading | None = None
         self._is_recording = False
         self._is_first = True
         self._until = 0
@@ -282,6 +284,7 @@ class CachePrompts:
         """Return what a fork of the cache begins with."""
         twin = CachePrompts(self._store)
         twin._ways = self._ways
+        twin._before = self._reading or self._before
         return twin
 
     @property
@@ -416,6 +419,9 @@ class CachePrompts:
         begun, stored, refused, failure = time.perf_counter(), 0, 0, ""
         if self._is_grown and not self._is_recording:
             store, each = self.store, self._seconds / max(1, self._computed)
+            if (writing := self._reading or self._before) is not None:
+                # What goes on in a chunk finds it published, and nobody else's to fill.
+                writing.facts()
             before = store.counts.refused_chunks
             for cache, made in rows:
                 ids = cache.token_ids[0][: store.storable(made)]

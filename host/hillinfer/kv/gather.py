@@ -201,14 +201,10 @@ class Gather:
             yield _together(one, buffer)
 
     def stream_in_place(
-        self,
-        layer: int,
-        sequence: Sequence,
-        positions: NDArray[np.int64],
-        landed: LandedRows | None = None,
+        self, layer: int, sequence: Sequence, positions: NDArray[np.int64]
     ) -> Generator[NDArray[np.uint64], None, None]:
         """Yield addresses of what `stream` yields copies of, uint64; parameters as there."""
-        for one, _ in self._streamed(layer, sequence, positions, landed):
+        for one, _ in self._streamed(layer, sequence, positions, None):
             yield one.addresses
 
     def _streamed(

@@ -19,9 +19,13 @@ from hillinfer.kv.sequence import HitRateTable, UntoldHits
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import PoolSizes
+from hillinfer.system.heap import give_free_memory_back
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
 from hillinfer.values import format_bytes
 from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+# Rows after which the heap is looked through.
+_TRIMMED_ROWS = 16_384
 
 # --- How the memory for hot rows is divided among layers ---
 
@@ -210,6 +214,9 @@ class HotPools:
         for pool in self.layers:
             pool.cover(grown)
         self._accountant.give(Part.OTHER, old)
+        if grown // _TRIMMED_ROWS > self._covered_rows // _TRIMMED_ROWS:
+            # Tables of every step before have left holes.
+            give_free_memory_back()
         self._covered_rows = grown
 
     def cover_hits(self, hits: HitRateTable, layer: int, tokens: int) -> None:

@@ -21,7 +21,7 @@ from hillinfer.kv.cold_store import ColdStore, WantedRows
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import PoolKeeper
 from hillinfer.kv.rows import RowKeeper
-from hillinfer.kv.saved_sequences import SavedShadow, fill_sequence
+from hillinfer.kv.saved_sequences import SavedShadow, fill_sequence, recall_codes
 from hillinfer.kv.sequence import Sequence
 from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.model_shape import ModelShape
@@ -213,6 +213,8 @@ class SequenceOpener:
         fill_sequence(saved, sequence, tokens, self._keeper.observed_queries)
         for layer in range(self._shape.layers):
             sequence.set_length(layer, tokens, groups * GROUP_TOKENS)
+        if self._shadow.values is not None:
+            recall_codes(saved, sequence, self._shadow.values)
 
     # --- stored prompts --------------------------------------------------------------------
 

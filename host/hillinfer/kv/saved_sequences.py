@@ -27,6 +27,7 @@ from hillinfer.sessions.fingerprint import Fingerprint
 from hillinfer.sessions.manifest import (
     CHANNEL_BYTES,
     HIT_BYTES,
+    WORTH_BYTES,
     Manifest,
     Part,
     SessionExtent,
@@ -37,6 +38,7 @@ from hillinfer.sessions.manifest import (
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.sessions.writing import SessionWriter
 from hillinfer.shadow.segments import SegmentLayer
+from hillinfer.shadow.values import MOST_WORTH, ValueCodes
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -181,6 +183,8 @@ def parts_of(
     ]
     if any(one is not None for one in taken):
         yield Part.VALUES, _statistics(taken, channels, _NOT_TAKEN)
+        if shadow.values is not None:
+            yield Part.WANTED, _wanted(sequence, shape, extent.tokens, shadow.values)
     yield Part.SHADOW, _shadow(sequence, extent.segments, shape, shadow)
     yield Part.HITS, _hits(sequence, shape, extent.tokens)
     yield Part.OBSERVED, _observed(sequence) if extent.observed_queries else iter(())
@@ -217,6 +221,35 @@ def fill_sequence(saved: SavedSession, sequence: Sequence, tokens: int, most_que
         if not np.isfinite(queries).all():
             raise damaged(saved.directory, f"{Part.OBSERVED.value} holds queries without end")
         sequence.observed = [torch.from_numpy(own[-most_queries:].copy()) for own in queries]
+
+
+def recall_codes(saved: SavedSession, sequence: Sequence, values: ValueCodes) -> None:
+    """Go on from how often codes of a session's tokens were wanted, where it says so.
+
+    Parameters
+    ----------
+    saved
+        Verified.
+    sequence
+        Whose full groups it has.
+    values
+        Keeps codes.
+
+    Raises
+    ------
+    SessionError
+        Where what it says is nothing that a run would have saved.
+    """
+    if Part.WANTED.value not in saved.manifest.digests:
+        return
+    rows = sequence.rows(np.arange(sequence.group_count * GROUP_TOKENS))
+    for layer in range(saved.manifest.shape.layers):
+        worth = np.empty(len(rows), "<f2")
+        place = layer * saved.tokens * WORTH_BYTES
+        saved.read_into(Part.WANTED, worth.view(np.uint8), place)
+        if not ((worth >= 0) & (worth <= MOST_WORTH)).all():
+            raise damaged(saved.directory, f"{Part.WANTED.value} holds what no token is worth")
+        values.recall(layer, rows, worth)
 
 
 def _coded(made: _Segments) -> NDArray[np.int32]:
@@ -259,6 +292,17 @@ def _hits(sequence: Sequence, shape: ModelShape, tokens: int) -> Iterator[memory
         own = np.zeros(tokens, "<u2")
         own[: len(counts)] = counts[:tokens]
         yield _bytes(own)
+
+
+def _wanted(
+    sequence: Sequence, shape: ModelShape, tokens: int, values: ValueCodes
+) -> Iterator[memoryview]:
+    for layer in range(shape.layers):
+        own = sequence.of(layer)
+        worth = np.zeros(tokens, "<f2")
+        rows = own.rows(np.arange(own.group_count * GROUP_TOKENS))
+        worth[: len(rows)] = values.worth(layer, rows)
+        yield _bytes(worth)
 
 
 def _observed_of(sequence: Sequence) -> list[torch.Tensor | None]:

@@ -15,6 +15,7 @@ from hillinfer.kv.gather import Gather
 from hillinfer.kv.saved_sequences import SavedShadow
 from hillinfer.kv.sequence import RowLayout, RowPart, Sequence
 from hillinfer.scoring.scorer import Scorer, SegmentShadow
+from hillinfer.shadow.code_file import CodeFile
 from hillinfer.shadow.memory import ShadowMemory
 from hillinfer.shadow.segments import Segment, SegmentLayer
 from hillinfer.shadow.values import SegmentValues, ValueCodes
@@ -37,6 +38,8 @@ class ShadowKeeper:
         Holds shadows, in DRAM or on the drive.
     values
         Keeps value codes; None where no token is coded.
+    file
+        Has codes of full groups on the drive; None where nothing has.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class ShadowKeeper:
         layout: RowLayout,
         memory: ShadowMemory,
         values: ValueCodes | None = None,
+        file: CodeFile | None = None,
     ) -> None:
         self._scorer = scorer
         self.spec: KernelSpec = scorer.spec
@@ -54,7 +58,7 @@ class ShadowKeeper:
         self._gather = gather
         self._memory = memory
         self._has_device = memory.has_device
-        self._values = values
+        self.values, self._file = values, file
         self._key_part, self.value_part = RowPart(layout.keys), RowPart(layout.values)
         self._no_keys = torch.empty((0, self.spec.kv_heads, self.spec.head_dim)).half()
 
@@ -192,9 +196,9 @@ class ShadowKeeper:
                         partial(saved.read_codes, number, layer),
                     )
                     self._memory.leave_to_device(own, (number + 1) * size, tokens)
-                    values = None if self._values is None else saved.values(number, layer)
-                    if self._values is not None and values is not None:
-                        own.values = self._values.numbered(values)
+                    values = None if self.values is None else saved.values(number, layer)
+                    if self.values is not None and values is not None:
+                        own.values = self.values.numbered(values)
 
     def share_segment(self, sequence: Sequence, segment: Segment) -> None:
         """Give a sequence its next segment, which others have too."""
@@ -386,7 +390,7 @@ class ShadowKeeper:
 
         Statistics of segments that a session or a store brought without are taken of their rows.
         """
-        assert self._values is not None
+        assert self.values is not None
         found: list[SegmentValues] = []
         for number, segment in enumerate(sequence.segments):
             own = segment.layers[layer]
@@ -415,7 +419,7 @@ class ShadowKeeper:
         A segment's first tokens make its statistics. Codes of single tokens are not worth keeping
         as long as their rows are in the tail.
         """
-        if self._values is None:
+        if self.values is None:
             return None
         is_first = sequence.segments[number].layers[layer].statistics is None
         if not is_first and (fresh is None or end - start == 1):
@@ -427,23 +431,25 @@ class ShadowKeeper:
         self, layer: int, sequence: Sequence, number: int, values: torch.Tensor
     ) -> None:
         """Take the statistics of a segment's values, of its tokens so far."""
-        assert self._values is not None
+        assert self.values is not None
         before = sequence.segments[number - 1].layers[layer].values if number else None
         taken = self._scorer.statistics(
             values, number * self.spec.segment_tokens, before.statistics if before else None
         )
-        sequence.segments[number].layers[layer].values = self._values.numbered(taken)
+        sequence.segments[number].layers[layer].values = self.values.numbered(taken)
 
     def forget_groups(self, groups: list[int]) -> None:
         """Keep no codes of values of groups that nobody has any more."""
-        if self._values is not None:
-            self._values.forget_groups(groups)
+        if self.values is not None:
+            self.values.forget_groups(groups)
+        if self._file is not None:
+            self._file.forget_groups(groups)
 
     def _keep_values(
         self, layer: int, sequence: Sequence, number: int, values: torch.Tensor, start: int
     ) -> None:
         """Take a segment's value statistics if it has none, and keep codes of full groups."""
-        assert self._values is not None
+        assert self.values is not None
         own = sequence.segments[number].layers[layer]
         if own.values is None:
             if start != number * self.spec.segment_tokens:
@@ -458,10 +464,10 @@ class ShadowKeeper:
         count = min(start + len(values), settled) - start
         if count > 0:
             rows = sequence.rows(np.arange(start, start + count))
-            numbers = np.full(count, own.values.number)
-            self._values.offer(
-                layer, rows, numbers, self._values.encode(values[:count], own.values)
-            )
+            codes, number = self.values.encode(values[:count], own.values), own.values.number
+            if self._file is not None:
+                self._file.write(layer, rows, number, codes)
+            self.values.offer(layer, rows, np.full(count, number), codes)
 
     def _stored_keys(self, layer: int, sequence: Sequence, start: int, end: int) -> torch.Tensor:
         """Return the keys of full groups as FP16, in whatever thread.

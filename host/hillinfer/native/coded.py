@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import ctypes
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from hillinfer.native.structures import Sequence
 
@@ -58,121 +56,68 @@ class BlockPartials(ctypes.Structure):
 
 
 class CodeSlots(ctypes.Structure):
-    """Codes of a layer's tokens by row number; see host/native/coded_step.h."""
+    """Codes of a layer's tokens by row number; see host/native/coded_slots.h."""
 
     _fields_ = (
         ("slot_of_row", _POINTER),
+        ("worth", _POINTER),
         ("row_count", _LONG),
         ("numbers", _POINTER),
+        ("rows", _POINTER),
+        ("slot_count", _LONG),
         ("chunks", _POINTER),
         ("row_bytes", _LONG),
+        ("step_worth", ctypes.c_float),
+        ("most_worth", ctypes.c_float),
     )
 
 
-class CodedSelection(ctypes.Structure):
-    """A selected set, and what of it is coded."""
+class SplitSelection(ctypes.Structure):
+    """Selected sets, what of them is exact and what is coded; see host/native/coded_step.h."""
 
     _fields_ = (
-        ("selected", _POINTER),
-        ("selected_count", _LONG),
+        ("set_rows", _LONG),
+        ("sets", _POINTER),
         ("exact", _POINTER),
-        ("exact_count", _LONG),
+        ("coded", _POINTER),
         # Bytes: three words of each segment.
         ("segments", ctypes.c_char_p),
         ("segment_count", _LONG),
-        ("coded", _POINTER),
-        ("rows", _POINTER),
-        ("codes", _POINTER),
-        ("missing", _POINTER),
-        ("coded_count", _LONG),
-        ("settled_count", _LONG),
-        ("missing_count", _LONG),
+        ("aligned", _POINTER),
+        ("invalid", _POINTER),
         ("arrived", _POINTER),
+        ("row_bytes", _LONG),
+        ("settled_count", _LONG),
+        ("rows_end", _LONG),
+        ("rows", _POINTER),
+        ("missing", _POINTER),
+        ("missing_count", _LONG),
+        ("read_count", _LONG),
+        ("numbers", _POINTER),
+        ("sources", _POINTER),
+        ("cold_positions", _POINTER),
+        ("cold_rows", _POINTER),
+        ("cold_numbers", _POINTER),
+        ("cold_count", _LONG),
     )
-
-
-# The number of a segment's values, and the addresses of c and M.
-VALUE_WORDS = 3
-_WORD_BYTES = 8
-
-
-class FoundCodes:
-    """A selected set as the library sees it, and what it says of the coded tokens.
-
-    Parameters
-    ----------
-    selected
-        Positions, int64, ascending, contiguous.
-    exact
-        Those of them that are exact, likewise.
-    segments
-        `VALUE_WORDS` words of each segment from the first one on.
-
-    Attributes
-    ----------
-    address
-        What the library is told.
-    """
-
-    def __init__(
-        self, selected: NDArray[np.int64], exact: NDArray[np.int64], segments: bytes
-    ) -> None:
-        self._kept = selected, exact
-        room = len(selected)
-        self._memory = np.empty((4, room), np.int64)
-        self._coded, self._rows, _, self._missing = self._memory
-        first: int = self._memory.ctypes.data
-        size = _WORD_BYTES * room
-        self.table = CodedSelection(
-            selected.ctypes.data,
-            room,
-            exact.ctypes.data,
-            len(exact),
-            segments,
-            len(segments) // (VALUE_WORDS * _WORD_BYTES),
-            first,
-            first + size,
-            first + 2 * size,
-            first + 3 * size,
-        )
-        self.address = ctypes.addressof(self.table)
-
-    @property
-    def count(self) -> int:
-        """How many tokens are coded."""
-        return int(self.table.coded_count)
-
-    @property
-    def in_tail(self) -> int:
-        """How many of them are in the tail: the last ones."""
-        return int(self.table.coded_count - self.table.settled_count)
-
-    @property
-    def rows(self) -> NDArray[np.int64]:
-        """Row numbers of the others, int64."""
-        return self._rows[: self.table.settled_count]
-
-    @property
-    def missing(self) -> NDArray[np.int64]:
-        """Which of these have no codes, int64, ascending."""
-        return self._missing[: self.table.missing_count]
-
-    def positions(self, which: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return positions of some coded tokens."""
-        return self._coded[which]
 
 
 _SEQUENCE, _CALL, _PARTIALS = map(ctypes.POINTER, (Sequence, CodedCall, BlockPartials))
 _ENCODED = [_INT, _SEQUENCE, _POINTER, _POINTER, *[_LONG] * 3, _POINTER, _LONG, _LONG]
-SIGNATURES = {
+SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hillinfer_aligned_tokens": (_INT, [_INT, _SEQUENCE, _POINTER, _LONG, _POINTER, _POINTER]),
     "hillinfer_encode_values": (_INT, _ENCODED),
     "hillinfer_encode_value_rows": (_INT, _ENCODED),
     "hillinfer_coded_attend": (_INT, [_INT, _CALL, _POINTER, _LONG, _POINTER, _LONG, _POINTER]),
     # Every layer calls these at every step.
-    "hillinfer_find_codes": (_INT, [_POINTER, _POINTER, _INT, _LONG, _POINTER]),
-    "hillinfer_code_missing": (_INT, [_INT, *[_POINTER] * 2, _LONG, _POINTER, _LONG, _LONG]),
-    "hillinfer_attend_codes": (_INT, [_INT, *[_POINTER] * 3, _LONG, *[_POINTER] * 2]),
+    "hillinfer_choose_split": (_INT, [_INT, *[_POINTER] * 5]),
+    "hillinfer_list_cold": (_INT, [*[_POINTER] * 3, _INT, _LONG, _LONG, _POINTER]),
+    "hillinfer_attend_split": (_INT, [_INT, *[_POINTER] * 7]),
+    "hillinfer_decode_split": (_INT, [_INT, *[_POINTER] * 7]),
+    "hillinfer_code_cold": (_INT, [_INT, *[_POINTER] * 2, _LONG, _LONG, _POINTER]),
+    "hillinfer_end_split": (_INT, [_INT, *[_POINTER] * 5]),
+    "hillinfer_want_codes": (None, [_POINTER, _POINTER, _LONG]),
+    "hillinfer_offer_codes": (_INT, [*[_POINTER] * 4, _LONG, _LONG, ctypes.POINTER(_LONG)]),
     "hillinfer_exact_blocks": (_INT, [_INT, _CALL, _POINTER, _LONG, _PARTIALS]),
     "hillinfer_coded_blocks": (_INT, [_INT, _CALL, ctypes.POINTER(CodedTokens), _PARTIALS]),
     "hillinfer_merge_blocks": (_INT, [_INT, _CALL, _PARTIALS, _LONG, _POINTER]),

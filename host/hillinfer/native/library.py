@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from hillinfer.errors import HillInferError
 from hillinfer.native.coded import SIGNATURES as CODED_SIGNATURES
 from hillinfer.native.state_rows import SIGNATURES as STATE_SIGNATURES
+from hillinfer.native.step_rows import SIGNATURES as STEP_SIGNATURES
 from hillinfer.native.structures import (
     Attending,
     Attention,
@@ -69,7 +70,7 @@ HOW_TO_BUILD = (
     "tree or install HillInfer again"
 )
 
-_INTERFACE_VERSION = 18
+_INTERFACE_VERSION = 19
 _KEY_BYTES = 32
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int32
@@ -141,14 +142,13 @@ _SIGNATURES = {
     # Every layer calls these at every step: a plain address takes a tenth of a reference's time.
     "hillinfer_store_token": (_LONG, [*[_POINTER] * 2, _INT, _POINTER, _LONG, _POINTER, _LONG]),
     "hillinfer_choose_tokens": (_INT, [_INT, *[_POINTER] * 4]),
-    "hillinfer_choose_begin": (_INT, [_INT, *[_POINTER] * 3, ctypes.POINTER(_POINTER)]),
+    "hillinfer_choose_begin": (_INT, [_INT, *[_POINTER] * 4, ctypes.POINTER(_POINTER)]),
     "hillinfer_choose_end": (_INT, [_POINTER]),
     "hillinfer_attend_tokens": (_INT, [_INT, *[_POINTER] * 6]),
     "hillinfer_decode_step": (_INT, [_INT, *[_POINTER] * 6]),
     "hillinfer_attend_run": (_INT, [ctypes.POINTER(Attending)]),
     "hillinfer_crc32c": (None, [_POINTER, _LONG, _LONG, *[_POINTER] * 2]),
-    **CODED_SIGNATURES,
-    **STATE_SIGNATURES,
+    **(CODED_SIGNATURES | STATE_SIGNATURES | STEP_SIGNATURES),
     "hillinfer_row_sums": (None, [_POINTER, _LONG, _POINTER, _LONG, _POINTER]),
 }
 _NO_MEMORY = 2
@@ -454,17 +454,17 @@ class NativeLibrary:
         MemoryError, NativeError, NonFiniteQueryError
             As from `call`.
         """
-        outcome = getattr(self.functions, name)(*arguments)
-        if not outcome:
-            return True
-        if outcome == _COLD:
-            return False
+        return self.are_here(name, getattr(self.functions, name)(*arguments))
+
+    def are_here(self, name: str, outcome: int) -> bool:
+        """Return whether an outcome is that all rows are in memory; raises as `decode` does."""
         if outcome == _MISPLACED:
             raise IndexError(_NOWHERE)
-        self._check(name, outcome)
-        return True
+        if outcome and outcome != _COLD:
+            self._check(name, outcome)
+        return not outcome
 
-    def begin_choice(self, variant: int, table: int, step: int, sets: int) -> int:
+    def begin_choice(self, variant: int, table: int, step: int, *sets: int | None) -> int:
         """Begin to choose tokens in a thread of the library's; see host/native/decode_step.cpp.
 
         Parameters
@@ -472,7 +472,7 @@ class NativeLibrary:
         variant
             Number of the instruction set.
         table, step, sets
-            Addresses; what the table points to, and the sets, live until the choice ends.
+            Addresses; all of it, exact sets or None behind the others, lives until the choice ends.
 
         Returns
         -------
@@ -480,7 +480,7 @@ class NativeLibrary:
         """
         ahead = ctypes.c_void_p()
         # It takes a few microseconds.
-        begun = self.tables.hillinfer_choose_begin(variant, table, step, sets, ctypes.byref(ahead))
+        begun = self.tables.hillinfer_choose_begin(variant, table, step, *sets, ctypes.byref(ahead))
         self._check("hillinfer_choose_begin", begun)
         assert ahead.value is not None
         return ahead.value

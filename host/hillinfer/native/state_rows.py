@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int32
@@ -27,4 +28,18 @@ class StateRows(ctypes.Structure):
     )
 
 
-SIGNATURES = {"hillinfer_place_states": (None, [ctypes.POINTER(StateRows)])}
+class CheckedRows(ctypes.Structure):
+    """Groups of rows that are checked and placed at once."""
+
+    _fields_ = (
+        ("states", StateRows),
+        ("placed", _LONG),
+        ("salts", _POINTER),
+        ("sums", _POINTER),
+    )
+
+
+SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "hillinfer_place_states": (None, [ctypes.POINTER(StateRows)]),
+    "hillinfer_land_states": (None, [ctypes.POINTER(CheckedRows), _LONG, _INT]),
+}

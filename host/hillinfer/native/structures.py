@@ -269,6 +269,7 @@ class DecodeStep(ctypes.Structure):
         ("threads", _INT),
         ("recent", ctypes.c_int64),
         ("count", ctypes.c_int64),
+        ("exact", ctypes.c_int64),
         ("step", _INT),
         ("fade_shift", _INT),
         ("coded_at", ctypes.c_int64),

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.arrived_rows import ArrivedRows
 from hillinfer.drive.files import PAGE_BYTES, round_up
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.library import native_library
-from hillinfer.native.state_rows import StateRows
+from hillinfer.native.state_rows import CheckedRows, StateRows
 from hillinfer.system.kept_memory import BLOCK_BYTES, KeptMemory
 
 # As the native library numbers them.
@@ -82,19 +83,50 @@ class LandedStates:
         if count <= 0:
             return
         if self._is_native:
-            self._place_natively(*self.layers[layer], position, rows[:count])
+            # One call without Python's lock, past the caches where that is possible.
+            given = self._given(layer, position, rows[:count])
+            native_library().functions.hillinfer_place_states(ctypes.byref(given))
         else:
             self._place_by_torch(*self.layers[layer], position, rows[:count])
 
+    @property
+    def is_native(self) -> bool:
+        """Whether `land` can be used: states are the processor's, and of a type that it knows."""
+        return self._is_native
+
+    def land(
+        self, arrived: Sequence[ArrivedRows], stop: int, threads: int
+    ) -> list[NDArray[np.uint32]]:
+        """Put rows to their places by several threads; return what their checksums are.
+
+        Nobody may use what is there before the checksums were compared.
+
+        Parameters
+        ----------
+        arrived
+            Of any layers.
+        stop
+            The position behind the last row that is wanted.
+        threads
+            How many do it, the caller's among them.
+        """
+        given = (CheckedRows * len(arrived))()
+        sums = [np.empty(len(one.salts), np.uint32) for one in arrived]
+        for own, one, found in zip(given, arrived, sums, strict=True):
+            own.states = self._given(one.layer, one.position, one.rows)
+            own.placed = max(0, stop - one.position)
+            own.salts, own.sums = one.salts.ctypes.data, found.ctypes.data
+        native_library().functions.hillinfer_land_states(given, len(given), threads)
+        return sums
+
     # --- inside ----------------------------------------------------------------------------
 
-    def _place_natively(
-        self, keys: torch.Tensor, values: torch.Tensor, position: int, rows: NDArray[np.uint8]
-    ) -> None:
-        """Put rows by one call without Python's lock, past the caches where that is possible."""
+    def _given(self, layer: int, position: int, rows: NDArray[np.uint8]) -> StateRows:
+        """Return rows and their places as the native library takes them."""
+        keys, values = self.layers[layer]
         heads, room, head_dim = keys.shape
         start = position * head_dim * keys.element_size()
-        given = StateRows(
+        return StateRows(
             rows=rows.ctypes.data,
             tokens=len(rows),
             row_bytes=rows.shape[1],
@@ -106,7 +138,6 @@ class LandedStates:
             stored_type=_STORED_TYPES[self._layout.stored_type],
             is_widened=keys.dtype is torch.float32,
         )
-        native_library().functions.hillinfer_place_states(ctypes.byref(given))
 
     def _place_by_torch(self, keys: Any, values: Any, position: int, rows: NDArray[Any]) -> None:
         # In pieces that torch leaves to this thread: those of its pool compute meanwhile.

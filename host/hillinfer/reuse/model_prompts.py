@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -94,6 +95,17 @@ class ModelPrompts:
             self._divided_by,
             rates,
         )
+
+    def of_tenant(self, salt: bytes) -> ModelPrompts:
+        """Return the same store and model for another tenant, whose prompts others do not find.
+
+        It is open as long as this is, and shares what is known of the model and this machine.
+        """
+        if self._rates is None and self._reuse is not Reuse.EXACT:
+            self._of_machine()
+        twin = copy.copy(self)
+        twin._salt, twin._opened = salt, None
+        return twin
 
     def close(self) -> None:
         """Close the store where it was opened here; harmless when done twice."""

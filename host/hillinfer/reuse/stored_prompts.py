@@ -423,7 +423,7 @@ class StoredPrompts:
             found,
             tokens,
             self._border,
-            held.place,
+            held,
             self.loaded,
             self._recorder,
             clock.deadlines(min(len(ids) - tokens, self._chunk_tokens or len(ids)), tokens),

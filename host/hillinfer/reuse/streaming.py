@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeGuard
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from hillinfer.arrived_rows import ArrivedRows
+from hillinfer.reuse.landed_states import LandedStates
+from hillinfer.reuse.row_placing import RowPlacing, StoppedError
 from hillinfer.reuse.streamed_layer import StreamedLayer
 from hillinfer.schedule.slack_table import SlackTable
 from hillinfer.store.keys import CHUNK_TOKENS
@@ -65,6 +66,8 @@ class LoadingCounts:
         From the first read to the last row in its place.
     bubble_seconds
         What passes waited for rows.
+    placing_seconds
+        What passes took to put rows to their places themselves.
     recomputed_tokens
         Tokens whose rows did not come, or not as they were written, and were computed anew.
     """
@@ -74,6 +77,7 @@ class LoadingCounts:
     read_bytes: int = 0
     read_seconds: float = 0.0
     bubble_seconds: float = 0.0
+    placing_seconds: float = 0.0
     recomputed_tokens: int = 0
 
 
@@ -83,10 +87,6 @@ _UNTOLD_NS = 50_000
 
 class _LessLandedError(Exception):
     """Rows that somebody waits for will not come."""
-
-
-class _StoppedError(Exception):
-    """Nobody waits any longer."""
 
 
 def _unseen(new_tokens: int, past_tokens: int) -> None:
@@ -143,9 +143,8 @@ class Landing:
         How many of its tokens are wanted.
     border
         Where a prefix may end.
-    fill
-        Puts rows to their places: called from several threads, with a layer, the position of the
-        first row, rows, uint8 (tokens, row_bytes), and how many tokens are wanted.
+    states
+        Where its rows go.
     counts
         Where it counts.
     recorder
@@ -159,7 +158,7 @@ class Landing:
         found: StoredPrefix,
         tokens: int,
         border: int,
-        fill: Callable[[int, int, NDArray[np.uint8], int], None],
+        states: LandedStates,
         counts: LoadingCounts,
         recorder: Recorder,
         deadline: Callable[[int], float],
@@ -168,15 +167,18 @@ class Landing:
         self._found = found
         self._tokens = tokens
         self._border = border
-        self._fill = fill
+        self._states = states
         self._counts = counts
         self._recorder = recorder
         self._changed = threading.Condition()
         # Layers all of whose tokens are there, and those whose first tokens are, once less comes.
         self._whole = self._part = 0
+        # Of each layer, chunks that are still to come.
+        self._missing = [0] * found.shape.layers
         # How many tokens can still come.
         self._most = tokens
-        self._is_stopped = False
+        self._placing: RowPlacing | None = None
+        self._is_computing = self._is_stopped = False
         self._has_ended = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="hillinfer-store-land")
@@ -197,26 +199,59 @@ class Landing:
         """
         if not tokens:
             return
-        started = time.perf_counter_ns()
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._is_there(layer, tokens) or self._has_ended or self._most < tokens
-            )
-            is_there = self._is_there(layer, tokens)
-        stop = time.perf_counter_ns()
-        if stop - started > _UNTOLD_NS:
-            self._recorder.note(Lane.BUBBLES, "rows", started, stop, layer=layer)
-        self._counts.bubble_seconds += (stop - started) / 1e9
-        self._found.note_bubble((stop - started) / 1e9)
+        waited = placed = 0
+        while True:
+            started = time.perf_counter_ns()
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: (
+                        self._is_there(layer, tokens)
+                        or self._has_ended
+                        or self._most < tokens
+                        or self._has_waiting()
+                    )
+                )
+                is_there = self._is_there(layer, tokens)
+                placing = self._placing if self._has_waiting() else None
+            came = time.perf_counter_ns()
+            waited += came - started
+            if came - started > _UNTOLD_NS:
+                self._recorder.note(Lane.BUBBLES, "rows", started, came, layer=layer)
+            if is_there or placing is None:
+                break
+            placing.help()
+            stop = time.perf_counter_ns()
+            placed += stop - came
+            self._recorder.note(Lane.COPIES, "rows placed", came, stop, layer=layer)
+        self._counts.bubble_seconds += waited / 1e9
+        self._counts.placing_seconds += placed / 1e9
+        self._found.note_bubble(waited / 1e9)
         if is_there:
             return
         if self._error is not None:
             raise self._error
         raise _LessLandedError
 
+    def note_computing(self) -> None:
+        """Learn that a pass computes and will come for more: rows may wait for it."""
+        self._is_computing = True
+        if self._placing is not None:
+            self._placing.let_wait()
+
+    def note_end(self) -> None:
+        """Learn that a pass comes for no more: rows are placed as they are read."""
+        self._is_computing = False
+        if self._placing is not None:
+            self._placing.place_at_once()
+
     def stop(self) -> None:
         """Read no more: nobody waits any longer."""
         self._is_stopped = True
+        if self._placing is not None:
+            self._placing.stop()
+
+    def _has_waiting(self) -> bool:
+        return self._placing is not None and self._placing.has_waiting
 
     def _is_there(self, layer: int, tokens: int) -> bool:
         return layer < self._whole or (layer < self._part and tokens <= self._most)
@@ -250,25 +285,35 @@ class Landing:
 
     def _land(self) -> None:
         """Land layer after layer, from the first that is not there yet."""
-        chunks = -(-self._most // CHUNK_TOKENS)
+        chunks, most = -(-self._most // CHUNK_TOKENS), self._most
         first = max(self._whole, self._part)
-        rows_landed, most = 0, self._most
-
-        def take(layer: int, position: int, rows: NDArray[np.uint8]) -> None:
-            if not self._is_stopped:
-                self._fill(layer, position, rows, most)
-
-        for layer, position, rows in self._found.stream(first, chunks, self._deadline, take):
+        threads = RowPlacing.threads_for(self._states, self._found.layers_ahead(chunks))
+        landed = partial(self._landed, most)
+        placing = RowPlacing(self._states, most, landed, self._changed, threads)
+        with self._changed:
+            self._missing = [chunks] * len(self._missing)
+            self._placing = placing
+        if self._is_computing:
+            placing.let_wait()
+        for _ in self._found.stream(first, chunks, self._deadline, placing):
             if self._is_stopped:
-                raise _StoppedError
-            rows_landed += len(rows)
-            if position // CHUNK_TOKENS == chunks - 1:
-                with self._changed:
-                    if most == self._tokens:
-                        self._whole = layer + 1
-                    self._part = layer + 1
-                    self._changed.notify_all()
-        self._counts.read_bytes += rows_landed * self._found.shape.row_bytes
+                raise StoppedError
+
+    def _landed(self, most: int, rows: ArrivedRows) -> None:
+        """Learn that rows of the first so many tokens are in their places."""
+        if most > self._most:
+            # Of a part that is being read anew.
+            return
+        self._counts.read_bytes += rows.rows.nbytes
+        self._missing[rows.layer] -= 1
+        layers = len(self._missing)
+        part = max(self._whole, self._part)
+        while part < layers and not self._missing[part]:
+            part += 1
+        self._part = part
+        if most == self._tokens:
+            self._whole = part
+        self._changed.notify_all()
 
 
 class Loading:
@@ -314,10 +359,17 @@ class Loading:
         """Return new layers of a cache, which keep this alive until their rows are there."""
         return [
             StreamedLayer(
-                *own, self._tokens, partial(self._arrive, layer), partial(self._passed, layer)
+                *own, self._tokens, partial(self._arrive, layer), partial(self._pass, layer)
             )
             for layer, own in enumerate(self._states)
         ]
+
+    def _pass(self, layer: int, new_tokens: int, past_tokens: int) -> None:
+        self._passed(layer, new_tokens, past_tokens)
+        if layer + 1 == len(self._states):
+            self._landing.note_end()
+        elif not new_tokens:
+            self._landing.note_computing()
 
     def _arrive(self, layer: int) -> None:
         if self._is_recomputed:

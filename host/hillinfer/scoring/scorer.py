@@ -327,6 +327,8 @@ class ImportanceEvaluation:
     ----------
     has_coded
         Whether tokens may be coded.
+    sets
+        How many sets are selected.
     """
 
     def __init__(self, scorer: Scorer, settings: Settings) -> None:
@@ -334,7 +336,7 @@ class ImportanceEvaluation:
         self._settings = settings
         self._kept = settings.kept_tokens
         self.has_coded = settings.has_coded_tokens
-        self._sets = 1 if scorer.scope is Scope.LAYER else scorer.spec.kv_heads
+        self.sets = 1 if scorer.scope is Scope.LAYER else scorer.spec.kv_heads
         # Of the length that was asked for last: all layers of a step have the same.
         self._last = (0, 0), self._wanted_of(0, 0)
 
@@ -367,7 +369,7 @@ class ImportanceEvaluation:
 
     def everything(self, length: int) -> list[NDArray[np.int64]]:
         """Return the sets of a sequence that is selected whole."""
-        return [np.arange(length)] * self._sets
+        return [np.arange(length)] * self.sets
 
     def select(
         self,
@@ -456,10 +458,16 @@ class ImportanceEvaluation:
 
         `coming` is 1 where the query is a predicted one, else 0; `codes` says that it is called.
         """
-        length = total_tokens(segments) + coming
+        wanted = self.wanted_split(total_tokens(segments) + coming, lacking)
+        return Split(*self._scorer.choose_each(query, scaling, segments, coming, wanted))
+
+    def wanted_split(self, length: int, lacking: int = 0) -> tuple[Wanted, Wanted]:
+        """Return how much is selected of so many tokens, and how much of that is exact.
+
+        Parameters as in `wanted`.
+        """
         wanted = self.wanted(length, lacking)
-        exact = replace(wanted, count=self._exact(length, lacking))
-        return Split(*self._scorer.choose_each(query, scaling, segments, coming, (wanted, exact)))
+        return wanted, replace(wanted, count=self._exact(length, lacking))
 
     def wanted(self, length: int, lacking: int = 0) -> Wanted:
         """Return how much is selected of so many tokens.

@@ -64,6 +64,7 @@ MANIFEST_FILE = "session.json"
 MOST_LAYERS = 4096
 TOKEN_BYTES = 4
 HIT_BYTES = 2
+WORTH_BYTES = 2
 CODED_BYTES = 4
 QUERY_ITEM_BYTES = 4
 CHANNEL_BYTES = 5
@@ -83,6 +84,8 @@ class Part(StrEnum):
     OBSERVED = "observed.bin"
     # Statistics of values, only where tokens were coded.
     VALUES = "values.bin"
+    # How often and how lately each token was wanted as a coded one, likewise.
+    WANTED = "wanted.bin"
 
 
 def rows_file(layer: int) -> str:
@@ -203,9 +206,12 @@ class Manifest:
     def file_bytes(self) -> dict[str, int]:
         """Size of every file by its name, the manifest left out."""
         sizes = self.extent.file_bytes(self.shape, self.spec)
-        if Part.VALUES.value in self.digests:
-            sizes[Part.VALUES.value] = sizes[Part.STATISTICS.value]
-        return sizes
+        coded = {
+            Part.VALUES.value: sizes[Part.STATISTICS.value],
+            Part.WANTED.value: self.shape.layers * self.extent.tokens * WORTH_BYTES,
+        }
+        # Sessions that were saved before there was one, or without codes, open without.
+        return sizes | {name: size for name, size in coded.items() if name in self.digests}
 
     def as_bytes(self) -> bytes:
         """Return the content of the manifest's file: canonical JSON with a digest of itself."""

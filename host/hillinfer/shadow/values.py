@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hillinfer.errors import BudgetError
 from hillinfer.memory_budget import Accountant, Part
-from hillinfer.native.coded import CodeSlots, FoundCodes
+from hillinfer.native.coded import CodeSlots
 from hillinfer.native.library import native_library
 from hillinfer.scoring.values import NativeValueCoder
 from hillinfer_model.channel_statistics import ChannelStatistics
@@ -63,7 +63,7 @@ _TABLE_GROWTH_ROWS = 4096
 _HALF_LIFE_STEPS = 32
 _LARGEST_WORTH = 2.0**8
 # Sums of it stay below this, whatever number of sequences wants a token: older times fade.
-_MOST_WORTH = np.float16(2.0**15)
+MOST_WORTH = 2.0**15
 
 
 def slot_bytes(spec: KernelSpec) -> int:
@@ -91,9 +91,11 @@ class CodePool:
         self._slots = np.zeros(0, np.int32)
         self._worth = np.zeros(0, np.float16)
         self._step_worth = 1.0
-        self._table = CodeSlots(row_bytes=row_bytes)
-        # Where the library finds what is here.
+        self._library = native_library()
+        self._table = CodeSlots(row_bytes=row_bytes, most_worth=MOST_WORTH)
+        # Where the library finds what is here, and changes it.
         self.address = ctypes.addressof(self._table)
+        self._describe()
 
     @property
     def capacity(self) -> int:
@@ -116,6 +118,7 @@ class CodePool:
         if self._step_worth > _LARGEST_WORTH:
             self._worth /= np.float16(self._step_worth)
             self._step_worth = 1.0
+        self._table.step_worth = np.float16(self._step_worth)
 
     def cover(self, rows: int) -> None:
         """Have tables for so many row numbers."""
@@ -148,12 +151,26 @@ class CodePool:
     def _describe(self) -> None:
         table = self._table
         table.slot_of_row, table.row_count = self._slots.ctypes.data, len(self._slots)
-        table.numbers, table.chunks = self._numbers.ctypes.data, self._bases.ctypes.data
+        table.worth, table.chunks = self._worth.ctypes.data, self._bases.ctypes.data
+        table.numbers, table.rows = self._numbers.ctypes.data, self._rows.ctypes.data
+        table.slot_count, table.step_worth = len(self._rows), np.float16(self._step_worth)
 
     def want(self, rows: NDArray[np.int64]) -> None:
         """Note that tokens of these row numbers, each once, are wanted in this step."""
-        worth = self._worth[rows] + np.float16(self._step_worth)
-        self._worth[rows] = np.minimum(worth, _MOST_WORTH)
+        own = np.ascontiguousarray(rows, np.int64)
+        self._library.functions.hillinfer_want_codes(self.address, own.ctypes.data, len(own))
+
+    def worth(self, rows: NDArray[np.int64]) -> NDArray[np.float16]:
+        """Return what codes of these row numbers are worth: 1 for each time, halved by 32 steps."""
+        worth = np.zeros(len(rows), np.float16)
+        known = rows < len(self._worth)
+        worth[known] = self._worth[rows[known]] / np.float16(self._step_worth)
+        return worth
+
+    def recall(self, rows: NDArray[np.int64], worth: NDArray[np.float16]) -> None:
+        """Take codes of these row numbers to be worth at least so much, as `worth` returns it."""
+        now = np.minimum(worth.astype(np.float32) * np.float32(self._step_worth), MOST_WORTH)
+        self._worth[rows] = np.maximum(self._worth[rows], now.astype(np.float16))
 
     def find(
         self, rows: NDArray[np.int64], numbers: NDArray[np.int64]
@@ -186,24 +203,19 @@ class CodePool:
         codes
             uint8 of shape (tokens, at least row_bytes).
         """
-        known = self._slots[rows]
-        slots = known.astype(np.int64)
-        (new,) = np.nonzero(known < 0)
-        (free,) = np.nonzero(self._rows < 0)
-        filled = new[: len(free)]
-        slots[filled] = free[: len(filled)]
-        rest = new[len(free) :]
-        if len(rest):
-            self._replace(rows, rest, slots)
-        (kept,) = np.nonzero(slots >= 0)
-        places = slots[kept]
-        self._rows[places], self._numbers[places] = rows[kept], numbers[kept]
-        self._slots[rows[kept]] = places
-        for chunk in np.unique(places // CHUNK_SLOTS).tolist():
-            (own,) = np.nonzero(places // CHUNK_SLOTS == chunk)
-            within = places[own] % CHUNK_SLOTS
-            self._chunks[chunk][within] = codes[kept[own], : self._row_bytes]
-        return len(kept)
+        own, of = (np.ascontiguousarray(one, np.int64) for one in (rows, numbers))
+        given, kept = np.ascontiguousarray(codes), ctypes.c_int64()
+        self._library.call(
+            "hillinfer_offer_codes",
+            self.address,
+            own.ctypes.data,
+            of.ctypes.data,
+            given.ctypes.data,
+            given.strides[0],
+            len(own),
+            ctypes.byref(kept),
+        )
+        return kept.value
 
     def forget(self, rows: NDArray[np.int64]) -> None:
         """Keep no codes of these row numbers, which are other tokens' from here on."""
@@ -212,24 +224,6 @@ class CodePool:
         self._rows[slots[slots >= 0]] = -1
         self._slots[own] = -1
         self._worth[own] = 0
-
-    def _replace(
-        self, rows: NDArray[np.int64], rest: NDArray[np.int64], slots: NDArray[np.int64]
-    ) -> None:
-        """Give the most wanted of `rest` the slots of what is wanted less."""
-        worth = np.where(self._rows >= 0, self._worth[self._rows], np.inf)
-        # What is given a slot, or was just found in one, stays.
-        worth[slots[slots >= 0]] = np.inf
-        count = min(len(rest), len(worth))
-        if not count:
-            return
-        victims = np.argpartition(worth, count - 1)[:count]
-        victims = victims[np.argsort(worth[victims], kind="stable")]
-        best = rest[np.argsort(-self._worth[rows[rest]], kind="stable")][:count]
-        better = self._worth[rows[best]] > worth[victims]
-        taken, best = victims[better], best[better]
-        self._slots[self._rows[taken]] = -1
-        slots[best] = taken
 
     def _places(self, slots: NDArray[np.int32]) -> NDArray[np.uint64]:
         within = (slots % CHUNK_SLOTS).astype(np.uint64) * np.uint64(self._row_bytes)
@@ -272,7 +266,6 @@ class ValueCodes:
     ) -> None:
         self.spec = spec
         self.coder = NativeValueCoder(spec)
-        self._library = native_library()
         self._accountant = accountant
         self._least_hot = least_hot
         self._set_aside = set_aside
@@ -326,55 +319,31 @@ class ValueCodes:
             pool.want(rows)
             return pool.find(rows, numbers)
 
-    def look(
-        self, layer: int, sequence: int, held: int, found: FoundCodes
-    ) -> list[NDArray[np.uint8]]:
-        """Find codes of a layer as `find` does, of a set's coded tokens; return what holds them.
+    def look(self, layer: int, call: Callable[[int], bool]) -> bool:
+        """Return what a call of the library says that looks at codes of a layer, and offers some.
+
+        Nobody else changes them meanwhile.
 
         Parameters
         ----------
         layer
             Which one.
-        sequence
-            Address of the sequence's table of that layer.
-        held
-            Positions from here on are in the tail.
-        found
-            The set; gets what is found.
+        call
+            Is given the address of the layer's table.
         """
         with self._changing:
-            kept = self.see(layer, sequence, held, found)
-            rows = found.rows
-            if len(rows):
-                self._cover(int(rows.max()) + 1)
-                self._layers[layer].want(rows)
-            return kept
+            return call(self._layers[layer].address)
 
-    def see(
-        self, layer: int, sequence: int, held: int, found: FoundCodes
-    ) -> list[NDArray[np.uint8]]:
-        """Find codes as `look` does and note nothing; as for `holds`, any thread may ask."""
-        with self._changing:
-            pool, tokens = self._layers[layer], self.spec.segment_tokens
-            self._library.decode(
-                "hillinfer_find_codes", sequence, pool.address, tokens, held, found.address
-            )
-            return pool.chunks
+    def chunks(self, layer: int) -> list[NDArray[np.uint8]]:
+        """Return what holds codes of a layer, as long as somebody looks at them."""
+        return self._layers[layer].chunks
 
-    def holds(
-        self, layer: int, rows: NDArray[np.int64], numbers: NDArray[np.int64]
-    ) -> NDArray[np.bool_]:
-        """Say of which tokens there are codes; any thread may ask.
-
-        It takes no memory: who makes room for that may wait for the thread that attends, and that
-        one for what is held here.
-        """
-        with self._changing:
-            known = rows < self._covered
-            addresses, _ = self._layers[layer].find(rows[known], numbers[known])
-            held = np.zeros(len(rows), np.bool_)
-            held[known] = addresses != 0
-            return held
+    def cover(self, rows: int) -> None:
+        """Have tables for row numbers below that, and memory for codes."""
+        if rows > self._covered:
+            with self._changing:
+                self._cover(rows)
+                self.fit()
 
     def offer(
         self,
@@ -390,6 +359,18 @@ class ValueCodes:
             if self._cover(int(rows.max()) + 1):
                 self.fit()
             self._layers[layer].offer(rows, numbers, codes)
+
+    def worth(self, layer: int, rows: NDArray[np.int64]) -> NDArray[np.float16]:
+        """Return what codes of a layer's rows are worth keeping, for a session."""
+        with self._changing:
+            return self._layers[layer].worth(rows)
+
+    def recall(self, layer: int, rows: NDArray[np.int64], worth: NDArray[np.float16]) -> None:
+        """Go on from what codes of a layer's rows were worth when a session was saved."""
+        with self._changing:
+            if len(rows):
+                self._cover(int(rows.max()) + 1)
+                self._layers[layer].recall(rows, worth)
 
     def forget_groups(self, groups: list[int]) -> None:
         """Keep no codes of groups that were given back, in any layer."""

@@ -7,16 +7,17 @@ import errno
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hillinfer.arrived_rows import ArrivedRows, Taker
 from hillinfer.drive.calls import Reads
 from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, round_up
 from hillinfer.secrecy.library import WrongTagError
@@ -35,17 +36,16 @@ _PIECES_AT_ONCE = 3
 # Objects of neighbouring layers are read together up to this many bytes of a chunk: more is no
 # faster. Small pieces come in more buffers, in memory that was touched before.
 _JOINED_BYTES = 4 << 20
-_LEAST_BUFFERS, _MOST_BUFFERS = 3, 6
-_BUFFERS_BYTES = BLOCK_BYTES // 2
+_LEAST_BUFFERS, _MOST = 3, (6, BLOCK_BYTES // 2)
+# Rows that wait there for a pass: those of so many layers, which are still in a cache then.
+_WAITING_LAYERS, _MOST_WAITING = 3, (16, BLOCK_BYTES)
+_LEAVING = Taker()
+_Read = TypeVar("_Read")
 
 
 def _never(layer: int) -> float:
     """Return the deadline of a layer that nobody waits for."""
     return math.inf
-
-
-def _leave(layer: int, position: int, rows: NDArray[np.uint8]) -> None:
-    """Leave rows to whoever they are yielded to."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class StoredPrefix:
         first_layer: int = 0,
         chunks: int | None = None,
         deadline: Callable[[int], float] = _never,
-        take: Callable[[int, int, NDArray[np.uint8]], None] = _leave,
+        taker: Taker = _LEAVING,
     ) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
         """Yield all rows, layer by layer, as the drive gives them in long reads.
 
@@ -198,9 +198,8 @@ class StoredPrefix:
         deadline
             Says when a layer's rows are wanted, in seconds of `time.monotonic`: where several
             prefixes come from one drive, what is wanted first is read first.
-        take
-            Called in a reading thread, in any order, with what is yielded later: rows that were
-            just compared with their checksums are still in that processor's cache.
+        taker
+            Has rows before they are yielded.
 
         Yields
         ------
@@ -212,14 +211,28 @@ class StoredPrefix:
         OSError, WrongBytesError
             Where a drive fails or gives other bytes.
         """
-        pieces = list(self._pieces(first_layer, len(self.chunks) if chunks is None else chunks))
-        most = max(((one.stop - one.first) * len(one.chunks) for one in pieces), default=0)
-        size = most * self.shape.object_bytes
-        read = partial(self._read_rows, take)
-        for piece, buffer in self._read_ahead(pieces, size, read, deadline):
-            for layer in range(piece.first, piece.stop):
-                for at, number in enumerate(piece.chunks):
-                    yield layer, number * CHUNK_TOKENS, self._rows(piece, buffer, layer, at)
+        count = len(self.chunks) if chunks is None else chunks
+        pieces = list(self._pieces(first_layer, count, taker.most_layers))
+        objects = max(((one.stop - one.first) * len(one.chunks) for one in pieces), default=0)
+        size = objects * self.shape.object_bytes
+        read = partial(self._read_rows, taker.take)
+        most = _MOST
+        if taker.most_layers is not None:
+            own = sum(one.first == first_layer for one in pieces)
+            most = min(_MOST_WAITING[0], _WAITING_LAYERS * own), _MOST_WAITING[1]
+        for _, arrived in self._read_ahead(pieces, size, read, deadline, most):
+            taker.settle(arrived)
+            for one in arrived:
+                if not one.is_checked:
+                    one.check()
+            for one in sorted(arrived, key=lambda own: own.layer):
+                yield one.layer, one.position, one.rows
+
+    def layers_ahead(self, chunks: int) -> int:
+        """Return how many layers of its first chunks a stream's memory holds, read one by one."""
+        together = max(1, min(chunks, _JOINED_BYTES // self.shape.object_bytes))
+        fitting = _MOST_WAITING[1] // (together * self.shape.object_bytes)
+        return min(_MOST_WAITING[0], fitting) // -(-chunks // together)
 
     def read_groups(
         self, chunk: StoredChunk, layer: int, first: int, into: NDArray[np.uint8]
@@ -244,7 +257,7 @@ class StoredPrefix:
         self._open_pages(chunk, at, into)
         stop = first + len(into) // GROUP_TOKENS
         own_salts = salts(chunk.sheet.group_keys[first:stop], layer)
-        self._check(chunk, layer, first, into, own_salts)
+        self._arrived(chunk, layer, first, into, own_salts).check()
 
     def shadows(
         self, numbers: Sequence[int]
@@ -269,8 +282,8 @@ class StoredPrefix:
         pieces = [_Piece(0, self.shape.layers, range(number, number + 1)) for number in numbers]
         if not pieces:
             return
-        for piece, buffer in self._read_ahead(pieces, size, self._read_shadows):
-            yield piece.chunks[0], buffer[:size].reshape(self.shape.layers, -1)
+        for piece, planes in self._read_ahead(pieces, size, self._read_shadows):
+            yield piece.chunks[0], planes.reshape(self.shape.layers, -1)
 
     def pages_of(self, chunk: StoredChunk) -> Pages:
         """Return what a chunk's pages go through, its tags read; OSError where that fails."""
@@ -297,14 +310,13 @@ class StoredPrefix:
 
     # --- inside ----------------------------------------------------------------------------
 
-    def _pieces(self, first_layer: int, chunks: int) -> Iterator[_Piece]:
+    def _pieces(self, first_layer: int, chunks: int, most_layers: int | None) -> Iterator[_Piece]:
         """Cut a part of the prefix into reads of neighbouring layers and chunks.
 
-        The first layers are few at a time, because whoever computes waits for them; those behind
-        them come while it does.
+        The first layers are few at a time: whoever computes waits for them, and not for the others.
         """
         size, layers = self.shape.object_bytes, self.shape.layers
-        most = max(1, _JOINED_BYTES // size)
+        most = most_layers or max(1, _JOINED_BYTES // size)
         layer, joined = first_layer, 1
         while layer < layers:
             stop = min(layer + joined, layers)
@@ -318,16 +330,17 @@ class StoredPrefix:
         self,
         pieces: Sequence[_Piece],
         buffer_bytes: int,
-        read: Callable[[_Piece, NDArray[np.uint8], float], None],
+        read: Callable[[_Piece, NDArray[np.uint8], float], _Read],
         deadline: Callable[[int], float] = _never,
-    ) -> Iterator[tuple[_Piece, NDArray[np.uint8]]]:
+        most: tuple[int, int] = _MOST,
+    ) -> Iterator[tuple[_Piece, _Read]]:
         """Yield pieces with what was read of each, valid until the next, while others come."""
-        fitting = _BUFFERS_BYTES // max(1, buffer_bytes)
-        count = min(max(_LEAST_BUFFERS, min(_MOST_BUFFERS, fitting)), len(pieces))
+        fitting = min(most[0], most[1] // max(1, buffer_bytes))
+        count = min(max(_LEAST_BUFFERS, fitting), len(pieces))
         size = round_up(buffer_bytes, PAGE_BYTES)
         memory = self._memory.taken(count * size)
         free = deque(memory[at * size : at * size + buffer_bytes] for at in range(count))
-        coming: deque[tuple[_Piece, NDArray[np.uint8], Future[None]]] = deque()
+        coming: deque[tuple[_Piece, NDArray[np.uint8], Future[_Read]]] = deque()
         left = iter(pieces)
         with ThreadPoolExecutor(_PIECES_AT_ONCE, "hillinfer-store-read") as ahead:
             try:
@@ -339,8 +352,7 @@ class StoredPrefix:
                     if not coming:
                         return
                     piece, buffer, job = coming.popleft()
-                    job.result()
-                    yield piece, buffer
+                    yield piece, job.result()
                     free.append(buffer)
             finally:
                 for _, _, job in coming:
@@ -348,18 +360,18 @@ class StoredPrefix:
 
     def _bring(
         self,
-        read: Callable[[_Piece, NDArray[np.uint8], float], None],
+        read: Callable[[_Piece, NDArray[np.uint8], float], _Read],
         piece: _Piece,
         buffer: NDArray[np.uint8],
         deadline: float,
-    ) -> None:
+    ) -> _Read:
         """Read a piece, open its pages and compare it with its checksums, in a reading thread."""
         with self._changed:
             if not self._is_open:
                 raise OSError(errno.EBADF, "the store was closed")
             self._reading += 1
         try:
-            read(piece, buffer, deadline)
+            return read(piece, buffer, deadline)
         except OSError as error:
             self._wrong(error)
             raise
@@ -370,22 +382,28 @@ class StoredPrefix:
 
     def _read_rows(
         self,
-        take: Callable[[int, int, NDArray[np.uint8]], None],
+        take: Callable[[Iterable[ArrivedRows]], None],
         piece: _Piece,
         buffer: NDArray[np.uint8],
         deadline: float,
-    ) -> None:
+    ) -> list[ArrivedRows]:
         """Read rows; the one place where bytes of a stream become rows."""
         self._read(piece, buffer, deadline)
         self._read_tags([self.chunks[number] for number in piece.chunks])
-        for at, number in enumerate(piece.chunks):
-            chunk, layers = self.chunks[number], range(piece.first, piece.stop)
-            own = salts(chunk.sheet.group_keys[: chunk.groups], *layers)
-            for layer, own_salts in zip(layers, own.reshape(len(layers), -1), strict=True):
-                rows = self._rows(piece, buffer, layer, at)
-                self._open_pages(chunk, self.shape.rows_at(layer), rows.reshape(-1))
-                self._check(chunk, layer, 0, rows, own_salts)
-                take(layer, number * CHUNK_TOKENS, rows)
+        arrived: list[ArrivedRows] = []
+
+        def opened() -> Iterator[ArrivedRows]:
+            for at, number in enumerate(piece.chunks):
+                chunk, layers = self.chunks[number], range(piece.first, piece.stop)
+                own = salts(chunk.sheet.group_keys[: chunk.groups], *layers)
+                for layer, own_salts in zip(layers, own.reshape(len(layers), -1), strict=True):
+                    rows = self._rows(piece, buffer, layer, at)
+                    self._open_pages(chunk, self.shape.rows_at(layer), rows.reshape(-1))
+                    arrived.append(self._arrived(chunk, layer, 0, rows, own_salts))
+                    yield arrived[-1]
+
+        take(opened())
+        return arrived
 
     def _read(self, piece: _Piece, buffer: NDArray[np.uint8], deadline: float) -> None:
         """Read a piece in long reads, all drives' one after the other."""
@@ -434,7 +452,9 @@ class StoredPrefix:
         except WrongTagError:
             self._fail(chunk, "pages")
 
-    def _read_shadows(self, piece: _Piece, buffer: NDArray[np.uint8], deadline: float) -> None:
+    def _read_shadows(
+        self, piece: _Piece, buffer: NDArray[np.uint8], deadline: float
+    ) -> NDArray[np.uint8]:
         """Read the shadow plane of one chunk; who takes it copies it meanwhile."""
         chunk = self.chunks[piece.chunks[0]]
         span, layers = chunk.record.span, self.shape.layers
@@ -448,6 +468,7 @@ class StoredPrefix:
         differs = group_sums(planes, own_salts) != chunk.sheet.shadow_sums
         if differs.any():
             self._fail(chunk, f"the key shadows of layer {int(differs.argmax())}")
+        return planes
 
     def _rows(
         self, piece: _Piece, buffer: NDArray[np.uint8], layer: int, at: int
@@ -459,18 +480,18 @@ class StoredPrefix:
         rows = buffer[start : start + chunk.groups * shape.group_bytes]
         return rows.reshape(-1, shape.row_bytes)
 
-    def _check(
+    def _arrived(
         self,
         chunk: StoredChunk,
         layer: int,
         first: int,
         rows: NDArray[np.uint8],
         own_salts: NDArray[np.uint32],
-    ) -> None:
+    ) -> ArrivedRows:
+        position = chunk.record.position * CHUNK_TOKENS + first * GROUP_TOKENS
         expected = chunk.sheet.row_sums[layer, first : first + len(own_salts)]
-        if (group_sums(rows, own_salts) != expected).any():
-            self._fail(chunk, f"rows of layer {layer}")
-        self._count(restored_bytes=rows.nbytes)
+        wrong = partial(self._fail, chunk, f"rows of layer {layer}")
+        return ArrivedRows(layer, position, rows, own_salts, expected, self._count, wrong)
 
     def _fail(self, chunk: StoredChunk, what: str) -> NoReturn:
         error = WrongBytesError(chunk, what)

@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import astuple, fields
 from io import FileIO
@@ -362,3 +362,19 @@ class PoolTimeline:
             HillInferWarning,
             stacklevel=4,
         )
+
+
+def told(
+    observe: Callable[[LayerStep], None] | None, timeline: PoolTimeline | None
+) -> Callable[[LayerStep], None] | None:
+    """Return what is called with every entry: the timeline first, where there is one."""
+    if timeline is None:
+        return observe
+    if observe is None:
+        return timeline.observe
+
+    def note(entry: LayerStep) -> None:
+        timeline.observe(entry)
+        observe(entry)
+
+    return note

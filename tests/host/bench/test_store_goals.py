@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A goal of the store that arithmetic forbids shows what is possible beside what was reached."""
 
+import json
+from contextlib import contextmanager
+
 import pytest
 
 from hillinfer_bench.storing.first_token import FirstToken
 from hillinfer_bench.storing.goals import at_least, at_most, goals_text
+from hillinfer_bench.storing.part import Part
+from hillinfer_bench.storing.run import StoreRequest, run
 
 
 @pytest.mark.parametrize(
@@ -36,20 +41,47 @@ def test_what_is_possible_makes_no_goal_met():
 
 
 @pytest.mark.parametrize(
-    ("both", "reading", "most", "told"),
+    ("both", "reading", "begins", "most", "told"),
     [
         # A pass that keeps both cores busy: half of what reading computes comes on top of it.
-        (1.12, 0.12, 0.4, "reading 0.120, computing 1.000, which leave 40% of the smaller"),
-        (1.04, 0.04, 0.8, "reading 0.040, computing 1.000, which leave 80% of the smaller"),
-        # Cores that are idle meanwhile hide all of it.
-        (0.62, 0.12, 1.0, "reading 0.120, computing 0.500, which leave 100% of the smaller"),
+        (1.12, 0.12, 0.0, 0.4, "reading 0.120, computing 1.000; 0.0 ms"),
+        (1.04, 0.04, 0.0, 0.8, "reading 0.040, computing 1.000; 0.0 ms"),
+        # Cores that are idle meanwhile hide all of it, but for the first layer's rows.
+        (0.62, 0.12, 0.0, 1.0, "reading 0.120, computing 0.500; 0.0 ms"),
+        (0.62, 0.12, 0.03, 0.7, "computing 0.500; 30.0 ms until the first layer's rows are there"),
+        # What it computes is not computed again.
+        (1.12, 0.12, 0.03, 0.25, "30.0 ms until the first layer's rows are there"),
     ],
 )
-def test_reading_hides_behind_computing_as_far_as_cores_are_idle(both, reading, most, told):
+def test_reading_hides_behind_computing_as_far_as_cores_are_idle(both, reading, begins, most, told):
     first = FirstToken(
-        8064, 64, 30.0, [0.55] * 3, [0.5] * 3, [0.1] * 3, [both] * 3, [reading] * 3, 2, [0.0] * 3,
-        True, [],
+        8064, 64, 30.0, [0.55] * 3, [0.5] * 3, [0.1] * 3, [both] * 3, [reading] * 3, [begins] * 3,
+        [begins] * 3, 2, [0.001] * 3, [0.002] * 3, True, [],
     )  # fmt: skip
     assert first.hidden_share(first.possible_seconds) == pytest.approx(most)
     assert told in first.line()
-    assert first.line().endswith("to be hidden; 50% is")
+    assert f"leaves {most:.0%} of the smaller to be hidden; 50% is" in first.line()
+    assert first.line().endswith("waited 1.0 ms for rows and took 2.0 to place them")
+
+
+def test_a_part_is_taken_alone(tmp_path):
+    out, begun = tmp_path / "store.json", []
+
+    @contextmanager
+    def stage(name, total):
+        begun.append((name, total))
+        yield lambda done: None
+
+    request = StoreRequest(
+        "none", tmp_path, out, kills=3, flips=2, rounds=1, tokens=1024, gigabytes=0.1,
+        mixed_seconds=1, peers=None, parts=frozenset({Part.FLIPS}),
+    )  # fmt: skip
+    text = run(request, begun.append, stage)
+    assert begun == [("flips", 2)]
+    record = json.loads(out.read_text())
+    assert list(record["damage"]) == ["flips"]
+    assert record["damage"]["flips"]["runs"] == 2
+    assert record["failed"] == {}
+    assert record["goals"]["kills"]["why"] == "not in this run"
+    assert "not measured (not in this run)" in text
+    assert sorted(tmp_path.iterdir()) == [out]

@@ -6,11 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from coded_golden import SETTINGS, SHAPE, Text
-from copy_lanes import HostLane
 from placement_matrix import Budget, Path, Way, pairs
+from twins.python_coded import PythonCodedStep
 
 from hillinfer.engine.budget_plan import kernel_spec, weighed_bytes
+from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import SettingsError
+from hillinfer.memory_budget import Part
 from hillinfer.model_shape import StoredType
 
 LONG = Text(prompt=1090, steps=6)
@@ -21,8 +23,10 @@ def expected():
     return LONG.golden(SETTINGS)
 
 
-def run(way, text, settings, cold_dir, announced=False):
+def run(way, text, settings, cold_dir, announced=False, twin=None):
     with_runtime = way.open(text.shape, settings, cold_dir, text.prompt + text.steps)
+    if twin is not None:
+        twin.instead(with_runtime)
     try:
         sequences = [with_runtime.open_sequence() for _ in range(way.batch)]
         for one in sequences:
@@ -73,6 +77,23 @@ KINDS = [
     {"alpha": 1.0, "exact": 0.1, "exact_floor": 0},
     {"max_selected": 60},
 ]
+
+
+@pytest.mark.parametrize("announced", [False, True])
+@pytest.mark.parametrize("changes", KINDS, ids=str)
+def test_the_library_does_what_python_does_part_by_part(changes, announced, cold_dir):
+    settings = SETTINGS.changed(**changes)
+    way = Way(Budget.SOME_HOT, path=Path.PREFETCHED)
+    found, _ = run(way, SHORT, settings, cold_dir, announced)
+    expected, _ = run(Way(), SHORT, settings, cold_dir, announced, PythonCodedStep)
+    assert np.array_equal(found.view(np.int32), expected.view(np.int32))
+
+
+def test_the_twin_gives_the_golden_models_bits(cold_dir):
+    found, _ = run(Way(), SHORT, SETTINGS, cold_dir, twin=PythonCodedStep)
+    assert np.array_equal(found.view(np.int32), SHORT.golden(SETTINGS).view(np.int32))
+    others = SHORT.golden(SETTINGS.changed(exact_floor=21))
+    assert not np.array_equal(found.view(np.int32), others.view(np.int32))
 
 
 @pytest.mark.parametrize("budget", [Budget.ALL_HOT, Budget.LEAST])
@@ -213,6 +234,32 @@ def test_forks_of_an_open_segment_share_its_codes(cold_dir):
     assert now.coded_arrivals - before.coded_arrivals < 300
 
 
+def test_codes_that_came_do_not_push_out_what_is_attended_to(cold_dir):
+    """Something else takes memory, and with it codes that were wanted more often than others.
+
+    So when these come again they take slots of codes that are attended to in the same step.
+    """
+    text = Text(prompt=700, steps=13, seed=3)
+    # Two kinds of query: some tokens are wanted by both.
+    text.queries[:, :8], text.queries[:, 8:] = text.queries[:, :1], text.queries[:, 8:9]
+    way = Way(Budget.LEAST, path=Path.COLD)
+    budget = way.budget.byte_count(SHAPE, SETTINGS, text.prompt + text.steps) + 16_000
+    runtime = Runtime(SHAPE, way.settings(SETTINGS), budget, cold_dir)
+    sequence = runtime.open_sequence()
+    text.read(runtime, sequence)
+    takes = {1: 28_000, 9: 9_600, 10: 9_600}
+    found, arrived = [], []
+    for step in range(text.steps):
+        runtime.parts.accountant.take(Part.OTHER, takes.get(step, 0))
+        found.append(text.decode(runtime, sequence, step))
+        arrived.append(runtime.statistics().coded_arrivals)
+    runtime.close()
+    # Some were kept of what was wanted again, and others went with their memory.
+    assert arrived[3] == arrived[2] < arrived[8] < arrived[9] < arrived[10]
+    expected = text.golden(SETTINGS)
+    assert np.array_equal(np.stack(found).view(np.int32), expected.view(np.int32))
+
+
 def test_with_exact_1_or_int2_nothing_is_coded(cold_dir):
     found, statistics = run(Way(), SHORT, SETTINGS.changed(exact=1), cold_dir)
     assert statistics.coded_tokens == 0
@@ -220,12 +267,6 @@ def test_with_exact_1_or_int2_nothing_is_coded(cold_dir):
     assert not np.array_equal(found.view(np.int32), others.view(np.int32))
     _, statistics = run(Way(), SHORT, SETTINGS.changed(shadow="int2"), cold_dir)
     assert statistics.coded_tokens == 0
-
-
-def test_a_model_on_a_gpu_is_refused_by_name(cold_dir):
-    with pytest.raises(SettingsError, match=r"exact=0\.05 codes tokens.*set exact=1"):
-        Way().open(SHAPE, SETTINGS, cold_dir, 300, lane=HostLane())
-    Way().open(SHAPE, SETTINGS.changed(exact=1), cold_dir, 300, lane=HostLane()).close()
 
 
 @pytest.mark.parametrize("changes", [{"exact": -0.1}, {"exact": 1.5}, {"exact_floor": -1}], ids=str)
@@ -245,3 +286,66 @@ def test_weights_of_coded_tokens_are_counted(cold_dir):
     more = 2 * (round(0.9 * tokens) - round(0.3 * tokens)) * of_each
     grown = many.staging_bytes - few.staging_bytes
     assert grown >= more
+
+
+# --- cold codes of a file -----------------------------------------------------------------
+
+
+def filed(cold_dir, announced=False, forgotten=(), settings=SETTINGS):
+    """Decode with hardly any memory, codes of some groups forgotten; outputs, counts and begun."""
+    way = Way(Budget.LEAST, path=Path.PREFETCHED if announced else Path.COLD)
+    runtime = way.open(SHAPE, settings, cold_dir, LONG.prompt + LONG.steps)
+    file, begun = runtime.parts.codes_file, []
+    begin = file.begin
+    try:
+        sequence = runtime.open_sequence()
+        LONG.read(runtime, sequence)
+        # The open segment is coded when it is first ranked.
+        found = [LONG.decode(runtime, sequence, 0, announced)]
+        file.forget_groups([sequence.groups[number] for number in forgotten])
+        before = runtime.statistics()
+
+        def noted(*given):
+            chosen = begin(*given)
+            begun.append(int(chosen.sum()))
+            return chosen
+
+        file.begin = noted
+        found += [LONG.decode(runtime, sequence, step, announced) for step in range(1, LONG.steps)]
+        now = runtime.statistics()
+    finally:
+        runtime.close()
+    names = "coded_reads", "coded_arrivals"
+    return np.stack(found), sum(begun), [getattr(now, one) - getattr(before, one) for one in names]
+
+
+def test_cold_codes_come_of_a_file(expected, cold_dir):
+    found, begun, (read, arrived) = filed(cold_dir)
+    assert np.array_equal(found.view(np.int32), expected.view(np.int32))
+    assert begun == read > 0
+    assert read <= arrived
+
+
+@pytest.mark.parametrize("announced", [False, True])
+def test_tokens_that_the_file_lacks_come_as_rows(announced, cold_dir):
+    whole, _, (read, arrived) = filed(cold_dir, announced)
+    some, _, (fewer, as_many) = filed(cold_dir, announced, range(1, 17, 2))
+    none, _, (no, _) = filed(cold_dir, announced, range(17))
+    for one in (some, none):
+        assert np.array_equal(one.view(np.int32), whole.view(np.int32))
+    assert read > fewer > no == 0
+    assert arrived == as_many
+
+
+def test_exact_rows_are_not_read_of_the_file_of_codes(cold_dir):
+    """What is begun to be read ahead is what coded tokens lack, and all of it is used."""
+    settings = SETTINGS.changed(exact_floor=150)
+    _, begun, (read, _) = filed(cold_dir, announced=True, settings=settings)
+    assert begun == read > 0
+
+
+def test_sealed_rows_have_no_codes_beside_them(expected, cold_dir):
+    settings = SETTINGS.changed(encrypt_cold_pool="yes")
+    found, statistics = run(Way(Budget.LEAST, path=Path.COLD), LONG, settings, cold_dir)
+    assert np.array_equal(found.view(np.int32), expected.view(np.int32))
+    assert statistics.coded_arrivals > statistics.coded_reads == 0

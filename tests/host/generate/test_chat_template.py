@@ -6,13 +6,13 @@ import time
 import pytest
 from tiny_folder import CHAT_TEMPLATE, character_tokenizer
 
-from hillinfer.generate.prompt import (
-    DocumentPrompt,
-    PromptForm,
-    QuestionPrompt,
+from hillinfer.generate.chat_templates import (
     TemplateError,
+    TemplateProcess,
     rendered_chats,
+    rendered_turns,
 )
+from hillinfer.generate.prompt import DocumentPrompt, PromptForm, QuestionPrompt
 
 SECONDS = 60
 CONTENTS = ["a cat", ' lines\n\nand "quotes" <e> {{ 1 }} \u2402 \U0001f600 ', "\ud800", ""]
@@ -105,3 +105,31 @@ def test_several_templates_without_a_default():
         rendered_chats(tokenizer, ["a"])
     tokenizer.chat_template = {"default": CHAT_TEMPLATE, "rag": "{{ 1 / 0 }}"}
     assert rendered_chats(tokenizer, ["a"]) == ["<u>a<e><a>"]
+
+
+def test_a_process_for_many_chats_answers_as_one_for_each():
+    """Also behind a template that its limits ended, and behind the process' own end."""
+    turns = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "a cat"}]
+    process = TemplateProcess()
+    try:
+        for name, template in TEMPLATES.items():
+            tokenizer = character_tokenizer(chat_template=template)
+            found = rendered_turns(tokenizer, [turns, turns[1:]], process)
+            assert found == [
+                tokenizer.apply_chat_template(one, tokenize=False, add_generation_prompt=True)
+                for one in (turns, turns[1:])
+            ], name
+        for _, template, said in HOSTILE[3:6] + HOSTILE[-5:]:
+            hostile = character_tokenizer(chat_template=template)
+            with pytest.raises(TemplateError) as refused:
+                rendered_turns(hostile, [turns], process)
+            assert said in str(refused.value)
+        process._child.kill()
+        process._child.wait()
+        assert rendered_turns(character_tokenizer(), [turns], process) == [
+            "<u>be kind<e><u>a cat<e><a>"
+        ]
+    finally:
+        process.close()
+    with pytest.raises(TemplateError, match="no more"):
+        rendered_turns(character_tokenizer(), [turns], process)

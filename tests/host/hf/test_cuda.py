@@ -59,6 +59,24 @@ def test_the_ordinary_cache_when_everything_is_selected(family, dtype, cold_dir)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("query", ["true", "predicted"])
+def test_placement_of_coded_tokens_changes_nothing(dtype, query, cold_dir, least_budget):
+    tiny = TinyModel(dtype=dtype, layers=4)
+    model = tiny.build().cuda()
+    ids, _ = prompts([250])
+    outputs = []
+    for changes in ({}, {"dram_budget": least_budget(tiny, 260) + MIB}, {"exact_floor": 11}):
+        coded = {"exact": 0.05, "exact_floor": 10, "query": query} | changes
+        with attached(model, cold_dir, **coded) as hill:
+            cache = hill.new_cache()
+            outputs.append(bits(run(model, cache, ids.cuda())))
+            assert cache.statistics().coded_tokens > 0
+            cache.close()
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scope", ["layer", "kv_head"])
 @pytest.mark.parametrize("query", ["true", "predicted"])
 def test_placement_changes_nothing(dtype, scope, query, cold_dir, least_budget):

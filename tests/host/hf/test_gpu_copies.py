@@ -57,6 +57,28 @@ def test_a_generation_is_the_same_with_late_copies(
     assert statistics.dram_peak_bytes <= statistics.dram_budget_bytes
 
 
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("query", ["true", "predicted"])
+@pytest.mark.parametrize("tiny", [TinyModel(dtype=torch.bfloat16, layers=4), TinyModel()], ids=str)
+def test_coded_tokens_are_the_same_with_late_copies(tiny, query, lengths, cold_dir, on_lane):
+    """Without a lane the native library attends, with one torch does: section 16 fixes both."""
+    lengths = LENGTHS[lengths]
+    coded = {"query": query, "exact": 0.05, "exact_floor": 10}
+    found, statistics = generate(
+        partial(on_lane, LateLane([0, 0.001], [0.002, 0])), tiny, cold_dir, lengths, **coded
+    )
+
+    def on_processor(model, cold_dir, **changes):
+        return attached_with(model, cold_dir, {}, **changes)
+
+    expected, here = generate(on_processor, tiny, cold_dir, lengths, **coded)
+    assert torch.equal(found, expected)
+    assert statistics.coded_tokens == here.coded_tokens > 0
+    assert statistics.host_to_device_bytes > 0
+    others, _ = generate(on_processor, tiny, cold_dir, lengths, **coded | {"exact_floor": 11})
+    assert not torch.equal(others, expected)
+
+
 def test_a_forward_pass_in_inference_mode_copies_too(cold_dir, on_lane):
     outputs = []
     for lane, mode in ((LateLane([0.001]), torch.inference_mode), (None, torch.no_grad)):

@@ -116,3 +116,24 @@ def test_a_step_with_a_part_after_the_other_is_deeper(steps):
         step()
     assert len(calls.deepest["hf/attention.py", "attention"]) > MOST_DEEP
     assert len(calls.files) > MOST_FILES, " ".join(sorted(calls.files))
+
+
+@pytest.mark.parametrize(("tokens", "apart"), [(150, False), (125, True)])
+def test_a_step_of_joined_caches_makes_no_call_for_each_row(query, cold_dir, tokens, apart):
+    """But for one whose group becomes full with the token, where all rows are hot."""
+    model = TinyModel(head_dim=32, layers=4).build()
+    settings = {"query": query, "alpha": 0.2, "kept_recent": 4, "dram_budget": "32MiB"}
+    with attached(model, cold_dir, **settings) as hill, torch.no_grad():
+        caches = [hill.new_cache() for _ in range(3)]
+        for cache, length in zip(caches, (200, 100, tokens), strict=True):
+            model(prompts([length])[0], past_key_values=cache)
+        ids = torch.tensor([[5]] * 3)
+        for _ in range(2):
+            model(**hill.join(caches).inputs(ids))
+        given = hill.join(caches).inputs(ids)
+        with Calls() as calls:
+            model(**given)
+        assert "engine/joined_step.py" in calls.files
+        assert ("engine/decode_step.py" in calls.files) is apart
+        for cache in caches:
+            cache.close()

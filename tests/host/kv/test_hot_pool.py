@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hot pool of one layer never loses, mixes or keeps rows that it should not."""
 
+import ctypes
 import mmap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +21,8 @@ from hillinfer.kv.pool_policies import (
     make_pool_policy,
 )
 from hillinfer.kv.sequence import Sequence
+from hillinfer.native.structures import Promotion
+from hillinfer.native.tables import PoolTables
 
 ROW_BYTES = 64
 ROWS = 60
@@ -381,19 +385,17 @@ def test_slots_that_were_given_back_are_free_when_they_come_again():
     assert hot_rows(pool) == [6, 7, 20, 21, 22]
 
 
-def resident_bytes(whole):
-    """Return how much of an anonymous mapping takes memory, as the kernel counts it."""
-    start = whole.ctypes.data
-    inside = False
-    with open("/proc/self/smaps") as mappings:  # noqa: PTH123
-        for line in mappings:
-            head = line.split()[0]
-            if "-" in head and not head.endswith(":"):
-                low, high = (int(part, 16) for part in head.split("-"))
-                inside = low <= start < high
-            elif inside and head == "Rss:":
-                return int(line.split()[1]) * 1024
-    raise AssertionError("mapping not found")
+def mapped_bytes(array, kind="Rss:"):
+    """Return how much of the mappings that an array lies in takes memory, as the kernel counts."""
+    start, inside, found = array.ctypes.data, False, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        word = line.split()[0]
+        if "-" in word and not word.endswith(":"):
+            first, last = (int(end, 16) for end in word.split("-"))
+            inside = first < start + array.nbytes and start < last
+        elif inside and word == kind:
+            found += int(line.split()[1]) << 10
+    return found
 
 
 def test_memory_comes_with_use_and_goes_with_shrinking():
@@ -401,15 +403,56 @@ def test_memory_comes_with_use_and_goes_with_shrinking():
     pool = HotPool(row_bytes, rows, LeastRecentlyUsed())
     pool.cover(rows)
     kept = pool.columns.data
-    empty = resident_bytes(kept)
+    empty = mapped_bytes(kept)
     pool.grow(rows)
     pool.promote(candidates(np.arange(rows), row_bytes), at(1), 1)
-    full = resident_bytes(kept)
+    full = mapped_bytes(kept)
     pool.shrink(100, at(1))
-    shrunk = resident_bytes(kept)
+    shrunk = mapped_bytes(kept)
     assert full - empty >= rows * row_bytes * 0.9
     assert full - shrunk >= (rows - 100) * row_bytes * 0.9
     assert row_bytes >= mmap.PAGESIZE
     # Pages of a shared mapping would leave the process but stay in memory, with what was in them.
     assert (kept[:100] == content(pool.columns.rows[:100], row_bytes)).all()
     assert not kept[100:].any()
+
+
+# --- huge pages ----------------------------------------------------------------------------
+
+WIDE_ROW, HUGE_PAGE, COLLAPSE = 768, 2 << 20, 25
+
+
+@pytest.fixture
+def huge_pages():
+    """Skips where the system makes none on demand."""
+    with mmap.mmap(-1, 2 * HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory[:] = bytes(2 * HUGE_PAGE)
+        try:
+            memory.madvise(
+                COLLAPSE,
+                -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % HUGE_PAGE,
+                HUGE_PAGE,
+            )
+        except OSError as error:
+            pytest.skip(f"no huge pages on demand: {error}")
+
+
+def test_rows_that_are_wholly_taken_lie_in_huge_pages(huge_pages):
+    tables = PoolTables(40_000, WIDE_ROW)
+    tables.grow(1000)
+    assert mapped_bytes(tables.data, "AnonHugePages:") == 0, (
+        "memory that nobody took is no part of it"
+    )
+    rows = np.arange(1000 * WIDE_ROW, dtype=np.uint32).astype(np.uint8).reshape(1000, -1)
+    tables.data[:1000] = rows
+    for _ in range(9):
+        tables.grow(1000)
+    tables.data[1000:10_000] = rows[0]
+    taken = 10_000 * WIDE_ROW
+    assert taken - 2 * HUGE_PAGE < mapped_bytes(tables.data, "AnonHugePages:") <= taken
+    assert np.array_equal(tables.data[:1000], rows)
+    for most in (3000, 500):
+        tables.shrink(most, Promotion(alpha=0.1))
+        tables.grow(9000 - most)
+        assert np.array_equal(tables.data[:500], rows[:500])
+    assert not tables.data[3000:9000].any(), "what was given back came again"

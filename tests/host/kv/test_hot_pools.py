@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hot pools of all layers stay inside what M0 leaves and give way to what else it must hold."""
 
+import platform
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -462,3 +464,33 @@ def test_a_budget_that_cannot_be_addressed_is_refused_in_a_line():
     shares = LayerShares(SHAPE.layers, PoolSizes.EQUAL)
     with pytest.raises(BudgetError, match=r"does not let .* of memory be reserved .*ulimit -v"):
         HotPools(SHAPE, Accountant(1 << 60), LeastRecentlyUsed(), shares)
+
+
+def resident_bytes():
+    (line,) = (
+        one for one in Path("/proc/self/status").read_text().splitlines() if "RssAnon" in one
+    )
+    return int(line.split()[1]) << 10
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
+@pytest.mark.parametrize("rows", [16_384 - TABLE_GROWTH_ROWS, 16_384])
+def test_the_heap_keeps_nothing_that_is_free_while_tables_grow(rows):
+    accountant = Accountant(64 << 20)
+    shares = LayerShares(SHAPE.layers, PoolSizes.EQUAL)
+    pools = HotPools(SHAPE, accountant, LeastRecentlyUsed(), shares)
+    pools.cover(1)
+    # Pieces of the heap between others that stay.
+    pieces = [bytearray(b"1" * 100_000) for _ in range(1500)]
+    before = resident_bytes()
+    pieces = pieces[::10]
+    freed = before - resident_bytes()
+    pools.cover(rows)
+    given = before - resident_bytes() - freed
+    pools.close()
+    assert len(pieces) == 150
+    if rows < 16_384:
+        # The twin: the allocator itself gives nothing back.
+        assert given < 50 << 20
+    else:
+        assert freed + given > 100 << 20

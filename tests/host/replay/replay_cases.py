@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traces with the locality of real ones, made of random numbers."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from hillinfer.settings import Settings
+from hillinfer_bench.replay.code_split import CodedTrace
 from hillinfer_bench.replay.recording import SelectionTrace
 from hillinfer_model.selection import kept_positions, selected_count
 
@@ -26,3 +29,18 @@ def random_trace(prefix=1100, steps=40, layers=2, seed=0, settings=SETTINGS, tex
         observed.append(tuple(sets[:16]))
         made.append(tuple(sets[16:]))
     return SelectionTrace(text, settings, prefix, tuple(made), tuple(observed))
+
+
+def coded(trace, count=50):
+    """Call the kept tokens exact, and as many others of each set as make `count`."""
+    layers = []
+    for sets in trace.layers:
+        own = []
+        for step, positions in enumerate(sets):
+            length = trace.prefix + step + 1
+            kept = kept_positions(length, trace.settings.kept_sinks, trace.settings.kept_recent)
+            others = np.setdiff1d(positions, kept)
+            own.append(np.sort(np.append(kept, others[: count - len(kept)])).astype(np.int32))
+        layers.append(tuple(own))
+    settings = trace.settings.changed(exact=0.02, exact_floor=count)
+    return CodedTrace(replace(trace, settings=settings), tuple(layers))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from replay_cases import random_trace
+from replay_cases import coded, random_trace
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import ModelShape, StoredType
@@ -17,25 +17,9 @@ from hillinfer_bench.replay.code_split import (
     split_rows,
     splits_text,
 )
-from hillinfer_model.selection import kept_positions
 
 GROUP = 64
 SHAPE = ModelShape(2, 3, 9, 64, StoredType.FLOAT16, 4096)
-
-
-def coded(trace, count=50):
-    """Call the kept tokens exact, and as many others of each set as make `count`."""
-    layers = []
-    for sets in trace.layers:
-        own = []
-        for step, positions in enumerate(sets):
-            length = trace.prefix + step + 1
-            kept = kept_positions(length, trace.settings.kept_sinks, trace.settings.kept_recent)
-            others = np.setdiff1d(positions, kept)
-            own.append(np.sort(np.append(kept, others[: count - len(kept)])).astype(np.int32))
-        layers.append(tuple(own))
-    settings = trace.settings.changed(exact=0.02, exact_floor=count)
-    return CodedTrace(replace(trace, settings=settings), tuple(layers))
 
 
 def by_hand(sets, exact):

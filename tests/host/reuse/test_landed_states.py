@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from hillinfer.arrived_rows import ArrivedRows
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.reuse.landed_states import LandedStates
+from hillinfer.store.extent import group_sums
 from hillinfer.system.kept_memory import KeptMemory
 
 TOKENS, ROOM = 200, 331
@@ -98,6 +100,39 @@ def test_several_threads_place_at_once():
     for pair in states.layers:
         for own, known in zip(pair, expected(layout, rows, torch.float32), strict=True):
             assert torch.equal(bits(own[:, :TOKENS]), bits(known))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("stored", TYPES)
+@pytest.mark.parametrize("kind", ["stored", torch.float32])
+def test_rows_are_checked_and_placed_at_once(stored, kind, threads):
+    shape = shape_of(stored, 64)
+    layout, rows = RowLayout(shape), rows_of(shape)
+    states = LandedStates(
+        shape, layout, ROOM, TYPES[stored] if kind == "stored" else kind, "cpu", KeptMemory()
+    )
+    assert states.is_native
+    for own in (one for pair in states.layers for one in pair):
+        own.fill_(7)
+    # Two groups of one layer, and one of the other that is wanted in part.
+    salts = np.array([3, 1 << 31, 77], np.uint32)
+    parts = (1, 10, rows[:128], salts[:2]), (0, 64, rows[128:192], salts[2:])
+    arrived = [
+        ArrivedRows(layer, position, own, own_salts, group_sums(own, own_salts), list, list)
+        for layer, position, own, own_salts in parts
+    ]
+    sums = states.land(arrived, 100, threads)
+    for one, own, (*_, whole, own_salts) in zip(arrived, sums, parts, strict=True):
+        assert (own == group_sums(whole, own_salts)).all()
+        assert (own != group_sums(whole, own_salts ^ 1)).all()
+        assert one.layer in (0, 1)
+    known = expected(layout, rows, states.layers[0][0].dtype)
+    for layer, first, start, stop in ((1, 10, 0, 90), (0, 64, 128, 164)):
+        for own, one in zip(states.layers[layer], known, strict=True):
+            end = first + stop - start
+            assert torch.equal(bits(own[:, first:end]), bits(one[:, start:stop]))
+            assert (own[:, :first] == 7).all()
+            assert (own[:, end:] == 7).all()
 
 
 def test_whoever_copies_states_copies_no_others():

@@ -3,6 +3,7 @@
 
 import copy
 import os
+import time
 
 import pytest
 import torch
@@ -13,11 +14,15 @@ from torch.overrides import TorchFunctionMode
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 
 import hillinfer
+from hillinfer.drive.calls import DriveCalls
 from hillinfer.errors import SettingsError
+from hillinfer.generate.answering import Generation
+from hillinfer.generate.tokens import Sampling
 from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.secrecy.key_sources import KeyFile, PassphraseFile
 from hillinfer.secrecy.library import SecrecyError
 from hillinfer.store.keys import Reuse
+from hillinfer.store.maintenance import chains
 from hillinfer.store.pool_files import StoreError
 from hillinfer.store.store import Store
 
@@ -274,6 +279,30 @@ def test_a_conversation_stores_what_was_read_densely_alone(store, cold_dir):
         assert held(store, model, talk[0].tolist()) == 384
         other.close()
     assert store.counts.failures == 0
+
+
+class SlowToSettle(DriveCalls):
+    """A drive that takes long to have what was written."""
+
+    def fdatasync(self, descriptor):
+        time.sleep(0.2)
+        super().fdatasync(descriptor)
+
+
+@pytest.mark.parametrize("asks", ["the cache", "a fork"])
+def test_a_question_goes_on_in_its_document_however_slow_the_drive_is(place, cold_dir, asks):
+    model, ids = tiny().build(), ids_of(210)[0].tolist()
+    with Store(place, calls=SlowToSettle()) as store:
+        with attached(model, cold_dir, store=store) as hill:
+            document = Generation(model, hill.new_cache(), 64)
+            document.read(ids[:150])
+            question = document.fork() if asks == "a fork" else document
+            question.read(ids[150:])
+            list(question.decode(Sampling(), 2, frozenset()))
+            for one in {question, document}:
+                one.close()
+        assert [one.tokens for one in chains(store.database)] == [192]
+        assert store.statistics()["chunks"] == 1
 
 
 def test_a_cache_that_was_cropped_goes_on_storing(store, cold_dir):

@@ -8,12 +8,14 @@ import os
 import pickle
 import threading
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
 from generation_runs import attached
 from tiny_models import FAMILIES, TinyModel, prompts
 from transformers import DynamicCache
+from waiting import until
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.generate.answering import Generation
@@ -97,6 +99,13 @@ def drive():
     return Drive()
 
 
+@pytest.fixture(autouse=True, params=[0, 2], ids=["placed as read", "placed by the pass"])
+def pass_threads(request, monkeypatch):
+    """How many threads of a pass put rows to their places; 0 where those that read do."""
+    monkeypatch.setattr("hillinfer.reuse.row_placing.threads_of_passes", lambda: request.param)
+    return request.param
+
+
 @pytest.fixture
 def place(known, tmp_path):
     """A copy of the store, to be damaged."""
@@ -144,6 +153,66 @@ def test_layers_compute_while_later_ones_are_read(known, drive):
     assert same_rows(cache, held)
     cache.layers[2].keys[0, 0, 7, 3] += 1
     assert not same_rows(cache, held)
+
+
+class FirstLayer(Drive):
+    """Gives the rows of one layer, and the others once the gate is open."""
+
+    def __init__(self):
+        super().__init__()
+        self.done = 0
+
+    def read_many(self, way, reads, address):
+        is_rows = reads.byte_counts.max() >= 64 * 1024
+        with self._counting:
+            waits, self.reads = is_rows and self.reads > 0, self.reads + is_rows
+        if waits:
+            assert self.gate.wait(ENOUGH)
+        read = DriveCalls.read_many(self, way, reads, address)
+        self.done += is_rows
+        return read
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_rows_wait_for_a_pass_that_keeps_all_cores_busy(known, pass_threads, breaks):
+    place, model, ids, held, _ = known
+    drive, placed = FirstLayer(), []
+    with Store(place, calls=drive) as store:
+        stored = prompts_of(store, model)
+        cache = DynamicCache()
+
+        def computing(*_):
+            if placed:
+                return
+            placed.append(stored.loaded.read_bytes)
+            # From here on a pass computes that has come for one layer.
+            drive.gate.set()
+            until(lambda: drive.done > 1)
+            if not pass_threads:
+                until(lambda: stored.loaded.read_bytes > placed[0])
+            time.sleep(0.05)
+            placed.append(stored.loaded.read_bytes)
+            if breaks:
+                raise KeyError
+
+        hook = model.model.layers[0].mlp.register_forward_hook(computing)
+        drive.gate.clear()
+        stored.load_into(cache, ids)
+        with pytest.raises(KeyError) if breaks else nullcontext():
+            rest(model, cache, ids, STORED)
+        hook.remove()
+        assert (placed[1] > placed[0]) is (pass_threads == 0)
+        if breaks:
+            # Whoever broke it off comes for no more.
+            until(lambda: not landing_threads())
+            assert stored.loaded.placing_seconds == 0
+        else:
+            assert (stored.loaded.placing_seconds > 0) is (pass_threads > 0)
+        assert same_rows(cache, held)
+
+
+def landing_threads():
+    return [one for one in threading.enumerate() if one.name == "hillinfer-store-land"]
 
 
 def test_answers_are_those_of_a_cache_that_was_full_before(known):
@@ -370,10 +439,7 @@ def test_a_cache_that_is_dropped_stops_reading_and_gives_its_lease_back(known, d
         del cache
         gc.collect()
         drive.gate.set()
-        deadline = time.monotonic() + ENOUGH
-        while any(one.name == "hillinfer-store-land" for one in threading.enumerate()):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: not landing_threads())
         assert store.database.rows("SELECT * FROM lease") == []
 
 
@@ -392,9 +458,16 @@ def test_waiting_for_rows_is_told(known, drive):
         stored = prompts_of(store, model, recorder=noted)
         cache = DynamicCache()
         stored.load_into(cache, ids)
-        opener = threading.Timer(0.1, drive.gate.set)
-        opener.start()
+        opener = threading.Timer(0.5, drive.gate.set)
+
+        def comes(*_):
+            # It waits long before the gate opens, however busy the machine is.
+            if opener.ident is None:
+                opener.start()
+
+        hook = model.model.layers[0].register_forward_pre_hook(comes)
         rest(model, cache, ids, STORED)
+        hook.remove()
         counts = stored.loaded
         told = store.metrics()["hillinfer_store_bubble_seconds"]
     assert told == pytest.approx(counts.bubble_seconds)

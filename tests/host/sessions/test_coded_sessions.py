@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of values in sessions: with them the bits of an unbroken run, without them others."""
+"""Statistics of values in sessions: with them the bits of an unbroken run, without them others.
+
+And how often codes were wanted: kept, and nothing but time depends on it.
+"""
 
 import numpy as np
 import pytest
@@ -73,3 +76,62 @@ def test_what_coded_tokens_saved_opens_where_none_are_coded(coded, cold_dir, tmp
         plain.load_session(tmp_path / "session").save_session(tmp_path / "again")
         assert "values.bin" not in content_of(tmp_path / "again")["digests"]
         assert torch.equal(answer(plain.model, plain.load_session(tmp_path / "again"), WHOLE), once)
+
+
+def wanted_in(directory):
+    layers = content_of(directory)["fingerprint"]["layers"]
+    return np.fromfile(directory / "wanted.bin", np.float16).reshape(layers, -1)
+
+
+def test_how_often_codes_were_wanted_goes_on(coded, tmp_path):
+    cache = begun(coded)
+    answer(coded.model, cache, WHOLE)
+    cache.save_session(tmp_path / "session")
+    wanted = wanted_in(tmp_path / "session")
+    assert wanted.any(axis=1).all()
+    # The open group has rows in the tail, and no codes.
+    assert not wanted[:, wanted.shape[1] // 64 * 64 :].any()
+    coded.load_session(tmp_path / "session").save_session(tmp_path / "again")
+    assert np.array_equal(wanted_in(tmp_path / "again"), wanted)
+
+
+def test_what_codes_are_worth_changes_no_bit(coded, tmp_path):
+    cache = begun(coded)
+    cache.save_session(tmp_path / "session")
+    expected = answer(coded.model, cache, WHOLE)
+    wanted = wanted_in(tmp_path / "session")
+    turned = np.where(wanted > 0, 0, np.float16(100))
+    turned.tofile(tmp_path / "session" / "wanted.bin")
+    with pytest.raises(SessionError, match=r"wanted\.bin was changed"):
+        coded.load_session(tmp_path / "session")
+    seal_checksums(tmp_path / "session")
+    loaded = coded.load_session(tmp_path / "session")
+    loaded.save_session(tmp_path / "again")
+    settled = wanted.shape[1] // 64 * 64
+    assert np.array_equal(wanted_in(tmp_path / "again")[:, :settled], turned[:, :settled])
+    assert torch.equal(answer(coded.model, loaded, WHOLE), expected)
+
+
+@pytest.mark.parametrize("worth", [-1, np.nan, np.inf])
+def test_what_no_token_is_worth_is_refused(coded, tmp_path, worth):
+    begun(coded).save_session(tmp_path / "session")
+    wanted = wanted_in(tmp_path / "session")
+    wanted[-1, 70] = worth
+    wanted.tofile(tmp_path / "session" / "wanted.bin")
+    seal_checksums(tmp_path / "session")
+    with pytest.raises(SessionError, match=r"wanted\.bin holds what no token is worth"):
+        coded.load_session(tmp_path / "session")
+
+
+def test_sessions_that_do_not_say_what_was_wanted_open_and_are_extended(coded, tmp_path):
+    cache = begun(coded)
+    cache.save_session(tmp_path / "session")
+    expected = answer(coded.model, cache, WHOLE)
+    content = content_of(tmp_path / "session")
+    del content["digests"]["wanted.bin"]
+    seal(tmp_path / "session", content)
+    (tmp_path / "session" / "wanted.bin").unlink()
+    loaded = coded.load_session(tmp_path / "session")
+    assert torch.equal(answer(coded.model, loaded, WHOLE), expected)
+    loaded.save_session(tmp_path / "again")
+    assert wanted_in(tmp_path / "again").any()

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Codes that are short of memory: which stay, and who may take memory for them."""
 
+import ctypes
+
 import numpy as np
 import pytest
 
 from hillinfer.memory_budget import Accountant, Part
+from hillinfer.native.library import native_library
 from hillinfer.shadow.values import CHUNK_SLOTS, CodePool, ValueCodes
 from hillinfer_model.kernel_spec import KernelSpec
 
@@ -46,17 +49,27 @@ def test_what_many_sequences_wanted_gives_way_in_time(sequences):
     assert not addresses.any()
 
 
-def test_who_only_asks_takes_no_memory():
-    """Another thread asks than attends: to make room it would wait for that one."""
+def test_who_looks_takes_no_memory():
+    """Another thread may look than the one that attends: to make room it would wait for that."""
     accountant = Accountant(1 << 20)
     codes = ValueCodes(SPEC, 2, accountant, lambda: 0, lambda _: None)
     numbers = np.zeros(len(SECOND), np.int64)
-    assert not codes.holds(0, SECOND, numbers).any()
+    assert not codes.look(0, lambda table: offered(table, SECOND, codes.coder.row_bytes))
     assert accountant.held()[Part.OTHER] == 0
-    codes.offer(0, SECOND, numbers, np.zeros((len(SECOND), codes.coder.row_bytes), np.uint8))
+    codes.cover(2 * CHUNK_SLOTS)
     assert accountant.held()[Part.OTHER] > 0
-    far = np.append(SECOND, 1_000_000)
-    assert codes.holds(0, far, np.zeros(len(far), np.int64)).tolist() == [True] * 64 + [False]
+    assert codes.look(0, lambda table: offered(table, SECOND, codes.coder.row_bytes))
+    addresses, _ = codes.find(0, SECOND, numbers)
+    assert addresses.all()
+
+
+def offered(table, rows, row_bytes):
+    """Offer codes as a step of the library's does, and say whether some are kept."""
+    codes = np.zeros((len(rows), row_bytes), np.uint8)
+    numbers, kept = np.zeros(len(rows), np.int64), ctypes.c_int64()
+    given = rows.ctypes.data, numbers.ctypes.data, codes.ctypes.data, row_bytes, len(rows)
+    native_library().call("hillinfer_offer_codes", table, *given, ctypes.byref(kept))
+    return kept.value > 0
 
 
 @pytest.mark.parametrize("others", [900_000, 200_000])

@@ -62,6 +62,13 @@ def test_what_is_wanted_more_stays(pool):
     assert found(pool, [100, 101]) == [100, None]
     assert [one for one in found(pool, range(10, 64)) if one is None] == []
     assert found(pool, range(10)).count(None) == 1
+    more = np.arange(200, 211)
+    for _ in range(5):
+        pool.want(more)
+    # Much more than all of them is wanted now, and the least give way to it.
+    assert offer(pool, more) == 11
+    assert found(pool, [*range(10), 100]) == [None] * 11
+    assert [one for one in found(pool, range(10, 64)) if one is None] == [None]
 
 
 def test_wants_of_long_ago_count_less(pool):
@@ -71,6 +78,38 @@ def test_wants_of_long_ago_count_less(pool):
         pool.begin_step()
     pool.want(np.array([100, 101]))
     assert offer(pool, [100, 101]) == 2
+
+
+def test_worth_goes_on_in_another_pool(pool):
+    for _ in range(32):
+        pool.want(np.arange(64))
+        pool.begin_step()
+    pool.want(np.array([100]))
+    worth = pool.worth(np.arange(400))
+    # 32 steps halve what a time was worth; tokens that no table has are worth nothing.
+    assert worth[100] == 1
+    assert 22 < worth[0] == worth[63] < 24
+    assert not worth[101:].any()
+    other = CodePool(10)
+    other.cover(400)
+    other.resize(64)
+    for _ in range(32):
+        other.begin_step()
+    other.recall(np.arange(400), worth)
+    np.testing.assert_allclose(other.worth(np.arange(400)), worth, rtol=1e-2)
+    offer(other, range(64))
+    other.want(np.array([100, 101]))
+    assert offer(other, [100, 101]) == 0
+    # Without it they would stay.
+    other.forget(np.arange(64))
+    offer(other, range(64))
+    assert offer(other, [100, 101]) == 2
+
+
+def test_what_is_recalled_takes_no_worth_away(pool):
+    pool.want(np.array([7, 8]))
+    pool.recall(np.array([7, 9]), np.array([0.5, 3], np.float16))
+    assert pool.worth(np.array([7, 8, 9])).tolist() == [1, 1, 3]
 
 
 def test_a_pool_that_shrinks_forgets_and_one_that_grows_keeps(pool):

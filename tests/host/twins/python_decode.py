@@ -20,7 +20,7 @@ class PythonDecode(NativeDecode):
         own = object.__new__(cls)
         own.__dict__.update(runtime.decode.__dict__)
         own.attention = NativeAttention(runtime.shape)
-        runtime.decode = own
+        runtime.decode, runtime.joined = own, None
 
     def step(self, *given):
         """Leave the choice to `TokenSelection`; see `NativeDecode.step`."""

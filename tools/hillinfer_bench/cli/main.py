@@ -15,6 +15,7 @@ from hillinfer.system.files import check_apart, prepare_report
 from hillinfer.system.machine import NumberType
 from hillinfer_bench.cli.frontier import frontier, frontier_picture
 from hillinfer_bench.cli.slim import slim
+from hillinfer_bench.cli.storing import sealed_pool, storing
 from hillinfer_bench.decode.request import BenchRequest, Chosen
 from hillinfer_bench.figures.canvas import require_matplotlib, save_figure
 from hillinfer_bench.figures.prune_figure import prune_figure, prune_text, read_seen_blocks
@@ -213,59 +214,6 @@ def traces(
 
     console = error_console()
     print(run(request, console.print, reading_view(console).stage))
-
-
-def storing(
-    model: Model = DEFAULT_MODEL,
-    directory: Annotated[
-        Path, typer.Option("--store-dir", help="Directory on the drive, where stores are made.")
-    ] = Path("build"),
-    kills: Annotated[int, typer.Option(help="Processes that are killed.")] = 500,
-    flips: Annotated[int, typer.Option(help="Bits that are flipped.")] = 2000,
-    rounds: Annotated[int, typer.Option(help="Repetitions of each timed figure.")] = 7,
-    tokens: Annotated[int, typer.Option(help="Stored tokens, a multiple of 1,024.")] = 8192,
-    gigabytes: Annotated[
-        float, typer.Option(help="Most rows of a shape; it has fewer layers then.")
-    ] = 1.2,
-    mixed_seconds: Annotated[
-        float, typer.Option(help="How long four processes read, store and evict at once.")
-    ] = 60.0,
-    peers: Annotated[
-        Path | None, typer.Option(help="Figures of other runtimes, from tools/stored_peers.py.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Where the figures go as JSON.")] = Path(
-        "build/reports/store.json"
-    ),
-) -> None:
-    """Measure the store: rates, first token, lookups, kills, failing calls, flips, mixed load."""
-    quiet_transformers()
-    from hillinfer_bench.storing.run import StoreRequest, run
-
-    request = StoreRequest(
-        model, directory, out, kills, flips, rounds, tokens, gigabytes, mixed_seconds, peers
-    )
-    console = error_console()
-    print(run(request, console.print, reading_view(console).stage))
-
-
-def sealed_pool(
-    model: Model = DEFAULT_MODEL,
-    directory: Annotated[
-        Path, typer.Option("--cold-dir", help="Directory on the drive, where cold pools lie.")
-    ] = Path("build"),
-    tokens: Annotated[int, typer.Option(help="Of the prompt.")] = 4096,
-    answer_tokens: Annotated[int, typer.Option(help="Of its answer.")] = 64,
-    rounds: Annotated[int, typer.Option(help="Pairs.")] = 7,
-    out: Annotated[Path, typer.Option(help="Where the figures go as JSON.")] = Path(
-        "build/reports/sealed_pool.json"
-    ),
-) -> None:
-    """Measure what a sealed cold pool costs a prompt and its answer, beside a plain one."""
-    quiet_transformers()
-    from hillinfer_bench.storing.sealed_pool import SealedPoolRequest, run
-
-    request = SealedPoolRequest(model, directory, out, tokens, answer_tokens, rounds)
-    print(run(request, error_console().print))
 
 
 def study(

@@ -152,6 +152,7 @@ class SplitReplay(PoolReplay):
         # A group that has just become full may be on its way into the pool.
         self._pools.settle(layer)
         cold = self._pools.layers[layer].slots(self._sequence.rows(missing)) < 0
+        self._bring(layer, self._sequence.rows(missing[cold]))
         entry = super()._read(layer, positions)
         self._offer(layer, missing)
         counts = self._counts
@@ -161,6 +162,9 @@ class SplitReplay(PoolReplay):
         counts["code_misses"] += len(missing)
         counts["rows"] += entry.cold_rows + int(cold.sum())
         return entry
+
+    def _bring(self, layer: int, rows: NDArray[np.int64]) -> None:
+        """Take note of cold rows of coded tokens; here nobody does."""
 
     def _offer(self, layer: int, positions: NDArray[np.int64]) -> None:
         if len(positions):

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -24,12 +24,16 @@ from hillinfer_bench.storing.made_prompts import WrongTokensError, check, prompt
 # More prompts than the store has room for, some asked for much more often than others.
 _PROMPTS = 60
 _MOST_TOKENS = 4000
+# What is said when a process has opened the store, and when it is to end.
+_BEGUN, _END = "begun", "end"
 # Leases that a process holds while it does other things.
 _MOST_HELD = 4
 # What a process takes when it has done everything once is what it takes for good.
 _WARM_SHARE = 0.3
 _GROWN_BYTES = 24 << 20
-_ENDING_SECONDS = 60.0
+# However busy the machine is, a process has begun, and has ended, in this time.
+_PATIENCE_SECONDS = 600.0
+_LOOK_SECONDS = 0.05
 
 
 @dataclass
@@ -65,7 +69,7 @@ class MixedLoad:
     processes, seconds
         How many at a time, and for how long.
     killed
-        How many were killed; each was followed by another one.
+        How many were killed while they had the store open; each was followed by another one.
     work
         Of those that came to their end.
     losses
@@ -93,7 +97,7 @@ def mixed_load(
     place
         Where the store is made.
     processes, seconds
-        How many at a time, and for how long.
+        How many at a time, and for how long once all of them have the store open.
     kill_seconds
         Time between kills.
     advance
@@ -104,21 +108,27 @@ def mixed_load(
         pass
     told = MixedLoad(processes, seconds)
     numbers = np.random.default_rng(1)
-    stop = time.time() + seconds
     with ExitStack() as running:
-        own = [_Worker(place, seed, stop) for seed in range(processes)]
+        own = [_Worker(place, seed, seconds) for seed in range(processes)]
         running.callback(_end_all, own, told)
-        following, kill_at = processes, time.time() + kill_seconds
-        while (now := time.time()) < stop:
-            if now >= kill_at:
-                victim = int(numbers.integers(processes))
+        patience = time.monotonic() + _PATIENCE_SECONDS
+        while not all(one.has_begun for one in own) and time.monotonic() < patience:
+            time.sleep(_LOOK_SECONDS)
+        began = time.monotonic()
+        following, kill_at = processes, began + kill_seconds
+        while (now := time.monotonic()) < began + seconds:
+            victims = [at for at, one in enumerate(own) if one.has_begun] if now >= kill_at else []
+            if victims:
+                victim = int(numbers.choice(victims))
                 own[victim].kill()
                 told.killed += 1
-                own[victim] = _Worker(place, following, stop)
+                own[victim] = _Worker(place, following, began + seconds - now)
                 following, kill_at = following + 1, now + kill_seconds
-            advance(int(seconds - (stop - now)))
-            time.sleep(min(0.05, max(0.0, stop - now)))
+            advance(int(now - began))
+            time.sleep(_LOOK_SECONDS)
     told.losses.runs = told.killed
+    if not any(work.lookups for work in told.work):
+        told.losses.note("errors", "no prompt was looked up")
     for work in told.work:
         if work.wrong:
             told.losses.note("wrong_tokens", work.wrong)
@@ -133,6 +143,8 @@ def mixed_load(
 
 
 def _end_all(workers: list[_Worker], told: MixedLoad) -> None:
+    for one in workers:
+        one.ask_to_end()
     for one in workers:
         one.end(told)
 
@@ -151,14 +163,36 @@ def _look(place: Path, losses: Losses) -> None:
 class _Worker:
     """One process, and the pipe that it tells its work by."""
 
-    def __init__(self, place: Path, seed: int, stop: float) -> None:
+    def __init__(self, place: Path, seed: int, seconds: float) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe(duplex=False)
+        self._pipe, theirs = context.Pipe()
         self._process: SpawnProcess = context.Process(
-            target=work_until, args=(place, seed, stop, theirs), daemon=True
+            target=work_until, args=(place, seed, seconds, theirs), daemon=True
         )
         self._process.start()
         theirs.close()
+        self._said: Work | None = None
+        self._has_begun = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has the store open, or has come to its end without that."""
+        if not self._has_begun and self._pipe.poll():
+            # `end` tells of one that died without a word.
+            with suppress(EOFError):
+                self._hear()
+        return self._has_begun
+
+    def ask_to_end(self) -> None:
+        """Let it end after the prompt that is under way, one at least."""
+        with suppress(OSError):
+            self._pipe.send(_END)
+
+    def _hear(self) -> None:
+        self._has_begun = True
+        said = self._pipe.recv()
+        if said != _BEGUN:
+            self._said = said
 
     def kill(self) -> None:
         """End it at once."""
@@ -168,21 +202,23 @@ class _Worker:
 
     def end(self, told: MixedLoad) -> None:
         """Wait for its end and take what it tells."""
-        if self._pipe.poll(_ENDING_SECONDS):
-            try:
-                told.work.append(self._pipe.recv())
-            except EOFError:
-                told.losses.note("errors", "a process ended without a word")
-        else:
-            told.losses.note("errors", "a process does not end")
+        try:
+            while self._said is None and self._pipe.poll(_PATIENCE_SECONDS):
+                self._hear()
+            if self._said is None:
+                told.losses.note("errors", "a process does not end")
+            else:
+                told.work.append(self._said)
+        except EOFError:
+            told.losses.note("errors", "a process ended without a word")
         self.kill()
 
 
-def work_until(place: Path, seed: int, stop: float, pipe: Connection) -> None:
-    """Read and store prompts until a time, in seconds since 1970; send a `Work`."""
+def work_until(place: Path, seed: int, seconds: float, pipe: Connection) -> None:
+    """Read and store prompts until the pipe says so, in about so many seconds; send a `Work`."""
     done = Work()
     try:
-        _work(place, np.random.default_rng(seed), stop, done)
+        _work(place, np.random.default_rng(seed), seconds, done, pipe)
     except (WrongTokensError, WrongBytesError) as error:
         done.wrong = str(error)
     except Exception as error:
@@ -190,12 +226,15 @@ def work_until(place: Path, seed: int, stop: float, pipe: Connection) -> None:
     pipe.send(done)
 
 
-def _work(place: Path, numbers: np.random.Generator, stop: float, done: Work) -> None:
-    warm_at = time.time() + _WARM_SHARE * (stop - time.time())
+def _work(
+    place: Path, numbers: np.random.Generator, seconds: float, done: Work, pipe: Connection
+) -> None:
+    warm_at = time.monotonic() + _WARM_SHARE * seconds
     warm: tuple[int, int] | None = None
     with ExitStack() as leases, Store(place) as store:
+        pipe.send(_BEGUN)
         held = leases.enter_context(ExitStack())
-        while time.time() < stop:
+        while not done.lookups or not pipe.poll():
             # One of few prompts more often than one of many; some begin alike.
             number = int(_PROMPTS * numbers.random() ** 2)
             tokens = int(numbers.integers(64, _MOST_TOKENS))
@@ -211,7 +250,7 @@ def _work(place: Path, numbers: np.random.Generator, stop: float, done: Work) ->
             if numbers.random() < 0.1 / _MOST_HELD:
                 held.close()
             done.lookups += 1
-            if warm is None and time.time() > warm_at:
+            if warm is None and time.monotonic() > warm_at:
                 warm = _descriptors(), _resident_bytes()
         held.close()
         if warm is not None:

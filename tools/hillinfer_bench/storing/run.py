@@ -28,6 +28,7 @@ from hillinfer_bench.storing.kills import kills
 from hillinfer_bench.storing.measured import Measured
 from hillinfer_bench.storing.mixed_load import MixedLoad, mixed_load
 from hillinfer_bench.storing.opening import measure_opening
+from hillinfer_bench.storing.part import Part
 from hillinfer_bench.storing.rivals import LLAMA_CPP, VLLM, RivalRow
 from hillinfer_bench.storing.sealed import SealedRow, measure_sealed
 from hillinfer_bench.storing.speed import SHAPES, StreamRow, measure_lookups, measure_stream
@@ -71,6 +72,8 @@ class StoreRequest:
         How long four processes read, store and evict at once.
     peers
         What `tools/stored_peers.py` wrote; None for nothing.
+    parts
+        What of it is measured.
     """
 
     model: str
@@ -83,6 +86,7 @@ class StoreRequest:
     gigabytes: float
     mixed_seconds: float
     peers: Path | None
+    parts: frozenset[Part] = frozenset(Part)
 
 
 def run(
@@ -105,8 +109,11 @@ def run(
     place = Path(tempfile.mkdtemp(prefix="hillinfer-store-", dir=request.directory))
     found = Measured()
 
-    def step(name: str, work: Callable[[], object]) -> None:
+    def step(part: Part, work: Callable[[], object]) -> None:
         """Take one row; where that fails, say so and go on with the others."""
+        name = part.value
+        if part not in request.parts:
+            return
         try:
             setattr(found, name, work())
         except Exception as error:
@@ -117,10 +124,10 @@ def run(
                 shutil.rmtree(left, ignore_errors=True)
 
     try:
-        step("streams", lambda: _streams(request, place, say))
-        step("sealed", lambda: _sealed(request, place, say))
+        step(Part.STREAMS, lambda: _streams(request, place, say))
+        step(Part.SEALED, lambda: _sealed(request, place, say))
         step(
-            "opening",
+            Part.OPENING,
             lambda: measure_opening(
                 place / "opening",
                 _LONG_TOKENS // CHUNK_TOKENS * CHUNK_TOKENS,
@@ -130,19 +137,20 @@ def run(
             ),
         )
         step(
-            "together",
+            Part.TOGETHER,
             lambda: measure_together(place / "together", *_TOGETHER, request.rounds, say),
         )
         step(
-            "lookups", lambda: measure_lookups(place / "lookups", _LONG_TOKENS, 20 * request.rounds)
+            Part.LOOKUPS,
+            lambda: measure_lookups(place / "lookups", _LONG_TOKENS, 20 * request.rounds),
         )
         # What is timed comes before what takes long, so that work beside that spoils nothing.
-        step("model", lambda: _with_model(request, place, say))
-        step("saved", lambda: _saved(say))
-        step("kills", lambda: _staged(stage, "kills", request.kills, place, kills))
-        step("flips", lambda: _staged(stage, "flips", request.flips, place, flips))
-        step("calls", lambda: _failing(stage, place))
-        step("mixed", lambda: _mixed(request, stage, place))
+        step(Part.MODEL, lambda: _with_model(request, place, say))
+        step(Part.SAVED, lambda: _saved(say))
+        step(Part.KILLS, lambda: _staged(stage, "kills", request.kills, place, kills))
+        step(Part.FLIPS, lambda: _staged(stage, "flips", request.flips, place, flips))
+        step(Part.CALLS, lambda: _failing(stage, place))
+        step(Part.MIXED, lambda: _mixed(request, stage, place))
     finally:
         shutil.rmtree(place, ignore_errors=True)
     peers = _peers(request.peers)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a stream as a drive gives them, and who takes them before anybody else sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.native.library import native_library
+
+
+class ArrivedRows:
+    """Rows of a chunk in a layer, as a drive gave them.
+
+    Parameters
+    ----------
+    layer, position
+        Whose, and the first token's position in the prompt.
+    rows
+        uint8 (groups * 64, row_bytes), contiguous; their memory is used again once they were
+        yielded.
+    salts, expected
+        uint32, of each group: the checksum of what comes before it, and the one it was written
+        with.
+    right
+        Called with `restored_bytes`, once they are known to be right.
+    wrong
+        Called where they are not; raises.
+
+    Attributes
+    ----------
+    is_checked
+        Whether they were compared and are right.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        position: int,
+        rows: NDArray[np.uint8],
+        salts: NDArray[np.uint32],
+        expected: NDArray[np.uint32],
+        right: Callable[..., None],
+        wrong: Callable[[], NoReturn],
+    ) -> None:
+        self.layer, self.position = layer, position
+        self.rows, self.salts = rows, salts
+        self._expected = expected
+        self._right, self._wrong = right, wrong
+        self.is_checked = False
+
+    def check(self, sums: NDArray[np.uint32] | None = None) -> None:
+        """Compare rows with their checksums.
+
+        Parameters
+        ----------
+        sums
+            uint32, what each group's checksum is; computed here where None.
+
+        Raises
+        ------
+        WrongBytesError
+            Where they are not as they were written.
+        """
+        if sums is None:
+            sums = native_library().crc32c(self.rows.reshape(len(self.salts), -1), self.salts)
+        if (sums != self._expected).any():
+            self._wrong()
+        if not self.is_checked:
+            self.is_checked = True
+            self._right(restored_bytes=self.rows.nbytes)
+
+
+class Taker:
+    """Takes rows of a stream as they arrive; this one leaves them to whoever they are yielded to.
+
+    Attributes
+    ----------
+    most_layers
+        Neighbouring layers that one read brings at most; None for as many as make it long.
+    """
+
+    most_layers: int | None = None
+
+    def take(self, arrived: Iterable[ArrivedRows]) -> None:
+        """Take the rows of a piece, in a reading thread, in any order of pieces.
+
+        Those that were just compared with their checksums are still in that processor's cache.
+        """
+        for one in arrived:
+            one.check()
+
+    def settle(self, arrived: Sequence[ArrivedRows]) -> None:
+        """Return once nobody needs the memory of a piece's rows but whoever they are yielded to."""

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`hillinfer serve`: its options, and a model behind OpenAI's interface."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hillinfer.cli.console import error_console, panics_unsaid, quiet_transformers
+from hillinfer.cli.generate import STOCK
+from hillinfer.cli.store import SaltOption, SizeOption, StoreUse, named_by, opened_store
+from hillinfer.cli.store_keys import KeyFileOption, KeyringOption, PassphraseOption
+from hillinfer.errors import SettingsError
+from hillinfer.models.registry_model import DEFAULT_MODEL
+from hillinfer.native.library import native_library
+from hillinfer.secrecy.key_sources import key_source
+from hillinfer.serve.rules import KEY_VARIABLE, ApiKeys, ServerRules
+from hillinfer.settings import Settings
+from hillinfer.system.machine import NumberType
+from hillinfer.values import ByteSize, check_threads
+
+if TYPE_CHECKING:
+    from hillinfer.serve.served_model import ServedModel
+
+# What the extra `serve` brings.
+_MODULES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
+_DEFAULTS, _RULES = Settings(), ServerRules()
+
+
+@dataclass(frozen=True)
+class ServeRequest:
+    """One run of `hillinfer serve`.
+
+    Parameters
+    ----------
+    model, number_type
+        What to load, and in which type.
+    settings, rules
+        Of the caches, and of the server.
+    store
+        The store to look prompts up in; None for none.
+    threads
+        Compute threads; None for torch's own choice.
+    projections
+        How linear layers are computed.
+    """
+
+    model: str
+    number_type: NumberType
+    settings: Settings
+    rules: ServerRules
+    store: StoreUse | None
+    threads: int | None
+    projections: str
+
+    @contextmanager
+    def opened(self) -> Iterator[ServedModel]:
+        """Load the model and open the store; entered in the thread that uses them."""
+        import torch
+
+        from hillinfer.models.loader import load_model
+        from hillinfer.projections.attachment import ProjectionAttachment
+        from hillinfer.projections.ways import make_projections
+        from hillinfer.serve.served_model import StoreOfServer, served_model
+
+        console = error_console()
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        way = make_projections(self.projections)
+        store, _ = opened_store(self.store, None, console)
+        try:
+            with panics_unsaid():
+                loaded = load_model(self.model, self.number_type, console.print)
+            ProjectionAttachment(loaded.model, way)
+            stored = None
+            if store is not None and self.store is not None:
+                made_by = {} if self.projections == STOCK else {"projections": self.projections}
+                stored = StoreOfServer(store, self.store.reuse, self.store.salt, made_by)
+            with served_model(loaded, self.settings, self.rules, stored) as served:
+                yield served
+        finally:
+            if store is not None:
+                store.close()
+
+
+def serve(
+    *,
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Option(help="Registry name, folder, GGUF file, or organisation/name on the hub.")
+    ] = DEFAULT_MODEL,
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; others than this machine's need a key.")
+    ] = _RULES.host,
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = _RULES.port,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(help=f"API keys, one a line; {KEY_VARIABLE} has another one."),
+    ] = None,
+    alias: Annotated[
+        str | None, typer.Option(help="What clients call the model; its own name by default.")
+    ] = None,
+    parallel: Annotated[
+        int,
+        typer.Option(help="Sequences that decode together; 1 gives each request its own bits."),
+    ] = _RULES.parallel,
+    queue: Annotated[
+        int, typer.Option(help="Requests that wait at most; others get status 429.")
+    ] = _RULES.queue,
+    context_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--context", help="Most tokens of prompt and answer; by default the model's positions."
+        ),
+    ] = None,
+    answer_tokens: Annotated[
+        int, typer.Option(help="Most tokens of an answer whose request names no number.")
+    ] = _RULES.answer_tokens,
+    max_body: Annotated[str, typer.Option(help="Largest request.")] = "32MiB",
+    files: Annotated[
+        Path | None,
+        typer.Option(help="Directory that files of clients are kept in; else until the end."),
+    ] = None,
+    max_files: Annotated[str, typer.Option(help="Most that all files of clients take.")] = "1GiB",
+    max_seconds: Annotated[
+        float, typer.Option(help="Most time of a request, waiting included.")
+    ] = _RULES.seconds,
+    drain_seconds: Annotated[
+        float, typer.Option(help="How long requests may go on after SIGTERM.")
+    ] = _RULES.drain_seconds,
+    prefill_chunk: Annotated[
+        int, typer.Option(help="Prompt tokens of one forward pass.")
+    ] = _RULES.chunk_tokens,
+    alpha: Annotated[
+        float, typer.Option(help="Share of the context that each step selects.")
+    ] = _DEFAULTS.alpha,
+    exact: Annotated[
+        float, typer.Option(help="Share of the context that comes as 16-bit rows; 1 codes nothing.")
+    ] = _DEFAULTS.exact,
+    query: Annotated[str, typer.Option(help="auto, true or predicted.")] = _DEFAULTS.query.value,
+    shadow: Annotated[str, typer.Option(help="int8, int4 or int2.")] = "int4",
+    dram_budget: Annotated[
+        str, typer.Option(help="Memory for all caches, like 2GiB, or a share of what is open.")
+    ] = "25%",
+    cold_dir: Annotated[
+        Path | None, typer.Option(help="Directory on the drive; by default in the user's cache.")
+    ] = None,
+    encrypt_cold_pool: Annotated[
+        str, typer.Option(help="yes, no, or auto: yes beside an encrypted store.")
+    ] = _DEFAULTS.encrypt_cold_pool.value,
+    dtype: Annotated[
+        NumberType, typer.Option(help="auto: the model's own, float32 where a CPU is slow at it.")
+    ] = NumberType.AUTO,
+    threads: Annotated[int | None, typer.Option(help="Compute threads.")] = None,
+    projections: Annotated[
+        str,
+        typer.Option(help="How linear layers are computed: stock, fused, prepacked, fp16 or int8."),
+    ] = STOCK,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="HILLINFER_STORE",
+            help="Directory of a store: prompts that it holds are not read again; see hillinfer "
+            "store.",
+        ),
+    ] = None,
+    store_size: SizeOption = None,
+    reuse: Annotated[str, typer.Option(help="longest or exact.")] = "longest",
+    salt: SaltOption = "",
+    key_file: KeyFileOption = None,
+    passphrase_file: PassphraseOption = None,
+    keyring: KeyringOption = None,
+) -> None:
+    """Answer requests of OpenAI's clients; ends at SIGTERM, when those that are there are answered.
+
+    Where it listens goes to standard output, a JSON line for each request to standard error.
+    """
+    settings = Settings().changed(
+        alpha=alpha,
+        exact=exact,
+        query=query,
+        shadow=shadow,
+        dram_budget=dram_budget,
+        cold_dir=cold_dir,
+        encrypt_cold_pool=encrypt_cold_pool,
+    )
+    check_threads(threads)
+    request = ServeRequest(
+        model=model,
+        number_type=dtype,
+        settings=settings,
+        rules=ServerRules(
+            host=host,
+            port=port,
+            keys=ApiKeys.read(api_key_file, os.environ),
+            parallel=parallel,
+            queue=queue,
+            chunk_tokens=prefill_chunk,
+            answer_tokens=answer_tokens,
+            context_tokens=context_tokens,
+            body_bytes=_bytes("--max-body", max_body),
+            files=files,
+            files_bytes=_bytes("--max-files", max_files),
+            seconds=max_seconds,
+            drain_seconds=drain_seconds,
+            alias=alias,
+        ),
+        store=StoreUse.of(
+            store,
+            store_size,
+            reuse,
+            salt,
+            key_source(key_file, passphrase_file, keyring),
+            named_by=named_by(context),
+        ),
+        threads=threads,
+        projections=projections,
+    )
+    # Said before anything that takes time.
+    native_library()
+    check_extra()
+    quiet_transformers()
+    from hillinfer.serve.http.running import Server
+
+    Server(request.rules, request.opened, say=_say).run()
+
+
+def check_extra() -> None:
+    """Refuse to go on without what the extra `serve` brings.
+
+    Raises
+    ------
+    SettingsError
+        Where a module of it is missing.
+    """
+    missing = [name for name in _MODULES if find_spec(name) is None]
+    if missing:
+        raise SettingsError(
+            f"{', '.join(missing)} is not installed: pip install 'hillinfer[serve]'"
+        )
+
+
+def _bytes(option: str, given: str) -> int:
+    amount = ByteSize.parse(given).byte_count
+    if amount is None:
+        raise SettingsError(f"'{given}' is a share of nothing: give {option} like 32MiB")
+    return amount
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,434 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A decode step of several sequences in one layer in one native call, each as it is alone."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from hillinfer.attention.native import NativeAttention
+from hillinfer.engine.cold_rows import ColdRows
+from hillinfer.engine.queries import explained
+from hillinfer.engine.selection import Sets, TokenSelection
+from hillinfer.kv.hot_pools import HotPools
+from hillinfer.kv.pool_keeper import LayerStepLog
+from hillinfer.kv.pool_policies import PoolPolicy
+from hillinfer.kv.sequence import NUMBER_TYPES, Sequence
+from hillinfer.kv.shadow_keeper import ShadowKeeper
+from hillinfer.model_shape import StoredType
+from hillinfer.native.coming import ComingAttention, MissList
+from hillinfer.native.library import native_library
+from hillinfer.native.selected_rows import SelectedRows
+from hillinfer.native.step_rows import RowStates, StepRow, StepRows
+from hillinfer.native.structures import DecodeStep, Shape
+from hillinfer.scoring.arguments import query_factor
+from hillinfer.scoring.scorer import ImportanceEvaluation
+from hillinfer.shadow.segments import SegmentLayer
+from hillinfer.statistics import Counters
+from hillinfer.trace.recorder import SILENT, Recorder
+from hillinfer_model.choices import Scope
+from hillinfer_model.errors import NonFiniteQueryError
+from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
+
+# After a step with cold rows so many steps read ahead, each row by itself.
+_STEPS_AFTER_COLD = 16
+
+
+@dataclass
+class _Part:
+    """One sequence of a step, and the memory that the library chooses for it in.
+
+    Parameters
+    ----------
+    row
+        Of the batch.
+    sequence
+        Whose token comes.
+    past
+        Tokens that it had before.
+    room
+        Most positions of a set, and most tokens that they are of.
+    selected, misses
+        What is chosen for it in a layer, and what of that is on the drive alone.
+    """
+
+    row: int
+    sequence: Sequence
+    past: int
+    room: tuple[int, int]
+    selected: SelectedRows
+    misses: MissList
+
+
+@dataclass
+class _Ahead:
+    """What is known of a layer before its turn.
+
+    Parameters
+    ----------
+    query
+        Predicted, (batch, query_heads, 1, head_dim).
+    scaling
+        Factor on its inner products.
+    segments
+        Of each part its last segment; None for one that is announced by itself.
+    held
+        What else the library looks at until it has chosen.
+    """
+
+    query: torch.Tensor
+    scaling: float
+    segments: list[SegmentLayer | None]
+    held: list[object] = field(default_factory=list)
+
+
+class JoinedStep:
+    """Stores, chooses and attends for the sequences of a joined batch, a row in each thread.
+
+    It is for rows of one new token each that the native library chooses and attends for over its
+    tables, as `NativeDecode` has it do for one. Tokens of a predicted query are chosen when the
+    layer's turn comes: where all rows are hot nothing is to be read before.
+
+    Parameters
+    ----------
+    attention
+        Says what is in a row, and with which instructions it is attended to.
+    spec, scope
+        Of the scoring contract.
+    evaluation, selection, shadow
+        Who chooses, codes and knows where shadows lie.
+    pools, cold
+        Where rows lie, and who has those attended to that are cold.
+    policy
+        Says how hits fade.
+    log
+        Takes what was read in each layer and step.
+    counters
+        Where tokens are counted.
+
+    Attributes
+    ----------
+    parts
+        Of the step under way; to be looked at, and empty outside of one.
+    """
+
+    def __init__(
+        self,
+        attention: NativeAttention,
+        spec: KernelSpec,
+        scope: Scope,
+        evaluation: ImportanceEvaluation,
+        selection: TokenSelection,
+        shadow: ShadowKeeper,
+        pools: HotPools,
+        cold: ColdRows,
+        policy: PoolPolicy,
+        log: LayerStepLog,
+        counters: Counters,
+    ) -> None:
+        self._library = native_library()
+        self._evaluation, self._selection, self._shadow = evaluation, selection, shadow
+        self._pools, self._cold, self._log = pools, cold, log
+        self._counters = counters
+        shape = attention.shape
+        is_bfloat16 = shape.stored_type is StoredType.BFLOAT16
+        # What becomes a row by itself, as in `RowKeeper.append_token`.
+        self._stored = {torch.bfloat16} if is_bfloat16 else {torch.float16, torch.float32}
+        self._heads = Shape(kv_heads=shape.kv_heads, head_dim=shape.head_dim)
+        self._head_numbers = shape.query_heads * shape.head_dim
+        self._sets = 1 if scope is Scope.LAYER else spec.kv_heads
+        self._described = DecodeStep(
+            shape=Shape.of(spec, scope),
+            group_size=shape.group_size,
+            stored_type=0 if is_bfloat16 else 1,
+            fade_shift=policy.fade_shift,
+        )
+        self._asked = StepRows(variant=attention.variant.number)
+        self._coming = ComingAttention(
+            attention.variant.number, attention.state_bytes, shape.row_bytes
+        )
+        self._table = (StepRow * 0)()
+        self._memory: list[tuple[tuple[int, int], SelectedRows, MissList]] = []
+        self.parts: list[_Part] = []
+        self._ahead: dict[int, _Ahead] = {}
+        self._scaling: float | None = None
+        self._observe: Callable[[int, int, Sets], None] | None = None
+        # The newest step, and the first from which on rows are thought to be hot again.
+        self._step = self._hot_from = 0
+        self._full_rows = 0
+
+    @staticmethod
+    def is_for(
+        attention: NativeAttention,
+        evaluation: ImportanceEvaluation,
+        policy: PoolPolicy,
+        recorder: Recorder,
+    ) -> bool:
+        """Say whether the library does all of it: chooses, attends and counts hits, unobserved."""
+        is_common = type(policy).tally is PoolPolicy.tally
+        is_native = evaluation.table_variant is attention.variant
+        return is_native and is_common and policy.fade_shift >= 0 and recorder is SILENT
+
+    # --- a step ----------------------------------------------------------------------------
+
+    def begin(
+        self,
+        rows: Collection[tuple[int, Sequence]],
+        step: int,
+        observe: Callable[[int, int, Sets], None] | None,
+    ) -> list[int]:
+        """Begin a step in which sequences get a token each.
+
+        Parameters
+        ----------
+        rows
+            Of the batch, with the sequence of each.
+        step
+            Its number.
+        observe
+            Called with layer, length and sets of every selection that is attended to.
+
+        Returns
+        -------
+        The batch rows that are taken in; the others go on by themselves.
+        """
+        self.forget()
+        taken = [(row, one) for row, one in rows if self._takes(one)]
+        if len(taken) < 2:
+            return []
+        if len(self._table) != len(taken):
+            self._table = (StepRow * len(taken))()
+        self._step, self._observe, self._scaling = step, observe, None
+        for number, (row, sequence) in enumerate(taken):
+            self.parts.append(self._part(number, row, sequence))
+        self._full_rows = sum(one.past & -GROUP_TOKENS for one in self.parts)
+        asked = self._asked
+        asked.rows, asked.count = ctypes.addressof(self._table), len(taken)
+        asked.threads = torch.get_num_threads()
+        self._selection.expect(max(one.past for one in self.parts) + 1)
+        return [one.row for one in self.parts]
+
+    def forget(self) -> None:
+        """Forget the step, which is through or broke off."""
+        self.parts, self._ahead = [], {}
+
+    def takes_numbers(self, keys: torch.Tensor, values: torch.Tensor) -> bool:
+        """Say whether the library makes rows of keys and values as the model made them."""
+        if keys.dtype not in self._stored or values.dtype is not keys.dtype or not keys.is_cpu:
+            return False
+        return keys.stride(3) == values.stride(3) == 1
+
+    def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store every part's row of a layer.
+
+        Parameters
+        ----------
+        layer
+            Index of the decoder layer.
+        keys, values
+            (batch, kv_heads, 1, head_dim), of which `takes_numbers` says so.
+        """
+        self._asked.layer = layer
+        overflows = np.empty(len(self.parts), np.int64)
+        self._library.tables.hillinfer_store_rows(
+            self._asked,
+            self._heads,
+            _states(keys),
+            _states(values),
+            overflows.ctypes.data,
+        )
+        if overflows.any():
+            for one, count in zip(self.parts, overflows.tolist(), strict=True):
+                for counters in (self._counters, one.sequence.counters):
+                    counters.fp16_overflows += count
+
+    def announce(self, layer: int, query: torch.Tensor, scaling: float) -> set[int]:
+        """Take predicted queries of a layer, to choose by when its turn comes.
+
+        Parameters
+        ----------
+        layer
+            Where one token more is coming to every sequence.
+        query
+            (batch, query_heads, 1, head_dim).
+        scaling
+            Factor on inner products.
+
+        Returns
+        -------
+        The batch rows that are to be announced, and to attend, by themselves.
+        """
+        alone = {one.row for one in self.parts}
+        ahead = self._ahead[layer] = _Ahead(_readable(query), scaling, [])
+        # Where something may have to be read it is chosen now, and read while the layer before
+        # computes.
+        is_hot = self._step >= self._hot_from and math.isfinite(scaling)
+        if not is_hot or self._pools.layers[layer].used_rows < self._full_rows:
+            ahead.segments = [None] * len(self.parts)
+            return alone
+        with self._selection.scoring:
+            for one in self.parts:
+                last = self._last_segment(layer, one.sequence, one.past)
+                ahead.segments.append(last)
+                if last is not None:
+                    alone.remove(one.row)
+                    ahead.held.extend([own.layers[layer].shadow for own in one.sequence.segments])
+        return alone
+
+    def attend(
+        self, layer: int, query: torch.Tensor, scaling: float, out: torch.Tensor
+    ) -> set[int]:
+        """Choose and attend for every part whose row was just stored.
+
+        Parameters
+        ----------
+        layer
+            Index of the decoder layer.
+        query
+            (batch, query_heads, 1, head_dim).
+        scaling
+            Factor on inner products.
+        out
+            float32 (batch, 1, query_heads, head_dim), contiguous; gets the output of each part.
+
+        Returns
+        -------
+        The batch rows that are to attend by themselves.
+
+        Raises
+        ------
+        CacheUseError
+            Where a query is not finite.
+        """
+        query, ahead = _readable(query), self._ahead.pop(layer, None)
+        if not math.isfinite(scaling) and ahead is None:
+            return {one.row for one in self.parts}
+        self._settle(layer)
+        if scaling != self._scaling:
+            self._scale(scaling)
+        asked = self._asked
+        asked.layer, asked.out, asked.query = layer, out.data_ptr(), _states(query)
+        asked.predicted = RowStates()
+        if ahead is not None:
+            asked.predicted = _states(ahead.query)
+            asked.predicted_factor = query_factor(ahead.scaling)
+        with self._selection.scoring:
+            segments = (
+                [self._last_segment(layer, one.sequence, one.past + 1) for one in self.parts]
+                if ahead is None
+                else ahead.segments
+            )
+            alone = set()
+            for own, part, last in zip(self._table, self.parts, segments, strict=True):
+                own.is_left_out = last is None
+                if last is None:
+                    alone.add(part.row)
+            if len(alone) == len(self.parts):
+                return alone
+            with self._pools.attending:
+                self._library.call(
+                    "hillinfer_attend_rows", asked, self._pools.layers[layer].table_address
+                )
+                for own, part, last in zip(self._table, self.parts, segments, strict=True):
+                    if last is not None:
+                        last.coded_tokens = part.sequence.tables.coded[layer]
+                        self._end(layer, part, own, out)
+        return alone
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _takes(self, sequence: Sequence) -> bool:
+        """Say whether a sequence's next token is chosen for over its tables, in every layer.
+
+        Its group neither begins nor becomes full with the token.
+        """
+        past, lacking = sequence.tokens, sequence.lacking
+        if sequence.deeper or not 0 < past % GROUP_TOKENS < GROUP_TOKENS - 1:
+            return False
+        if self._evaluation.codes(past + 1, lacking):
+            return False
+        return self._evaluation.wanted(past + 1, lacking).count <= past
+
+    def _part(self, number: int, row: int, sequence: Sequence) -> _Part:
+        past = sequence.tokens
+        wanted = self._evaluation.wanted(past + 1, sequence.lacking)
+        wanted.check(past + 1, 0)
+        if number == len(self._memory):
+            self._memory.append(((0, 0), SelectedRows(1, 0, 0), MissList(0)))
+        room, selected, misses = self._memory[number]
+        if wanted.count > room[0] or past >= room[1]:
+            room = 2 * wanted.count, 2 * past
+            selected = SelectedRows(self._sets, *room)
+            misses = MissList(selected.most_rows)
+            self._memory[number] = room, selected, misses
+        own = self._table[number]
+        own.tables, own.row = sequence.table_addresses[0], row
+        own.selected, own.misses = selected.address, misses.address
+        own.step = self._described
+        asked = own.step
+        asked.sinks, asked.recent, asked.count = wanted.sinks, wanted.recent, wanted.count
+        asked.step = self._step
+        return _Part(row, sequence, past, room, selected, misses)
+
+    def _scale(self, scaling: float) -> None:
+        factor = query_factor(scaling)
+        for own in self._table:
+            own.step.scaling, own.step.factor = scaling, factor
+        self._scaling = scaling
+
+    def _last_segment(self, layer: int, sequence: Sequence, stop: int) -> SegmentLayer | None:
+        """Describe a sequence's shadow; None where the library does not choose over it."""
+        if sequence.observed[layer] is not None:
+            return None
+        return self._shadow.described(layer, sequence, stop)
+
+    def _settle(self, layer: int) -> None:
+        """Wait until no row of a layer moves, and have room to count hits."""
+        self._pools.settle(layer)
+        for one in self.parts:
+            hits = one.sequence.hits
+            if one.past >= len(hits.counts[layer]):
+                self._pools.cover_hits(hits, layer, one.past + 1)
+
+    def _end(self, layer: int, part: _Part, own: StepRow, out: torch.Tensor) -> None:
+        """Count what a part's token selected, and attend to what of it is cold."""
+        sequence, length, table = part.sequence, part.past + 1, part.selected.table
+        is_hot, outcome = True, int(own.outcome)
+        if outcome:
+            try:
+                is_hot = self._library.are_here("hillinfer_attend_rows", outcome)
+            except NonFiniteQueryError as error:
+                raise explained(layer, error) from error
+        self._pools.hits.note(layer, sequence, length & -GROUP_TOKENS, length)
+        for counters in (self._counters, sequence.counters):
+            counters.scored_tokens += length * self._sets
+            counters.selected_tokens += table.set_rows * self._sets
+        if self._observe is not None:
+            chosen = part.selected.sets[: self._sets * table.set_rows].copy()
+            self._observe(layer, length, list(chosen.reshape(self._sets, -1)))
+        if is_hot:
+            self._log.end_hot(layer, sequence, self._step, table.count)
+            return
+        self._hot_from = self._step + _STEPS_AFTER_COLD
+        step = ctypes.addressof(own) + StepRow.step.offset
+        place = out.data_ptr() + part.row * self._head_numbers * out.element_size()
+        self._coming.begin(step, part.selected, place)
+        entry = self._cold.attend(layer, sequence, self._step, None, part.misses, self._coming)
+        self._log.end(entry, sequence)
+
+
+def _readable(states: torch.Tensor) -> torch.Tensor:
+    """Return a batch's states as the library can read them."""
+    if states.is_cpu and states.dtype in NUMBER_TYPES and states.stride(-1) == 1:
+        return states
+    return states.float().cpu().contiguous()
+
+
+def _states(states: torch.Tensor) -> RowStates:
+    strides = states.stride()
+    return RowStates(states.data_ptr(), strides[0], strides[1], NUMBER_TYPES[states.dtype])

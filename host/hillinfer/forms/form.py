@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a form of a stored document is, and the cache that it opens into."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from hillinfer.errors import CacheUseError, SettingsError
+from hillinfer.model_shape import ModelShape
+from hillinfer.placement.options import Option
+
+# --- What a form is made from ---
+
+LayerStates = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class DocumentStates:
+    """Keys and values of a document, as its stored rows have them.
+
+    Parameters
+    ----------
+    ids
+        Token numbers.
+    layers
+        Keys and values of each layer, (kv_heads, tokens, head_dim), in the model's type.
+    """
+
+    ids: tuple[int, ...]
+    layers: tuple[LayerStates, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the document."""
+        return len(self.ids)
+
+
+# --- How long forms take ---
+
+
+@dataclass(frozen=True)
+class FormRates:
+    """What a machine does in a second, as measured.
+
+    Parameters
+    ----------
+    tier_bytes
+        Bytes read from the tier that a form lies on.
+    widened_bytes
+        Bytes of 16-bit rows that codes are widened to.
+    prefill_tokens
+        Tokens of a prompt that are read.
+    token_seconds
+        Seconds of a decode step over all tokens in memory.
+    """
+
+    tier_bytes: float
+    widened_bytes: float
+    prefill_tokens: float
+    token_seconds: float
+
+    def __post_init__(self) -> None:
+        for name in ("tier_bytes", "widened_bytes", "prefill_tokens"):
+            rate = getattr(self, name)
+            if not 0 < rate < math.inf:
+                raise SettingsError(f"{name}={rate} is no rate above 0")
+
+
+@dataclass(frozen=True)
+class FormSeconds:
+    """How long a form takes: until what is asked can be read, and each token of an answer."""
+
+    opening: float
+    token: float
+
+
+# --- Forms ---
+
+
+class MadeForm(ABC):
+    """A document in one form.
+
+    Parameters
+    ----------
+    tokens
+        Of the document, whether they are all there or not.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+
+    @property
+    @abstractmethod
+    def byte_count(self) -> int:
+        """Bytes that it takes."""
+
+    @abstractmethod
+    def open(self) -> OpenedForm:
+        """Return a cache of its own that answers from it."""
+
+    def close(self) -> None:
+        """Give back what it takes; what was opened from it stays."""
+        # Most forms are memory, which goes with them.
+        return
+
+
+class Form(ABC):
+    """A way to keep documents.
+
+    Attributes
+    ----------
+    drops_nothing
+        Whether answers are those of all rows, so that nothing need be measured.
+    """
+
+    drops_nothing: bool = False
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What it is called where it is chosen, like `int4`."""
+
+    @abstractmethod
+    def byte_count(self, shape: ModelShape, tokens: int) -> int:
+        """Return the bytes that so many tokens take; exactly what a made form says."""
+
+    @abstractmethod
+    def make(self, model: Any, states: DocumentStates) -> MadeForm:
+        """Make the form; the states are left as they are.
+
+        Parameters
+        ----------
+        model
+            A causal language model of transformers, that the states are of.
+        states
+            From the store; see `stored_states`.
+        """
+
+    @abstractmethod
+    def seconds(self, rates: FormRates, shape: ModelShape, tokens: int) -> FormSeconds:
+        """Return how long it takes, computed from rates."""
+
+    def option(
+        self, tier: str, quality: float, rates: FormRates, shape: ModelShape, tokens: int
+    ) -> Option:
+        """Return the form on a tier as placement sees it."""
+        times = self.seconds(rates, shape, tokens)
+        size = self.byte_count(shape, tokens)
+        return Option(self.name, tier, size, quality, times.opening, times.token)
+
+
+# --- What a form opens into ---
+
+
+@dataclass(frozen=True)
+class OpenedForm:
+    """A cache that goes on from a document.
+
+    Parameters
+    ----------
+    cache
+        To pass as `past_key_values`; its length is that of the tokens it stands for.
+    unread
+        Token numbers of the document that are still to be read into it.
+    """
+
+    cache: Any
+    unread: tuple[int, ...] = ()
+
+    def close(self) -> None:
+        """Close the cache where it is one that can be closed."""
+        getattr(self.cache, "close", lambda: None)()
+
+
+class GapLayer(DynamicLayer):  # type: ignore[misc]
+    """A layer that holds some of a document's tokens and stands for all.
+
+    It says the length of the whole document, so that tokens behind it get the positions they would
+    have. Keys keep the rotary positions they had. Every token of it lies before every new one, so
+    for the causal mask it does not matter which ones are missing.
+
+    Parameters
+    ----------
+    keys, values
+        (1, kv_heads, held tokens, head_dim), in the model's type.
+    missing
+        How many tokens are not there.
+    """
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, missing: int) -> None:
+        super().__init__()
+        self.lazy_initialization(keys, values)
+        self.keys, self.values = keys, values
+        self._missing = missing
+        self._held = keys.shape[-2]
+
+    def get_seq_length(self) -> int:
+        """Return how many tokens it stands for."""
+        held: int = super().get_seq_length()
+        return held + self._missing
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return how many keys a pass attends to, and the position that the mask gives the first.
+
+        Keys count as the last ones before the new tokens.
+        """
+        held: int = super().get_seq_length()
+        return held + query_length, self._missing
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove tokens behind the document.
+
+        Raises
+        ------
+        CacheUseError
+            Where it would cut into the document: which of its tokens are there is not known.
+        """
+        behind = super().get_seq_length() - self._held
+        if self._missing and abs(tokens_to_remove) > behind:
+            raise CacheUseError(
+                f"crop({tokens_to_remove}) cuts into a document of which {self._missing} tokens "
+                f"were dropped; {behind} tokens came after it: open another form"
+            )
+        super().crop(tokens_to_remove)
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self._missing = self._held = 0
+        super().reset()
+
+
+def opened_cache(layers: Sequence[LayerStates], tokens: int) -> DynamicCache:
+    """Return a cache that holds states and stands for so many tokens.
+
+    Parameters
+    ----------
+    layers
+        Keys and values of each layer, (kv_heads, held tokens, head_dim), in the model's type.
+    tokens
+        Of the document.
+    """
+    cache = DynamicCache()
+    cache.layers = [
+        GapLayer(keys[None], values[None], tokens - keys.shape[1]) for keys, values in layers
+    ]
+    return cache

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a form loses of one document, measured by probes that the document itself gives.
+
+A probe is some tokens that are read behind the document and an answer to them. The answer is read
+with a form and with all rows, and the most probable tokens are compared: no judge is needed, and
+no other model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+import torch
+
+from hillinfer.errors import SettingsError
+from hillinfer.forms.form import DocumentStates, Form, OpenedForm
+from hillinfer.forms.whole import GROUP_NUMBERS, HeldForm
+
+# --- Probes ---
+
+
+class ProbeKind(StrEnum):
+    """What a probe asks for."""
+
+    RECALL = "recall"
+    """A part of the document, of which the beginning is given."""
+    CONTINUE = "continue"
+    """The document's own last tokens, which the form is made without."""
+    QUESTION = "question"
+    """What a user asked, with the answer that all rows gave."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One thing that is asked of a document.
+
+    Parameters
+    ----------
+    kind
+        What it asks for.
+    given
+        Token numbers that are read first, one at least.
+    answer
+        Token numbers that follow; what is most probable is compared at each of them.
+    """
+
+    kind: ProbeKind
+    given: tuple[int, ...]
+    answer: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.given or not self.answer:
+            raise SettingsError(
+                f"a probe of {len(self.given)} tokens and an answer of {len(self.answer)}: give "
+                "one of each at least"
+            )
+
+
+@dataclass(frozen=True)
+class ProbeSizes:
+    """How long probes are, in tokens.
+
+    Parameters
+    ----------
+    given
+        Of a part that is to be recalled, how many tokens are named.
+    answer
+        How many are asked for.
+    """
+
+    given: int = 16
+    answer: int = 32
+
+    @property
+    def part(self) -> int:
+        """Tokens of the part that a probe looks at."""
+        return self.given + self.answer
+
+
+def recall_probes(
+    ids: Sequence[int],
+    counts: Sequence[int],
+    seed: int,
+    instruction: Sequence[int] = (),
+    sizes: ProbeSizes | None = None,
+) -> list[list[Probe]]:
+    """Return sets of probes of random parts of a document, no token of which is in two of them.
+
+    So what is chosen by one set can be judged by another.
+
+    Parameters
+    ----------
+    ids
+        Token numbers of the document.
+    counts
+        How many probes each set has, like one to choose by and one to judge by.
+    seed
+        Of the places.
+    instruction
+        Token numbers that come before the beginning of the part, like those of "Repeat the part
+        that begins with".
+    sizes
+        How long probes are.
+
+    Raises
+    ------
+    SettingsError
+        Where the document has not as many parts.
+    """
+    sizes = sizes or ProbeSizes()
+    wanted, parts = sum(counts), len(ids) // sizes.part
+    if wanted > parts:
+        raise SettingsError(
+            f"{wanted} probes of {sizes.part} tokens: a document of {len(ids)} tokens has "
+            f"{parts} such parts; ask for fewer"
+        )
+    draw = np.random.default_rng(seed)
+    # Parts that do not overlap: room that is left is dealt out before, between and behind them.
+    gaps = np.sort(draw.integers(0, len(ids) - wanted * sizes.part + 1, wanted))
+    starts = draw.permutation(gaps + sizes.part * np.arange(wanted))
+    probes = []
+    for start in starts.tolist():
+        part = ids[start : start + sizes.part]
+        given = (*instruction, *part[: sizes.given])
+        probes.append(Probe(ProbeKind.RECALL, given, tuple(part[sizes.given :])))
+    ends = np.cumsum(counts).tolist()
+    return [probes[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+def held_out(states: DocumentStates) -> tuple[DocumentStates, Probe]:
+    """Return a document without its last 64 tokens, and the probe that asks for them.
+
+    Raises
+    ------
+    SettingsError
+        Where it has no more than those.
+    """
+    kept = states.tokens - GROUP_NUMBERS
+    if kept <= 0:
+        raise SettingsError(f"a document of {states.tokens} tokens has none to hold out")
+    layers = tuple((keys[:, :kept], values[:, :kept]) for keys, values in states.layers)
+    last = states.ids[kept:]
+    probe = Probe(ProbeKind.CONTINUE, last[:1], last[1:])
+    return DocumentStates(states.ids[:kept], layers), probe
+
+
+# --- Quality ---
+
+
+@dataclass(frozen=True)
+class FormQuality:
+    """What probes said of one form.
+
+    Parameters
+    ----------
+    agreements
+        Of each probe, the share of the answer's tokens where the most probable one is the same as
+        with all rows.
+    divergence
+        Mean KL divergence from all rows, in nats.
+    tokens
+        Compared in all.
+    """
+
+    agreements: tuple[float, ...]
+    divergence: float
+    tokens: int
+
+    @property
+    def mean(self) -> float:
+        """Mean agreement of the probes."""
+        return fmean(self.agreements)
+
+    @property
+    def worst(self) -> float:
+        """Agreement of the worst probe."""
+        return min(self.agreements)
+
+    @property
+    def lower(self) -> float:
+        """The lower end of a 90 % interval, which utility counts; see `lower_end`."""
+        return lower_end(self.agreements, self.tokens)
+
+
+def lower_end(agreements: Sequence[float], tokens: int) -> float:
+    """Return the lower end of a 90 % interval of the mean agreement, from 0 to 1.
+
+    It is the lower of two. Student's interval of the probes' means: tokens of a probe go wrong
+    together. And Wilson's interval of all tokens: that a few probes agree in full does not say
+    that all do.
+
+    Parameters
+    ----------
+    agreements
+        Of each probe, from 0 to 1.
+    tokens
+        Compared in all.
+    """
+    mean, count = fmean(agreements), len(agreements)
+    squared = _NORMAL**2
+    spread = _NORMAL * math.sqrt(mean * (1 - mean) / tokens + squared / (4 * tokens**2))
+    wilson = (mean + squared / (2 * tokens) - spread) / (1 + squared / tokens)
+    if count == 1:
+        return max(0.0, wilson)
+    student = mean - _student(count - 1) * stdev(agreements) / math.sqrt(count)
+    return max(0.0, min(wilson, student))
+
+
+# Of 90 % between both ends.
+_NORMAL = 1.645
+_STUDENT = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
+
+
+def _student(freedom: int) -> float:
+    """Return Student's quantile of 95 %, within 0.01."""
+    return _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else _NORMAL + 1.6 / freedom
+
+
+def measure_forms(
+    model: Any, states: DocumentStates, forms: Sequence[Form], probes: Sequence[Probe]
+) -> Mapping[str, FormQuality]:
+    """Return what probes say of forms, by their names.
+
+    Every token of a probe is read once for each form, and once with all rows. A form opens once for
+    all probes; what a probe has left is cut off behind the document.
+
+    Parameters
+    ----------
+    model
+        That the states are of.
+    states
+        Of the document.
+    forms
+        What is measured. `text` and `held` are all rows: they agree by themselves.
+    probes
+        Of recall or of questions; for held-out ones see `held_out`, whose document is another.
+
+    Raises
+    ------
+    SettingsError
+        Where there are no probes.
+    """
+    if not probes:
+        raise SettingsError("no probes: give one at least")
+    expected = _answers(model, HeldForm().make(model, states).open(), probes)
+    found: dict[str, FormQuality] = {}
+    for form in forms:
+        opened = form.make(model, states).open()
+        if opened.unread:
+            found[form.name] = _compared(expected, expected)
+        else:
+            found[form.name] = _compared(_answers(model, opened, probes), expected)
+    return found
+
+
+def _answers(model: Any, opened: OpenedForm, probes: Sequence[Probe]) -> list[torch.Tensor]:
+    """Return logits at the tokens of each answer, (answer tokens, vocabulary) in float32."""
+    answers = []
+    for probe in probes:
+        read = [*probe.given, *probe.answer[:-1]]
+        with torch.no_grad():
+            output = model(
+                input_ids=torch.tensor([read], device=model.device),
+                past_key_values=opened.cache,
+                use_cache=True,
+                logits_to_keep=len(probe.answer),
+            )
+        opened.cache.crop(-len(read))
+        answers.append(output.logits[0].float())
+    return answers
+
+
+def _compared(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> FormQuality:
+    agreements, divergences = [], []
+    for own, other in zip(found, expected, strict=True):
+        agreements.append(float((own.argmax(-1) == other.argmax(-1)).float().mean()))
+        ours, theirs = own.log_softmax(-1), other.log_softmax(-1)
+        divergences.append((theirs.exp() * (theirs - ours)).sum(-1))
+    tokens = sum(len(one) for one in expected)
+    return FormQuality(tuple(agreements), float(torch.cat(divergences).mean()), tokens)

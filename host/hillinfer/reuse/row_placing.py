@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who puts rows that arrive to their places: the threads that read them, or the pass that waits.
+
+Where a pass keeps every core busy, each of its parallel loops ends when its slowest thread does. A
+thread that reads takes a core from one of them and the others wait: what it computes costs the pass
+all of its time, and not the share of a core. So rows stay where they were read until the pass comes
+for them, and then all of its threads put them to their places together.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hillinfer.arrived_rows import ArrivedRows, Taker
+from hillinfer.reuse.landed_states import LandedStates
+
+# A pass that does not come for rows is not waited for any longer.
+_PATIENCE_SECONDS = 0.5
+# Layers that memory must hold of what waits: the one that a pass comes to, and the next.
+_LEAST_LAYERS = 2
+
+
+def threads_of_passes() -> int:
+    """Return how many threads of a pass keep every core busy; 0 where some core is left."""
+    threads = torch.get_num_threads()
+    return threads if threads >= len(os.sched_getaffinity(0)) else 0
+
+
+class StoppedError(Exception):
+    """Nobody waits any longer."""
+
+
+@dataclass
+class _Waiting:
+    """Rows of a piece that wait for a pass.
+
+    Parameters
+    ----------
+    rows
+        Of it.
+    is_taken
+        Whether somebody places them.
+    is_done
+        Whether they are in their places, or never will be.
+    error
+        Why not.
+    """
+
+    rows: list[ArrivedRows]
+    is_taken: bool = False
+    is_done: bool = False
+    error: BaseException | None = None
+
+
+class RowPlacing(Taker):
+    """Checks rows and puts them to their places.
+
+    Parameters
+    ----------
+    states
+        Where they go.
+    tokens
+        How many are wanted.
+    landed
+        Called with rows that are right and in their places, by whoever placed them.
+    changed
+        Held while `landed` is called, and told of everything that a pass may wait for.
+    threads
+        Of a pass that places what waits for it; with 0 nothing waits.
+    """
+
+    def __init__(
+        self,
+        states: LandedStates,
+        tokens: int,
+        landed: Callable[[ArrivedRows], None],
+        changed: threading.Condition,
+        threads: int,
+    ) -> None:
+        self._states, self._tokens, self._landed = states, tokens, landed
+        self._changed = changed
+        self._threads = threads
+        # One by one, because a layer that waits takes memory until the pass comes to it.
+        self.most_layers = 1 if threads else None
+        self._waiting: list[_Waiting] = []
+        self._of: dict[ArrivedRows, _Waiting] = {}
+        self._is_computing = self._is_stopped = False
+
+    @staticmethod
+    def threads_for(states: LandedStates, layers_ahead: int) -> int:
+        """Return how many threads of a pass place rows; 0 where those that read do.
+
+        Parameters
+        ----------
+        states
+            Where rows go.
+        layers_ahead
+            Layers that may wait in memory.
+        """
+        is_worthwhile = states.is_native and layers_ahead >= _LEAST_LAYERS
+        return threads_of_passes() if is_worthwhile else 0
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether `help` has something to do."""
+        return bool(self._waiting)
+
+    def take(self, arrived: Iterable[ArrivedRows]) -> None:
+        """Place rows, or let them wait while a pass computes; StoppedError after `stop`."""
+        if self._is_stopped:
+            raise StoppedError
+        if not (self._threads and self._is_computing):
+            for one in arrived:
+                one.check()
+                self._states.place(one.layer, one.position, one.rows, self._tokens)
+                with self._changed:
+                    self._landed(one)
+            return
+        own = _Waiting(list(arrived))
+        with self._changed:
+            self._of[own.rows[0]] = own
+            self._waiting.append(own)
+            self._changed.notify_all()
+
+    def settle(self, arrived: Sequence[ArrivedRows]) -> None:
+        """Wait until rows are placed that waited for the pass; raise why they are not right."""
+        own = self._of.pop(arrived[0], None)
+        if own is None:
+            return
+        with self._changed:
+            came = self._changed.wait_for(
+                lambda: own.is_taken or not self._is_computing, _PATIENCE_SECONDS
+            )
+            # Some passes end in the middle, and some compute for long.
+            self._is_computing = self._is_computing and came
+            is_own = not own.is_taken
+            if is_own:
+                self._waiting.remove(own)
+                own.is_taken = True
+        if is_own:
+            self._place([own], 1)
+        with self._changed:
+            self._changed.wait_for(lambda: own.is_done)
+        if own.error is not None:
+            raise own.error
+
+    def help(self) -> None:
+        """Place what waits, with all threads of the pass."""
+        with self._changed:
+            own, self._waiting = self._waiting, []
+            for one in own:
+                one.is_taken = True
+        self._place(own, self._threads)
+
+    def let_wait(self) -> None:
+        """Let rows wait from here on: a pass computes, and will come for them."""
+        with self._changed:
+            self._is_computing = True
+
+    def place_at_once(self) -> None:
+        """Place rows as they are read from here on: no pass computes."""
+        with self._changed:
+            self._is_computing = False
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Place nothing from here on: nobody waits any longer."""
+        self._is_stopped = True
+        self.place_at_once()
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _place(self, waiting: Sequence[_Waiting], threads: int) -> None:
+        """Place rows; `settle` raises what is wrong with them, and not the pass in its middle."""
+        rows = [one for own in waiting for one in own.rows]
+        sums = dict(zip(rows, self._states.land(rows, self._tokens, threads), strict=True))
+        for own in waiting:
+            try:
+                for one in own.rows:
+                    one.check(sums[one])
+            except Exception as error:
+                own.error = error
+        with self._changed:
+            for own in waiting:
+                for one in own.rows:
+                    if one.is_checked:
+                        self._landed(one)
+                own.is_done = True
+            self._changed.notify_all()

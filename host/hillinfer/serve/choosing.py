@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The next token of an answer, by a request's wishes, and how likely it was."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import torch
+
+from hillinfer.generate.tokens import TokenChooser
+from hillinfer.serve.requests import AnswerWishes
+
+_SEEDS = 1 << 63
+
+
+@dataclass(frozen=True)
+class Likely:
+    """A token and its log-probability."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A token of an answer.
+
+    Parameters
+    ----------
+    token_id
+        Which.
+    logprob
+        Of the model's own distribution, before temperature, bias and penalties; 0 where nobody
+        asked.
+    top
+        The likeliest tokens with theirs, likeliest first.
+    """
+
+    token_id: int
+    logprob: float = 0.0
+    top: tuple[Likely, ...] = ()
+
+
+class WishedTokens:
+    """Chooses the tokens of one answer, with random numbers of its own.
+
+    Without penalties, bias and logprobs they are those of `TokenChooser` from the same logits.
+
+    Parameters
+    ----------
+    wishes
+        Of the request.
+    number
+        Which of its answers: each has a seed of its own.
+    device
+        Where logits lie.
+    """
+
+    def __init__(self, wishes: AnswerWishes, number: int, device: torch.device) -> None:
+        seed = (wishes.sampling.seed + number) % _SEEDS
+        self._chooser = TokenChooser(replace(wishes.sampling, seed=seed), device)
+        self._wishes = wishes
+        self._given: Counter[int] = Counter()
+
+    def choose(self, logits: torch.Tensor) -> Chosen:
+        """Return the next token, given logits of shape (vocabulary,).
+
+        Raises
+        ------
+        CacheUseError
+            Where the greatest of them is no finite number.
+        """
+        token_id = self._chooser.choose(self._wished(logits))
+        self._given[token_id] += 1
+        if self._wishes.top is None:
+            return Chosen(token_id)
+        logprobs = logits.float().log_softmax(-1)
+        values, ids = logprobs.topk(min(self._wishes.top, len(logprobs)))
+        top = tuple(map(Likely, ids.tolist(), values.tolist()))
+        return Chosen(token_id, float(logprobs[token_id]), top)
+
+    def _wished(self, logits: torch.Tensor) -> torch.Tensor:
+        wishes = self._wishes
+        if not (wishes.bias or wishes.presence or wishes.frequency):
+            return logits
+        changed = logits.float().clone()
+        for token_id, amount in wishes.bias:
+            changed[token_id] += amount
+        for token_id, count in self._given.items():
+            changed[token_id] -= wishes.presence + wishes.frequency * count
+        return changed

@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The routes of a server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from hillinfer.errors import HillInferError
+from hillinfer.serve.documents import Documents, with_documents
+from hillinfer.serve.fields import Fields, parsed
+from hillinfer.serve.http.figures import CONTENT_TYPE, Figures
+from hillinfer.serve.http.files import FileRoutes
+from hillinfer.serve.http.gate import Gate, Visit, visit_of
+from hillinfer.serve.http.log import Log
+from hillinfer.serve.http.page import Page
+from hillinfer.serve.http.streams import (
+    AnswerStream,
+    GoneError,
+    Mailbox,
+    beside_client,
+    whole_answer,
+)
+from hillinfer.serve.http.wire import ChatWire, Head, TextWire, Wire
+from hillinfer.serve.inference import Inference, State
+from hillinfer.serve.jobs import Job
+from hillinfer.serve.refusals import ApiError, api_error, gone_error, invalid
+from hillinfer.serve.requests import (
+    AnswerWishes,
+    Delivery,
+    chat_request,
+    read_messages,
+    text_request,
+)
+from hillinfer.serve.rules import ServerRules
+from hillinfer.serve.served_model import ServedModel
+
+# A body that does not come holds a connection for so long.
+_BODY_SECONDS = 60.0
+
+
+def own_version() -> str:
+    """Return the version of this package."""
+    try:
+        return version("hillinfer")
+    except PackageNotFoundError:
+        return "0+unknown"
+
+
+class Routes:
+    """Answers requests, with one inference thread behind all of them.
+
+    Parameters
+    ----------
+    inference
+        That thread.
+    rules
+        Of the server.
+    documents
+        Files of clients.
+    figures
+        What `/metrics` tells.
+    log
+        Gets what failed.
+    """
+
+    def __init__(
+        self,
+        inference: Inference,
+        documents: Documents,
+        rules: ServerRules,
+        figures: Figures,
+        log: Log,
+    ) -> None:
+        self._inference, self._rules = inference, rules
+        self._documents = documents
+        self._figures, self._log = figures, log
+        self._began = int(time.time())
+
+    # --- about the server ------------------------------------------------------------------
+
+    async def health(self) -> Response:
+        """Say whether requests are answered now."""
+        state = self._inference.state
+        told = {"status": state.value}
+        return JSONResponse(told, 200 if state is State.READY else 503)
+
+    async def version(self) -> Response:
+        """Say which version this is."""
+        return JSONResponse({"version": own_version()})
+
+    def metrics(self) -> Response:
+        """Tell what was counted; in a thread, because the store is asked."""
+        return Response(self._figures.text(), media_type=CONTENT_TYPE)
+
+    async def models(self) -> Response:
+        """List the one model."""
+        return JSONResponse({"object": "list", "data": [self._model(self._inference.served)]})
+
+    async def model(self, name: str) -> Response:
+        """Tell of one model."""
+        return JSONResponse(self._model(self._named(name)))
+
+    def _model(self, served: ServedModel) -> dict[str, Any]:
+        return {
+            "id": served.name,
+            "object": "model",
+            "created": self._began,
+            "owned_by": "hillinfer",
+            "max_model_len": served.context_tokens,
+        }
+
+    # --- tokens ----------------------------------------------------------------------------
+
+    async def tokenize(self, request: Request) -> Response:
+        """Return the tokens of a text, or of a chat up to where the answer begins."""
+        fields = Fields(parsed(await _body(request)))
+        served = self._named(fields.text("model"))
+        if fields.take("messages") is not None:
+            ids = await run_in_threadpool(
+                self._of_chat, served, read_messages(fields), visit_of(request.scope).tenant
+            )
+        else:
+            text = fields.text("prompt")
+            if text is None:
+                raise invalid("prompt is missing", "prompt", "missing_field")
+            bare = fields.take("add_special_tokens") is False
+            ids = await run_in_threadpool(served.prompts.of_text, text, special=not bare)
+        told = {"tokens": ids, "count": len(ids), "max_model_len": served.context_tokens}
+        return JSONResponse(told)
+
+    async def detokenize(self, request: Request) -> Response:
+        """Return the text of tokens."""
+        fields = Fields(parsed(await _body(request)))
+        served, given = self._named(fields.text("model")), fields.take("tokens")
+        if not isinstance(given, list) or not all(type(one) is int and one >= 0 for one in given):
+            raise fields.wrong("tokens", given, "a list of tokens")
+        ids = served.prompts.known(given) if given else []
+        return JSONResponse({"prompt": await run_in_threadpool(served.prompts.text_of, ids)})
+
+    async def tokenizer_info(self) -> Response:
+        """Tell what a harness asks of a tokenizer that it does not have."""
+        served = self._inference.served
+        tokenizer = served.tokenizer
+        return JSONResponse(
+            {
+                "tokenizer_class": type(tokenizer).__name__,
+                "eos_token": tokenizer.eos_token,
+                "bos_token": tokenizer.bos_token,
+                "pad_token": tokenizer.pad_token,
+                "chat_template": getattr(tokenizer, "chat_template", None),
+                "max_model_len": served.context_tokens,
+            }
+        )
+
+    # --- answers ---------------------------------------------------------------------------
+
+    async def chat(self, request: Request) -> Any:
+        """`POST /v1/chat/completions`."""
+        asked = chat_request(parsed(await _body(request)))
+        served = self._named(asked.model)
+        self._inference.check_room()
+        ids = await run_in_threadpool(
+            self._of_chat, served, asked.messages, visit_of(request.scope).tenant
+        )
+        wire = ChatWire(
+            Head(asked.model),
+            served,
+            logprobs=asked.wishes.top is not None,
+            told_usage=asked.delivery.told_usage,
+        )
+        return await self._answered(request, served, ids, asked.wishes, asked.delivery, wire)
+
+    def _of_chat(
+        self, served: ServedModel, messages: Sequence[Mapping[str, Any]], tenant: bytes
+    ) -> list[int]:
+        """Return the tokens of a chat, with the files that it names."""
+        text_of = partial(self._documents.text, tenant=tenant)
+        return served.prompts.of_chat(with_documents(messages, text_of))
+
+    async def text(self, request: Request) -> Any:
+        """`POST /v1/completions`."""
+        asked = text_request(parsed(await _body(request)))
+        served = self._named(asked.model)
+        self._inference.check_room()
+        prompts = served.prompts
+        if isinstance(asked.prompt, str):
+            ids, echo = await run_in_threadpool(prompts.of_text, asked.prompt), asked.prompt
+        else:
+            ids = prompts.known(asked.prompt)
+            echo = prompts.text_of(ids) if asked.echo else ""
+        wire = TextWire(
+            Head(asked.model),
+            served,
+            logprobs=asked.wishes.top is not None,
+            told_usage=asked.delivery.told_usage,
+            echo=echo if asked.echo else "",
+        )
+        return await self._answered(request, served, ids, asked.wishes, asked.delivery, wire)
+
+    async def _answered(
+        self,
+        request: Request,
+        served: ServedModel,
+        ids: list[int],
+        wishes: AnswerWishes,
+        delivery: Delivery,
+        wire: Wire,
+    ) -> Any:
+        """Let the model answer, and send what it answers."""
+        visit, mailbox = visit_of(request.scope), Mailbox()
+        job = Job(
+            prompt_ids=ids,
+            wishes=wishes,
+            most_tokens=self._most_tokens(served, ids, wishes),
+            tenant=visit.tenant,
+            tell=mailbox.put,
+            deadline=time.monotonic() + self._rules.seconds,
+        )
+        _check_bias(wishes, served)
+        visit.notes |= {"prompt_tokens": len(ids), "work": job.number}
+        if delivery.unknown:
+            visit.notes["unknown_fields"] = [name[:60] for name in delivery.unknown[:20]]
+        self._inference.submit(job)
+
+        def gone() -> None:
+            visit.notes["gone"] = True
+
+        if delivery.streamed:
+            return AnswerStream(
+                job,
+                mailbox,
+                wire,
+                told_usage=delivery.told_usage,
+                ping_seconds=self._rules.ping_seconds,
+                on_gone=gone,
+            )
+        work = asyncio.ensure_future(whole_answer(job, mailbox, wire))
+        try:
+            return JSONResponse(await beside_client(work, job, request.receive))
+        except GoneError:
+            gone()
+            raise gone_error() from None
+
+    def _most_tokens(self, served: ServedModel, ids: Sequence[int], wishes: AnswerWishes) -> int:
+        """Return how long an answer may get; ApiError where it does not fit the context."""
+        context = served.context_tokens
+        room = context - len(ids)
+        most = wishes.most_tokens
+        if room < 1 or (most is not None and most > room):
+            wanted = "" if most is None else f" and {most} of the answer"
+            raise ApiError(
+                400,
+                f"{len(ids)} tokens of the prompt{wanted} are more than the {context} that this "
+                "model's context has here: shorten the prompt or lower max_tokens",
+                "context_length_exceeded",
+                param="messages" if most is None else "max_tokens",
+            )
+        return min(self._rules.answer_tokens, room) if most is None else most
+
+    def _named(self, name: str | None) -> ServedModel:
+        """Return the model of a name, of any where None; ApiError where it is another's."""
+        served = self._inference.served
+        if name is not None and name != served.name:
+            raise ApiError(
+                404,
+                f"there is no model of that name here: this server has {served.name}",
+                "model_not_found",
+                param="model",
+            )
+        return served
+
+
+async def _body(request: Request) -> bytes:
+    try:
+        return await asyncio.wait_for(request.body(), _BODY_SECONDS)
+    except TimeoutError:
+        raise ApiError(408, "the body did not come", "request_timeout") from None
+    except ClientDisconnect:
+        raise gone_error() from None
+
+
+def _check_bias(wishes: AnswerWishes, served: ServedModel) -> None:
+    if any(token_id >= served.words for token_id, _ in wishes.bias):
+        raise invalid(
+            f"logit_bias has a token above {served.words - 1}, the model's last", "logit_bias"
+        )
+
+
+# --- The application ---
+
+
+def application(routes: Routes, files: FileRoutes, rules: ServerRules, log: Log) -> Gate:
+    """Return the routes as an application of ASGI, behind its gate."""
+    app = FastAPI(
+        title="HillInfer",
+        version=own_version(),
+        # Their pages load scripts from elsewhere.
+        docs_url=None,
+        redoc_url=None,
+    )
+    told: dict[type[Exception], Callable[[Request, Any], Awaitable[Response]]] = {
+        ApiError: _told,
+        HillInferError: _logged(log),
+        HTTPException: _of_http,
+    }
+    for kind, handler in told.items():
+        app.add_exception_handler(kind, handler)
+    for path, get in (
+        ("/", Page().show),
+        ("/health", routes.health),
+        ("/version", routes.version),
+        ("/metrics", routes.metrics),
+        ("/v1/models", routes.models),
+        ("/v1/models/{name:path}", routes.model),
+        ("/tokenizer_info", routes.tokenizer_info),
+        ("/v1/files", files.list),
+        ("/v1/files/{name}", files.tell),
+        ("/v1/files/{name}/content", files.content),
+    ):
+        app.add_api_route(path, get, methods=["GET"], response_model=None)
+    for path, post in (
+        ("/v1/chat/completions", routes.chat),
+        ("/v1/completions", routes.text),
+        ("/tokenize", routes.tokenize),
+        ("/detokenize", routes.detokenize),
+        ("/v1/files", files.create),
+    ):
+        app.add_api_route(path, post, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/files/{name}", files.remove, methods=["DELETE"], response_model=None)
+    return Gate(app, rules, log)
+
+
+def _response(error: ApiError) -> Response:
+    headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    return JSONResponse(error.as_json(), error.status, headers)
+
+
+async def _told(request: Request, error: ApiError) -> Response:
+    return _response(error)
+
+
+def _logged(log: Log) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def logged(request: Request, error: Exception) -> Response:
+        visit: Visit = visit_of(request.scope)
+        told = api_error(error)
+        if told.status >= 500:
+            log.failure("failed", error, {"request": visit.name})
+        return _response(told)
+
+    return logged
+
+
+async def _of_http(request: Request, error: HTTPException) -> Response:
+    """Tell of paths and methods that there are not."""
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
+    said = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    return _response(ApiError(error.status_code, said, code))

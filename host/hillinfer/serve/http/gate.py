@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every request passes first: its name, its key, where it is from, how large it is."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from hillinfer.serve.http.log import Log
+from hillinfer.serve.refusals import ApiError, api_error
+from hillinfer.serve.rules import ServerRules, is_local
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+# Whoever looks after a server asks for these, and they tell nothing of requests. A page sends no
+# key before it is there.
+OPEN_PATHS = frozenset({"/health", "/"})
+_STATE = "hillinfer"
+_MOST_PATH = 200
+
+
+@dataclass
+class Visit:
+    """One request as the gate lets it in.
+
+    Parameters
+    ----------
+    name
+        Told in the header `X-Request-Id` and in the log.
+    tenant
+        Of its key.
+    notes
+        What the log's line has of it beside that.
+    """
+
+    name: str
+    tenant: bytes = b""
+    notes: dict[str, object] = field(default_factory=dict)
+
+
+def visit_of(scope: Scope) -> Visit:
+    """Return what the gate noted of a request."""
+    visit: Visit = scope["state"][_STATE]
+    return visit
+
+
+class Gate:
+    """Lets requests in to an application of ASGI, and logs each when it has ended.
+
+    Parameters
+    ----------
+    app
+        What answers.
+    rules
+        Of the server.
+    log
+        Gets a line for each request.
+    """
+
+    def __init__(self, app: App, rules: ServerRules, log: Log) -> None:
+        self._app, self._rules, self._log = app, rules, log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request in, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = _headers(scope)
+        given = headers.get("x-request-id", "")
+        visit = Visit(given if _NAME.fullmatch(given) else secrets.token_hex(8))
+        scope.setdefault("state", {})[_STATE] = visit
+        began, status = time.monotonic(), 0
+
+        async def named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                own = [(b"x-request-id", visit.name.encode())]
+                message["headers"] = [*message.get("headers", ()), *own]
+            await send(message)
+
+        try:
+            try:
+                self._check(scope["path"], headers, visit)
+                await self._app(scope, self._bounded(receive, headers), named)
+            except Exception as error:
+                if not isinstance(error, ApiError):
+                    self._log.failure("failed", error, {"request": visit.name})
+                if not status:
+                    await refuse(api_error(error), named)
+        finally:
+            told = {
+                "request": visit.name,
+                "method": scope["method"],
+                "path": scope["path"][:_MOST_PATH],
+                "status": status or None,
+                "seconds": round(time.monotonic() - began, 4),
+            }
+            self._log.line("request", told | visit.notes)
+
+    def _check(self, path: str, headers: dict[str, str], visit: Visit) -> None:
+        """Refuse whoever may not come in."""
+        if path in OPEN_PATHS:
+            return
+        self._check_origin(headers)
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        tenant = self._rules.keys.tenant(key.strip() if scheme.lower() == "bearer" else None)
+        if tenant is None:
+            raise ApiError(
+                401,
+                "the API key is missing or wrong: send it as Authorization: Bearer KEY",
+                "invalid_api_key",
+            )
+        visit.tenant = tenant
+
+    def _check_origin(self, headers: dict[str, str]) -> None:
+        """Keep pages of other places from using a server through a browser on this machine."""
+        host = headers.get("host", "")
+        name = urlsplit(f"//{host}").hostname or ""
+        if self._rules.is_local and not self._rules.keys and not is_local(name):
+            # A page's own name that was made to lead here.
+            raise ApiError(403, "this server is for its own machine alone", "forbidden_host")
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != host:
+            raise ApiError(403, "pages of other places may not use this server", "forbidden_origin")
+
+    def _bounded(self, receive: Receive, headers: dict[str, str]) -> Receive:
+        """Return what gives a body no larger than allowed."""
+        most, length = self._rules.body_bytes, headers.get("content-length", "")
+        if length.isdigit() and (len(length) > 20 or int(length) > most):
+            raise self._too_large()
+        taken = 0
+
+        async def bounded() -> Message:
+            nonlocal taken
+            message = await receive()
+            if message["type"] == "http.request":
+                taken += len(message.get("body", b""))
+                if taken > most:
+                    raise self._too_large()
+            return message
+
+        return bounded
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413, f"the body is larger than {self._rules.body_limit}", "request_too_large"
+        )
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+async def refuse(error: ApiError, send: Send) -> None:
+    """Answer with an error."""
+    body = json.dumps(error.as_json()).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    if error.retry_after is not None:
+        headers.append((b"retry-after", b"%d" % error.retry_after))
+    if error.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

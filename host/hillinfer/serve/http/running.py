@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server from its start to its end: sockets, signals, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from hillinfer.errors import SettingsError, reason_of
+from hillinfer.serve.documents import Documents
+from hillinfer.serve.http.app import Routes, application, own_version
+from hillinfer.serve.http.figures import Figures
+from hillinfer.serve.http.files import FileRoutes
+from hillinfer.serve.http.log import Log, LogHandler
+from hillinfer.serve.inference import Inference, State
+from hillinfer.serve.jobs import Job
+from hillinfer.serve.rules import ServerRules
+from hillinfer.serve.served_model import ServedModel
+
+_LOOK_SECONDS = 0.05
+_BACKLOG = 1024
+# Beside those that wait and those that are worked on: who asks for health, metrics and models.
+_MORE_CONNECTIONS = 256
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Server:
+    """Answers requests until it is told to end.
+
+    Parameters
+    ----------
+    rules
+        What it allows.
+    opening
+        Opens the model, in the thread that uses it.
+    log
+        Gets a line for whatever happens.
+    say
+        Called with lines for people: where it listens, and that it ends.
+
+    Raises
+    ------
+    SettingsError
+        Where the address cannot be listened at.
+    """
+
+    def __init__(
+        self,
+        rules: ServerRules,
+        opening: Callable[[], AbstractContextManager[ServedModel]],
+        log: Log | None = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._rules, self._say = rules, say
+        self._log = log or Log()
+        self._figures = Figures(own_version())
+        self.inference = Inference(opening, rules, self._note_end, self._note_state)
+        self._documents = Documents(self.inference, rules)
+        self._figures.show(self.inference, self._documents)
+        self._socket = _listening(rules)
+        routes = Routes(self.inference, self._documents, rules, self._figures, self._log)
+        files = FileRoutes(self._documents, rules)
+        most = rules.queue + rules.parallel + _MORE_CONNECTIONS
+        config = uvicorn.Config(
+            application(routes, files, rules, self._log),
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            limit_concurrency=most,
+            timeout_graceful_shutdown=1,
+            ws="none",
+            lifespan="off",
+            server_header=False,
+            date_header=True,
+        )
+        self._uvicorn = _Quiet(config)
+        self._asked = threading.Event()
+        self._asked_again = threading.Event()
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        host, port = self._socket.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def run(self) -> None:
+        """Answer until `end` is called or SIGTERM or SIGINT comes; then let what is there go on.
+
+        After `drain_seconds`, or a second signal, what is left is ended. The main thread's.
+
+        Raises
+        ------
+        BaseException
+            What opening the model raised, or what ended its thread.
+        """
+        with self._signals(), self._library_logs():
+            self.serve()
+
+    def serve(self) -> None:
+        """Answer until `end` is called, in any thread; otherwise as `run`."""
+        self._say(f"listening at {self.url}, the model is being loaded")
+        try:
+            asyncio.run(self._serve())
+        finally:
+            self._socket.close()
+            self.inference.stop()
+            self.inference.join()
+        if self.inference.error is not None:
+            raise self.inference.error
+
+    def end(self) -> None:
+        """Ask for the end, from any thread; asked a second time, it waits for nobody."""
+        if self._asked.is_set():
+            self._asked_again.set()
+        self._asked.set()
+
+    # --- inside ----------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        self.inference.start()
+        served = asyncio.ensure_future(self._uvicorn.serve([self._socket]))
+        try:
+            while not (self._asked.is_set() or served.done() or self.inference.has_ended):
+                await asyncio.sleep(_LOOK_SECONDS)
+            await self._drained()
+        finally:
+            self.inference.stop()
+            while not self.inference.has_ended:
+                await asyncio.sleep(_LOOK_SECONDS)
+            self._uvicorn.should_exit = True
+            await served
+
+    async def _drained(self) -> None:
+        """Wait until requests that are there are answered, at most as long as is allowed."""
+        self.inference.drain()
+        self._documents.stop()
+        until = time.monotonic() + self._rules.drain_seconds
+        if not self.inference.is_idle:
+            self._say("draining: requests that are there go on; another signal ends them")
+        while not (
+            self.inference.is_idle
+            or self.inference.has_ended
+            or self._asked_again.is_set()
+            or time.monotonic() > until
+        ):
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _note_end(self, job: Job, error: BaseException | None) -> None:
+        self._figures.note(job)
+        usage = job.usage
+        facts: dict[str, Any] = {"work": job.number, "finish": job.finish}
+        if usage is not None:
+            facts |= {
+                "prompt_tokens": usage.prompt_tokens,
+                "cached_tokens": usage.cached_tokens,
+                "answer_tokens": usage.answer_tokens,
+                "queue_seconds": round(usage.queue_seconds, 4),
+                "seconds": round(usage.seconds, 4),
+            }
+        if error is None:
+            self._log.line("answered", facts)
+        else:
+            self._log.failure("answer_failed", error, facts)
+
+    def _note_state(self) -> None:
+        if self.inference.state is State.READY:
+            served = self.inference.served
+            self._log.line("ready", {"model": served.name, "max_model_len": served.context_tokens})
+            self._say(f"{served.name} is ready: {served.context_tokens} tokens of context")
+            # Chats are rendered and texts made tokens: not in the thread that has the model.
+            threading.Thread(target=self._documents.take_up, name="documents").start()
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Let signals ask for the end, and put back what took them before."""
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            self.end()
+
+        before = {number: signal.signal(number, ask) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def _library_logs(self) -> Iterator[None]:
+        """Write what the server's library says as lines like ours."""
+        library, handler = logging.getLogger("uvicorn"), LogHandler(self._log)
+        before = library.propagate
+        library.addHandler(handler)
+        library.propagate = False
+        try:
+            yield
+        finally:
+            library.removeHandler(handler)
+            library.propagate = before
+
+
+class _Quiet(uvicorn.Server):
+    """Leaves signals to whoever runs it."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listening(rules: ServerRules) -> socket.socket:
+    family = socket.AF_INET6 if ":" in rules.host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((rules.host.strip("[]"), rules.port))
+        made.listen(_BACKLOG)
+        made.settimeout(0)
+    except OSError as error:
+        made.close()
+        raise SettingsError(
+            f"cannot listen at {rules.host}:{rules.port}: {reason_of(error)}; choose another "
+            "--port or --host"
+        ) from error
+    return made
+
+
+@contextmanager
+def in_background(server: Server) -> Iterator[str]:
+    """Run a server in a thread of its own, and give its address once the model is ready.
+
+    Raises
+    ------
+    BaseException
+        What opening the model raised.
+    """
+    errors: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            server.serve()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=serve, name="server")
+    thread.start()
+    try:
+        while server.inference.state is State.LOADING and thread.is_alive():
+            time.sleep(_LOOK_SECONDS / 10)
+        if server.inference.state is not State.READY:
+            thread.join()
+            raise errors[0]
+        yield server.url
+    finally:
+        server.end()
+        server.end()
+        thread.join()

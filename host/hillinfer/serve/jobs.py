@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One request while it is worked on, and what it tells whoever waits for it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from hillinfer.generate.answering import Generation
+from hillinfer.serve.answers import AnswerText, Piece
+from hillinfer.serve.choosing import WishedTokens
+from hillinfer.serve.refusals import ApiError
+from hillinfer.serve.requests import AnswerWishes
+
+# --- What is told ---
+
+
+@dataclass(frozen=True)
+class ReadSoFar:
+    """How much of a prompt is read; `cached` tokens of it came from a store."""
+
+    done: int
+    tokens: int
+    cached: int
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a request took.
+
+    Parameters
+    ----------
+    prompt_tokens, cached_tokens, answer_tokens
+        Tokens of the prompt, those of them that a store brought, and those of all answers.
+    queue_seconds, first_token_seconds, seconds
+        From its arrival to the first work, to the first token, and to the end; the second is None
+        where none came.
+    hot_hit_rate, drive_read_bytes, drive_wait_seconds
+        Share of selected rows found in DRAM, what was read from the drive, and waited for.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    answer_tokens: int
+    queue_seconds: float
+    first_token_seconds: float | None
+    seconds: float
+    hot_hit_rate: float = 1.0
+    drive_read_bytes: int = 0
+    drive_wait_seconds: float = 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of all answers behind the first, by the time they took; 0 without any."""
+        taken = self.seconds - (self.first_token_seconds or 0.0)
+        return (self.answer_tokens - 1) / taken if self.answer_tokens > 1 and taken > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Done:
+    """All answers are complete."""
+
+    usage: Usage
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Nothing more comes."""
+
+    error: ApiError
+
+
+Event = ReadSoFar | Piece | Done | Failed
+
+CANCELLED, FAILED = "cancelled", "error"
+
+# --- The request ---
+
+_NUMBERS = itertools.count(1)
+
+
+@dataclass(eq=False)
+class Choice:
+    """One answer that grows, and the token that its cache gets next."""
+
+    job: Job
+    number: int
+    generation: Generation
+    chooser: WishedTokens
+    text: AnswerText
+    token_id: int = -1
+
+
+@dataclass(eq=False)
+class Job:
+    """A request of a client.
+
+    The first fields are as whoever asks fills them in; the others are the scheduler's alone, but
+    for `is_cancelled`, which anybody may set.
+
+    Parameters
+    ----------
+    prompt_ids
+        Tokens of the prompt, one at least.
+    wishes
+        How answers are to be made.
+    most_tokens
+        Of each.
+    tenant
+        Keeps stored prompts apart.
+    tell
+        Called with each event, from the inference thread; must not wait.
+    deadline
+        By `time.monotonic`, when it is given up.
+    is_background
+        Whether it only reads a document ahead: it takes no sequence's place from anybody.
+    """
+
+    prompt_ids: list[int]
+    wishes: AnswerWishes
+    most_tokens: int
+    tenant: bytes
+    tell: Callable[[Event], None]
+    deadline: float
+    arrived: float = field(default_factory=time.monotonic)
+    is_cancelled: bool = False
+    number: int = field(default_factory=lambda: next(_NUMBERS))
+    is_background: bool = False
+    # --- the scheduler's ---
+    generation: Generation | None = None
+    steps: Iterator[int] | None = None
+    last_turn: int = 0
+    is_looked_up: bool = False
+    cached_tokens: int = 0
+    started_choices: int = 0
+    running: list[Choice] = field(default_factory=list)
+    answer_tokens: int = 0
+    begun: float | None = None
+    first_token: float | None = None
+    ended: float | None = None
+    finish: str | None = None
+    usage: Usage | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Most tokens that each of its sequences has."""
+        return len(self.prompt_ids) + self.most_tokens
+
+    @property
+    def has_choices(self) -> bool:
+        """Whether answers are still to be begun."""
+        return self.started_choices < self.wishes.choices
+
+    def cancel(self) -> None:
+        """Ask for its end, from any thread: it comes within one forward pass."""
+        self.is_cancelled = True

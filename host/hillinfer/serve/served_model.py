@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model with HillInfer on it, as a server uses it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from hillinfer.generate.answering import Generation
+from hillinfer.hf.attach import Attachment
+from hillinfer.hf.cache import HillInferCache
+from hillinfer.models.loader import LoadedModel
+from hillinfer.reuse.model_prompts import ModelPrompts
+from hillinfer.serve.chats import PromptTokens
+from hillinfer.serve.rules import ServerRules
+from hillinfer.settings import Settings
+from hillinfer.statistics import CacheStatistics
+from hillinfer.store.keys import Reuse
+from hillinfer.store.store import Store
+
+
+@dataclass(frozen=True)
+class StoreOfServer:
+    """The store of a server.
+
+    Parameters
+    ----------
+    store
+        Open, and closed by whoever opened it.
+    reuse
+        Where a stored prefix may end.
+    salt
+        Of requests without a key; those with one have salts of their own behind it.
+    made_by
+        What else decides which bits rows have.
+    """
+
+    store: Store
+    reuse: Reuse = Reuse.LONGEST
+    salt: bytes = b""
+    made_by: Mapping[str, object] = field(default_factory=dict)
+
+
+class ServedModel:
+    """A model that is attached; the thread that opened it uses it, but for `prompts`.
+
+    Parameters
+    ----------
+    loaded, attachment
+        The model, and HillInfer on it.
+    rules
+        Of the server.
+    stored
+        Its store; None for none.
+    base
+        Prompts of requests without a key in it; None without a store.
+
+    Attributes
+    ----------
+    name
+        What clients call it.
+    context_tokens
+        Most tokens of prompt and answer.
+    prompts
+        Makes tokens of what clients send; any thread may use it.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        attachment: Attachment,
+        rules: ServerRules,
+        stored: StoreOfServer | None = None,
+        base: ModelPrompts | None = None,
+    ) -> None:
+        self._loaded, self._attachment = loaded, attachment
+        self._chunk_tokens = rules.chunk_tokens
+        self._stored, self._base = stored, base
+        self._tenants: dict[bytes, ModelPrompts] = {}
+        self._counted: CacheStatistics | None = None
+        self._telling = threading.Lock()
+        self.name = rules.alias or loaded.name
+        positions = loaded.shape.max_positions
+        self.context_tokens = min(rules.context_tokens or positions, positions)
+        self.words = int(loaded.model.get_input_embeddings().num_embeddings)
+        self.prompts = PromptTokens(loaded.tokenizer, self.words, self.context_tokens)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer, for decoding."""
+        return self._loaded.tokenizer
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        return self._loaded.stop_ids
+
+    @property
+    def store(self) -> Store | None:
+        """The store; None for none."""
+        return None if self._stored is None else self._stored.store
+
+    def begin(self, tenant: bytes, tokens: int, sequences: int = 1) -> Generation:
+        """Return a generation with an empty cache.
+
+        Parameters
+        ----------
+        tenant
+            Whose stored prompts it finds, and whoever's it leaves.
+        tokens, sequences
+            Most that it will have, and of how many forks at once.
+
+        Raises
+        ------
+        BudgetError
+            Where the budget does not hold them beside what is open.
+        HillInferError
+            As `Attachment.new_cache` says.
+        """
+        cache: HillInferCache = self._attachment.new_cache(
+            expected_tokens=min(tokens, self.context_tokens),
+            sequences=sequences,
+            prompts=self._prompts_of(tenant),
+        )
+        return Generation(self._loaded.model, cache, self._chunk_tokens)
+
+    def step(self, generations: list[Generation], token_ids: list[int]) -> None:
+        """Give each generation a token, in one forward pass.
+
+        A single one takes its step as it would without a server, bit by bit.
+        """
+        if len(generations) == 1:
+            generations[0].step(token_ids[0])
+            return
+        joined = self._attachment.join([one.cache for one in generations])
+        Generation.step_together(self._loaded.model, joined, generations, token_ids)
+
+    def count(self) -> None:
+        """Note what the engine did until now, for `statistics`."""
+        counted = self._attachment.statistics()
+        with self._telling:
+            self._counted = counted
+
+    @property
+    def statistics(self) -> CacheStatistics | None:
+        """What the engine had done when it was last noted; any thread may ask, and none waits."""
+        with self._telling:
+            return self._counted
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _prompts_of(self, tenant: bytes) -> ModelPrompts | None:
+        if self._base is None or self._stored is None or not tenant:
+            return self._base
+        if tenant not in self._tenants:
+            self._tenants[tenant] = self._base.of_tenant(self._stored.salt + tenant)
+        return self._tenants[tenant]
+
+
+@contextmanager
+def served_model(
+    loaded: LoadedModel,
+    settings: Settings,
+    rules: ServerRules,
+    stored: StoreOfServer | None = None,
+) -> Iterator[ServedModel]:
+    """Attach to a model, and keep its engine open between requests.
+
+    Parameters
+    ----------
+    loaded
+        The model.
+    settings
+        Of all caches.
+    rules, stored
+        As in `ServedModel`.
+
+    Raises
+    ------
+    HillInferError
+        As `hillinfer.attach` and `Attachment.new_cache` say.
+    """
+    base = None
+    if stored is not None:
+        rounding = {"block_rows": settings.block_rows}
+        base = ModelPrompts(
+            stored.store, loaded.model, stored.reuse, stored.salt, stored.made_by, rounding
+        )
+    with Attachment(loaded.model, settings, prompts=base) as attachment:
+        # The engine goes with its last cache: this one has no tokens and stays.
+        anchor = attachment.new_cache(expected_tokens=1)
+        try:
+            served = ServedModel(loaded, attachment, rules, stored, base)
+            served.count()
+            try:
+                yield served
+            finally:
+                served.prompts.close()
+        finally:
+            anchor.close()

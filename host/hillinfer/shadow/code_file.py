@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Value codes on the drive, densely packed: what cold coded tokens are read from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.checksums import ROW_SUM_BYTES, RowSums
+from hillinfer.drive.files import PAGE_BYTES, ColdFile, IOMode, aligned_buffer, round_up
+from hillinfer.drive.landing import MAX_READ_BYTES, FileRows, Landed
+from hillinfer.drive.read_engines import ReadEngine
+from hillinfer.errors import ColdPoolError
+from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
+from hillinfer.statistics import Counters
+from hillinfer.trace.recorder import SILENT, Lane, Recorder
+from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
+from hillinfer_model.value_layout import code_row_bytes
+
+# Reads bring records that begin at multiples of it.
+_ALIGNMENT = 64
+_NUMBER_BYTES = 4
+_NOTHING = -1
+# No codes have it.
+NO_NUMBER = -2
+
+
+def record_bytes(spec: KernelSpec) -> int:
+    """Return what a token's code row and exponents take in the file, padded."""
+    return round_up(code_row_bytes(spec) + spec.kv_heads, _ALIGNMENT)
+
+
+def table_bytes(layers: int, rows: int) -> int:
+    """Return what checksums and numbers of so many rows take in memory."""
+    return layers * (rows * ROW_SUM_BYTES + rows // GROUP_TOKENS * _NUMBER_BYTES)
+
+
+def buffer_bytes(spec: KernelSpec, tokens: int) -> int:
+    """Return what is read and written through, where a layer wants at most so many tokens."""
+    written = round_up(spec.segment_tokens * record_bytes(spec), PAGE_BYTES)
+    # Of the layer that attends, and of the next one.
+    return written + _READ_BYTES + 2 * tokens * record_bytes(spec)
+
+
+_READ_BYTES = MAX_READ_BYTES + 2 * PAGE_BYTES
+
+
+@dataclass(frozen=True)
+class _Coming:
+    """Tokens whose records are being read to a buffer."""
+
+    layer: int
+    rows: NDArray[np.int64]
+    numbers: NDArray[np.int64]
+    buffer: NDArray[np.uint8]
+    landed: Future[Landed]
+
+
+class CodeFile:
+    """Keeps codes of full groups in one file, written once, and reads those of single tokens.
+
+    Codes of a group are known under the number of its segment's values, as in `CodePool`. A layer's
+    records of 4,096 rows lie together, so that one file serves all layers. What cannot be written
+    is read as rows.
+
+    Parameters
+    ----------
+    directory, mode
+        Where the file lies, and how it is reached.
+    spec, layers
+        Of the model.
+    engine
+        Reads; the caller closes it after this.
+    accountant
+        Counts tables and buffers.
+    counters
+        Where bytes are counted.
+    calls
+        How the drive is reached; the operating system itself where None.
+    recorder
+        Notes how long reads and writes take.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        mode: IOMode,
+        spec: KernelSpec,
+        layers: int,
+        engine: ReadEngine,
+        accountant: Accountant,
+        counters: Counters,
+        calls: DriveCalls | None = None,
+        recorder: Recorder = SILENT,
+    ) -> None:
+        self._spec = spec
+        self._layers = layers
+        self._engine = engine
+        self._accountant = accountant
+        self._counters = counters
+        self._recorder = recorder
+        self._row_bytes = code_row_bytes(spec) + spec.kv_heads
+        self._size = record_bytes(spec)
+        self._file = ColdFile(directory, mode, "codes of values", calls)
+        self._rows = 0
+        self._sums = RowSums(layers, accountant)
+        self._numbers = np.full((layers, 0), _NOTHING, np.int32)
+        self._is_written = True
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-codes")
+        accountant.take(Part.STAGING, buffer_bytes(spec, 0))
+        size = round_up(spec.segment_tokens * self._size, PAGE_BYTES)
+        self._written = aligned_buffer(size)[:size]
+        self._landing = aligned_buffer(_READ_BYTES)
+        self._free: list[NDArray[np.uint8]] = []
+        self._tokens = 0
+        self._coming: dict[tuple[int, Hashable], _Coming] = {}
+
+    def cover(self, rows: int) -> None:
+        """Have tables for row numbers below that.
+
+        Raises
+        ------
+        BudgetError
+            Where they do not fit.
+        """
+        grown = round_up(rows, TABLE_GROWTH_ROWS)
+        if grown <= self._rows:
+            return
+        self._sums.cover(grown)
+        numbers = np.full((self._layers, grown // GROUP_TOKENS), _NOTHING, np.int32)
+        self._accountant.take(Part.OTHER, numbers.nbytes - self._numbers.nbytes)
+        numbers[:, : self._numbers.shape[1]] = self._numbers
+        self._numbers, self._rows = numbers, grown
+
+    def expect(self, tokens: int) -> None:
+        """Have buffers for so many tokens of a layer; nothing else than this takes memory later."""
+        if tokens <= self._tokens:
+            return
+        spec = self._spec
+        added = buffer_bytes(spec, tokens) - buffer_bytes(spec, self._tokens)
+        self._accountant.take(Part.STAGING, added)
+        self.drop()
+        self._tokens = tokens
+        self._free = [np.zeros((tokens, self._size), np.uint8) for _ in range(2)]
+
+    # --- writing ---------------------------------------------------------------------------
+
+    def write(
+        self, layer: int, rows: NDArray[np.int64], number: int, codes: NDArray[np.uint8]
+    ) -> None:
+        """Write codes of those groups that are there as a whole.
+
+        Parameters
+        ----------
+        layer
+            Whose.
+        rows
+            int64 row numbers, in the order of positions, at most a segment's.
+        number
+            Of their segment's values.
+        codes
+            uint8 of shape (rows, row_bytes).
+        """
+        if not self._is_written:
+            return
+        first = np.flatnonzero(rows % GROUP_TOKENS == 0)
+        first = first[first + GROUP_TOKENS <= len(rows)]
+        if not len(first):
+            return
+        self.cover(int(rows.max()) + 1)
+        groups = rows[first] // GROUP_TOKENS
+        count = len(first) * GROUP_TOKENS
+        records = self._written[: count * self._size].reshape(count, self._size)
+        own = (first[:, None] + np.arange(GROUP_TOKENS)).reshape(-1)
+        records[:, : self._row_bytes] = codes[own]
+        records[:, self._row_bytes :] = 0
+        starts = self._starts(layer, groups)
+        self._numbers[layer, groups] = _NOTHING
+        self._sums.note(layer, rows[own], records)
+        whole = GROUP_TOKENS * self._size
+        breaks = np.flatnonzero(np.diff(starts) != whole) + 1
+        data = records.reshape(-1).data
+        try:
+            for first_of, stop in pairwise([0, *breaks.tolist(), len(groups)]):
+                piece = data[first_of * whole : stop * whole]
+                with self._recorder.span(Lane.WRITES, "codes", layer=layer, bytes=len(piece)):
+                    self._file.write(piece, int(starts[first_of]))
+                self._counters.cold_write_bytes += len(piece)
+        except ColdPoolError:
+            # Rows say it where they cannot be written either; these are read as rows.
+            self._is_written = False
+            return
+        self._numbers[layer, groups] = number
+
+    def forget_groups(self, groups: list[int]) -> None:
+        """Have no codes of groups that were given back."""
+        own = np.asarray(groups, np.int64)
+        self._numbers[:, own[own < self._numbers.shape[1]]] = _NOTHING
+
+    # --- reading ---------------------------------------------------------------------------
+
+    def covers(
+        self, layer: int, rows: NDArray[np.int64], numbers: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Say which rows have codes here, under those numbers; any thread may ask."""
+        groups = rows // GROUP_TOKENS
+        own = self._numbers[layer]
+        known = groups < len(own)
+        found = np.zeros(len(rows), np.bool_)
+        found[known] = own[groups[known]] == numbers[known]
+        return found
+
+    def begin(
+        self, layer: int, key: Hashable, rows: NDArray[np.int64], numbers: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Begin to read codes for whoever fills in by that key, and say of which rows.
+
+        Takes no memory, and any thread may ask: none is read where buffers are in use.
+
+        Parameters
+        ----------
+        layer, key
+            Whose.
+        rows, numbers
+            int64, as in `covers`; each row once.
+        """
+        chosen = self.covers(layer, rows, numbers)
+        known = self._coming.pop((layer, key), None)
+        if known is not None:
+            self._give(known)
+        own = rows[chosen]
+        if not len(own) or len(own) > self._tokens:
+            return np.zeros(len(rows), np.bool_)
+        try:
+            buffer = self._free.pop()
+        except IndexError:
+            return np.zeros(len(rows), np.bool_)
+        if len(own) > len(buffer):
+            # Buffers grew meanwhile, and this was one of before.
+            return np.zeros(len(rows), np.bool_)
+        landed = self._reader.submit(self._land, layer, own, buffer)
+        self._coming[layer, key] = _Coming(layer, own, numbers[chosen], buffer, landed)
+        return chosen
+
+    def fill(
+        self,
+        layer: int,
+        key: Hashable,
+        rows: NDArray[np.int64],
+        numbers: NDArray[np.int64],
+        out: NDArray[np.uint8],
+        places: NDArray[np.int64],
+        own: Counters,
+    ) -> NDArray[np.bool_]:
+        """Bring codes of those rows that have any here, and say of which.
+
+        Parameters
+        ----------
+        layer, key, rows, numbers
+            As for `begin`; what was begun by the key is waited for, and the rest is read.
+        out
+            uint8 of shape (any, row_bytes).
+        places
+            int64: where in `out` each row's codes go.
+        own
+            Counts what was read, too: for the sequence.
+
+        Raises
+        ------
+        ColdPoolError
+            Where they cannot be read, or are not what was written.
+        """
+        filled, started = np.zeros(len(rows), np.bool_), time.perf_counter()
+        try:
+            self._take(layer, key, rows, numbers, out, places, filled, own)
+            (rest,) = np.nonzero(~filled)
+            if len(rest) and self.begin(layer, key, rows[rest], numbers[rest]).any():
+                self._take(layer, key, rows, numbers, out, places, filled, own)
+        finally:
+            self._counters.drive_wait_seconds += time.perf_counter() - started
+        return filled
+
+    def drop(self) -> None:
+        """Forget what was begun, and wait until nothing is read."""
+        while self._coming:
+            _, coming = self._coming.popitem()
+            self._give(coming)
+
+    def close(self) -> None:
+        """Stop reading and give the drive's space back; harmless when done twice."""
+        self._reader.shutdown(cancel_futures=True)
+        self._file.close()
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _take(
+        self,
+        layer: int,
+        key: Hashable,
+        rows: NDArray[np.int64],
+        numbers: NDArray[np.int64],
+        out: NDArray[np.uint8],
+        places: NDArray[np.int64],
+        filled: NDArray[np.bool_],
+        own: Counters,
+    ) -> None:
+        """Wait for what was begun, and take what is wanted of it; parameters as for `fill`."""
+        coming = self._coming.pop((layer, key), None)
+        if coming is None:
+            return
+        try:
+            landed = coming.landed.result()
+            if landed.wrong is not None:
+                row = int(coming.rows[landed.wrong])
+                start = int(self._starts(layer, np.array([row // GROUP_TOKENS]))[0])
+                raise self._file.changed(self._size, start + row % GROUP_TOKENS * self._size)
+            order = np.argsort(coming.rows)
+            at = np.searchsorted(coming.rows, rows, sorter=order)
+            at = order[np.minimum(at, len(order) - 1)]
+            same = (coming.rows[at] == rows) & (coming.numbers[at] == numbers)
+            (came,) = np.nonzero(same & ~filled)
+            out[places[came]] = coming.buffer[at[came], : self._row_bytes]
+            filled[came] = True
+        finally:
+            self._give(coming)
+        for counters in (self._counters, own):
+            counters.cold_reads += landed.cost.reads
+            counters.cold_read_bytes += landed.cost.byte_count
+            counters.cold_useful_bytes += len(came) * self._size
+            counters.coded_reads += len(came)
+
+    def _starts(self, layer: int, groups: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the byte of the file at which each group's records start."""
+        span, inside = np.divmod(groups * GROUP_TOKENS, TABLE_GROWTH_ROWS)
+        return np.asarray(((span * self._layers + layer) * TABLE_GROWTH_ROWS + inside) * self._size)
+
+    def _land(self, layer: int, rows: NDArray[np.int64], buffer: NDArray[np.uint8]) -> Landed:
+        groups = np.arange(int(rows.max()) // GROUP_TOKENS + 1)
+        sums, starts = self._sums.expected(layer, 0), self._starts(layer, groups)
+        places = np.arange(len(rows))
+        wanted = FileRows(rows, buffer, places, self._landing, sums, starts=starts)
+        started = time.perf_counter_ns()
+        landed = self._engine.land(self._file, wanted)
+        cost, stop = landed.cost, time.perf_counter_ns()
+        self._recorder.note(
+            Lane.READS, "codes", started, stop, layer=layer, reads=cost.reads, bytes=cost.byte_count
+        )
+        return landed
+
+    def _give(self, coming: _Coming) -> None:
+        """Let a buffer be used again, once nobody reads to it."""
+        coming.landed.cancel()
+        if not coming.landed.cancelled():
+            coming.landed.exception()
+        # Those of before buffers grew are not used again.
+        if len(coming.buffer) == self._tokens:
+            self._free.append(coming.buffer)

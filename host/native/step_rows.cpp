@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "step_rows.h"
+
+#include "api.h"
+#include "thread_pool.h"
+
+namespace hillinfer {
+namespace {
+
+const void* row_of(const RowStates& states, int64_t row) {
+    const int64_t size = states.number_type == kFloat32Numbers ? 4 : 2;
+    return static_cast<const uint8_t*>(states.numbers) + row * states.row_stride * size;
+}
+
+void ask(DecodeStep& step, const RowStates& states, int64_t row) {
+    step.query = row_of(states, row);
+    step.head_stride = states.head_stride;
+    step.query_type = int32_t(states.number_type);
+}
+
+// False where the query is not finite.
+bool choose_of(StepRow& own, LayerTable& table, const StepRows& asked) {
+    const Kernels& kernels = *scoring_kernels(asked.variant);
+    if (!asked.predicted.numbers) {
+        return choose_tokens(kernels, table, own.step, own.selected->sets);
+    }
+    // As it was when the query was predicted: the newest token has no key yet.
+    LayerTable before = table;
+    --before.length;
+    DecodeStep ahead = own.step;
+    ahead.coming = 1;
+    ahead.factor = asked.predicted_factor;
+    ask(ahead, asked.predicted, own.row);
+    const bool finite = choose_tokens(kernels, before, ahead, own.selected->sets);
+    table.coded = before.coded;
+    return finite;
+}
+
+void attend_row(StepRow& own, const PoolTable& pool, const StepRows& asked, int threads) {
+    LayerTable& table = own.tables[asked.layer];
+    DecodeStep& step = own.step;
+    ask(step, asked.query, own.row);
+    step.threads = threads;
+    own.misses->count = own.misses->arrived = 0;
+    const int64_t numbers = int64_t(step.shape.kv_heads) * step.group_size * step.shape.head_dim;
+    bool finite = true;
+    Found found = kAllHot;
+    own.outcome = guarded([&] {
+        finite = choose_of(own, table, asked);
+        if (finite) {
+            own.selected->set_rows = step.count;
+            join_sets(*own.selected, table.length);
+            found = attend_joined(asked.variant, table, pool, step, *own.selected, *own.misses,
+                                  asked.out + own.row * numbers);
+        }
+    });
+    if (own.outcome == kDone) {
+        own.outcome = finite ? outcome_of(found) : kNotFinite;
+    }
+}
+
+}  // namespace
+}  // namespace hillinfer
+
+using namespace hillinfer;
+
+// Attends for all rows that are not left out. What became of each is its outcome; kCold where rows of
+// it are to be read first.
+HILLINFER_API int32_t hillinfer_attend_rows(const StepRows* asked, const PoolTable* pool) {
+    // Where rows are few each of them gets all threads, one row after the other.
+    const bool is_row_a_thread = asked->count >= asked->threads;
+    const int at_once = is_row_a_thread ? asked->threads : 1;
+    const int own_threads = is_row_a_thread ? 1 : asked->threads;
+    return guarded([&] {
+        run_parallel(at_once, asked->count, [&](int64_t number, int) {
+            StepRow& own = asked->rows[number];
+            if (!own.is_left_out) {
+                attend_row(own, *pool, *asked, own_threads);
+            }
+        });
+    });
+}
+
+// Stores a token's row of every sequence whose group it does not fill; `overflows` gets how many
+// finite numbers of each became the largest that fit. All of them have room: none is left out.
+HILLINFER_API void hillinfer_store_rows(const StepRows* asked, const Shape* shape,
+                                        const RowStates* keys, const RowStates* values,
+                                        int64_t* overflows) {
+    for (int64_t number = 0; number < asked->count; ++number) {
+        StepRow& own = asked->rows[number];
+        overflows[number] = store_token(own.tables[asked->layer], *shape,
+                                        int32_t(keys->number_type), row_of(*keys, own.row),
+                                        keys->head_stride, row_of(*values, own.row),
+                                        values->head_stride);
+    }
+}

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forms that drop nothing: what comes back, what it takes, and how near codes are."""
+
+import itertools
+
+import pytest
+import torch
+from stored_document import TOKENS, logits, stored_document
+from tiny_models import FAMILIES
+from transformers import DynamicCache
+
+from hillinfer.errors import CacheUseError, SettingsError
+from hillinfer.forms.form import DocumentStates, FormRates, OpenedForm
+from hillinfer.forms.stored_states import stored_states
+from hillinfer.forms.table import make_form, usual_forms
+from hillinfer.forms.whole import Codes
+from hillinfer.generate.answering import Generation
+from hillinfer.generate.tokens import Sampling
+from hillinfer.model_shape import ModelShape
+from hillinfer.store.store import Store
+
+QUESTION = [5, 9, 2, 31, 7, 7, 40]
+
+
+def shape_of(model):
+    return ModelShape.from_config(model.config, model.dtype)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_rows_come_back_with_the_bits_that_were_stored(tmp_path, family):
+    Store.create(tmp_path / "store", 64 << 20)
+    with Store(tmp_path / "store") as store:
+        document = stored_document(store, family, torch.bfloat16)
+        opened = make_form("held").make(document.model, document.states).open()
+    assert opened.unread == ()
+    for own, other in zip(opened.cache.layers, document.full.layers, strict=True):
+        assert torch.equal(own.keys, other.keys)
+        assert torch.equal(own.values, other.values)
+    expected = logits(document.model, OpenedForm(document.full), QUESTION)
+    found = logits(document.model, opened, QUESTION)
+    assert torch.equal(found, expected)
+    # The twin: one number of one key makes a difference.
+    changed = make_form("held").make(document.model, document.states).open()
+    changed.cache.layers[0].keys[0, 0, 17, 3] += 1
+    assert not torch.equal(logits(document.model, changed, QUESTION), expected)
+
+
+def test_what_is_opened_is_a_copy_and_the_form_opens_again(document):
+    made = make_form("held").make(document.model, document.states)
+    first = made.open()
+    expected = logits(document.model, made.open(), QUESTION)
+    first.cache.layers[0].keys.zero_()
+    assert torch.equal(logits(document.model, made.open(), QUESTION), expected)
+    assert document.states.layers[0][0].abs().sum() > 0
+
+
+def test_text_is_read_again(document):
+    made = make_form("text").make(document.model, document.states)
+    opened = made.open()
+    assert opened.unread == document.states.ids
+    generation = Generation(document.model, opened.cache, 64)
+    generation.read([*opened.unread, *QUESTION])
+    held = make_form("held").make(document.model, document.states).open()
+    other = Generation(document.model, held.cache, 64)
+    other.read(QUESTION)
+    answers = [list(one.decode(Sampling(), 8, frozenset())) for one in (generation, other)]
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("form", usual_forms(), ids=lambda form: form.name)
+def test_a_form_takes_the_bytes_that_it_says(document, form):
+    made = form.make(document.model, document.states)
+    assert made.byte_count == form.byte_count(shape_of(document.model), TOKENS) > 0
+    assert made.tokens == TOKENS
+    assert made.open().cache.get_seq_length() == (0 if form.name == "text" else TOKENS)
+    assert make_form(form.name).name == form.name
+
+
+def test_shares_of_the_bytes_of_all_rows():
+    # Llama-3.1-8B's shape: as measured in the design, .53, .28 and .16.
+    shape = ModelShape(32, 8, 32, 128, "float16", 1 << 17)
+    held = make_form("held").byte_count(shape, 1024)
+    shares = [make_form(f"int{bits}").byte_count(shape, 1024) / held for bits in (8, 4, 2)]
+    assert shares == [0.53125, 0.28125, 0.15625]
+    assert make_form("knorm-0.5").byte_count(shape, 1024) == held // 2
+
+
+def test_codes_by_hand():
+    numbers = torch.tensor([[0.0, 1.0, 2.0, 3.0, -1.0, -1.0, -1.0, -1.0]])
+    codes = Codes.of(numbers, 2, 4)
+    assert codes.packed.tolist() == [[[0b11100100], [0]]]
+    assert codes.low.tolist() == [[0.0, -1.0]]
+    assert codes.step.tolist() == [[1.0, 0.0]]
+    assert torch.equal(codes.numbers(), numbers)
+    # The twin: another code is another number.
+    codes.packed[0, 0, 0] ^= 0b100
+    assert codes.numbers().tolist() == [[0.0, 0.0, 2.0, 3.0, -1.0, -1.0, -1.0, -1.0]]
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_codes_are_within_half_a_step(bits):
+    numbers = torch.randn((3, 5, 128), generator=torch.Generator().manual_seed(bits))
+    codes = Codes.of(numbers, bits, 64)
+    error = (codes.numbers() - numbers).abs().unflatten(-1, (-1, 64)).amax(-1)
+    # The step and the least number are rounded to FP16, too.
+    assert bool((error <= 0.5 * codes.step.float() * 1.02 + 4e-3).all())
+    assert bool((error > 0).any())
+    assert codes.byte_count == numbers.numel() * bits // 8 + 3 * 5 * 2 * 4
+
+
+def test_numbers_beyond_fp16_are_bounded():
+    codes = Codes.of(torch.tensor([[3e38, -3e38, 0.0, 1.0]]), 8, 4)
+    assert bool(codes.numbers().isfinite().all())
+
+
+def test_fewer_bits_are_further_from_all_rows(document):
+    expected = logits(document.model, OpenedForm(copied(document)), QUESTION)
+    errors = []
+    for name in ("int8", "int4", "int2"):
+        opened = make_form(name).make(document.model, document.states).open()
+        found = logits(document.model, opened, QUESTION)
+        errors.append(float((found - expected).abs().mean()))
+    assert all(one < other for one, other in itertools.pairwise(errors))
+    assert 0 < errors[0] < 0.1 < errors[2]
+
+
+def copied(document):
+    cache = DynamicCache()
+    for layer, (keys, values) in enumerate(document.states.layers):
+        cache.update(keys[None].clone(), values[None].clone(), layer)
+    return cache
+
+
+def test_a_key_is_coded_by_channel_and_a_value_by_token(document):
+    """A channel of large keys spoils no other channel, a large value no other token."""
+    layers = [(keys.clone(), values.clone()) for keys, values in document.states.layers]
+    layers[0][0][:, :, 3] += 100
+    layers[0][1][:, 7] += 100
+    states = DocumentStates(document.states.ids, tuple(layers))
+    opened = make_form("int8").make(document.model, states).open()
+    keys, values = (
+        (own[0] - given).abs().float()
+        for own, given in zip(
+            (opened.cache.layers[0].keys, opened.cache.layers[0].values), layers[0], strict=True
+        )
+    )
+    others = [channel for channel in range(keys.shape[-1]) if channel != 3]
+    assert float(keys[..., others].max()) < 0.1
+    others = [token for token in range(TOKENS) if token != 7]
+    assert float(values[:, others].max()) < 0.1
+
+
+def test_seconds_follow_from_rates():
+    shape = ModelShape(2, 2, 4, 32, "float16", 4096)
+    rates = FormRates(1e6, 2e6, 100.0, 0.01)
+    held = make_form("held").seconds(rates, shape, 64)
+    assert (held.opening, held.token) == (64 * 2 * 2 * 2 * 32 * 2 / 1e6, 0.01)
+    assert make_form("text").seconds(rates, shape, 64).opening == 0.64
+    coded = make_form("int8").seconds(rates, shape, 64).opening
+    assert coded == make_form("int8").byte_count(shape, 64) / 1e6 + held.opening / 2
+    option = make_form("int8").option("dram", 0.9, rates, shape, 64)
+    assert (option.form, option.tier, option.quality) == ("int8", "dram", 0.9)
+    assert (option.first_token, option.token_seconds) == (coded, 0.01)
+    with pytest.raises(SettingsError, match="tier_bytes=0 is no rate above 0"):
+        FormRates(0, 1, 1, 1)
+
+
+def test_what_is_not_stored_or_not_known_is_named(document):
+    with pytest.raises(CacheUseError, match="no rows of this document of 70 tokens: put it there"):
+        stored_states(document.prompts, [3] * 70)
+    for name in ("int3", "zip", "knorm", "knorm-0", "knorm-1.5", "keydiff-x"):
+        with pytest.raises(SettingsError, match=r"choose one of|is not above 0 and up to 1"):
+            make_form(name)
+    short = DocumentStates(
+        document.states.ids[:60], tuple((k[:, :60], v[:, :60]) for k, v in document.states.layers)
+    )
+    with pytest.raises(SettingsError, match="int4 of 60 tokens: give whole groups of 64"):
+        make_form("int4").make(document.model, short)
+    with pytest.raises(SettingsError, match=r"snapkv-0.5 of 60 tokens: it observes 64"):
+        make_form("snapkv-0.5").make(document.model, short)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real servers with tiny models, each in threads of this process."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import httpx2
+import openai
+from generation_runs import SETTINGS
+from tiny_folder import save_tiny
+from torch.overrides import TorchFunctionMode
+
+from hillinfer.models.loader import load_model
+from hillinfer.serve.http.log import Log
+from hillinfer.serve.http.running import Server, in_background
+from hillinfer.serve.rules import ServerRules
+from hillinfer.serve.served_model import StoreOfServer, served_model
+from hillinfer.settings import Settings
+
+CHAT = [{"role": "user", "content": "the cat sat on the mat"}]
+CHUNK = 64
+# Reading certificates that nobody needs would take longer than most requests.
+HTTP = httpx2.Client(verify=False, timeout=60)
+
+
+class RowByRow(TorchFunctionMode):
+    """Multiplies a row of the batch at a time, so that products round as they do alone."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        import torch
+
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.linear and args[0].ndim >= 3 and len(args[0]) > 1:
+            return torch.cat([func(one, *args[1:], **kwargs) for one in args[0].split(1)])
+        return func(*args, **kwargs)
+
+
+class Passes:
+    """Counts forward passes of a model, and can hold them up or make them fail."""
+
+    def __init__(self):
+        self.count = 0
+        self.columns = []
+        self.before = lambda columns: None
+
+    def put_on(self, model):
+        forward = model.forward
+
+        def counted(*args, **kwargs):
+            ids = kwargs.get("input_ids", args[0] if args else None)
+            self.count += 1
+            self.columns.append(tuple(ids.shape))
+            self.before(tuple(ids.shape))
+            return forward(*args, **kwargs)
+
+        model.forward = counted
+
+
+@dataclass
+class Running:
+    """A server under way: its address, its log, its passes."""
+
+    server: Server
+    url: str
+    lines: list = field(default_factory=list)
+    passes: Passes = field(default_factory=Passes)
+
+    def client(self, key="none", **options):
+        own = openai.DefaultHttpxClient(verify=False)
+        return openai.OpenAI(
+            base_url=f"{self.url}/v1",
+            api_key=key,
+            max_retries=0,
+            timeout=60,
+            http_client=own,
+            **options,
+        )
+
+    def ask(self, content, client=None, **options):
+        """Return a chat's answer, greedily where nothing else is said."""
+        messages = content if isinstance(content, list) else [{"role": "user", "content": content}]
+        chosen = {"temperature": 0, "max_tokens": 12} | options
+        return (client or self.client()).chat.completions.create(
+            model="tiny", messages=messages, **chosen
+        )
+
+    @property
+    def inference(self):
+        return self.server.inference
+
+    def logged(self, event):
+        told = [json.loads(line) for line in self.lines]
+        return [one for one in told if one["event"] == event]
+
+
+@contextmanager
+def running(folder, cold_dir, store=None, around=None, made=None, **rules):
+    """Run a server of a tiny model; `around` is entered in the inference thread."""
+    lines, passes = [], Passes()
+    allowed = ServerRules(**({"port": 0, "alias": "tiny", "chunk_tokens": CHUNK} | rules))
+    settings = Settings().changed(cold_dir=cold_dir, **(SETTINGS | (made or {})))
+
+    @contextmanager
+    def opening():
+        with ExitStack() as opened:
+            if around is not None:
+                opened.enter_context(around())
+            loaded = load_model(str(folder), say=lines.append)
+            passes.put_on(loaded.model)
+            stored = None if store is None else StoreOfServer(store)
+            yield opened.enter_context(served_model(loaded, settings, allowed, stored))
+
+    server = Server(allowed, opening, Log(lines.append))
+    with in_background(server) as url:
+        yield Running(server, url, lines, passes)
+
+
+__all__ = ["CHAT", "CHUNK", "HTTP", "Passes", "RowByRow", "Running", "running", "save_tiny"]

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Value codes in a file of their own: what is found there, what it takes, and what is damaged."""
+
+import errno
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.engine_table import open_engine
+from hillinfer.drive.files import probe_io_mode
+from hillinfer.errors import ColdPoolError
+from hillinfer.memory_budget import Accountant, Part
+from hillinfer.settings import IOChoice
+from hillinfer.shadow.code_file import CodeFile, buffer_bytes, record_bytes, table_bytes
+from hillinfer.statistics import Counters
+from hillinfer_model.kernel_spec import KernelSpec
+
+# 3 heads of 64 channels: 99 bytes of a token, 128 in the file.
+SPEC = KernelSpec(64, 3, 3, segment_tokens=512)
+LAYERS, GROUP = 2, 64
+
+
+class Calls(DriveCalls):
+    """The operating system, whose writes a test lets fail or changes."""
+
+    fails = flips = False
+
+    def pwrite(self, descriptor, data, offset):
+        if self.fails:
+            raise OSError(errno.ENOSPC, "no space")
+        if self.flips:
+            # Behind the checksums, which were taken before.
+            np.frombuffer(data, np.uint8)[70 * 128 + 5] ^= 1
+        return super().pwrite(descriptor, data, offset)
+
+
+class Opened:
+    def __init__(self, directory):
+        self.calls, self.counters, self.own = Calls(), Counters(), Counters()
+        self.accountant = Accountant(16 << 20)
+        self.engine = open_engine(IOChoice.THREADS, 2, self.calls)
+        self.file = CodeFile(
+            directory, probe_io_mode(directory), SPEC, LAYERS, self.engine, self.accountant,
+            self.counters, self.calls,
+        )  # fmt: skip
+        self.file.expect(300)
+
+    def close(self):
+        self.file.close()
+        self.engine.close()
+
+    def write(self, layer, rows, number=7, seed=0):
+        codes = np.random.default_rng(seed).integers(0, 256, (len(rows), 99), np.uint8)
+        self.file.write(layer, rows, number, codes)
+        return codes
+
+    def fill(self, layer, rows, number=7, key="key"):
+        out, numbers = np.zeros((300, 99), np.uint8), np.full(len(rows), number)
+        places = np.arange(len(rows))[::-1].copy()
+        came = self.file.fill(layer, key, rows, numbers, out, places, self.own)
+        return came, out[places]
+
+
+@pytest.fixture
+def opened(cold_dir):
+    with closing(Opened(cold_dir)) as made:
+        yield made
+
+
+def test_codes_of_whole_groups_come_back(opened):
+    rows = np.arange(GROUP, 4 * GROUP)
+    codes = opened.write(1, rows)
+    wanted = np.array([64, 70, 199, 255])
+    came, found = opened.fill(1, wanted)
+    assert came.all()
+    assert np.array_equal(found, codes[wanted - GROUP])
+    # Others' groups, another layer and another number have none.
+    for layer, some, number in ((1, [3, 256], 7), (0, [70], 7), (1, [70], 8)):
+        came, found = opened.fill(layer, np.array(some), number)
+        assert not came.any()
+        assert not found.any()
+
+
+def test_what_was_begun_is_taken_and_the_rest_is_read(opened):
+    codes = opened.write(0, np.arange(4 * GROUP))
+    begun = np.array([200, 3, 90])
+    assert opened.file.begin(0, "key", begun, np.full(3, 7)).all()
+    # Two of them are not wanted any more, and others are; one has no codes.
+    wanted = np.array([255, 90, 4 * GROUP, 17])
+    came, found = opened.fill(0, wanted)
+    assert came.tolist() == [True, True, False, True]
+    assert np.array_equal(found[came], codes[wanted[came]])
+    assert not found[2].any()
+    assert (opened.counters.coded_reads, opened.own.coded_reads) == (3, 3)
+    # What was begun under another number is not taken.
+    opened.file.begin(0, "key", begun, np.full(3, 7))
+    assert not opened.fill(0, begun, 8)[0].any()
+
+
+def test_layers_and_distant_groups_do_not_meet(opened):
+    groups = [0, 1, 63, 64, 65, 200]
+    rows = np.concatenate([np.arange(one * GROUP, (one + 1) * GROUP) for one in groups])
+    parts, codes = (rows[:192], rows[192:]), {}
+    for layer in range(LAYERS):
+        written = [opened.write(layer, part, 7, layer) for part in parts]
+        codes[layer] = np.concatenate(written)
+    wanted = np.array([1, 64, 63 * 64, 64 * 64 + 63, 65 * 64, 200 * 64 + 9])
+    for layer in range(LAYERS):
+        _, found = opened.fill(layer, wanted)
+        assert np.array_equal(found, codes[layer][np.searchsorted(rows, wanted)])
+
+
+def test_groups_that_are_not_whole_are_left_out(opened):
+    opened.write(0, np.arange(10, 2 * GROUP + 5))
+    came, _ = opened.fill(0, np.array([10, 63, 64, 127, 128]))
+    assert came.tolist() == [False, False, True, True, False]
+
+
+def test_groups_that_went_are_forgotten(opened):
+    opened.write(0, np.arange(4 * GROUP))
+    opened.file.forget_groups([1, 900])
+    came, _ = opened.fill(0, np.array([0, 64, 130]))
+    assert came.tolist() == [True, False, True]
+
+
+def test_what_is_taken_and_read_is_counted(opened):
+    before = opened.accountant.held()
+    assert before[Part.STAGING] == buffer_bytes(SPEC, 300)
+    opened.write(0, np.arange(2 * GROUP))
+    assert opened.accountant.held()[Part.OTHER] == table_bytes(LAYERS, 4096)
+    assert opened.counters.cold_write_bytes == 2 * GROUP * record_bytes(SPEC)
+    opened.fill(0, np.array([1, 2, 90]))
+    for counters in (opened.counters, opened.own):
+        assert (counters.cold_reads, counters.coded_reads) == (1, 3)
+        # From the first record's page to the last one's.
+        assert counters.cold_read_bytes == 3 * 4096
+
+
+def test_changed_codes_are_an_error_that_names_the_place(opened):
+    opened.calls.flips = True
+    opened.write(0, np.arange(2 * GROUP))
+    assert opened.fill(0, np.array([1, 69]))[0].all()
+    with pytest.raises(ColdPoolError, match=rf"128 bytes at {70 * 128} of codes of values"):
+        opened.fill(0, np.array([1, 70]))
+
+
+def test_what_cannot_be_written_is_not_there(opened):
+    opened.write(0, np.arange(GROUP))
+    opened.calls.fails = True
+    opened.write(0, np.arange(GROUP, 2 * GROUP))
+    came, _ = opened.fill(0, np.array([3, 70]))
+    assert came.tolist() == [True, False]
+
+
+def test_buffers_that_are_in_use_leave_it_to_rows(opened):
+    opened.write(0, np.arange(2 * GROUP))
+    wanted, numbers = np.array([3]), np.array([7])
+    begun = [opened.file.begin(0, key, wanted, numbers).all() for key in "abc"]
+    assert begun == [True, True, False]
+    # Asking anew gives up what was begun before; more than there is room for is not begun.
+    assert opened.file.begin(0, "b", wanted, numbers).all()
+    opened.file.drop()
+    many = np.arange(2 * GROUP).repeat(3)
+    assert not opened.file.begin(0, "d", many, np.full(len(many), 7)).any()
+    assert opened.file.begin(0, "d", wanted, numbers).all()
+
+
+def test_buffers_that_grow_drop_what_was_begun(opened):
+    codes = opened.write(0, np.arange(2 * GROUP))
+    opened.file.begin(0, "key", np.array([3]), np.array([7]))
+    opened.file.expect(1000)
+    assert opened.accountant.held()[Part.STAGING] == buffer_bytes(SPEC, 1000)
+    _, found = opened.fill(0, np.array([5]))
+    assert np.array_equal(found[0], codes[5])
