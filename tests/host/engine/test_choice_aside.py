@@ -54,8 +54,8 @@ def query(seed):
 class Run:
     """A runtime with room for all rows and a sequence that took one step."""
 
-    def __init__(self, cold_dir, tokens=1100, scope="layer"):
-        settings = CHOSEN.changed(scope=scope)
+    def __init__(self, cold_dir, tokens=1100, scope="layer", exact=1.0):
+        settings = CHOSEN.changed(scope=scope, exact=exact, exact_floor=20)
         byte_count = Budget.ALL_HOT.byte_count(SHAPE, settings, tokens + 100)
         self.sets = []
         self.runtime = Runtime(
@@ -102,16 +102,17 @@ def run(tmp_path):
     made.runtime.close()
 
 
+@pytest.mark.parametrize("exact", [1.0, 0.02])
 @pytest.mark.parametrize("scope", ["layer", "kv_head"])
 @pytest.mark.parametrize("spoil", [None, 0.0])
 @pytest.mark.usefixtures("two_threads")
-def test_sets_and_outputs_are_those_of_one_thread(tmp_path, spoil, scope):
+def test_sets_and_outputs_are_those_of_one_thread(tmp_path, spoil, scope, exact):
     told = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
         folder = tmp_path / str(threads)
         folder.mkdir()
-        run = Run(folder, scope=scope)
+        run = Run(folder, scope=scope, exact=exact)
         outputs = [run.step(number, spoil) for number in range(1, 4)]
         told.append((outputs, run.sets))
         run.runtime.close()
@@ -139,6 +140,27 @@ def test_two_threads_choose_aside_and_one_does_not(run, threads):
     assert isinstance(chosen, ChoiceAhead) is (threads > 1)
     if threads > 1:
         chosen.drop()
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_exact_and_coded_tokens_are_chosen_aside(tmp_path):
+    told = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        folder = tmp_path / str(threads)
+        folder.mkdir()
+        run = Run(folder, exact=0.02)
+        run.runtime.begin_step()
+        chosen = run.runtime.coded.choose_next(1, run.sequence, query(3), SCALING)
+        assert isinstance(chosen, ChoiceAhead) is (threads > 1)
+        told.append(chosen.chosen() if threads > 1 else (chosen.sets, chosen.exact))
+        run.runtime.close()
+    (sets, exact), (own_sets, own_exact) = told
+    assert np.array_equal(sets, own_sets)
+    assert np.array_equal(exact, own_exact)
+    assert set(exact[0].tolist()) < set(sets[0].tolist())
+    own_exact[0][0] ^= 1
+    assert not np.array_equal(exact, own_exact)
 
 
 @pytest.mark.parametrize(("tokens", "aside"), [(1087, True), (1088, False), (1024, False)])
