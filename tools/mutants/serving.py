@@ -130,4 +130,20 @@ SERVING: tuple[Mutant, ...] = (
         "os.O_TRUNC, 0o644)",
         (f"{_TESTS}/test_files.py::test_kept_files_are_there_after_a_restart",),
     ),
+    Mutant(
+        "conversation-read-anew",
+        "Each turn of a conversation reads all that was said before.",
+        "host/hillinfer/cli/serving/conversation.py",
+        "        if generation is not None:\n            rows",
+        "        if False:\n            rows",
+        (f"{_TESTS}/test_chat.py::test_turns_go_on_in_one_cache",),
+    ),
+    Mutant(
+        "answer-of-another-turn-stays",
+        "What the cache has behind the words in common stays where the conversation goes on.",
+        "host/hillinfer/cli/serving/conversation.py",
+        "                generation.cache.crop(held - len(own))\n",
+        "",
+        (f"{_TESTS}/test_chat.py::test_a_question_about_a_text_is_answered_as_generate_does",),
+    ),
 )

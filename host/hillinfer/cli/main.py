@@ -18,6 +18,7 @@ from hillinfer.cli.documents import DOCUMENT_COMMANDS
 from hillinfer.cli.ending import CommandGroup, Program
 from hillinfer.cli.generate import generate
 from hillinfer.cli.prune import prune_profile
+from hillinfer.cli.serving.chat import chat
 from hillinfer.cli.serving.serve import serve
 from hillinfer.cli.store import COMMANDS
 from hillinfer.cli.store_keys import STORE_VARIABLE
@@ -306,6 +307,7 @@ main = Program(
     "Long-context LLM inference with the KV cache on a drive.",
     (
         generate,
+        chat,
         serve,
         doctor,
         fetch,

@@ -163,7 +163,8 @@ class Scheduler:
         """Begin to read the first request's prompt; False where it must wait for room."""
         job = waiting[0]
         try:
-            generation = self._model.begin(job.tenant, job.tokens)
+            together = min(job.wishes.choices, self._parallel)
+            generation = self._model.begin(job.tenant, job.tokens, together)
         except BudgetError as error:
             if self.running:
                 # Once others have ended there is more.

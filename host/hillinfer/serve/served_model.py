@@ -103,15 +103,15 @@ class ServedModel:
         """The store; None for none."""
         return None if self._stored is None else self._stored.store
 
-    def begin(self, tenant: bytes, tokens: int) -> Generation:
+    def begin(self, tenant: bytes, tokens: int, sequences: int = 1) -> Generation:
         """Return a generation with an empty cache.
 
         Parameters
         ----------
         tenant
             Whose stored prompts it finds, and whoever's it leaves.
-        tokens
-            Most that it will have.
+        tokens, sequences
+            Most that it will have, and of how many forks at once.
 
         Raises
         ------
@@ -121,7 +121,9 @@ class ServedModel:
             As `Attachment.new_cache` says.
         """
         cache: HillInferCache = self._attachment.new_cache(
-            expected_tokens=min(tokens, self.context_tokens), prompts=self._prompts_of(tenant)
+            expected_tokens=min(tokens, self.context_tokens),
+            sequences=sequences,
+            prompts=self._prompts_of(tenant),
         )
         return Generation(self._loaded.model, cache, self._chunk_tokens)
 

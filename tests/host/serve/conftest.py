@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
+# The command is called as its own tests call it.
+sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture
+def command(monkeypatch, capfd):
+    """The `hillinfer` command, to be called with arguments."""
+    from command import Command
+
+    return Command(monkeypatch, capfd)
 
 
 @pytest.fixture(scope="session")

@@ -254,6 +254,35 @@ def _open_files():
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+# --- streams ---
+
+
+def test_a_silent_stream_pings_and_an_error_in_its_middle_is_an_event(endless_folder, cold_dir):
+    held = threading.Event()
+
+    def hold(columns):
+        if columns[1] == 1:
+            assert held.wait(30)
+            raise RuntimeError("struck")
+
+    body = {"model": "tiny", "messages": CHAT, "stream": True}
+    with running(endless_folder, cold_dir, ping_seconds=0.1) as server:
+        server.passes.before = hold
+        parts = []
+        with HTTP.stream("POST", f"{server.url}/v1/chat/completions", json=body) as answer:
+            assert answer.status_code == 200
+            for line in answer.iter_lines():
+                parts += [line] if line else []
+                if line.startswith(": ping"):
+                    held.set()
+    assert [one.split()[1] for one in parts if one.startswith(":")][:3] == [
+        "progress", "progress", "ping"
+    ]  # fmt: skip
+    last = json.loads(parts[-1].removeprefix("data: "))
+    assert last["error"]["code"] == "internal_error"
+    assert "[DONE]" not in str(parts)
+
+
 # --- stored prompts ---
 
 

@@ -22,6 +22,7 @@ from hillinfer.serve.http.figures import CONTENT_TYPE, Figures
 from hillinfer.serve.http.files import FileRoutes
 from hillinfer.serve.http.gate import Gate, Visit, visit_of
 from hillinfer.serve.http.log import Log
+from hillinfer.serve.http.page import Page
 from hillinfer.serve.http.streams import (
     AnswerStream,
     GoneError,
@@ -313,6 +314,7 @@ def application(routes: Routes, files: FileRoutes, rules: ServerRules, log: Log)
     for kind, handler in told.items():
         app.add_exception_handler(kind, handler)
     for path, get in (
+        ("/", Page().show),
         ("/health", routes.health),
         ("/version", routes.version),
         ("/metrics", routes.metrics),

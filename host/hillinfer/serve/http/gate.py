@@ -23,8 +23,9 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-# Whoever looks after a server asks for these, and they tell nothing of requests.
-OPEN_PATHS = frozenset({"/health"})
+# Whoever looks after a server asks for these, and they tell nothing of requests. A page sends no
+# key before it is there.
+OPEN_PATHS = frozenset({"/health", "/"})
 _STATE = "hillinfer"
 _MOST_PATH = 200
 

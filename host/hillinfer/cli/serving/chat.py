@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`hillinfer chat`: questions and answers about documents, in a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from hillinfer.cli.console import error_console, quiet_transformers, reading_view
+from hillinfer.cli.generate import STOCK
+from hillinfer.cli.questions import typed_questions
+from hillinfer.cli.serving.serve import ServeRequest
+from hillinfer.cli.store import SaltOption, SizeOption, StoreUse, named_by
+from hillinfer.cli.store_keys import KeyFileOption, KeyringOption, PassphraseOption
+from hillinfer.errors import HillInferError, PromptError, without_python_names
+from hillinfer.generate.prompt import read_text
+from hillinfer.generate.tokens import Sampling
+from hillinfer.models.registry_model import DEFAULT_MODEL
+from hillinfer.native.library import native_library
+from hillinfer.secrecy.key_sources import key_source
+from hillinfer.serve.requests import AnswerWishes
+from hillinfer.serve.rules import ServerRules
+from hillinfer.settings import Settings
+from hillinfer.system.files import prepare_report, write_whole
+from hillinfer.system.machine import NumberType
+from hillinfer.values import check_threads, format_bytes
+
+if TYPE_CHECKING:
+    from hillinfer.cli.serving.conversation import Conversation
+
+_DEFAULTS = Settings()
+_WORDS = {
+    "/open FILE": "read a text; the next question is about it",
+    "/save FILE": "write what was said",
+    "/stats": "say what memory and drive did",
+    "/new": "begin anew",
+    "/help": "say this",
+    "/exit": "end; so does an empty line",
+}
+
+
+def chat(
+    files: Annotated[list[Path] | None, typer.Argument(help="Texts to talk about.")] = None,
+    *,
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Option(help="Registry name, folder, GGUF file, or organisation/name on the hub.")
+    ] = DEFAULT_MODEL,
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the random numbers.")] = 0,
+    alpha: Annotated[
+        float, typer.Option(help="Share of the context that each step selects.")
+    ] = _DEFAULTS.alpha,
+    dram_budget: Annotated[
+        str, typer.Option(help="Memory for the cache, like 2GiB, or a share of it.")
+    ] = "25%",
+    cold_dir: Annotated[
+        Path | None, typer.Option(help="Directory on the drive; by default in the user's cache.")
+    ] = None,
+    prefill_chunk: Annotated[int, typer.Option(help="Prompt tokens of one forward pass.")] = 512,
+    dtype: Annotated[
+        NumberType, typer.Option(help="auto: the model's own, float32 where a CPU is slow at it.")
+    ] = NumberType.AUTO,
+    threads: Annotated[int | None, typer.Option(help="Compute threads.")] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="HILLINFER_STORE",
+            help="Directory of a store: texts that it holds are not read again.",
+        ),
+    ] = None,
+    store_size: SizeOption = None,
+    salt: SaltOption = "",
+    key_file: KeyFileOption = None,
+    passphrase_file: PassphraseOption = None,
+    keyring: KeyringOption = None,
+) -> None:
+    """Talk about texts; answers go to standard output, all else to standard error."""
+    check_threads(threads)
+    texts = [read_text(file, "the text", str(file)) for file in files or ()]
+    sampling = Sampling(temperature=temperature, seed=seed)
+    request = ServeRequest(
+        model=model,
+        number_type=dtype,
+        settings=Settings().changed(alpha=alpha, dram_budget=dram_budget, cold_dir=cold_dir),
+        rules=ServerRules(parallel=1, chunk_tokens=prefill_chunk, answer_tokens=max_new_tokens),
+        store=StoreUse.of(
+            store,
+            store_size,
+            "longest",
+            salt,
+            key_source(key_file, passphrase_file, keyring),
+            named_by=named_by(context),
+        ),
+        threads=threads,
+        projections=STOCK,
+    )
+    wishes = AnswerWishes(sampling, None, (), 1, None, (), 0.0, 0.0, ends=True)
+    # Said before anything that takes time.
+    native_library()
+    quiet_transformers()
+    from hillinfer.cli.serving.conversation import Conversation
+
+    console = error_console()
+    with request.opened() as served:
+        conversation = Conversation(served, wishes, max_new_tokens, reading_view(console))
+        try:
+            for text in texts:
+                console.print(conversation.open(text).reading)
+            console.print(f"{served.name}, {served.context_tokens} tokens of context; /help")
+            Talk(conversation, console).run()
+        finally:
+            conversation.close()
+
+
+class Talk:
+    """Takes lines, which are questions or begin with a slash.
+
+    Parameters
+    ----------
+    conversation
+        What questions go to.
+    console
+        Where everything goes but answers.
+    """
+
+    def __init__(self, conversation: Conversation, console: Console) -> None:
+        self._conversation, self._console = conversation, console
+        self._words: dict[str, Callable[[str], None]] = {
+            "/open": self._open,
+            "/save": self._save,
+            "/stats": self._stats,
+            "/new": self._new,
+            "/help": self._help,
+        }
+
+    def run(self) -> None:
+        """Answer until standard input ends, an empty line comes, or a word for the end."""
+        for line in typed_questions(self._console):
+            word, _, rest = line.partition(" ")
+            if word in ("/exit", "/quit"):
+                return
+            try:
+                if word.startswith("/"):
+                    self._words.get(word, self._unknown)(rest.strip())
+                else:
+                    self._answer(line)
+            except HillInferError as error:
+                self._console.print(f"hillinfer: {without_python_names(str(error))}")
+
+    def _answer(self, question: str) -> None:
+        try:
+            turn = self._conversation.ask(question, _show)
+        except KeyboardInterrupt as interrupt:
+            # Other signals end the command.
+            if str(interrupt) not in ("", "SIGINT"):
+                raise
+            _show("\n")
+            self._console.print("the answer was interrupted; ask again, or end with an empty line")
+            return
+        _show("\n")
+        self._console.print(turn.answering)
+
+    def _open(self, name: str) -> None:
+        if not name:
+            raise PromptError("/open needs a file: /open book.txt")
+        file = Path(name).expanduser()
+        turn = self._conversation.open(read_text(file, "the text", "/open"))
+        self._console.print(turn.reading)
+
+    def _save(self, name: str) -> None:
+        if not name:
+            raise PromptError("/save needs a file: /save talk.md")
+        file = Path(name).expanduser()
+        if file.exists():
+            raise PromptError(f"{file} is there already: name another file")
+        prepare_report(file, "/save", "the conversation")
+        said = [f"**{one['role']}**\n\n{one['content']}\n" for one in self._conversation.messages]
+        write_whole(file, "\n".join(said).encode())
+        self._console.print(f"saved: {file}")
+
+    def _stats(self, rest: str) -> None:
+        counted = self._conversation.statistics()
+        if counted is None:
+            self._console.print("nothing was read yet")
+            return
+        rows = counted.hot_rows_read + counted.cold_rows_read
+        self._console.print(
+            f"KV cache {format_bytes(counted.kv_bytes)}, memory for it "
+            f"{format_bytes(counted.dram_peak_bytes)} of {format_bytes(counted.dram_budget_bytes)};"
+            f" {counted.hot_rows_read / rows if rows else 1:.0%} of selected rows were there, "
+            f"{format_bytes(counted.cold_read_bytes)} read, {counted.drive_wait_seconds:.1f} s "
+            "waited for the drive"
+        )
+
+    def _new(self, rest: str) -> None:
+        self._conversation.forget()
+        self._console.print("all is forgotten")
+
+    def _help(self, rest: str) -> None:
+        for word, told in _WORDS.items():
+            self._console.print(f"{word}: {told}")
+
+    def _unknown(self, rest: str) -> None:
+        raise PromptError(f"there is no such word: {', '.join(_WORDS)}")
+
+
+def _show(piece: str) -> None:
+    sys.stdout.write(piece)
+    sys.stdout.flush()
