@@ -100,8 +100,13 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Requests that are worked on."""
+        """Requests and documents that are worked on."""
         return len(self._reading) + len(self._answering)
+
+    @property
+    def requests(self) -> int:
+        """Requests of clients that are worked on; any thread may ask."""
+        return sum(not job.is_background for job in [*self._reading, *self._answering])
 
     def turn(self) -> None:
         """Make one turn."""
@@ -176,12 +181,13 @@ class Scheduler:
             waiting.popleft()
             self._fail(job, error)
             return True
-        waiting.popleft()
         job.generation, job.begun = generation, time.monotonic()
         job.steps = generation.reading(job.prompt_ids)
         # Whoever is reading has had no turn since.
         job.last_turn = self._turn
+        # In this order: who asks meanwhile whether all are answered sees it in both, not in none.
         self._reading.append(job)
+        waiting.popleft()
         return True
 
     # --- reading ---------------------------------------------------------------------------
@@ -200,8 +206,8 @@ class Scheduler:
         if done == len(job.prompt_ids):
             # What it has for the end of a prompt, such as storing it, it does here.
             next(job.steps, None)
-            self._reading.remove(job)
             self._answering.append(job)
+            self._reading.remove(job)
             self._begin_choice(job)
 
     def _begin_choice(self, job: Job) -> None:
@@ -270,7 +276,9 @@ class Scheduler:
         job.running.remove(choice)
         if job.running or job.has_choices:
             if choice.generation is not job.generation:
-                _close(choice.generation)
+                defect = _close(choice.generation)
+                if defect is not None:
+                    raise defect
             return
         self._end(job, piece.finish)
 
@@ -292,19 +300,20 @@ class Scheduler:
             return
         job.finish, job.ended = finish, time.monotonic()
         job.usage = self._usage(job)
-        for choice in job.running:
-            if choice.generation is not job.generation:
-                _close(choice.generation)
+        own = [choice.generation for choice in job.running]
         if job.generation is not None:
-            _close(job.generation)
+            own.append(job.generation)
+        unclosed = [defect for one in dict.fromkeys(own) if (defect := _close(one)) is not None]
         job.running, job.generation, job.steps = [], None, None
         for jobs in (self._waiting, self._documents, self._reading, self._answering):
             with suppress(ValueError):
                 jobs.remove(job)
         with suppress(Exception):
             self._model.count()
-        # Before whoever waits is told: what is counted then has this request.
-        self._on_end(job, error)
+        # Before whoever waits is told: what is counted then has this request. Neither its log line
+        # nor a defect in closing costs others their answers.
+        with suppress(Exception):
+            self._on_end(job, error or next(iter(unclosed), None))
         if error is not None:
             self._tell(job, Failed(api_error(error)))
         elif finish != CANCELLED:
@@ -343,9 +352,15 @@ class Scheduler:
             job.tell(event)
 
 
-def _close(generation: Generation) -> None:
-    with suppress(HillInferError, OSError):
+def _close(generation: Generation) -> Exception | None:
+    """Close a sequence, and return what was not foreseen in that."""
+    try:
         generation.close()
+    except (HillInferError, OSError):
+        return None
+    except Exception as error:
+        return error
+    return None
 
 
 def _too_long(job: Job, error: BudgetError) -> ApiError:

@@ -14,13 +14,14 @@ from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from hillinfer.errors import HillInferError
 from hillinfer.serve.documents import Documents, with_documents
 from hillinfer.serve.fields import Fields, parsed
 from hillinfer.serve.http.figures import CONTENT_TYPE, Figures
 from hillinfer.serve.http.files import FileRoutes
-from hillinfer.serve.http.gate import Gate, Visit, visit_of
+from hillinfer.serve.http.gate import BODY_SECONDS, Gate, Visit, late, visit_of
 from hillinfer.serve.http.log import Log
 from hillinfer.serve.http.page import Page
 from hillinfer.serve.http.streams import (
@@ -28,6 +29,7 @@ from hillinfer.serve.http.streams import (
     GoneError,
     Mailbox,
     beside_client,
+    client_gone,
     whole_answer,
 )
 from hillinfer.serve.http.wire import ChatWire, Head, TextWire, Wire
@@ -43,9 +45,6 @@ from hillinfer.serve.requests import (
 )
 from hillinfer.serve.rules import ServerRules
 from hillinfer.serve.served_model import ServedModel
-
-# A body that does not come holds a connection for so long.
-_BODY_SECONDS = 60.0
 
 
 def own_version() -> str:
@@ -185,7 +184,8 @@ class Routes:
     ) -> list[int]:
         """Return the tokens of a chat, with the files that it names."""
         text_of = partial(self._documents.text, tenant=tenant)
-        return served.prompts.of_chat(with_documents(messages, text_of))
+        check = served.prompts.check_letters
+        return served.prompts.of_chat(with_documents(messages, text_of, check))
 
     async def text(self, request: Request) -> Any:
         """`POST /v1/completions`."""
@@ -249,7 +249,7 @@ class Routes:
             return JSONResponse(await beside_client(work, job, request.receive))
         except GoneError:
             gone()
-            raise ApiError(499, "the client is gone", "client_gone") from None
+            raise client_gone() from None
 
     def _most_tokens(self, served: ServedModel, ids: Sequence[int], wishes: AnswerWishes) -> int:
         """Return how long an answer may get; ApiError where it does not fit the context."""
@@ -282,9 +282,9 @@ class Routes:
 
 async def _body(request: Request) -> bytes:
     try:
-        return await asyncio.wait_for(request.body(), _BODY_SECONDS)
+        return await asyncio.wait_for(request.body(), BODY_SECONDS)
     except TimeoutError:
-        raise ApiError(408, "the body did not come", "request_timeout") from None
+        raise late() from None
 
 
 def _check_bias(wishes: AnswerWishes, served: ServedModel) -> None:
@@ -310,6 +310,9 @@ def application(routes: Routes, files: FileRoutes, rules: ServerRules, log: Log)
         ApiError: _told,
         HillInferError: _logged(log),
         HTTPException: _of_http,
+        ClientDisconnect: _left,
+        # The gate logs it.
+        Exception: _defect,
     }
     for kind, handler in told.items():
         app.add_exception_handler(kind, handler)
@@ -356,6 +359,16 @@ def _logged(log: Log) -> Callable[[Request, Exception], Awaitable[Response]]:
         return _response(told)
 
     return logged
+
+
+async def _left(request: Request, error: ClientDisconnect) -> Response:
+    """Note that a client left before its body was there, which is no failure of this server."""
+    visit_of(request.scope).notes["gone"] = True
+    return _response(client_gone())
+
+
+async def _defect(request: Request, error: Exception) -> Response:
+    return _response(api_error(error))
 
 
 async def _of_http(request: Request, error: HTTPException) -> Response:

@@ -28,6 +28,8 @@ _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 OPEN_PATHS = frozenset({"/health", "/"})
 _STATE = "hillinfer"
 _MOST_PATH = 200
+# A body that does not come holds a connection for so long.
+BODY_SECONDS = 60.0
 
 
 @dataclass
@@ -127,18 +129,18 @@ class Gate:
     def _check_origin(self, headers: dict[str, str]) -> None:
         """Keep pages of other places from using a server through a browser on this machine."""
         host = headers.get("host", "")
-        name = urlsplit(f"//{host}").hostname or ""
+        name = _hostname(host)
         if self._rules.is_local and not self._rules.keys and not is_local(name):
             # A page's own name that was made to lead here.
             raise ApiError(403, "this server is for its own machine alone", "forbidden_host")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and _place(origin) != host:
             raise ApiError(403, "pages of other places may not use this server", "forbidden_origin")
 
     def _bounded(self, receive: Receive, headers: dict[str, str]) -> Receive:
         """Return what gives a body no larger than allowed."""
         most, length = self._rules.body_bytes, headers.get("content-length", "")
-        if length.isdigit() and (len(length) > 20 or int(length) > most):
+        if length.isdecimal() and (len(length) > 20 or int(length) > most):
             raise self._too_large()
         taken = 0
 
@@ -159,8 +161,28 @@ class Gate:
         )
 
 
+def _hostname(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _place(origin: str) -> str | None:
+    """Return host and port of a page's origin; None where it has none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
+
+
 def _headers(scope: Scope) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def late() -> ApiError:
+    """Return the refusal of a request whose body does not come."""
+    return ApiError(408, "the body did not come", "request_timeout")
 
 
 async def refuse(error: ApiError, send: Send) -> None:

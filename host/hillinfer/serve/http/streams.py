@@ -42,6 +42,11 @@ class GoneError(Exception):
     """The client is gone."""
 
 
+def client_gone() -> ApiError:
+    """Return what a request ends with whose client is gone."""
+    return ApiError(499, "the client is gone", "client_gone")
+
+
 async def _gone(receive: Receive) -> None:
     """Return once the client is gone; whatever else it sends is nothing."""
     while (await receive())["type"] != "http.disconnect":
@@ -145,7 +150,7 @@ class AnswerStream(Response):
             if ended:
                 return work.result()
             self._on_gone()
-            raise ApiError(499, "the client is gone", "client_gone")
+            raise client_gone()
         finally:
             if not ended:
                 self._job.cancel()

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that mean harm, and defects below them: each costs itself alone and is told as such."""
+
+import errno
+import os
+import socket
+import time
+import tracemalloc
+
+import openai
+import pytest
+from servers import CHAT, CHUNK, HTTP, running
+from test_files import about, put, slowed, with_store
+from waiting import until
+
+from hillinfer.generate.answering import Generation
+from hillinfer.serve import documents
+from hillinfer.serve.documents import Documents, with_documents
+from hillinfer.serve.refusals import ApiError
+from hillinfer.serve.rules import ServerRules
+
+
+def text(answer):
+    return answer.choices[0].message.content
+
+
+# --- doors ---
+
+
+@pytest.mark.parametrize("headers", [{"host": "["}, {"host": "[::1"}, {"origin": "http://["}])
+def test_addresses_that_are_none_are_kept_out(tiny_server, headers):
+    answer = HTTP.get(f"{tiny_server.url}/v1/models", headers=headers)
+    assert answer.status_code == 403
+    assert answer.json()["error"]["code"].startswith("forbidden_")
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/v1/chat/completions", "application/json"),
+        ("/v1/files", "multipart/form-data; boundary=x"),
+    ],
+)
+def test_who_leaves_within_its_body_is_no_failure(tiny_server, path, kind):
+    host, port = tiny_server.url.removeprefix("http://").split(":")
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: {kind}\r\n"
+        "x-request-id: left-early\r\ncontent-length: 100\r\n\r\n--x"
+    )
+    before = len(tiny_server.logged("request"))
+    with socket.create_connection((host, int(port))) as made:
+        made.sendall(head.encode())
+        time.sleep(0.1)
+    until(lambda: len(tiny_server.logged("request")) > before)
+    (line,) = tiny_server.logged("request")[before:]
+    assert (line["status"], line["gone"]) == (499, True)
+    assert not [one for one in tiny_server.logged("failed") if one["request"] == "left-early"]
+
+
+def test_a_defect_of_a_route_is_an_error_object(tiny_server, client, monkeypatch):
+    def fail(messages):
+        raise ValueError("secret words of the prompt")
+
+    monkeypatch.setattr(tiny_server.inference.served.prompts, "of_chat", fail)
+    with pytest.raises(openai.InternalServerError) as failed:
+        tiny_server.ask(CHAT, client)
+    assert (failed.value.code, failed.value.type) == ("internal_error", "server_error")
+    assert "secret" not in str(failed.value)
+    monkeypatch.undo()
+    assert text(tiny_server.ask(CHAT, client))
+
+
+# --- wishes ---
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-40, 1e-310])
+def test_no_logits_are_divided_by_nothing(tiny_server, client, temperature):
+    answer = tiny_server.ask(CHAT, client, temperature=temperature, seed=5)
+    assert text(answer) == text(tiny_server.ask(CHAT, client, temperature=0))
+    assert text(answer) != text(tiny_server.ask(CHAT, client, temperature=1, seed=5))
+
+
+def test_a_chat_of_more_messages_than_tokens(tiny_server, client):
+    with pytest.raises(openai.BadRequestError) as refused:
+        tiny_server.ask([{"role": "user", "content": ""}] * 4097, client)
+    assert refused.value.code == "context_length_exceeded"
+
+
+# --- defects in the thread that has the model ---
+
+
+def test_a_sequence_that_cannot_be_closed_costs_nobody_an_answer(tiny_server, client, monkeypatch):
+    def fail(generation):
+        close(generation)
+        raise RuntimeError("struck")
+
+    close = Generation.close
+    expected = text(tiny_server.ask(CHAT, client))
+    before = len(tiny_server.logged("answer_failed"))
+    monkeypatch.setattr(Generation, "close", fail)
+    assert text(tiny_server.ask(CHAT, client)) == expected
+    monkeypatch.undo()
+    assert text(tiny_server.ask(CHAT, client)) == expected
+    (line,) = tiny_server.logged("answer_failed")[before:]
+    assert "struck" in line["error"]
+
+
+def test_what_cannot_be_counted_costs_nobody_an_answer(tiny_server, client, monkeypatch):
+    def fail(job):
+        raise RuntimeError("struck")
+
+    monkeypatch.setattr(tiny_server.server._figures, "note", fail)
+    assert text(tiny_server.ask(CHAT, client))
+    monkeypatch.undo()
+    assert text(tiny_server.ask(CHAT, client))
+    assert HTTP.get(f"{tiny_server.url}/health").json() == {"status": "ok"}
+
+
+# --- files ---
+
+
+def test_a_document_takes_no_place_of_a_request(endless_folder, cold_dir, tmp_path):
+    """Also where nobody may wait."""
+    with (
+        with_store(endless_folder, cold_dir, tmp_path / "store", parallel=1, queue=0) as server,
+        server.client() as client,
+        slowed(server),
+    ):
+        made = put(client, "cat " * 200)
+        until(lambda: client.files.retrieve(made.id).hillinfer["tokens_done"] >= CHUNK)
+        assert server.ask(CHAT, client, max_tokens=2).usage.completion_tokens == 2
+        assert client.files.retrieve(made.id).status == "uploaded"
+
+
+def test_a_long_file_that_is_named_often_is_not_put_together():
+    book, names = "a" * 1_000_000, ["file-1"] * 100
+
+    def check(letters):
+        if letters > 2_000_000:
+            raise ApiError(400, "too long", "context_length_exceeded")
+
+    def put_together(named):
+        return with_documents(
+            [{"role": "user", "content": "why", "files": named}], lambda name: book, check
+        )
+
+    assert len(put_together(names[:1])[0]["content"]) == len(book) + 5
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiError):
+            put_together(names)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_request_that_names_a_file_too_often(tiny_server, client):
+    made = put(client, "cat " * 900)
+    with pytest.raises(openai.BadRequestError) as refused:
+        tiny_server.ask(about(*[made.id] * 1000), client)
+    assert refused.value.code == "context_length_exceeded"
+    client.files.delete(made.id)
+
+
+def test_no_more_files_than_are_looked_at_in_a_turn(tiny_server, client, monkeypatch):
+    monkeypatch.setattr(documents, "_MOST_FILES", 2)
+    made = [put(client, "cat").id for _ in range(2)]
+    with pytest.raises(openai.APIStatusError) as full:
+        put(client, "cat")
+    assert (full.value.status_code, full.value.code) == (413, "files_full")
+    for one in made:
+        client.files.delete(one)
+
+
+@pytest.fixture
+def keeping(endless_folder, cold_dir, tmp_path):
+    """A server that keeps files, and their directory."""
+    files = tmp_path / "files"
+    with running(endless_folder, cold_dir, files=files) as server, server.client() as client:
+        yield client, files
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.ENOSPC, "drive_full"), (errno.EIO, "drive_failed")]
+)
+def test_a_file_that_cannot_be_kept_leaves_nothing(keeping, monkeypatch, number, code):
+    def fail(descriptor):
+        raise OSError(number, os.strerror(number))
+
+    client, files = keeping
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(openai.InternalServerError) as failed:
+        put(client, "cat")
+    monkeypatch.undo()
+    assert failed.value.code == code
+    assert list(files.iterdir()) == []
+    assert list(client.files.list()) == []
+    assert put(client, "cat").id
+
+
+def test_kept_files_are_known_before_the_model(keeping):
+    """Nobody is told that a file is gone that is only not read yet."""
+    client, files = keeping
+    made = put(client, "cat")
+    (files / f"{made.id}.part").write_text("what a killed server left")
+    found = Documents(None, ServerRules(files=files))
+    assert found.get(made.id, b"").as_json()["status"] == "uploaded"
+    with pytest.raises(ApiError) as early:
+        found.text(made.id, b"")
+    assert early.value.code == "file_processing"
+    assert [one.suffix for one in files.iterdir()] == [".json"]
