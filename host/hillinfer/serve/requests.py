@@ -19,8 +19,7 @@ _MOST_TOP, _MOST_TOP_OF_TEXT = 20, 5
 _MOST_TOKENS = 1 << 30
 _MOST_TOP_K = 1 << 30
 _SEEDS = 1 << 63
-# Logits that are divided by less are no finite numbers; the likeliest token is what remains.
-_LEAST_TEMPERATURE = 1e-5
+_COLDEST = 1e-5
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 # Fields that OpenAI's clients send and this server does nothing for, with the values that ask for
@@ -256,8 +255,8 @@ def _prompt(fields: Fields) -> str | tuple[int, ...]:
 def _wishes(fields: Fields, top: int | None, most: int | None) -> AnswerWishes:
     temperature = fields.number("temperature", 1.0, 0.0, 2.0)
     top_p = fields.number("top_p", 1.0, 0.0, 1.0)
-    if top_p == 0 or temperature < _LEAST_TEMPERATURE:
-        # The smallest set of tokens is the likeliest one.
+    if top_p == 0 or temperature < _COLDEST:
+        # The smallest set of tokens is the likeliest one, and logits over less are no numbers.
         temperature = 0.0
     top_k = fields.whole("top_k", 0, -1, _MOST_TOP_K) or 0
     seed = fields.whole("seed", None, -_SEEDS, _SEEDS - 1)

@@ -6,6 +6,8 @@ import os
 import socket
 import time
 import tracemalloc
+from contextlib import ExitStack
+from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -16,6 +18,7 @@ from waiting import until
 from hillinfer.generate.answering import Generation
 from hillinfer.serve import documents
 from hillinfer.serve.documents import Documents, with_documents
+from hillinfer.serve.http import gate
 from hillinfer.serve.refusals import ApiError
 from hillinfer.serve.rules import ServerRules
 
@@ -70,14 +73,31 @@ def test_a_defect_of_a_route_is_an_error_object(tiny_server, client, monkeypatch
     assert text(tiny_server.ask(CHAT, client))
 
 
+def test_more_requests_than_anybody_answers(endless_folder, cold_dir, monkeypatch):
+    """Each is told so as an error object, and whoever looks after the server is let in."""
+    monkeypatch.setattr(gate, "_MORE_REQUESTS", 0)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n"
+    with (
+        running(endless_folder, cold_dir, parallel=1, queue=1) as server,
+        server.client() as client,
+        ExitStack() as opened,
+    ):
+        place = urlsplit(server.url)
+        for _ in range(2):
+            made = opened.enter_context(socket.create_connection((place.hostname, place.port)))
+            made.sendall(head)
+        until(lambda: server.server._gate.inside == 2)
+        with pytest.raises(openai.RateLimitError) as refused:
+            server.ask(CHAT, client)
+        assert refused.value.code == "too_many_requests"
+        assert int(refused.value.response.headers["retry-after"]) > 0
+        assert HTTP.get(f"{server.url}/health").status_code == 200
+        opened.close()
+        until(lambda: server.server._gate.inside == 0)
+        assert text(server.ask(CHAT, client))
+
+
 # --- wishes ---
-
-
-@pytest.mark.parametrize("temperature", [1e-6, 1e-40, 1e-310])
-def test_no_logits_are_divided_by_nothing(tiny_server, client, temperature):
-    answer = tiny_server.ask(CHAT, client, temperature=temperature, seed=5)
-    assert text(answer) == text(tiny_server.ask(CHAT, client, temperature=0))
-    assert text(answer) != text(tiny_server.ask(CHAT, client, temperature=1, seed=5))
 
 
 def test_a_chat_of_more_messages_than_tokens(tiny_server, client):

@@ -64,6 +64,7 @@ def test_the_likeliest_alone_is_greedy(ask, plain):
     whole = text(plain)
     assert text(ask(temperature=2, top_p=1e-9, max_tokens=24)) == whole
     assert text(ask(temperature=2, top_p=0, max_tokens=24)) == whole
+    assert text(ask(temperature=1e-308, max_tokens=24)) == whole
     assert text(ask(temperature=2, extra_body={"top_k": 1}, max_tokens=24)) == whole
     assert text(ask(temperature=2, seed=1, max_tokens=24)) != whole
 

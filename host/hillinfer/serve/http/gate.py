@@ -30,6 +30,9 @@ _STATE = "hillinfer"
 _MOST_PATH = 200
 # A body that does not come holds a connection for so long.
 BODY_SECONDS = 60.0
+# Beside those that wait and those that are worked on: who asks for metrics, models and files.
+_MORE_REQUESTS = 256
+_RETRY_SECONDS = 5
 
 
 @dataclass
@@ -68,10 +71,17 @@ class Gate:
         Of the server.
     log
         Gets a line for each request.
+
+    Attributes
+    ----------
+    inside
+        Requests that are let in and not answered to their end.
     """
 
     def __init__(self, app: App, rules: ServerRules, log: Log) -> None:
         self._app, self._rules, self._log = app, rules, log
+        self._most = rules.queue + rules.parallel + _MORE_REQUESTS
+        self.inside = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in, or refuse it."""
@@ -83,6 +93,7 @@ class Gate:
         visit = Visit(given if _NAME.fullmatch(given) else secrets.token_hex(8))
         scope.setdefault("state", {})[_STATE] = visit
         began, status = time.monotonic(), 0
+        self.inside += 1
 
         async def named(message: Message) -> None:
             nonlocal status
@@ -102,6 +113,7 @@ class Gate:
                 if not status:
                     await refuse(api_error(error), named)
         finally:
+            self.inside -= 1
             told = {
                 "request": visit.name,
                 "method": scope["method"],
@@ -115,6 +127,14 @@ class Gate:
         """Refuse whoever may not come in."""
         if path in OPEN_PATHS:
             return
+        if self.inside > self._most:
+            raise ApiError(
+                429,
+                f"{self._most} requests are here, and this server lets no more in: try again later",
+                "too_many_requests",
+                "rate_limit_error",
+                retry_after=_RETRY_SECONDS,
+            )
         self._check_origin(headers)
         scheme, _, key = headers.get("authorization", "").partition(" ")
         tenant = self._rules.keys.tenant(key.strip() if scheme.lower() == "bearer" else None)
