@@ -115,7 +115,7 @@ def _unusable(reason: str) -> TemplateError:
 class TemplateProcess:
     """A process that renders chats one after the other, each in a fork of it with limits.
 
-    Starting an interpreter takes a tenth of a second, and a fork a hundredth of that. Any thread
+    Starting an interpreter takes far longer than rendering does, and a fork does not. Any thread
     may use it; it is started anew where it ended.
     """
 

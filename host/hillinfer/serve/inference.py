@@ -211,6 +211,9 @@ class Inference:
             self._error = error
             raise
         finally:
+            with self._changed:
+                # Whoever submits from here on is refused, and waits for nobody.
+                self._is_stopping = True
             scheduler.end_all(self._error or _unready(State.DRAINING))
 
     def _note_end(self, job: Job, error: BaseException | None) -> None:

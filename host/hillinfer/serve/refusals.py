@@ -55,6 +55,11 @@ def invalid(message: str, param: str | None = None, code: str = "invalid_value")
     return ApiError(400, message, code, param=param)
 
 
+def gone_error() -> ApiError:
+    """Return what ends a request whose client has left; nobody reads it."""
+    return ApiError(499, "the client is gone", "client_gone")
+
+
 # --- The table ---
 
 

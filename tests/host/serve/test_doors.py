@@ -274,6 +274,19 @@ def test_bytes_that_are_no_request(tiny_server):
     assert HTTP.get(f"{tiny_server.url}/health").status_code == 200
 
 
+@pytest.mark.parametrize("kind", ["application/json", "multipart/form-data; boundary=x"])
+def test_a_client_that_leaves_within_its_body_is_no_failure(tiny_server, kind):
+    host, port = tiny_server.url.removeprefix("http://").split(":")
+    path = "/v1/files" if "form" in kind else "/v1/chat/completions"
+    ended, failed = len(tiny_server.logged("request")), len(tiny_server.logged("failed"))
+    with socket.create_connection((host, int(port))) as made:
+        head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: {kind}\r\n"
+        made.sendall(f"{head}content-length: 1000\r\n\r\n--x".encode())
+    until(lambda: len(tiny_server.logged("request")) > ended)
+    assert tiny_server.logged("request")[-1]["path"] == path
+    assert len(tiny_server.logged("failed")) == failed
+
+
 # --- the extra ---
 
 

@@ -4,7 +4,7 @@
 import errno
 import os
 import socket
-import time
+import threading
 import tracemalloc
 from contextlib import ExitStack
 from urllib.parse import urlsplit
@@ -18,8 +18,9 @@ from waiting import until
 from hillinfer.generate.answering import Generation
 from hillinfer.serve import documents
 from hillinfer.serve.documents import Documents, with_documents
-from hillinfer.serve.http import gate
+from hillinfer.serve.http import app, gate
 from hillinfer.serve.refusals import ApiError
+from hillinfer.serve.requests import chat_request
 from hillinfer.serve.rules import ServerRules
 
 
@@ -35,29 +36,6 @@ def test_addresses_that_are_none_are_kept_out(tiny_server, headers):
     answer = HTTP.get(f"{tiny_server.url}/v1/models", headers=headers)
     assert answer.status_code == 403
     assert answer.json()["error"]["code"].startswith("forbidden_")
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/v1/chat/completions", "application/json"),
-        ("/v1/files", "multipart/form-data; boundary=x"),
-    ],
-)
-def test_who_leaves_within_its_body_is_no_failure(tiny_server, path, kind):
-    host, port = tiny_server.url.removeprefix("http://").split(":")
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: {kind}\r\n"
-        "x-request-id: left-early\r\ncontent-length: 100\r\n\r\n--x"
-    )
-    before = len(tiny_server.logged("request"))
-    with socket.create_connection((host, int(port))) as made:
-        made.sendall(head.encode())
-        time.sleep(0.1)
-    until(lambda: len(tiny_server.logged("request")) > before)
-    (line,) = tiny_server.logged("request")[before:]
-    assert (line["status"], line["gone"]) == (499, True)
-    assert not [one for one in tiny_server.logged("failed") if one["request"] == "left-early"]
 
 
 def test_a_defect_of_a_route_is_an_error_object(tiny_server, client, monkeypatch):
@@ -98,6 +76,22 @@ def test_more_requests_than_anybody_answers(endless_folder, cold_dir, monkeypatc
 
 
 # --- wishes ---
+
+
+def test_a_large_body_is_not_taken_apart_where_others_wait(tiny_server, client, monkeypatch):
+    """Its fields are looked at in a thread of their own."""
+    seen = []
+
+    def read(given):
+        seen.append(threading.current_thread().name)
+        return chat_request(given)
+
+    monkeypatch.setattr(app, "chat_request", read)
+    for size in (10, 100_000):
+        with pytest.raises(openai.BadRequestError):
+            tiny_server.ask([{"role": "user", "content": "a" * size}, {}], client)
+    assert seen[0] == "server"
+    assert seen[1] != "server"
 
 
 def test_a_chat_of_more_messages_than_tokens(tiny_server, client):

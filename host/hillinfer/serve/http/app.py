@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
@@ -29,22 +29,26 @@ from hillinfer.serve.http.streams import (
     GoneError,
     Mailbox,
     beside_client,
-    client_gone,
     whole_answer,
 )
 from hillinfer.serve.http.wire import ChatWire, Head, TextWire, Wire
 from hillinfer.serve.inference import Inference, State
 from hillinfer.serve.jobs import Job
-from hillinfer.serve.refusals import ApiError, api_error, invalid
+from hillinfer.serve.refusals import ApiError, api_error, gone_error, invalid
 from hillinfer.serve.requests import (
     AnswerWishes,
+    ChatRequest,
     Delivery,
+    TextRequest,
     chat_request,
     read_messages,
     text_request,
 )
 from hillinfer.serve.rules import ServerRules
 from hillinfer.serve.served_model import ServedModel
+
+_LARGE_BYTES = 64 << 10
+_Asked = TypeVar("_Asked", ChatRequest, TextRequest)
 
 
 def own_version() -> str:
@@ -165,7 +169,7 @@ class Routes:
 
     async def chat(self, request: Request) -> Any:
         """`POST /v1/chat/completions`."""
-        asked = chat_request(parsed(await _body(request)))
+        asked = await _read(request, chat_request)
         served = self._named(asked.model)
         self._inference.check_room()
         ids = await run_in_threadpool(
@@ -189,7 +193,7 @@ class Routes:
 
     async def text(self, request: Request) -> Any:
         """`POST /v1/completions`."""
-        asked = text_request(parsed(await _body(request)))
+        asked = await _read(request, text_request)
         served = self._named(asked.model)
         self._inference.check_room()
         prompts = served.prompts
@@ -249,7 +253,7 @@ class Routes:
             return JSONResponse(await beside_client(work, job, request.receive))
         except GoneError:
             gone()
-            raise client_gone() from None
+            raise gone_error() from None
 
     def _most_tokens(self, served: ServedModel, ids: Sequence[int], wishes: AnswerWishes) -> int:
         """Return how long an answer may get; ApiError where it does not fit the context."""
@@ -278,6 +282,15 @@ class Routes:
                 param="model",
             )
         return served
+
+
+async def _read(request: Request, read: Callable[[dict[str, Any]], _Asked]) -> _Asked:
+    """Return what a body asks for."""
+    body = await _body(request)
+    if len(body) < _LARGE_BYTES:
+        return read(parsed(body))
+    # It takes seconds, in which others are answered.
+    return await run_in_threadpool(lambda: read(parsed(body)))
 
 
 async def _body(request: Request) -> bytes:
@@ -364,7 +377,7 @@ def _logged(log: Log) -> Callable[[Request, Exception], Awaitable[Response]]:
 async def _left(request: Request, error: ClientDisconnect) -> Response:
     """Note that a client left before its body was there, which is no failure of this server."""
     visit_of(request.scope).notes["gone"] = True
-    return _response(client_gone())
+    return _response(gone_error())
 
 
 async def _defect(request: Request, error: Exception) -> Response:

@@ -16,7 +16,7 @@ from hillinfer.serve.answers import Piece
 from hillinfer.serve.http.gate import Receive, Scope, Send
 from hillinfer.serve.http.wire import LAST, Wire, comment, event
 from hillinfer.serve.jobs import Done, Event, Failed, Job, ReadSoFar
-from hillinfer.serve.refusals import ApiError
+from hillinfer.serve.refusals import gone_error
 
 
 class Mailbox:
@@ -40,11 +40,6 @@ class Mailbox:
 
 class GoneError(Exception):
     """The client is gone."""
-
-
-def client_gone() -> ApiError:
-    """Return what a request ends with whose client is gone."""
-    return ApiError(499, "the client is gone", "client_gone")
 
 
 async def _gone(receive: Receive) -> None:
@@ -150,7 +145,7 @@ class AnswerStream(Response):
             if ended:
                 return work.result()
             self._on_gone()
-            raise client_gone()
+            raise gone_error()
         finally:
             if not ended:
                 self._job.cancel()
