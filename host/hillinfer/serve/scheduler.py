@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from hillinfer.errors import BudgetError, HillInferError
+from hillinfer.errors import BudgetError, ColdPoolError, HillInferError
 from hillinfer.generate.answering import Generation
 from hillinfer.serve.answers import AnswerText
 from hillinfer.serve.choosing import WishedTokens
@@ -92,6 +92,7 @@ class Scheduler:
         self._reading: list[Job] = []
         self._answering: list[Job] = []
         self._turn = 0
+        self._has_failed_drive = False
 
     @property
     def is_idle(self) -> bool:
@@ -152,6 +153,8 @@ class Scheduler:
 
     def _let_in(self) -> None:
         """Begin answers of prompts that are read, then prompts of requests that wait."""
+        if self._has_failed_drive and not self._renew():
+            return
         for job in list(self._answering):
             while job.has_choices and job.finish is None and not self._is_full:
                 self._guarded(job, partial(self._begin_choice, job))
@@ -163,6 +166,23 @@ class Scheduler:
         # It has one token to choose at its end, so that it steps with nobody.
         if self._documents and not any(job.is_background for job in self._reading):
             self._begin(self._documents)
+
+    def _renew(self) -> bool:
+        """Open the engine anew whose drive has failed; False while sequences are open in it.
+
+        It keeps what failed, and the drive may have room again.
+        """
+        if self.running:
+            return False
+        try:
+            self._model.renew()
+        except Exception as error:
+            for waiting in (self._waiting, self._documents):
+                if waiting:
+                    self._fail(waiting[0], error)
+            return False
+        self._has_failed_drive = False
+        return True
 
     def _begin(self, waiting: deque[Job]) -> bool:
         """Begin to read the first request's prompt; False where it must wait for room."""
@@ -299,6 +319,7 @@ class Scheduler:
         if job.finish is not None:
             return
         job.finish, job.ended = finish, time.monotonic()
+        self._has_failed_drive |= isinstance(error, ColdPoolError)
         job.usage = self._usage(job)
         own = [choice.generation for choice in job.running]
         if job.generation is not None:

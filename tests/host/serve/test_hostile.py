@@ -2,7 +2,9 @@
 """Requests that mean harm, and defects below them: each costs itself alone and is told as such."""
 
 import errno
+import itertools
 import os
+import random
 import socket
 import threading
 import tracemalloc
@@ -11,6 +13,8 @@ from urllib.parse import urlsplit
 
 import openai
 import pytest
+from faulty_calls import Fault, FaultyCalls, Injection
+from prometheus_client.parser import text_string_to_metric_families
 from servers import CHAT, CHUNK, HTTP, running
 from test_files import about, put, slowed, with_store
 from waiting import until
@@ -130,6 +134,33 @@ def test_what_cannot_be_counted_costs_nobody_an_answer(tiny_server, client, monk
     assert HTTP.get(f"{tiny_server.url}/health").json() == {"status": "ok"}
 
 
+@pytest.mark.parametrize("kind", ["pwrite", "land"])
+def test_a_drive_that_was_full_is_used_again(endless_folder, cold_dir, tmp_path, monkeypatch, kind):
+    """What is said meanwhile names the drive, and afterwards answers are those of before."""
+    calls = FaultyCalls()
+    monkeypatch.setattr("hillinfer.hf.attach.DriveCalls", lambda: calls)
+    made = {"dram_budget": "1600KiB", "block_rows": 16}
+    with (
+        with_store(endless_folder, cold_dir, tmp_path / "store", made=made, parallel=1) as server,
+        server.client() as client,
+    ):
+        letters = random.Random(3)
+        prompts = ["".join(letters.choice("abc def") for _ in range(600)) for _ in range(4)]
+        expected = [text(server.ask(one, client, max_tokens=30)) for one in prompts[:2]]
+        calls.injection = Injection(kind, None, Fault.ENOSPC)
+        codes = set()
+        for one in prompts:
+            try:
+                server.ask(one, client, max_tokens=30)
+            except openai.InternalServerError as error:
+                codes.add((error.status_code, error.code))
+        assert codes == {(503, "drive_full")}
+        calls.injection = None
+        answers = [text(server.ask(one, client, max_tokens=30)) for one in prompts]
+        assert answers[:2] == expected
+        assert HTTP.get(f"{server.url}/health").json() == {"status": "ok"}
+
+
 # --- files ---
 
 
@@ -223,3 +254,44 @@ def test_kept_files_are_known_before_the_model(keeping):
         found.text(made.id, b"")
     assert early.value.code == "file_processing"
     assert [one.suffix for one in files.iterdir()] == [".json"]
+
+
+# --- what is counted ---
+
+
+def test_counters_only_grow_and_are_named_so(endless_folder, cold_dir, tmp_path):
+    """Also where sequences end and are left, with everything that they had counted."""
+
+    def counters():
+        text = HTTP.get(f"{server.url}/metrics").text
+        found = {}
+        for family in text_string_to_metric_families(text):
+            assert family.documentation, family.name
+            for sample in family.samples:
+                if family.type == "counter" and not sample.name.endswith("_created"):
+                    assert sample.name.endswith("_total")
+                    found[sample.name, *sample.labels.items()] = sample.value
+                else:
+                    assert not sample.name.endswith("_total")
+        return found
+
+    with (
+        with_store(endless_folder, cold_dir, tmp_path / "store") as server,
+        server.client() as client,
+    ):
+        told = [counters()]
+        for number in range(4):
+            stream = server.ask("cat " * (30 + 20 * number), client, stream=True, max_tokens=40)
+            if number % 2:
+                next(iter(stream))
+                stream.close()
+            else:
+                list(stream)
+            until(lambda: server.inference.is_idle)
+            told.append(counters())
+    assert ("hillinfer_store_lookups_total",) in told[0]
+    for before, after in itertools.pairwise(told):
+        assert {name: value for name, value in before.items() if after[name] < value} == {}
+    assert sum(told[-1].values()) > sum(told[0].values())
+    rows = ("hillinfer_selected_rows_total", ("pool", "hot"))
+    assert told[-1][rows] > told[1][rows] > 0
