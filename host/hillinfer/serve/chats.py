@@ -63,7 +63,10 @@ class PromptTokens:
                 "this model has no chat template: send its prompt to /v1/completions",
                 "no_chat_template",
             )
-        self._check_letters(sum(len(one["content"]) for one in messages))
+        if len(messages) > self._context_tokens:
+            # Each has a token of the template's at least.
+            raise _too_long(f"a chat of {len(messages)} messages", self._context_tokens)
+        self.check_letters(sum(len(one["content"]) for one in messages))
         chat = self._rendered(messages)
         with self._lock:
             return self._checked(self._encoder.ids(chat, False))  # noqa: FBT003
@@ -73,7 +76,7 @@ class PromptTokens:
 
         Errors as of `of_chat`.
         """
-        self._check_letters(len(text))
+        self.check_letters(len(text))
         with self._lock:
             return self._checked(self._encoder.ids(self._encoder.mask(text), special))
 
@@ -96,6 +99,17 @@ class PromptTokens:
                 list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
             )
         )
+
+    def check_letters(self, letters: int) -> None:
+        """Refuse a prompt of so many characters where no tokens are so long; waits for nobody.
+
+        Raises
+        ------
+        ApiError
+            Then.
+        """
+        if letters > self._most_letters:
+            raise _too_long(f"a prompt of {letters} characters", self._context_tokens)
 
     def close(self) -> None:
         """End the process that renders chats."""
@@ -121,15 +135,6 @@ class PromptTokens:
                 self._encoder.check_same_control(text, other)
         return whole.with_text(text)
 
-    def _check_letters(self, letters: int) -> None:
-        if letters > self._most_letters:
-            raise ApiError(
-                400,
-                f"a prompt of {letters} characters is more than {self._context_tokens} tokens: "
-                "shorten it",
-                "context_length_exceeded",
-            )
-
     def _checked(self, ids: list[int]) -> list[int]:
         if not ids:
             raise invalid("the prompt has no tokens", code="invalid_prompt")
@@ -141,6 +146,11 @@ class PromptTokens:
                 "server_error",
             )
         return ids
+
+
+def _too_long(what: str, tokens: int) -> ApiError:
+    said = f"{what} is more than {tokens} tokens: shorten it"
+    return ApiError(400, said, "context_length_exceeded")
 
 
 def _with(

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hillinfer.errors import Failure, SettingsError, reason_of
+from hillinfer.errors import FULL, Failure, SettingsError, reason_of
 from hillinfer.generate.tokens import Sampling
 from hillinfer.serve.inference import Inference
 from hillinfer.serve.jobs import Done, Event, Failed, Job, ReadSoFar
@@ -28,6 +28,8 @@ from hillinfer.values import format_bytes
 
 _NAME = re.compile(r"file-[0-9a-f]{24}")
 _MOST_NAME = 255
+# Those that wait to be read are looked at in each turn.
+_MOST_FILES = 10_000
 # A day, for a job that nobody waits for.
 _READING_SECONDS = 86400.0
 # A document comes before its question, with this between them, as in `hillinfer generate`.
@@ -116,6 +118,10 @@ class Documents:
         self._texts: dict[str, str] = {}
         self._jobs: dict[str, Job] = {}
         self._kept = None if rules.files is None else _Kept(rules.files)
+        # Known before anybody can ask for one, and read once there is a model.
+        for document, text in self._kept.read_all() if self._kept is not None else ():
+            self._known[document.name], self._texts[document.name] = document, text
+        self._taken_up = list(self._known)
 
     # --- what clients ask ------------------------------------------------------------------
 
@@ -138,10 +144,11 @@ class Documents:
         ids = self._ids(text)
         with self._lock:
             held = sum(one.byte_count for one in self._known.values())
-            if held + len(data) > self._rules.files_bytes:
+            if held + len(data) > self._rules.files_bytes or len(self._known) >= _MOST_FILES:
                 raise ApiError(
                     413,
-                    f"files take {format_bytes(held)} of {format_bytes(self._rules.files_bytes)} "
+                    f"{len(self._known)} files take {format_bytes(held)}, and "
+                    f"{format_bytes(self._rules.files_bytes)} and {_MOST_FILES} files is the most "
                     "here: delete some",
                     "files_full",
                 )
@@ -151,8 +158,12 @@ class Documents:
                 self._kept.write(document, text)
             except OSError as error:
                 self._forget(document.name)
+                is_full = error.errno in FULL
                 raise ApiError(
-                    503, "the file cannot be kept: the drive failed", "drive_failed", "server_error"
+                    503,
+                    f"the file cannot be kept: its drive {'is full' if is_full else 'failed'}",
+                    "drive_full" if is_full else "drive_failed",
+                    "server_error",
                 ) from error
         try:
             self._read(document, ids)
@@ -227,15 +238,15 @@ class Documents:
 
     def take_up(self) -> None:
         """Read the files that were kept, once the model is there."""
-        if self._kept is None:
-            return
-        for document, text in self._kept.read_all():
+        for name in self._taken_up:
             with self._lock:
-                self._known[document.name], self._texts[document.name] = document, text
+                document, text = self._known.get(name), self._texts.get(name)
+            if document is None or text is None:
+                continue
             try:
                 self._read(document, self._ids(text))
             except Exception as error:
-                self._change(document.name, state=FileState.FAILED, reason=_said(error))
+                self._change(name, state=FileState.FAILED, reason=_said(error))
 
     def stop(self) -> None:
         """Read no further."""
@@ -305,18 +316,22 @@ class Documents:
 
 
 def with_documents(
-    messages: Sequence[Mapping[str, Any]], text_of: Callable[[str], str]
+    messages: Sequence[Mapping[str, Any]],
+    text_of: Callable[[str], str],
+    check_letters: Callable[[int], None],
 ) -> list[Mapping[str, str]]:
-    """Return messages with the texts of the files that they name, each before what follows it."""
-    return [
-        {
-            "role": one["role"],
-            "content": SEPARATOR.join(
-                [*(text_of(name) for name in one.get("files", ())), one["content"]]
-            ),
-        }
-        for one in messages
-    ]
+    """Return messages with the texts of the files that they name, each before what follows it.
+
+    `check_letters` is called before texts are joined: a short request may name a long file often.
+    """
+    made: list[Mapping[str, str]] = []
+    letters = 0
+    for one in messages:
+        texts = [*(text_of(name) for name in one.get("files", ())), one["content"]]
+        letters += sum(len(text) for text in texts)
+        check_letters(letters)
+        made.append({"role": one["role"], "content": SEPARATOR.join(texts)})
+    return made
 
 
 def _decoded(data: bytes) -> str:
@@ -355,15 +370,24 @@ class _Kept:
         del told["state"], told["reason"], told["tokens"], told["done"]
         file = self._directory / f"{document.name}.json"
         part = file.with_suffix(".part")
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
-            json.dump(told, opened)
-            opened.flush()
-            os.fsync(descriptor)
-        part.replace(file)
+        try:
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+                json.dump(told, opened)
+                opened.flush()
+                os.fsync(descriptor)
+            part.replace(file)
+        except OSError:
+            with suppress(OSError):
+                part.unlink()
+            raise
 
     def read_all(self) -> list[tuple[Document, str]]:
         found = []
+        for part in self._directory.glob("file-*.part"):
+            # Of a server that was killed.
+            with suppress(OSError):
+                part.unlink()
         for file in sorted(self._directory.glob("file-*.json")):
             # What is damaged is as if it had not come.
             with suppress(OSError, ValueError, KeyError, TypeError):

@@ -112,14 +112,14 @@ class Inference:
 
     @property
     def running(self) -> int:
-        """Requests that are worked on."""
+        """Requests that are worked on; documents that are read ahead are none."""
         scheduler = self._scheduler
-        return 0 if scheduler is None else scheduler.running
+        return 0 if scheduler is None else scheduler.requests
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is there."""
-        return not self.waiting and not self._documents and not self.running
+        """Whether no request is there, and no document to be read."""
+        return self._scheduler is None or self._scheduler.is_idle
 
     def start(self) -> None:
         """Begin to open the model."""

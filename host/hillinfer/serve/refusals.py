@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,6 +137,8 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     row = row_of(type(error)) if isinstance(error, HillInferError) else _DEFECT
+    if isinstance(error, OSError) and (error.errno in FULL or error.errno == errno.EIO):
+        row = _DRIVE
     if row is _DRIVE and _is_full(error):
         row = _DRIVE_FULL
     message = row.public or Failure.of(error).message

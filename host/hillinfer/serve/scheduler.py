@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from hillinfer.errors import BudgetError, HillInferError
+from hillinfer.errors import BudgetError, ColdPoolError, HillInferError
 from hillinfer.generate.answering import Generation
 from hillinfer.serve.answers import AnswerText
 from hillinfer.serve.choosing import WishedTokens
@@ -92,6 +92,7 @@ class Scheduler:
         self._reading: list[Job] = []
         self._answering: list[Job] = []
         self._turn = 0
+        self._has_failed_drive = False
 
     @property
     def is_idle(self) -> bool:
@@ -100,8 +101,13 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Requests that are worked on."""
+        """Requests and documents that are worked on."""
         return len(self._reading) + len(self._answering)
+
+    @property
+    def requests(self) -> int:
+        """Requests of clients that are worked on; any thread may ask."""
+        return sum(not job.is_background for job in [*self._reading, *self._answering])
 
     def turn(self) -> None:
         """Make one turn."""
@@ -147,6 +153,8 @@ class Scheduler:
 
     def _let_in(self) -> None:
         """Begin answers of prompts that are read, then prompts of requests that wait."""
+        if self._has_failed_drive and not self._renew():
+            return
         for job in list(self._answering):
             while job.has_choices and job.finish is None and not self._is_full:
                 self._guarded(job, partial(self._begin_choice, job))
@@ -158,6 +166,23 @@ class Scheduler:
         # It has one token to choose at its end, so that it steps with nobody.
         if self._documents and not any(job.is_background for job in self._reading):
             self._begin(self._documents)
+
+    def _renew(self) -> bool:
+        """Open the engine anew whose drive has failed; False while sequences are open in it.
+
+        It keeps what failed, and the drive may have room again.
+        """
+        if self.running:
+            return False
+        try:
+            self._model.renew()
+        except Exception as error:
+            for waiting in (self._waiting, self._documents):
+                if waiting:
+                    self._fail(waiting[0], error)
+            return False
+        self._has_failed_drive = False
+        return True
 
     def _begin(self, waiting: deque[Job]) -> bool:
         """Begin to read the first request's prompt; False where it must wait for room."""
@@ -176,12 +201,13 @@ class Scheduler:
             waiting.popleft()
             self._fail(job, error)
             return True
-        waiting.popleft()
         job.generation, job.begun = generation, time.monotonic()
         job.steps = generation.reading(job.prompt_ids)
         # Whoever is reading has had no turn since.
         job.last_turn = self._turn
+        # In this order: who asks meanwhile whether all are answered sees it in both, not in none.
         self._reading.append(job)
+        waiting.popleft()
         return True
 
     # --- reading ---------------------------------------------------------------------------
@@ -200,8 +226,8 @@ class Scheduler:
         if done == len(job.prompt_ids):
             # What it has for the end of a prompt, such as storing it, it does here.
             next(job.steps, None)
-            self._reading.remove(job)
             self._answering.append(job)
+            self._reading.remove(job)
             self._begin_choice(job)
 
     def _begin_choice(self, job: Job) -> None:
@@ -270,7 +296,9 @@ class Scheduler:
         job.running.remove(choice)
         if job.running or job.has_choices:
             if choice.generation is not job.generation:
-                _close(choice.generation)
+                defect = _close(choice.generation)
+                if defect is not None:
+                    raise defect
             return
         self._end(job, piece.finish)
 
@@ -291,20 +319,22 @@ class Scheduler:
         if job.finish is not None:
             return
         job.finish, job.ended = finish, time.monotonic()
+        self._has_failed_drive |= isinstance(error, ColdPoolError)
         job.usage = self._usage(job)
-        for choice in job.running:
-            if choice.generation is not job.generation:
-                _close(choice.generation)
+        own = [choice.generation for choice in job.running]
         if job.generation is not None:
-            _close(job.generation)
+            own.append(job.generation)
+        unclosed = [defect for one in dict.fromkeys(own) if (defect := _close(one)) is not None]
         job.running, job.generation, job.steps = [], None, None
         for jobs in (self._waiting, self._documents, self._reading, self._answering):
             with suppress(ValueError):
                 jobs.remove(job)
         with suppress(Exception):
             self._model.count()
-        # Before whoever waits is told: what is counted then has this request.
-        self._on_end(job, error)
+        # Before whoever waits is told: what is counted then has this request. Neither its log line
+        # nor a defect in closing costs others their answers.
+        with suppress(Exception):
+            self._on_end(job, error or next(iter(unclosed), None))
         if error is not None:
             self._tell(job, Failed(api_error(error)))
         elif finish != CANCELLED:
@@ -343,9 +373,15 @@ class Scheduler:
             job.tell(event)
 
 
-def _close(generation: Generation) -> None:
-    with suppress(HillInferError, OSError):
+def _close(generation: Generation) -> Exception | None:
+    """Close a sequence, and return what was not foreseen in that."""
+    try:
         generation.close()
+    except (HillInferError, OSError):
+        return None
+    except Exception as error:
+        return error
+    return None
 
 
 def _too_long(job: Job, error: BudgetError) -> ApiError:

@@ -80,6 +80,7 @@ class ServedModel:
         self._chunk_tokens = rules.chunk_tokens
         self._stored, self._base = stored, base
         self._tenants: dict[bytes, ModelPrompts] = {}
+        self._anchor: HillInferCache | None = None
         self._counted: CacheStatistics | None = None
         self._telling = threading.Lock()
         self.name = rules.alias or loaded.name
@@ -102,6 +103,27 @@ class ServedModel:
     def store(self) -> Store | None:
         """The store; None for none."""
         return None if self._stored is None else self._stored.store
+
+    def renew(self) -> None:
+        """Open the engine, anew where one is open whose drive has failed.
+
+        No generation may be open.
+
+        Raises
+        ------
+        HillInferError
+            As `Attachment.new_cache` says.
+        """
+        self.let_go()
+        # The engine goes with its last cache: this one has no tokens and stays.
+        self._anchor = self._attachment.new_cache(expected_tokens=1)
+        self.count()
+
+    def let_go(self) -> None:
+        """Let the engine go; harmless when done twice."""
+        anchor, self._anchor = self._anchor, None
+        if anchor is not None:
+            anchor.close()
 
     def begin(self, tenant: bytes, tokens: int, sequences: int = 1) -> Generation:
         """Return a generation with an empty cache.
@@ -190,14 +212,10 @@ def served_model(
             stored.store, loaded.model, stored.reuse, stored.salt, stored.made_by, rounding
         )
     with Attachment(loaded.model, settings, prompts=base) as attachment:
-        # The engine goes with its last cache: this one has no tokens and stays.
-        anchor = attachment.new_cache(expected_tokens=1)
+        served = ServedModel(loaded, attachment, rules, stored, base)
         try:
-            served = ServedModel(loaded, attachment, rules, stored, base)
-            served.count()
-            try:
-                yield served
-            finally:
-                served.prompts.close()
+            served.renew()
+            yield served
         finally:
-            anchor.close()
+            served.prompts.close()
+            served.let_go()

@@ -9,6 +9,7 @@ import pytest
 # The command is called as its own tests call it.
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "faults"))
 
 
 @pytest.fixture

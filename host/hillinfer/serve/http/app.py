@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
@@ -21,7 +21,7 @@ from hillinfer.serve.documents import Documents, with_documents
 from hillinfer.serve.fields import Fields, parsed
 from hillinfer.serve.http.figures import CONTENT_TYPE, Figures
 from hillinfer.serve.http.files import FileRoutes
-from hillinfer.serve.http.gate import Gate, Visit, visit_of
+from hillinfer.serve.http.gate import BODY_SECONDS, Gate, Visit, late, visit_of
 from hillinfer.serve.http.log import Log
 from hillinfer.serve.http.page import Page
 from hillinfer.serve.http.streams import (
@@ -37,7 +37,9 @@ from hillinfer.serve.jobs import Job
 from hillinfer.serve.refusals import ApiError, api_error, gone_error, invalid
 from hillinfer.serve.requests import (
     AnswerWishes,
+    ChatRequest,
     Delivery,
+    TextRequest,
     chat_request,
     read_messages,
     text_request,
@@ -45,8 +47,8 @@ from hillinfer.serve.requests import (
 from hillinfer.serve.rules import ServerRules
 from hillinfer.serve.served_model import ServedModel
 
-# A body that does not come holds a connection for so long.
-_BODY_SECONDS = 60.0
+_LARGE_BYTES = 64 << 10
+_Asked = TypeVar("_Asked", ChatRequest, TextRequest)
 
 
 def own_version() -> str:
@@ -167,7 +169,7 @@ class Routes:
 
     async def chat(self, request: Request) -> Any:
         """`POST /v1/chat/completions`."""
-        asked = chat_request(parsed(await _body(request)))
+        asked = await _read(request, chat_request)
         served = self._named(asked.model)
         self._inference.check_room()
         ids = await run_in_threadpool(
@@ -186,11 +188,12 @@ class Routes:
     ) -> list[int]:
         """Return the tokens of a chat, with the files that it names."""
         text_of = partial(self._documents.text, tenant=tenant)
-        return served.prompts.of_chat(with_documents(messages, text_of))
+        check = served.prompts.check_letters
+        return served.prompts.of_chat(with_documents(messages, text_of, check))
 
     async def text(self, request: Request) -> Any:
         """`POST /v1/completions`."""
-        asked = text_request(parsed(await _body(request)))
+        asked = await _read(request, text_request)
         served = self._named(asked.model)
         self._inference.check_room()
         prompts = served.prompts
@@ -281,13 +284,20 @@ class Routes:
         return served
 
 
+async def _read(request: Request, read: Callable[[dict[str, Any]], _Asked]) -> _Asked:
+    """Return what a body asks for."""
+    body = await _body(request)
+    if len(body) < _LARGE_BYTES:
+        return read(parsed(body))
+    # It takes seconds, in which others are answered.
+    return await run_in_threadpool(lambda: read(parsed(body)))
+
+
 async def _body(request: Request) -> bytes:
     try:
-        return await asyncio.wait_for(request.body(), _BODY_SECONDS)
+        return await asyncio.wait_for(request.body(), BODY_SECONDS)
     except TimeoutError:
-        raise ApiError(408, "the body did not come", "request_timeout") from None
-    except ClientDisconnect:
-        raise gone_error() from None
+        raise late() from None
 
 
 def _check_bias(wishes: AnswerWishes, served: ServedModel) -> None:
@@ -313,6 +323,9 @@ def application(routes: Routes, files: FileRoutes, rules: ServerRules, log: Log)
         ApiError: _told,
         HillInferError: _logged(log),
         HTTPException: _of_http,
+        ClientDisconnect: _left,
+        # The gate logs it.
+        Exception: _defect,
     }
     for kind, handler in told.items():
         app.add_exception_handler(kind, handler)
@@ -359,6 +372,16 @@ def _logged(log: Log) -> Callable[[Request, Exception], Awaitable[Response]]:
         return _response(told)
 
     return logged
+
+
+async def _left(request: Request, error: ClientDisconnect) -> Response:
+    """Note that a client left before its body was there, which is no failure of this server."""
+    visit_of(request.scope).notes["gone"] = True
+    return _response(gone_error())
+
+
+async def _defect(request: Request, error: Exception) -> Response:
+    return _response(api_error(error))
 
 
 async def _of_http(request: Request, error: HTTPException) -> Response:

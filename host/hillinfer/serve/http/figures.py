@@ -10,11 +10,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
+from hillinfer.metrics import COUNTED, METRIC_PREFIX
 from hillinfer.serve.documents import Documents
 from hillinfer.serve.inference import Inference
 from hillinfer.serve.jobs import Job
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+_COUNTED = frozenset(f"{METRIC_PREFIX}{name}" for name in COUNTED)
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
@@ -133,7 +135,8 @@ class _Engine(Collector):
                 yield CounterMetricFamily(f"hillinfer_{name}", told, getattr(counted, field))
         if served.store is not None:
             for name, value in served.store.metrics().items():
-                yield GaugeMetricFamily(name, "Of the store, see docs/store.md.", value)
+                family = CounterMetricFamily if name in _COUNTED else GaugeMetricFamily
+                yield family(name, "Of the store, see docs/store.md.", value)
 
 
 def _gauge(name: str, told: str, value: float) -> GaugeMetricFamily:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 from typing import Any
 
@@ -11,11 +12,10 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import ClientDisconnect
 
 from hillinfer.serve.documents import Documents
-from hillinfer.serve.http.gate import visit_of
-from hillinfer.serve.refusals import gone_error, invalid
+from hillinfer.serve.http.gate import BODY_SECONDS, late, visit_of
+from hillinfer.serve.refusals import invalid
 from hillinfer.serve.rules import ServerRules
 
 _PURPOSES = ("user_data", "assistants")
@@ -85,9 +85,9 @@ class FileRoutes:
             # A document of a client lies in no temporary file.
             parser.spool_max_size = self._rules.body_bytes
             try:
-                return await parser.parse()
-            except ClientDisconnect:
-                raise gone_error() from None
+                return await asyncio.wait_for(parser.parse(), BODY_SECONDS)
+            except TimeoutError:
+                raise late() from None
             except MultiPartException as error:
                 raise invalid(f"the form cannot be read: {error.message}") from error
             except (KeyError, ValueError) as error:

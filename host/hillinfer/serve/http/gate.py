@@ -28,6 +28,11 @@ _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 OPEN_PATHS = frozenset({"/health", "/"})
 _STATE = "hillinfer"
 _MOST_PATH = 200
+# A body that does not come holds a connection for so long.
+BODY_SECONDS = 60.0
+# Beside those that wait and those that are worked on: who asks for metrics, models and files.
+_MORE_REQUESTS = 256
+_RETRY_SECONDS = 5
 
 
 @dataclass
@@ -66,10 +71,17 @@ class Gate:
         Of the server.
     log
         Gets a line for each request.
+
+    Attributes
+    ----------
+    inside
+        Requests that are let in and not answered to their end.
     """
 
     def __init__(self, app: App, rules: ServerRules, log: Log) -> None:
         self._app, self._rules, self._log = app, rules, log
+        self._most = rules.queue + rules.parallel + _MORE_REQUESTS
+        self.inside = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in, or refuse it."""
@@ -81,6 +93,7 @@ class Gate:
         visit = Visit(given if _NAME.fullmatch(given) else secrets.token_hex(8))
         scope.setdefault("state", {})[_STATE] = visit
         began, status = time.monotonic(), 0
+        self.inside += 1
 
         async def named(message: Message) -> None:
             nonlocal status
@@ -100,6 +113,7 @@ class Gate:
                 if not status:
                     await refuse(api_error(error), named)
         finally:
+            self.inside -= 1
             told = {
                 "request": visit.name,
                 "method": scope["method"],
@@ -113,6 +127,14 @@ class Gate:
         """Refuse whoever may not come in."""
         if path in OPEN_PATHS:
             return
+        if self.inside > self._most:
+            raise ApiError(
+                429,
+                f"{self._most} requests are here, and this server lets no more in: try again later",
+                "too_many_requests",
+                "rate_limit_error",
+                retry_after=_RETRY_SECONDS,
+            )
         self._check_origin(headers)
         scheme, _, key = headers.get("authorization", "").partition(" ")
         tenant = self._rules.keys.tenant(key.strip() if scheme.lower() == "bearer" else None)
@@ -127,18 +149,18 @@ class Gate:
     def _check_origin(self, headers: dict[str, str]) -> None:
         """Keep pages of other places from using a server through a browser on this machine."""
         host = headers.get("host", "")
-        name = urlsplit(f"//{host}").hostname or ""
+        name = _hostname(host)
         if self._rules.is_local and not self._rules.keys and not is_local(name):
             # A page's own name that was made to lead here.
             raise ApiError(403, "this server is for its own machine alone", "forbidden_host")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and _place(origin) != host:
             raise ApiError(403, "pages of other places may not use this server", "forbidden_origin")
 
     def _bounded(self, receive: Receive, headers: dict[str, str]) -> Receive:
         """Return what gives a body no larger than allowed."""
         most, length = self._rules.body_bytes, headers.get("content-length", "")
-        if length.isdigit() and (len(length) > 20 or int(length) > most):
+        if length.isdecimal() and (len(length) > 20 or int(length) > most):
             raise self._too_large()
         taken = 0
 
@@ -159,8 +181,28 @@ class Gate:
         )
 
 
+def _hostname(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _place(origin: str) -> str | None:
+    """Return host and port of a page's origin; None where it has none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
+
+
 def _headers(scope: Scope) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def late() -> ApiError:
+    """Return the refusal of a request whose body does not come."""
+    return ApiError(408, "the body did not come", "request_timeout")
 
 
 async def refuse(error: ApiError, send: Send) -> None:

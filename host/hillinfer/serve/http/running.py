@@ -29,8 +29,6 @@ from hillinfer.serve.served_model import ServedModel
 
 _LOOK_SECONDS = 0.05
 _BACKLOG = 1024
-# Beside those that wait and those that are worked on: who asks for health, metrics and models.
-_MORE_CONNECTIONS = 256
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -70,13 +68,12 @@ class Server:
         self._socket = _listening(rules)
         routes = Routes(self.inference, self._documents, rules, self._figures, self._log)
         files = FileRoutes(self._documents, rules)
-        most = rules.queue + rules.parallel + _MORE_CONNECTIONS
+        self._gate = application(routes, files, rules, self._log)
         config = uvicorn.Config(
-            application(routes, files, rules, self._log),
+            self._gate,
             log_config=None,
             log_level="warning",
             access_log=False,
-            limit_concurrency=most,
             timeout_graceful_shutdown=1,
             ws="none",
             lifespan="off",

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that mean harm, and defects below them: each costs itself alone and is told as such."""
+
+import errno
+import itertools
+import os
+import random
+import socket
+import threading
+import tracemalloc
+from contextlib import ExitStack
+from functools import partial
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+from faulty_calls import Fault, FaultyCalls, Injection
+from prometheus_client.parser import text_string_to_metric_families
+from servers import CHAT, CHUNK, HTTP, running
+from test_files import about, put, slowed, with_store
+from waiting import until
+
+from hillinfer.generate.answering import Generation
+from hillinfer.serve import documents
+from hillinfer.serve.documents import Documents, with_documents
+from hillinfer.serve.http import app, gate
+from hillinfer.serve.refusals import ApiError
+from hillinfer.serve.requests import chat_request
+from hillinfer.serve.rules import ServerRules
+
+
+def text(answer):
+    return answer.choices[0].message.content
+
+
+# --- doors ---
+
+
+@pytest.mark.parametrize("headers", [{"host": "["}, {"host": "[::1"}, {"origin": "http://["}])
+def test_addresses_that_are_none_are_kept_out(tiny_server, headers):
+    answer = HTTP.get(f"{tiny_server.url}/v1/models", headers=headers)
+    assert answer.status_code == 403
+    assert answer.json()["error"]["code"].startswith("forbidden_")
+
+
+def test_a_defect_of_a_route_is_an_error_object(tiny_server, client, monkeypatch):
+    def fail(messages):
+        raise ValueError("secret words of the prompt")
+
+    monkeypatch.setattr(tiny_server.inference.served.prompts, "of_chat", fail)
+    with pytest.raises(openai.InternalServerError) as failed:
+        tiny_server.ask(CHAT, client)
+    assert (failed.value.code, failed.value.type) == ("internal_error", "server_error")
+    assert "secret" not in str(failed.value)
+    monkeypatch.undo()
+    assert text(tiny_server.ask(CHAT, client))
+
+
+def test_more_requests_than_anybody_answers(endless_folder, cold_dir, monkeypatch):
+    """Each is told so as an error object, and whoever looks after the server is let in."""
+    monkeypatch.setattr(gate, "_MORE_REQUESTS", 0)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n"
+    with (
+        running(endless_folder, cold_dir, parallel=1, queue=1) as server,
+        server.client() as client,
+        ExitStack() as opened,
+    ):
+        place = urlsplit(server.url)
+        for _ in range(2):
+            made = opened.enter_context(socket.create_connection((place.hostname, place.port)))
+            made.sendall(head)
+        until(lambda: server.server._gate.inside == 2)
+        with pytest.raises(openai.RateLimitError) as refused:
+            server.ask(CHAT, client)
+        assert refused.value.code == "too_many_requests"
+        assert int(refused.value.response.headers["retry-after"]) > 0
+        assert HTTP.get(f"{server.url}/health").status_code == 200
+        opened.close()
+        until(lambda: server.server._gate.inside == 0)
+        assert text(server.ask(CHAT, client))
+
+
+# --- wishes ---
+
+
+def test_a_large_body_is_not_taken_apart_where_others_wait(tiny_server, client, monkeypatch):
+    """Its fields are looked at in a thread of their own."""
+    seen = []
+
+    def read(given):
+        seen.append(threading.current_thread().name)
+        return chat_request(given)
+
+    monkeypatch.setattr(app, "chat_request", read)
+    for size in (10, 100_000):
+        with pytest.raises(openai.BadRequestError):
+            tiny_server.ask([{"role": "user", "content": "a" * size}, {}], client)
+    assert seen[0] == "server"
+    assert seen[1] != "server"
+
+
+def test_a_chat_of_more_messages_than_tokens(tiny_server, client):
+    with pytest.raises(openai.BadRequestError) as refused:
+        tiny_server.ask([{"role": "user", "content": ""}] * 4097, client)
+    assert refused.value.code == "context_length_exceeded"
+
+
+# --- defects in the thread that has the model ---
+
+
+def test_a_sequence_that_cannot_be_closed_costs_nobody_an_answer(tiny_server, client, monkeypatch):
+    def fail(generation):
+        close(generation)
+        raise RuntimeError("struck")
+
+    close = Generation.close
+    expected = text(tiny_server.ask(CHAT, client))
+    before = len(tiny_server.logged("answer_failed"))
+    monkeypatch.setattr(Generation, "close", fail)
+    assert text(tiny_server.ask(CHAT, client)) == expected
+    monkeypatch.undo()
+    assert text(tiny_server.ask(CHAT, client)) == expected
+    (line,) = tiny_server.logged("answer_failed")[before:]
+    assert "struck" in line["error"]
+
+
+def test_what_cannot_be_counted_costs_nobody_an_answer(tiny_server, client, monkeypatch):
+    def fail(job):
+        raise RuntimeError("struck")
+
+    monkeypatch.setattr(tiny_server.server._figures, "note", fail)
+    assert text(tiny_server.ask(CHAT, client))
+    monkeypatch.undo()
+    assert text(tiny_server.ask(CHAT, client))
+    assert HTTP.get(f"{tiny_server.url}/health").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize("kind", ["pwrite", "land"])
+def test_a_drive_that_was_full_is_used_again(endless_folder, cold_dir, tmp_path, monkeypatch, kind):
+    """What is said meanwhile names the drive, and afterwards answers are those of before."""
+    calls = FaultyCalls()
+    monkeypatch.setattr("hillinfer.hf.attach.DriveCalls", lambda: calls)
+    made = {"dram_budget": "1600KiB", "block_rows": 16}
+    # Rows are written where no store has them, and land from a store.
+    opening = running if kind == "pwrite" else partial(with_store, directory=tmp_path / "store")
+    with opening(endless_folder, cold_dir, made=made) as server, server.client() as client:
+        letters = random.Random(3)
+        prompts = ["".join(letters.choice("abc def") for _ in range(600)) for _ in range(4)]
+        expected = [text(server.ask(one, client, max_tokens=30)) for one in prompts[:2]]
+        calls.injection = Injection(kind, None, Fault.ENOSPC)
+        codes = set()
+        for one in prompts:
+            try:
+                server.ask(one, client, max_tokens=30)
+            except openai.InternalServerError as error:
+                codes.add((error.status_code, error.code))
+        assert codes == {(503, "drive_full")}
+        calls.injection = None
+        answers = [text(server.ask(one, client, max_tokens=30)) for one in prompts]
+        assert answers[:2] == expected
+        assert HTTP.get(f"{server.url}/health").json() == {"status": "ok"}
+
+
+# --- files ---
+
+
+def test_a_document_takes_no_place_of_a_request(endless_folder, cold_dir, tmp_path):
+    """Also where nobody may wait."""
+    with (
+        with_store(endless_folder, cold_dir, tmp_path / "store", parallel=1, queue=0) as server,
+        server.client() as client,
+        slowed(server),
+    ):
+        made = put(client, "cat " * 200)
+        until(lambda: client.files.retrieve(made.id).hillinfer["tokens_done"] >= CHUNK)
+        assert server.ask(CHAT, client, max_tokens=2).usage.completion_tokens == 2
+        assert client.files.retrieve(made.id).status == "uploaded"
+
+
+def test_a_long_file_that_is_named_often_is_not_put_together():
+    book, names = "a" * 1_000_000, ["file-1"] * 100
+
+    def check(letters):
+        if letters > 2_000_000:
+            raise ApiError(400, "too long", "context_length_exceeded")
+
+    def put_together(named):
+        return with_documents(
+            [{"role": "user", "content": "why", "files": named}], lambda name: book, check
+        )
+
+    assert len(put_together(names[:1])[0]["content"]) == len(book) + 5
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiError):
+            put_together(names)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_request_that_names_a_file_too_often(tiny_server, client):
+    made = put(client, "cat " * 900)
+    with pytest.raises(openai.BadRequestError) as refused:
+        tiny_server.ask(about(*[made.id] * 1000), client)
+    assert refused.value.code == "context_length_exceeded"
+    client.files.delete(made.id)
+
+
+def test_no_more_files_than_are_looked_at_in_a_turn(tiny_server, client, monkeypatch):
+    monkeypatch.setattr(documents, "_MOST_FILES", 2)
+    made = [put(client, "cat").id for _ in range(2)]
+    with pytest.raises(openai.APIStatusError) as full:
+        put(client, "cat")
+    assert (full.value.status_code, full.value.code) == (413, "files_full")
+    for one in made:
+        client.files.delete(one)
+
+
+@pytest.fixture
+def keeping(endless_folder, cold_dir, tmp_path):
+    """A server that keeps files, and their directory."""
+    files = tmp_path / "files"
+    with running(endless_folder, cold_dir, files=files) as server, server.client() as client:
+        yield client, files
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.ENOSPC, "drive_full"), (errno.EIO, "drive_failed")]
+)
+def test_a_file_that_cannot_be_kept_leaves_nothing(keeping, monkeypatch, number, code):
+    def fail(descriptor):
+        raise OSError(number, os.strerror(number))
+
+    client, files = keeping
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(openai.InternalServerError) as failed:
+        put(client, "cat")
+    monkeypatch.undo()
+    assert failed.value.code == code
+    assert list(files.iterdir()) == []
+    assert list(client.files.list()) == []
+    assert put(client, "cat").id
+
+
+def test_kept_files_are_known_before_the_model(keeping):
+    """Nobody is told that a file is gone that is only not read yet."""
+    client, files = keeping
+    made = put(client, "cat")
+    (files / f"{made.id}.part").write_text("what a killed server left")
+    found = Documents(None, ServerRules(files=files))
+    assert found.get(made.id, b"").as_json()["status"] == "uploaded"
+    with pytest.raises(ApiError) as early:
+        found.text(made.id, b"")
+    assert early.value.code == "file_processing"
+    assert [one.suffix for one in files.iterdir()] == [".json"]
+
+
+# --- what is counted ---
+
+
+def test_counters_only_grow_and_are_named_so(endless_folder, cold_dir, tmp_path):
+    """Also where sequences end and are left, with everything that they had counted."""
+
+    def counters():
+        text = HTTP.get(f"{server.url}/metrics").text
+        found = {}
+        for family in text_string_to_metric_families(text):
+            assert family.documentation, family.name
+            for sample in family.samples:
+                if family.type == "counter" and not sample.name.endswith("_created"):
+                    assert sample.name.endswith("_total")
+                    found[sample.name, *sample.labels.items()] = sample.value
+                else:
+                    assert not sample.name.endswith("_total")
+        return found
+
+    with (
+        with_store(endless_folder, cold_dir, tmp_path / "store") as server,
+        server.client() as client,
+    ):
+        told = [counters()]
+        for number in range(4):
+            stream = server.ask("cat " * (30 + 20 * number), client, stream=True, max_tokens=40)
+            if number % 2:
+                next(iter(stream))
+                stream.close()
+            else:
+                list(stream)
+            until(lambda: server.inference.is_idle)
+            told.append(counters())
+    assert ("hillinfer_store_lookups_total",) in told[0]
+    for before, after in itertools.pairwise(told):
+        assert {name: value for name, value in before.items() if after[name] < value} == {}
+    assert sum(told[-1].values()) > sum(told[0].values())
+    rows = ("hillinfer_selected_rows_total", ("pool", "hot"))
+    assert told[-1][rows] > told[1][rows] > 0
