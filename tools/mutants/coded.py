@@ -80,7 +80,7 @@ CODED: tuple[Mutant, ...] = (
         _SPLIT,
         "landed.landed_places[next] * table.row_bytes",
         "(landed.landed_places[next] + 1) * table.row_bytes",
-        (_PLACES,),
+        (f"{_STEP_TESTS}::test_queries_that_were_announced_give_the_same_bits",),
         Built.NATIVE,
     ),
     Mutant(
