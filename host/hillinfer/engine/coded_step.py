@@ -11,16 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.engine.budget_plan import most_coded, weighed_bytes
+from hillinfer.engine.coded_call import CountedMemory, ReusedRows, SplitCall
 from hillinfer.engine.cold_rows import ColdRows
-from hillinfer.engine.layer_calls import (
-    AskedStep,
-    ChoiceAhead,
-    CountedMemory,
-    LayerCalls,
-    ReusedRows,
-    SplitCall,
-)
-from hillinfer.engine.queries import explained, host_query
+from hillinfer.engine.decode_step import AskedStep, LayerCalls
+from hillinfer.engine.queries import ChoiceAhead, explained, host_query, may_choose_aside
 from hillinfer.engine.selection import Ahead, Sets, TokenSelection
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import LayerStepLog
@@ -160,8 +154,12 @@ class CodedStep:
                 own = self._shadow.described(layer, sequence, past)
                 if own is None:
                     return None
-                threads = 1 if self._is_recorded else int(ahead.step.threads)
-                if self._calls.may_choose_aside(past, self._newest_step, threads):
+                if (
+                    ahead.step.threads > 1
+                    and not self._is_recorded
+                    and self._newest_step >= self._calls.aside_from
+                    and may_choose_aside(past, self._segment_tokens)
+                ):
                     return self._begin_aside(layer, sequence, own)
                 split = self._with_room(ahead, past + 1)
                 split.tell_values(self._known_words(layer, sequence))
