@@ -146,4 +146,28 @@ SERVING: tuple[Mutant, ...] = (
         "",
         (f"{_TESTS}/test_chat.py::test_a_question_about_a_text_is_answered_as_generate_does",),
     ),
+    Mutant(
+        "failed-drive-is-kept",
+        "The engine whose drive has failed stays open, and refuses everybody from then on.",
+        "host/hillinfer/serve/scheduler.py",
+        "if self._has_failed_drive and not self._renew():",
+        "if False:",
+        (f"{_TESTS}/test_hostile.py::test_a_drive_that_was_full_is_used_again[pwrite]",),
+    ),
+    Mutant(
+        "document-counts-as-request",
+        "A document that is read ahead takes a place from a request.",
+        "host/hillinfer/serve/scheduler.py",
+        "return sum(not job.is_background for job in",
+        "return sum(1 for job in",
+        (f"{_TESTS}/test_hostile.py::test_a_document_takes_no_place_of_a_request",),
+    ),
+    Mutant(
+        "files-joined-unchecked",
+        "Texts of files that a request names are joined however long they are together.",
+        "host/hillinfer/serve/documents.py",
+        "        check_letters(letters)\n",
+        "",
+        (f"{_TESTS}/test_hostile.py::test_a_long_file_that_is_named_often_is_not_put_together",),
+    ),
 )

@@ -169,9 +169,9 @@ def test_a_document_takes_no_place_of_a_request(endless_folder, cold_dir, tmp_pa
     with (
         with_store(endless_folder, cold_dir, tmp_path / "store", parallel=1, queue=0) as server,
         server.client() as client,
-        slowed(server),
+        slowed(server, 0.05),
     ):
-        made = put(client, "cat " * 200)
+        made = put(client, "cat " * 900)
         until(lambda: client.files.retrieve(made.id).hillinfer["tokens_done"] >= CHUNK)
         assert server.ask(CHAT, client, max_tokens=2).usage.completion_tokens == 2
         assert client.files.retrieve(made.id).status == "uploaded"
