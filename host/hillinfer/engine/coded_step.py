@@ -199,11 +199,14 @@ class CodedStep:
         split.tell(sets, exact)
         split.tell_values(self._known_words(layer, sequence))
         self._pools.wait_for(layer)
-        table, pool = sequence.table_addresses[layer], self._pools.layers[layer].table_address
+        table, hot = sequence.table_addresses[layer], self._pools.layers[layer]
+        # It stays while the library looks, whoever has it grow meanwhile.
+        kept = hot.slot_of_row
         # When attention looks, the tail holds what it holds now, or what follows a full group.
         rest = self._segment_tokens, past + 1, past & -GROUP_TOKENS, split.address
-        listed = partial(self._library.decode, "hillinfer_list_cold", table, pool)
+        listed = partial(self._library.decode, "hillinfer_list_cold", table, hot.table_address)
         is_here = self._values.look(layer, lambda slots: listed(slots, *rest))
+        del kept
         landed = None if is_here else self._begun(layer, sequence, split)
         return Ahead(sets, landed, None, exact)
 
