@@ -38,7 +38,7 @@ class StreamsRow:
         The same, from when every stream had its first token on.
     first_seconds
         To the first token of every stream of every round.
-    prompt_tokens, cached_tokens
+    prompt_tokens, cached_tokens, answer_tokens
         Of every stream of the last burst.
     peak_bytes
         Most memory that the server had until then.
@@ -49,6 +49,7 @@ class StreamsRow:
     first_seconds: dict[int, list[float]] = field(default_factory=dict)
     prompt_tokens: list[int] = field(default_factory=list)
     cached_tokens: list[int] = field(default_factory=list)
+    answer_tokens: list[int] = field(default_factory=list)
     peak_bytes: int = 0
 
     def add(self, burst: Burst) -> None:
@@ -59,6 +60,7 @@ class StreamsRow:
         self.first_seconds.setdefault(count, []).extend(one.first_seconds for one in burst.answers)
         self.prompt_tokens = [one.prompt_tokens for one in burst.answers]
         self.cached_tokens = [one.cached_tokens for one in burst.answers]
+        self.answer_tokens = [one.tokens for one in burst.answers]
 
     def speedups(self, count: int) -> list[float]:
         """Return what so many streams bring beside one, of each round."""
@@ -232,9 +234,9 @@ class RestartRow:
     new_cached_tokens: list[int] = field(default_factory=list)
 
     @property
-    def share(self) -> float:
-        """Of the time of reading."""
-        return median(self.stored_seconds) / median(self.new_seconds)
+    def shares(self) -> list[float]:
+        """Of the time of reading, of each round."""
+        return _ratios(self.stored_seconds, self.new_seconds)
 
 
 def measure_restart(start: Start, document: str, rounds: int, say: Say) -> RestartRow:
@@ -308,6 +310,8 @@ class RivalRow:
             for count in COUNTS:
                 ours, theirs = own.rates[count], self.streams.rates[count]
                 ratios[f"tokens_per_second_{count}_streams"] = median(ours) / median(theirs)
+                ours, theirs = own.decode_rates[count], self.streams.decode_rates[count]
+                ratios[f"decode_tokens_per_second_{count}_streams"] = median(ours) / median(theirs)
                 for part in (50, 95):
                     first = percentile_ms(self.streams.first_seconds[count], part)
                     ours_first = percentile_ms(own.first_seconds[count], part)

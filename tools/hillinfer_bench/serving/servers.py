@@ -97,7 +97,7 @@ def hillinfer_server(place: Path, model: str, parallel: int) -> Iterator[Running
 
 
 @contextmanager
-def transformers_server(place: Path, folder: Path) -> Iterator[RunningServer]:
+def transformers_server(place: Path, folder: Path, number_type: str) -> Iterator[RunningServer]:
     """Run `transformers serve` of this environment with the model of a folder.
 
     Parameters
@@ -106,6 +106,8 @@ def transformers_server(place: Path, folder: Path) -> Iterator[RunningServer]:
         Directory for its log.
     folder
         With config, tokenizer and weights.
+    number_type
+        That it computes in, such as `bfloat16`: ours, since its own choice may be slow here.
 
     Raises
     ------
@@ -120,7 +122,17 @@ def transformers_server(place: Path, folder: Path) -> Iterator[RunningServer]:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
     model = str(folder.absolute())
-    command = [sys.executable, "-c", _TRANSFORMERS, "serve", model, "--device", "cpu"]
+    command = [
+        sys.executable,
+        "-c",
+        _TRANSFORMERS,
+        "serve",
+        model,
+        "--device",
+        "cpu",
+        "--dtype",
+        number_type,
+    ]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     log = place / "rival.log"
     with _process(command, log, subprocess.DEVNULL) as process:
