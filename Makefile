@@ -33,6 +33,9 @@ FRONTIER ?=
 # Options of `make store`: --mixed-seconds 1200 for twenty minutes of mixed load, --part kills for a part alone.
 STORE ?=
 
+# Options of `make serve-bench`: --part streams for a part alone, --rounds 7 for more rounds.
+SERVE ?=
+
 # Options of `make slim`: by default all of the real model and the paper's shape and length with
 # random weights, which takes hours; --contexts 0 --lengths 0 --texts 0 leave out the former.
 SLIM ?= --shapes llama-3.1-8b:32768
@@ -46,7 +49,7 @@ FUZZ_SECONDS ?= 600
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help serve-test setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality precision frontier pools store slim study query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
+.PHONY: help serve-test serve-bench setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality precision frontier pools store slim study query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -139,6 +142,9 @@ faults: $(VENV)/installed ## Let every I/O call fail and kill 200 processes; no 
 
 serve-test: model ## Test the server: routes, options, errors, clients that leave, many at once (a minute)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder tests/host/serve
+
+serve-bench: model ## Measure the server: streams at once, first tokens, transformers serve (eight minutes; SERVE=options)
+	$(BIN)/hillinfer-bench serving --dir $(BUILD) --out $(BUILD)/reports/serve.json $(SERVE)
 
 mutants: $(VENV)/installed ## Put one fault after the other into a copy; tests must fail of each (an hour)
 	$(BIN)/python tools/try_mutants.py --out $(BUILD)/reports/mutants.json $(MUTANTS)

@@ -170,4 +170,28 @@ SERVING: tuple[Mutant, ...] = (
         "",
         (f"{_TESTS}/test_hostile.py::test_a_long_file_that_is_named_often_is_not_put_together",),
     ),
+    Mutant(
+        "health-that-fails-is-soon",
+        "An answer of /health that is refused counts as one that came soon.",
+        "tools/hillinfer_bench/serving/run.py",
+        "            if self.health.bad:\n",
+        "            if False:\n",
+        (f"{_TESTS}/test_serving_bench.py::test_goals_of_first_tokens_and_health",),
+    ),
+    Mutant(
+        "streams-that-still-read-decode",
+        "The rate of decoding counts from the first stream's first token on.",
+        "tools/hillinfer_bench/serving/streams.py",
+        "begin = max(one.first",
+        "begin = min(one.first",
+        (f"{_TESTS}/test_serving_bench.py::test_a_burst_counts_all_tokens_over_the_time_of_all",),
+    ),
+    Mutant(
+        "unstored-counts-as-stored",
+        "A prompt that the store does not have is measured as one that it has.",
+        "tools/hillinfer_bench/serving/streams.py",
+        "_LEAST_CACHED = 0.5",
+        "_LEAST_CACHED = 0.0",
+        (f"{_TESTS}/test_serving_bench.py::test_without_a_store_no_prompt_counts_as_stored",),
+    ),
 )

@@ -14,6 +14,7 @@ from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.system.files import check_apart, prepare_report
 from hillinfer.system.machine import NumberType
 from hillinfer_bench.cli.frontier import frontier, frontier_picture
+from hillinfer_bench.cli.serving import serving
 from hillinfer_bench.cli.slim import slim
 from hillinfer_bench.cli.storing import sealed_pool, storing
 from hillinfer_bench.decode.request import BenchRequest, Chosen
@@ -368,6 +369,7 @@ main = Program(
         traces,
         storing,
         sealed_pool,
+        serving,
         slim,
         study,
         compare,

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`hillinfer-bench serving`: its parts run on real servers, and its goals say what rows say."""
+
+import json
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+from servers import running
+
+from hillinfer.store.store import Store
+from hillinfer_bench.serving.measures import (
+    CostRow,
+    HealthRow,
+    RestartRow,
+    RivalRow,
+    StreamsRow,
+    measure_cost,
+    measure_restart,
+)
+from hillinfer_bench.serving.request import Part
+from hillinfer_bench.serving.run import Measured
+from hillinfer_bench.serving.servers import RunningServer, ServerError
+from hillinfer_bench.serving.streams import Answer, Burst, connected
+
+DOCUMENT = "the cat sat on the mat and so on. " * 30
+
+
+def test_a_run_of_the_command(command, endless_folder, tmp_path):
+    """The command starts a server, asks it, writes its report and leaves nothing else."""
+    out, place = tmp_path / "serve.json", tmp_path / "place"
+    told = command(
+        *("serving", "--model", endless_folder, "--dir", place, "--out", out, "--rounds", 1),
+        *("--part", "cost", "--part", "health", "--prompt-tokens", 150, "--new-tokens", 4),
+    )
+    assert told.code == 0, told.err
+    record = json.loads(out.read_text())
+    assert record["failed"] == {}
+    http, server = record["cost"]["http_seconds"], record["cost"]["server_seconds"]
+    assert len(http) == len(server) == 5
+    # The scheduler's clock runs within the client's.
+    assert all(0 < inner < outer for inner, outer in zip(server, http, strict=True))
+    assert record["health"]["bad"] == 0
+    assert record["goals"]["speedup_4_streams"]["why"] == "not in this run"
+    assert "own_first_token_ms_p95" in told.out
+    assert [*place.iterdir()] == []
+
+
+@contextmanager
+def address(server):
+    yield RunningServer(server.url, "tiny", SimpleNamespace(pid=0), {"ignore_eos": True})
+
+
+@pytest.fixture
+def start(endless_folder, cold_dir, tmp_path):
+    Store.create(tmp_path / "store", 1 << 26)
+
+    @contextmanager
+    def started():
+        with (
+            Store(tmp_path / "store") as store,
+            running(endless_folder, cold_dir, store=store) as server,
+            address(server) as own,
+        ):
+            yield own
+
+    return started
+
+
+def test_a_restart_finds_what_was_stored(start):
+    said = []
+    row = measure_restart(start, DOCUMENT, 2, said.append)
+    assert len(said) == len(row.stored_seconds) == len(row.new_seconds) == 2
+    assert min(row.cached_tokens) > 0.9 * len(DOCUMENT)
+    # What is read anew is not found, and is no shorter.
+    assert max(row.new_cached_tokens) < 64
+    assert min(row.prompt_tokens) > len(DOCUMENT)
+
+
+def test_without_a_store_no_prompt_counts_as_stored(tiny_server):
+    with address(tiny_server) as own, connected(own) as client:
+        with pytest.raises(ServerError, match="were found in the store"):
+            client.store(DOCUMENT)
+        assert client.ask(DOCUMENT, 4).cached_tokens == 0
+        assert min(measure_cost(client, ["the cat"], 1).own_ms) > 0
+
+
+def test_a_burst_counts_all_tokens_over_the_time_of_all():
+    one = Answer(0.0, 1.0, 3.0, (1.0, 2.0, 3.0), 3, 9, 0, None)
+    late = Answer(0.5, 2.0, 4.0, (2.0, 3.0, 4.0), 3, 9, 0, None)
+    assert Burst((one,)).rate == pytest.approx(3 / 3)
+    assert Burst((one, late)).rate == pytest.approx(6 / 4)
+    # Behind 2.0 came one of the first and two of the second.
+    assert Burst((one, late)).decode_rate == pytest.approx(3 / 2)
+
+
+def streams(*eight):
+    row = StreamsRow(peak_bytes=100)
+    row.rates = {1: [10.0] * 3, 4: [25.0] * 3, 8: list(eight)}
+    row.decode_rates = row.rates
+    row.first_seconds = {count: [0.1] * 3 for count in row.rates}
+    return row
+
+
+def goals(**rows):
+    return {one.name: one for one in Measured(**rows).goals()}
+
+
+def test_goals_of_streams():
+    made = goals(streams=streams(31.0, 31.0, 31.0))
+    assert made["speedup_4_streams"].reached == 2.5
+    assert made["speedup_4_streams"].is_met
+    assert made["speedup_8_streams"].is_met
+    assert not goals(streams=streams(29.0, 29.0, 29.0))["speedup_8_streams"].is_met
+    noisy = goals(streams=streams(31.0, 50.0, 90.0))["speedup_8_streams"]
+    assert noisy.is_noisy
+    assert not noisy.is_met
+
+
+def test_goals_of_first_tokens_and_health():
+    made = goals(
+        cost=CostRow([0.13] * 9, [0.1] * 9),
+        health=HealthRow([0.01] * 200, 0),
+        restart=RestartRow([0.5] * 3, [0.4] * 3, [6.0] * 3),
+    )
+    assert made["own_first_token_ms_p95"].reached == pytest.approx(30)
+    assert made["first_token_after_restart_share"].reached == pytest.approx(0.5 / 6)
+    names = ("own_first_token_ms_p95", "health_p99_ms", "first_token_after_restart_share")
+    assert all(made[name].is_met for name in names)
+    worse = goals(
+        cost=CostRow([0.13] * 9 + [0.4], [0.1] * 10),
+        health=HealthRow([0.01] * 200, 1),
+        restart=RestartRow([0.7] * 3, [0.4] * 3, [6.0] * 3),
+    )
+    assert not any(worse[name].is_met for name in names)
+    assert worse["health_p99_ms"].why == "1 were not 200"
+
+
+def test_a_rival_is_set_beside_ours():
+    rival = RivalRow("other", streams(20.0, 20.0, 20.0), [6.0], [3.0])
+    restart = RestartRow([0.5] * 3, [0.4] * 3, [6.0] * 3)
+    figures = Measured(streams=streams(30.0, 30.0, 30.0), restart=restart, rival=rival).figures()
+    ratios = figures["vs_transformers_serve"]
+    assert ratios["tokens_per_second_8_streams"] == pytest.approx(1.5)
+    assert ratios["first_token_stored_document"] == pytest.approx(6)
+    assert figures["first_token_after_restart_rank"] == 1
+    rival = RivalRow("other", streams(20.0, 20.0, 20.0), [6.0], [0.3])
+    assert Measured(restart=restart, rival=rival).figures()["first_token_after_restart_rank"] == 2
+
+
+def test_a_part_that_fails_says_why():
+    failed = Measured(failed={Part.RESTART.value: "it did not start"})
+    (goal,) = [one for one in failed.goals() if one.name == "first_token_after_restart_share"]
+    assert goal.is_met is None
+    assert goal.why == "it did not start"
+    assert [*failed.lines()] == ["restart failed: it did not start"]

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The subcommand of `hillinfer-bench` about the server, and its options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hillinfer.cli.console import error_console, quiet_transformers
+from hillinfer.models.registry_model import DEFAULT_MODEL
+from hillinfer_bench.serving.request import Part, ServingRequest
+
+
+def serving(
+    model: Annotated[
+        str, typer.Option(help="Registry name, folder, GGUF file, or organisation/name on the hub.")
+    ] = DEFAULT_MODEL,
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Directory on the drive, where stores are made.")
+    ] = Path("build"),
+    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of each timed figure.")] = 3,
+    new_tokens: Annotated[int, typer.Option(min=4, help="Of each stream's answer.")] = 64,
+    prompt_tokens: Annotated[int, typer.Option(min=16, help="Of each stream's prompt.")] = 1000,
+    document_tokens: Annotated[
+        int, typer.Option(min=16, help="Of the document that is asked about after a restart.")
+    ] = 6000,
+    parts: Annotated[
+        list[Part] | None,
+        typer.Option("--part", help="What is measured; give it again for more. All by default."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where the figures go as JSON.")] = Path(
+        "build/reports/serve.json"
+    ),
+) -> None:
+    """Measure the server: streams at once, its own cost, health, restarts, transformers serve."""
+    quiet_transformers()
+    from hillinfer_bench.serving.run import run
+
+    chosen = frozenset(parts or Part)
+    request = ServingRequest(
+        model, directory, out, rounds, new_tokens, prompt_tokens, document_tokens, chosen
+    )
+    print(run(request, error_console().print))

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of a run of `hillinfer-bench serving`, and the parts that can be taken alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+
+class Part(StrEnum):
+    """What is measured, in the order in which it is."""
+
+    STREAMS = "streams"
+    """Tokens per second of one, four and eight streams."""
+    COST = "cost"
+    """What the server adds to a first token."""
+    HEALTH = "health"
+    """How soon `/health` answers under eight streams."""
+    RESTART = "restart"
+    """First token for a stored document after a restart, beside reading a new one."""
+    RIVAL = "rival"
+    """The same of `transformers serve`."""
+
+
+@dataclass(frozen=True)
+class ServingRequest:
+    """Options of one run.
+
+    Parameters
+    ----------
+    model
+        Registry name, folder, GGUF file, or organisation/name on the hub.
+    directory
+        On the drive; stores and cold pools are made there and removed.
+    out
+        Where the JSON goes.
+    rounds
+        Of each timed figure.
+    new_tokens
+        Of each answer of a stream.
+    prompt_tokens, document_tokens
+        Of the text of a stream's prompt, and of the document.
+    parts
+        What of it is measured.
+    """
+
+    model: str
+    directory: Path
+    out: Path
+    rounds: int = 3
+    new_tokens: int = 64
+    prompt_tokens: int = 1000
+    document_tokens: int = 6000
+    parts: frozenset[Part] = frozenset(Part)

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of `hillinfer-bench serving`: its rows, its goals, and the report."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from hillinfer.models.loader import ModelOutline
+from hillinfer.models.sources import ModelSource
+from hillinfer.system.files import make_folders, prepare_report
+from hillinfer.system.machine import NumberType
+from hillinfer_bench.report.kinds import MachineKind
+from hillinfer_bench.serving.measures import (
+    COUNTS,
+    CostRow,
+    HealthRow,
+    RestartRow,
+    RivalRow,
+    StreamsRow,
+    measure_cost,
+    measure_health,
+    measure_restart,
+    measure_rival,
+    measure_streams,
+    percentile_ms,
+)
+from hillinfer_bench.serving.request import Part, ServingRequest
+from hillinfer_bench.serving.servers import ServerError, hillinfer_server, transformers_server
+from hillinfer_bench.serving.streams import Texts, connected
+from hillinfer_bench.storing.goals import StoreGoal, at_least, at_most, goals_text, unmeasured
+
+_PARALLEL = max(COUNTS)
+# By streams, milliseconds, milliseconds, and of the time of reading.
+_SPEEDUPS = {4: 2.0, 8: 3.0}
+_OWN_MS, _HEALTH_MS, _RESTART_SHARE = 50.0, 100.0, 0.1
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Measured:
+    """Rows; None where one was not taken.
+
+    Parameters
+    ----------
+    streams, cost, health, restart, rival
+        Of the parts.
+    failed
+        Why a row is missing, by its name.
+    """
+
+    streams: StreamsRow | None = None
+    cost: CostRow | None = None
+    health: HealthRow | None = None
+    restart: RestartRow | None = None
+    rival: RivalRow | None = None
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def goals(self) -> list[StoreGoal]:
+        """Return every goal with what was reached."""
+        return [*self._of_streams(), *self._of_first_tokens()]
+
+    def figures(self) -> dict[str, Any]:
+        """Return what has no goal of its own."""
+        made: dict[str, Any] = {}
+        if self.streams is not None:
+            for count in _SPEEDUPS:
+                name = f"decode_speedup_{count}_streams"
+                made[name] = median(self.streams.decode_speedups(count))
+        if self.cost is not None:
+            made["own_first_token_ms_median"] = median(self.cost.own_ms)
+        if self.rival is not None:
+            if ratios := self.rival.beside(self.streams, self.restart):
+                made["vs_transformers_serve"] = ratios
+            if self.restart is not None:
+                own = median(self.restart.stored_seconds)
+                made["first_token_after_restart_rank"] = 1 + sum(
+                    other < own for other in (median(self.rival.again_seconds),)
+                )
+        return made
+
+    def rows(self) -> dict[str, Any]:
+        """Return all rows for the report."""
+        return {
+            part.value: asdict(row)
+            for part in Part
+            if (row := getattr(self, part.value)) is not None
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Return the rows for reading."""
+        if self.streams is not None:
+            yield from self.streams.lines("hillinfer")
+        if self.rival is not None:
+            yield from self.rival.streams.lines(self.rival.name)
+        for name, value in self.figures().items():
+            if isinstance(value, dict):
+                told = ", ".join(f"{figure} {ratio:.2f}" for figure, ratio in value.items())
+                yield f"{name} (above 1 ours is ahead): {told}"
+            else:
+                yield f"{name}: {value:.3g}"
+        if self.restart is not None:
+            yield (
+                f"after a restart {median(self.restart.stored_seconds):.2f} s with "
+                f"{min(self.restart.cached_tokens)} of {max(self.restart.prompt_tokens)} tokens "
+                f"stored, {median(self.restart.new_seconds):.2f} s where all is read"
+            )
+        if self.health is not None:
+            yield (
+                f"/health: {len(self.health.seconds)} asked, {self.health.bad} not 200, median "
+                f"{percentile_ms(self.health.seconds, 50):.1f} ms"
+            )
+        for name, why in self.failed.items():
+            yield f"{name} failed: {why}"
+
+    # --- goals -----------------------------------------------------------------------------
+
+    def _why(self, part: Part) -> str:
+        return self.failed.get(part.value, "not in this run")
+
+    def _of_streams(self) -> Iterator[StoreGoal]:
+        for count, limit in _SPEEDUPS.items():
+            name = f"speedup_{count}_streams"
+            if self.streams is None:
+                yield unmeasured(name, f">= {limit:g}", self._why(Part.STREAMS))
+            else:
+                # One and many are of the same round, so that slow drift is in both.
+                ratios = self.streams.speedups(count)
+                yield at_least(name, median(ratios), limit, ratios)
+
+    def _of_first_tokens(self) -> Iterator[StoreGoal]:
+        name, goal = "own_first_token_ms_p95", f"<= {_OWN_MS:g}"
+        if self.cost is None:
+            yield unmeasured(name, goal, self._why(Part.COST))
+        else:
+            # Slow ones count, so that a noisy machine makes it worse and not unsure.
+            yield at_most(name, percentile_ms([one / 1e3 for one in self.cost.own_ms], 95), _OWN_MS)
+        name, goal = "health_p99_ms", f"<= {_HEALTH_MS:g}"
+        if self.health is None:
+            yield unmeasured(name, goal, self._why(Part.HEALTH))
+        else:
+            made = at_most(name, self.health.p99_ms, _HEALTH_MS)
+            if self.health.bad:
+                # One that was refused or failed is no answer, however soon it came.
+                made = replace(made, is_met=False, why=f"{self.health.bad} were not 200")
+            yield made
+        name, goal = "first_token_after_restart_share", f"<= {_RESTART_SHARE:g}"
+        if self.restart is None:
+            yield unmeasured(name, goal, self._why(Part.RESTART))
+        else:
+            shares = self.restart.shares
+            yield at_most(name, median(shares), _RESTART_SHARE, shares)
+
+
+def run(request: ServingRequest, say: Say) -> str:
+    """Measure everything and return the table.
+
+    Parameters
+    ----------
+    request
+        What to measure.
+    say
+        Takes a line before each step that takes time.
+
+    Raises
+    ------
+    HillInferError
+        Where the model or the place is none; what fails later has a line in the report.
+    """
+    prepare_report(request.out, "--out")
+    outline = ModelOutline.read(ModelSource.locate(request.model, say), NumberType.AUTO)
+    texts = Texts(outline.tokenizer)
+    prompts = [texts.take(request.prompt_tokens) for _ in range(_PARALLEL)]
+    document = texts.take(request.document_tokens)
+    make_folders(request.directory)
+    place = Path(tempfile.mkdtemp(prefix="hillinfer-serving-", dir=request.directory))
+    found = Measured()
+    try:
+        _with_one_server(request, place / "streams", prompts, found, say)
+        shutil.rmtree(place / "streams", ignore_errors=True)
+        start = partial(hillinfer_server, place / "restart", request.model, _PARALLEL)
+        _step(
+            *(request, Part.RESTART, found, say),
+            lambda: measure_restart(start, document, request.rounds, say),
+        )
+        rival = partial(
+            transformers_server,
+            *(place / "rival", outline.source.folder, str(outline.dtype).removeprefix("torch.")),
+        )
+        rest = (prompts, document, request.new_tokens, request.rounds, say)
+        _step(
+            *(request, Part.RIVAL, found, say),
+            lambda: measure_rival(rival, *rest),
+        )
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    goals = found.goals()
+    record = {
+        "goals": {one.name: asdict(one) for one in goals},
+        **{one.name: one.reached for one in goals},
+        **found.figures(),
+        **found.rows(),
+        "failed": found.failed,
+        "model": request.model,
+        "rounds": request.rounds,
+        "new_tokens": request.new_tokens,
+        **MachineKind.here(outline.dtype).as_record(),
+    }
+    request.out.write_text(json.dumps(record, indent=1))
+    return "\n".join([*found.lines(), goals_text(goals)])
+
+
+def _with_one_server(
+    request: ServingRequest, place: Path, prompts: list[str], found: Measured, say: Say
+) -> None:
+    """Take the parts that need stored prompts, on one server that has them."""
+    parts = {Part.STREAMS, Part.COST, Part.HEALTH} & request.parts
+    if not parts:
+        return
+    rounds, new_tokens = request.rounds, request.new_tokens
+    try:
+        with (
+            hillinfer_server(place, request.model, _PARALLEL) as server,
+            connected(server) as client,
+        ):
+            say(f"{len(prompts)} prompts are stored")
+            for one in prompts:
+                client.store(one)
+            _step(
+                *(request, Part.STREAMS, found, say),
+                lambda: measure_streams(server, client, prompts, new_tokens, rounds, say),
+            )
+            _step(
+                *(request, Part.COST, found, say),
+                lambda: measure_cost(client, prompts, rounds),
+            )
+            _step(
+                *(request, Part.HEALTH, found, say),
+                lambda: measure_health(server, client, prompts, new_tokens, rounds),
+            )
+    except Exception as error:
+        for part in parts:
+            if getattr(found, part.value) is None:
+                found.failed.setdefault(part.value, _said(error))
+        say(_said(error))
+
+
+def _step(
+    request: ServingRequest, part: Part, found: Measured, say: Say, work: Callable[[], object]
+) -> None:
+    """Take one row; where that fails, say so and go on with the others."""
+    if part not in request.parts:
+        return
+    say(f"{part.value}: {request.rounds} rounds")
+    try:
+        setattr(found, part.value, work())
+    except Exception as error:
+        found.failed[part.value] = _said(error)
+        say(f"{part.value}: {found.failed[part.value]}")
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, ServerError) else f"{type(error).__name__}: {error}"
