@@ -64,8 +64,9 @@ class AskedStep:
 
     def tell(self, of: tuple[int, int, float], coming: int, wanted: Wanted, exact: int = 0) -> None:
         """Fill in how much is to be chosen, how much of it is exact, and with which factors."""
-        step = self.step
-        if self.of is None or self.of[2] != of[2]:
+        # After an interrupt in between it is filled in for nothing.
+        step, before, self.of = self.step, self.of, None
+        if before is None or before[2] != of[2]:
             self.tell_scaling(of[2])
         step.coming = coming
         step.sinks, step.recent, step.count = wanted.sinks, wanted.recent, wanted.count
