@@ -456,7 +456,7 @@ _HARD_TO_SEE = (
     Mutant(
         "pool-looked-at-too-early",
         "A step looks for hot rows while some are being promoted.",
-        "host/hillinfer/engine/layer_calls.py",
+        "host/hillinfer/engine/decode_step.py",
         """        self._pools.settle(layer)
         if length > len(""",
         """        if length > len(""",
@@ -465,9 +465,9 @@ _HARD_TO_SEE = (
     Mutant(
         "choice-aside-at-a-groups-end",
         "Another thread chooses while the token that comes begins a group, over the tail's rows.",
-        "host/hillinfer/engine/layer_calls.py",
-        "            and past % GROUP_TOKENS != 0\n",
-        "",
+        "host/hillinfer/engine/queries.py",
+        "return past % GROUP_TOKENS != 0 and 0 < inside",
+        "return 0 < inside",
         (
             f"{_TESTS}/engine/test_choice_aside.py::test_where_a_group_or_a_segment_ends_the_caller_chooses[1088-False]",
         ),

@@ -11,16 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.engine.budget_plan import most_coded, weighed_bytes
+from hillinfer.engine.coded_call import CountedMemory, ReusedRows, SplitCall
 from hillinfer.engine.cold_rows import ColdRows
-from hillinfer.engine.layer_calls import (
-    AskedStep,
-    ChoiceAhead,
-    CountedMemory,
-    LayerCalls,
-    ReusedRows,
-    SplitCall,
-)
-from hillinfer.engine.queries import explained, host_query
+from hillinfer.engine.decode_step import AskedStep, LayerCalls
+from hillinfer.engine.queries import ChoiceAhead, explained, host_query, may_choose_aside
 from hillinfer.engine.selection import Ahead, Sets, TokenSelection
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import LayerStepLog
@@ -160,8 +154,12 @@ class CodedStep:
                 own = self._shadow.described(layer, sequence, past)
                 if own is None:
                     return None
-                threads = 1 if self._is_recorded else int(ahead.step.threads)
-                if self._calls.may_choose_aside(past, self._newest_step, threads):
+                if (
+                    ahead.step.threads > 1
+                    and not self._is_recorded
+                    and self._newest_step >= self._calls.aside_from
+                    and may_choose_aside(past, self._segment_tokens)
+                ):
                     return self._begin_aside(layer, sequence, own)
                 split = self._with_room(ahead, past + 1)
                 split.tell_values(self._known_words(layer, sequence))
@@ -201,11 +199,14 @@ class CodedStep:
         split.tell(sets, exact)
         split.tell_values(self._known_words(layer, sequence))
         self._pools.wait_for(layer)
-        table, pool = sequence.table_addresses[layer], self._pools.layers[layer].table_address
+        table, hot = sequence.table_addresses[layer], self._pools.layers[layer]
+        # It stays while the library looks, whoever has it grow meanwhile.
+        kept = hot.slot_of_row
         # When attention looks, the tail holds what it holds now, or what follows a full group.
         rest = self._segment_tokens, past + 1, past & -GROUP_TOKENS, split.address
-        listed = partial(self._library.decode, "hillinfer_list_cold", table, pool)
+        listed = partial(self._library.decode, "hillinfer_list_cold", table, hot.table_address)
         is_here = self._values.look(layer, lambda slots: listed(slots, *rest))
+        del kept
         landed = None if is_here else self._begun(layer, sequence, split)
         return Ahead(sets, landed, None, exact)
 

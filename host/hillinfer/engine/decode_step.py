@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import time
 from functools import partial
@@ -12,25 +13,137 @@ import torch
 
 from hillinfer.attention.native import NativeAttention
 from hillinfer.engine.cold_rows import ColdRows
-from hillinfer.engine.layer_calls import ChoiceAhead, LayerCalls
-from hillinfer.engine.queries import explained
+from hillinfer.engine.queries import ChoiceAhead, explained, may_choose_aside
 from hillinfer.engine.selection import Ahead, Sets, TokenSelection
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import LayerStepLog
+from hillinfer.kv.pool_policies import PoolPolicy
 from hillinfer.kv.prefetch_buffer import LandedRows
-from hillinfer.kv.sequence import Sequence
+from hillinfer.kv.sequence import NUMBER_TYPES, Sequence
 from hillinfer.kv.shadow_keeper import ShadowKeeper
+from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.coming import ComingAttention, MissList
 from hillinfer.native.library import native_library
 from hillinfer.native.selected_rows import SelectedRows
-from hillinfer.native.structures import DecodeStep
-from hillinfer.scoring.scorer import ImportanceEvaluation
+from hillinfer.native.structures import DecodeStep, Shape
+from hillinfer.scoring.arguments import query_factor
+from hillinfer.scoring.scorer import ImportanceEvaluation, Wanted
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, LayerStep, Recorder
 from hillinfer_model.choices import Scope
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
+
+_NOT_COUNTED = -1  # Hits are counted in Python.
+# After a step with cold rows it is looked for so many steps what is to be read.
+_STEPS_AFTER_COLD = 16
+
+
+class AskedStep:
+    """What layers of one step are asked for alike, and what it is filled in for (`of`).
+
+    That is the tokens that are stored, how many the sequence has beside them, and the scaling.
+    """
+
+    def __init__(self, step: DecodeStep) -> None:
+        self.step = step
+        self.address = ctypes.addressof(step)
+        self.of: tuple[int, int, float] | None = None
+        self.count = 0
+
+    def tell(self, of: tuple[int, int, float], coming: int, wanted: Wanted, exact: int = 0) -> None:
+        """Fill in how much is to be chosen, how much of it is exact, and with which factors."""
+        # After an interrupt in between it is filled in for nothing.
+        step, before, self.of = self.step, self.of, None
+        if before is None or before[2] != of[2]:
+            self.tell_scaling(of[2])
+        step.coming = coming
+        step.sinks, step.recent, step.count = wanted.sinks, wanted.recent, wanted.count
+        step.threads, step.exact = torch.get_num_threads(), exact
+        self.of, self.count = of, wanted.count
+
+    def tell_scaling(self, scaling: float) -> None:
+        """Fill in the factors alone."""
+        self.step.scaling, self.step.factor = scaling, query_factor(scaling)
+
+
+class LayerCalls:
+    """Tells the library of queries, and the pools and their policy of what it found.
+
+    Attributes
+    ----------
+    aside_from
+        The first step from which on rows are thought to be hot again.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        spec: KernelSpec,
+        scope: Scope,
+        pools: HotPools,
+        policy: PoolPolicy,
+    ) -> None:
+        self._shape = shape
+        self._spec = spec
+        self._scope = scope
+        self._pools = pools
+        self._policy = policy
+        self._query_shape = shape.query_heads, 1, shape.head_dim
+        # A policy that counts in a way of its own does it in Python.
+        is_common = type(policy).tally is PoolPolicy.tally
+        self._shift = policy.fade_shift if is_common else _NOT_COUNTED
+        self.aside_from = 0
+
+    def asked(self) -> AskedStep:
+        """Return what a kind of call asks for: another thread may still look at another kind's."""
+        shape = self._shape
+        return AskedStep(
+            DecodeStep(
+                shape=Shape.of(self._spec, self._scope),
+                group_size=shape.group_size,
+                stored_type=0 if shape.stored_type is StoredType.BFLOAT16 else 1,
+                fade_shift=self._shift,
+            )
+        )
+
+    def tell_query(self, step: DecodeStep, query: torch.Tensor) -> bool:
+        """Say where a query lies; False where the library cannot read it, or others refuse it."""
+        number_type, strides = NUMBER_TYPES.get(query.dtype), query.stride()
+        if number_type is None or query.shape != self._query_shape or not query.is_cpu:
+            return False
+        if strides[2] != 1:
+            return False
+        step.query, step.head_stride, step.query_type = query.data_ptr(), strides[0], number_type
+        return True
+
+    def settle(self, layer: int, sequence: Sequence, length: int) -> None:
+        """Wait until no row of a layer moves, and have room to count hits.
+
+        Not with `attending` held: rows may move behind an observer that waits for it.
+        """
+        self._pools.settle(layer)
+        if length > len(sequence.hits.counts[layer]):
+            self._pools.cover_hits(sequence.hits, layer, length)
+
+    def note_hits(
+        self, layer: int, sequence: Sequence, selected: SelectedRows, misses: MissList
+    ) -> None:
+        """Note that what is selected was counted, or count it: each row once."""
+        length = sequence.lengths[layer]
+        self._pools.hits.note(layer, sequence, length & -GROUP_TOKENS, length)
+        if self._shift == _NOT_COUNTED:
+            counts = sequence.hits.counts[layer]
+            self._policy.tally(counts, selected.rows)
+            misses.recount(counts)
+
+    def note_cold(self, step: int) -> None:
+        """Note that rows were cold in a step."""
+        self.aside_from = step + _STEPS_AFTER_COLD
+
+
+# --- The step ---
 
 
 class NativeDecode:
@@ -96,7 +209,7 @@ class NativeDecode:
         # One for each kind of call, and what all layers of a step have in common is told once.
         self._both, self._ahead, asked = calls.asked(), calls.asked(), calls.asked()
         self._rows, self._rows_address = asked.step, asked.address
-        self._newest_step = 0
+        self._segment_tokens, self._newest_step = spec.segment_tokens, 0
         self._make_room(0, 0)
         self._coming = ComingAttention(self._number, attention.state_bytes, shape.row_bytes)
 
@@ -206,7 +319,9 @@ class NativeDecode:
         self._newest_step = step
         if not 0 < count < length or not math.isfinite(scaling):
             return None
-        if not self._takes(sets) or not self._calls.tell_query(asked, query):
+        # One set for whatever shares one, all of the same length.
+        is_even = len(sets) == self._sets and all(len(one) == count for one in sets)
+        if not is_even or not self._calls.tell_query(asked, query):
             return None
         out = torch.empty(self._query_shape)
         asked.scaling, asked.threads, asked.step = scaling, torch.get_num_threads(), step
@@ -350,17 +465,14 @@ class NativeDecode:
         self._misses = MissList(self._selected.most_rows)
         self._places = self._selected.address, self._misses.address
 
-    def _takes(self, sets: Sets) -> bool:
-        """Say whether there is a set of the same length for whatever shares one."""
-        return len(sets) == self._sets and all(len(one) == len(sets[0]) for one in sets)
-
     def _may_choose_aside(self, layer: int, past: int) -> bool:
         """Say whether another thread may choose of a layer's rows, all hot as far as is known."""
-        threads = 1 if self._is_recorded else int(self._ahead.step.threads)
-        return self._pools.layers[
-            layer
-        ].used_rows >= past & -GROUP_TOKENS and self._calls.may_choose_aside(
-            past, self._newest_step, threads
+        return (
+            self._ahead.step.threads > 1
+            and not self._is_recorded
+            and self._newest_step >= self._calls.aside_from
+            and may_choose_aside(past, self._segment_tokens)
+            and self._pools.layers[layer].used_rows >= past & -GROUP_TOKENS
         )
 
     def _end(
@@ -373,7 +485,8 @@ class NativeDecode:
     ) -> None:
         """Log rows of a layer that were all hot, or what was read of them."""
         if self._is_recorded:
-            self._note_attended(layer, started)
+            stop = time.perf_counter_ns()
+            self._recorder.note(Lane.COMPUTE, "attention", started, stop, layer=layer)
         if entry is None:
             self._log.end_hot(layer, sequence, step, self._selected.table.count)
         else:
@@ -385,7 +498,3 @@ class NativeDecode:
         self._recorder.note(Lane.HOST_SCORING, "code", started, coded, layer=layer)
         self._recorder.note(Lane.HOST_SCORING, "score", coded, chosen, layer=layer, tokens=tokens)
         return chosen
-
-    def _note_attended(self, layer: int, started: int) -> None:
-        stop = time.perf_counter_ns()
-        self._recorder.note(Lane.COMPUTE, "attention", started, stop, layer=layer)

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.engine.budget_plan import most_coded, weighed_bytes
+from hillinfer.engine.coded_call import CountedMemory, ReusedRows
 from hillinfer.engine.coded_step import CodedStep
-from hillinfer.engine.layer_calls import CountedMemory, ReusedRows
 from hillinfer.engine.queries import explained, host_query
 from hillinfer.engine.selection import Ahead, Sets, TokenSelection
 from hillinfer.gpu.attention import GpuSide

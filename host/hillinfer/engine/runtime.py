@@ -34,7 +34,7 @@ from hillinfer.scoring.scorer import ImportanceEvaluation, Scorer
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.settings import Settings
 from hillinfer.statistics import CacheStatistics, Counters, LayerHits
-from hillinfer.trace.recorder import LayerStep
+from hillinfer.trace.recorder import SILENT, LayerStep
 
 
 def _unannounced() -> None:
@@ -227,7 +227,8 @@ class Runtime:
         """Note that a forward pass begins, and raise what went wrong while writing before it."""
         self._settle()
         self._step += 1
-        self.recorder.begin_step(self._step)
+        if self.recorder is not SILENT:
+            self.recorder.begin_step(self._step)
         if self.coded is not None:
             self.coded.begin_step()
         self._keeper.begin_step(self._step)

@@ -30,7 +30,7 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 if TYPE_CHECKING:
     from hillinfer.engine.gpu_coded_step import AnyCodedStep
-    from hillinfer.engine.layer_calls import ChoiceAhead
+    from hillinfer.engine.queries import ChoiceAhead
 
 Sets = list[NDArray[np.int64]]
 # Scoring of one layer, as the native library counts it in bytes (`Shape::work_bytes`), that is done

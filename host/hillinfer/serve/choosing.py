@@ -12,6 +12,7 @@ from hillinfer.generate.tokens import TokenChooser
 from hillinfer.serve.requests import AnswerWishes
 
 _SEEDS = 1 << 63
+_LEAST_LOGPROB = -9999.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ class WishedTokens:
         self._given[token_id] += 1
         if self._wishes.top is None:
             return Chosen(token_id)
-        logprobs = logits.float().log_softmax(-1)
+        # JSON has no infinity: what cannot come at all is told as other servers tell it.
+        logprobs = logits.float().log_softmax(-1).clamp(min=_LEAST_LOGPROB)
         values, ids = logprobs.topk(min(self._wishes.top, len(logprobs)))
         top = tuple(map(Likely, ids.tolist(), values.tolist()))
         return Chosen(token_id, float(logprobs[token_id]), top)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from hillinfer.errors import BudgetError, ColdPoolError, HillInferError
+from hillinfer.extents.shared_chunks import StoredRowsError
 from hillinfer.generate.answering import Generation
 from hillinfer.serve.answers import AnswerText
 from hillinfer.serve.choosing import WishedTokens
@@ -153,11 +154,11 @@ class Scheduler:
 
     def _let_in(self) -> None:
         """Begin answers of prompts that are read, then prompts of requests that wait."""
-        if self._has_failed_drive and not self._renew():
-            return
         for job in list(self._answering):
             while job.has_choices and job.finish is None and not self._is_full:
                 self._guarded(job, partial(self._begin_choice, job))
+        if self._has_failed_drive and not self._renew():
+            return
         while self._waiting and not self._is_full:
             if any(job.has_choices for job in self._answering):
                 break
@@ -319,7 +320,9 @@ class Scheduler:
         if job.finish is not None:
             return
         job.finish, job.ended = finish, time.monotonic()
-        self._has_failed_drive |= isinstance(error, ColdPoolError)
+        # Rows of a store that were lost are one sequence's alone.
+        if isinstance(error, ColdPoolError) and not isinstance(error, StoredRowsError):
+            self._has_failed_drive = True
         job.usage = self._usage(job)
         own = [choice.generation for choice in job.running]
         if job.generation is not None:

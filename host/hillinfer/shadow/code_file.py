@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+import warnings
 from collections.abc import Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from hillinfer.drive.checksums import ROW_SUM_BYTES, RowSums
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, IOMode, aligned_buffer, round_up
 from hillinfer.drive.landing import MAX_READ_BYTES, FileRows, Landed
 from hillinfer.drive.read_engines import ReadEngine
-from hillinfer.errors import ColdPoolError
+from hillinfer.errors import ColdPoolError, HillInferWarning
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
@@ -69,7 +71,7 @@ class CodeFile:
 
     Codes of a group are known under the number of its segment's values, as in `CodePool`. A layer's
     records of 4,096 rows lie together, so that one file serves all layers. What cannot be written
-    is read as rows.
+    is read as rows. These have all that codes have, so after codes that cannot be read all is.
 
     Parameters
     ----------
@@ -113,12 +115,14 @@ class CodeFile:
         self._rows = 0
         self._sums = RowSums(layers, accountant)
         self._numbers = np.full((layers, 0), _NOTHING, np.int32)
-        self._is_written = True
+        self._is_written = self._is_read = True
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-codes")
         accountant.take(Part.STAGING, buffer_bytes(spec, 0))
         size = round_up(spec.segment_tokens * self._size, PAGE_BYTES)
         self._written = aligned_buffer(size)[:size]
         self._landing = aligned_buffer(_READ_BYTES)
+        # Buffers that nobody reads to, and their tokens: one thread begins what another one takes.
+        self._lending = threading.Lock()
         self._free: list[NDArray[np.uint8]] = []
         self._tokens = 0
         self._coming: dict[tuple[int, Hashable], _Coming] = {}
@@ -148,8 +152,11 @@ class CodeFile:
         added = buffer_bytes(spec, tokens) - buffer_bytes(spec, self._tokens)
         self._accountant.take(Part.STAGING, added)
         self.drop()
-        self._tokens = tokens
-        self._free = [np.zeros((tokens, self._size), np.uint8) for _ in range(2)]
+        with self._lending:
+            self._tokens, self._free = 0, []
+        larger = [np.zeros((tokens, self._size), np.uint8) for _ in range(2)]
+        with self._lending:
+            self._tokens, self._free = tokens, larger
 
     # --- writing ---------------------------------------------------------------------------
 
@@ -211,10 +218,12 @@ class CodeFile:
         self, layer: int, rows: NDArray[np.int64], numbers: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
         """Say which rows have codes here, under those numbers; any thread may ask."""
+        found = np.zeros(len(rows), np.bool_)
+        if not self._is_read:
+            return found
         groups = rows // GROUP_TOKENS
         own = self._numbers[layer]
         known = groups < len(own)
-        found = np.zeros(len(rows), np.bool_)
         found[known] = own[groups[known]] == numbers[known]
         return found
 
@@ -237,15 +246,10 @@ class CodeFile:
         if known is not None:
             self._give(known)
         own = rows[chosen]
-        if not len(own) or len(own) > self._tokens:
-            return np.zeros(len(rows), np.bool_)
-        try:
+        with self._lending:
+            if not len(own) or len(own) > self._tokens or not self._free:
+                return np.zeros(len(rows), np.bool_)
             buffer = self._free.pop()
-        except IndexError:
-            return np.zeros(len(rows), np.bool_)
-        if len(own) > len(buffer):
-            # Buffers grew meanwhile, and this was one of before.
-            return np.zeros(len(rows), np.bool_)
         landed = self._reader.submit(self._land, layer, own, buffer)
         self._coming[layer, key] = _Coming(layer, own, numbers[chosen], buffer, landed)
         return chosen
@@ -262,6 +266,9 @@ class CodeFile:
     ) -> NDArray[np.bool_]:
         """Bring codes of those rows that have any here, and say of which.
 
+        Where they cannot be read, or are not what was written, the user is warned, and none is
+        brought from here on.
+
         Parameters
         ----------
         layer, key, rows, numbers
@@ -272,11 +279,6 @@ class CodeFile:
             int64: where in `out` each row's codes go.
         own
             Counts what was read, too: for the sequence.
-
-        Raises
-        ------
-        ColdPoolError
-            Where they cannot be read, or are not what was written.
         """
         filled, started = np.zeros(len(rows), np.bool_), time.perf_counter()
         try:
@@ -284,15 +286,24 @@ class CodeFile:
             (rest,) = np.nonzero(~filled)
             if len(rest) and self.begin(layer, key, rows[rest], numbers[rest]).any():
                 self._take(layer, key, rows, numbers, out, places, filled, own)
+        except ColdPoolError as error:
+            self._is_written = self._is_read = False
+            warnings.warn(
+                f"{error}; coded tokens are read as rows from here on: same tokens, slower",
+                HillInferWarning,
+                stacklevel=2,
+            )
         finally:
             self._counters.drive_wait_seconds += time.perf_counter() - started
         return filled
 
     def drop(self) -> None:
         """Forget what was begun, and wait until nothing is read."""
-        while self._coming:
-            _, coming = self._coming.popitem()
-            self._give(coming)
+        for key in list(self._coming):
+            # Another thread may take it first.
+            coming = self._coming.pop(key, None)
+            if coming is not None:
+                self._give(coming)
 
     def close(self) -> None:
         """Stop reading and give the drive's space back; harmless when done twice."""
@@ -361,5 +372,6 @@ class CodeFile:
         if not coming.landed.cancelled():
             coming.landed.exception()
         # Those of before buffers grew are not used again.
-        if len(coming.buffer) == self._tokens:
-            self._free.append(coming.buffer)
+        with self._lending:
+            if len(coming.buffer) == self._tokens:
+                self._free.append(coming.buffer)

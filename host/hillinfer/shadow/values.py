@@ -8,7 +8,7 @@ import itertools
 import struct
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -71,6 +71,29 @@ def slot_bytes(spec: KernelSpec) -> int:
     return code_row_bytes(spec) + spec.kv_heads + _SLOT_TABLE_BYTES
 
 
+@dataclass(frozen=True)
+class _Columns:
+    """What is known of rows and slots.
+
+    Parameters
+    ----------
+    slots, worth
+        Of each row number its slot, int32, below 0 where nothing is kept, and what that is worth,
+        float16.
+    rows, numbers
+        Of each slot its row, int32, below 0 where it is free, and the number of its codes, int32.
+    chunks, bases
+        64 slots each, uint8 (64, row_bytes), and where they lie, uint64.
+    """
+
+    slots: NDArray[np.int32]
+    worth: NDArray[np.float16]
+    rows: NDArray[np.int32]
+    numbers: NDArray[np.int32]
+    chunks: tuple[NDArray[np.uint8], ...]
+    bases: NDArray[np.uint64]
+
+
 class CodePool:
     """Codes of one layer's tokens by row number, as many as there is memory for.
 
@@ -84,76 +107,106 @@ class CodePool:
 
     def __init__(self, row_bytes: int) -> None:
         self._row_bytes = row_bytes
-        self._chunks: list[NDArray[np.uint8]] = []
-        self._bases = np.zeros(0, np.uint64)
-        self._rows = np.zeros(0, np.int32)
-        self._numbers = np.zeros(0, np.int32)
-        self._slots = np.zeros(0, np.int32)
-        self._worth = np.zeros(0, np.float16)
         self._step_worth = 1.0
         self._library = native_library()
         self._table = CodeSlots(row_bytes=row_bytes, most_worth=MOST_WORTH)
-        # Where the library finds what is here, and changes it.
-        self.address = ctypes.addressof(self._table)
+        none, halves = np.zeros(0, np.int32), np.zeros(0, np.float16)
+        self._seen = self._next = _Columns(none, halves, none, none, (), np.zeros(0, np.uint64))
         self._describe()
+
+    @property
+    def address(self) -> int:
+        """Where the library finds what is here, and changes it."""
+        _ = self._own
+        return ctypes.addressof(self._table)
+
+    @property
+    def _own(self) -> _Columns:
+        """What there is; the library is told first where an interrupt came before it was."""
+        if self._seen is not self._next:
+            self._describe()
+        return self._next
 
     @property
     def capacity(self) -> int:
         """Slots that there are."""
-        return len(self._rows)
+        return len(self._own.rows)
 
     @property
     def covered(self) -> int:
         """Row numbers that there are tables for."""
-        return len(self._slots)
+        return len(self._own.slots)
 
     @property
     def used(self) -> int:
         """Slots that hold codes."""
-        return int(np.count_nonzero(self._rows >= 0))
+        return int(np.count_nonzero(self._own.rows >= 0))
 
     def begin_step(self) -> None:
         """Let what was wanted before count a little less."""
         self._step_worth *= 2 ** (1 / _HALF_LIFE_STEPS)
         if self._step_worth > _LARGEST_WORTH:
-            self._worth /= np.float16(self._step_worth)
+            own = self._own.worth
+            own /= np.float16(self._step_worth)
             self._step_worth = 1.0
         self._table.step_worth = np.float16(self._step_worth)
 
     def cover(self, rows: int) -> None:
         """Have tables for so many row numbers."""
-        more = rows - len(self._slots)
-        self._slots = np.concatenate([self._slots, np.full(more, -1, np.int32)])
-        self._worth = np.concatenate([self._worth, np.zeros(more, np.float16)])
-        self._describe()
+        own = self._own
+        more = max(0, rows - len(own.slots))
+        slots = np.concatenate([own.slots, np.full(more, -1, np.int32)])
+        worth = np.concatenate([own.worth, np.zeros(more, np.float16)])
+        self._become(replace(own, slots=slots, worth=worth))
 
     def resize(self, capacity: int) -> None:
         """Have so many slots, a multiple of 64; what lies in those that go is forgotten."""
-        if capacity < len(self._rows):
-            gone = self._rows[capacity:]
-            self._slots[gone[gone >= 0]] = -1
-            del self._chunks[capacity // CHUNK_SLOTS :]
-            self._rows, self._numbers = self._rows[:capacity].copy(), self._numbers[:capacity]
+        own, more = self._own, capacity - self.capacity
+        if more < 0:
+            gone = own.rows[capacity:]
+            own.slots[gone[gone >= 0]] = -1
+            chunks = own.chunks[: capacity // CHUNK_SLOTS]
+            rows, numbers = own.rows[:capacity].copy(), own.numbers[:capacity].copy()
+        elif more:
+            made = [
+                np.zeros((CHUNK_SLOTS, self._row_bytes), np.uint8)
+                for _ in range(more // CHUNK_SLOTS)
+            ]
+            chunks, free = (*own.chunks, *made), np.full(more, -1, np.int32)
+            rows, numbers = (np.concatenate([one, free]) for one in (own.rows, own.numbers))
         else:
-            more = capacity - len(self._rows)
-            for _ in range(more // CHUNK_SLOTS):
-                self._chunks.append(np.zeros((CHUNK_SLOTS, self._row_bytes), np.uint8))
-            self._rows = np.concatenate([self._rows, np.full(more, -1, np.int32)])
-            self._numbers = np.concatenate([self._numbers, np.full(more, -1, np.int32)])
-        self._bases = np.array([one.ctypes.data for one in self._chunks], np.uint64)
-        self._describe()
+            return
+        bases = np.array([one.ctypes.data for one in chunks], np.uint64)
+        self._become(replace(own, rows=rows, numbers=numbers, chunks=chunks, bases=bases))
 
     @property
     def chunks(self) -> list[NDArray[np.uint8]]:
         """What holds codes, as long as somebody looks at them."""
-        return list(self._chunks)
+        return list(self._own.chunks)
+
+    def _become(self, columns: _Columns) -> None:
+        # At once: an interrupt may come anywhere, and the library is never told of half of them.
+        self._next = columns
+        self._describe()
 
     def _describe(self) -> None:
-        table = self._table
-        table.slot_of_row, table.row_count = self._slots.ctypes.data, len(self._slots)
-        table.worth, table.chunks = self._worth.ctypes.data, self._bases.ctypes.data
-        table.numbers, table.rows = self._numbers.ctypes.data, self._rows.ctypes.data
-        table.slot_count, table.step_worth = len(self._rows), np.float16(self._step_worth)
+        own = self._next
+        table = CodeSlots(
+            slot_of_row=own.slots.ctypes.data,
+            worth=own.worth.ctypes.data,
+            row_count=len(own.slots),
+            numbers=own.numbers.ctypes.data,
+            rows=own.rows.ctypes.data,
+            slot_count=len(own.rows),
+            chunks=own.bases.ctypes.data,
+            row_bytes=self._row_bytes,
+            step_worth=np.float16(self._step_worth),
+            most_worth=MOST_WORTH,
+        )
+        size = ctypes.sizeof(table)
+        ctypes.memmove(ctypes.addressof(self._table), ctypes.addressof(table), size)
+        # What the library saw before may go.
+        self._seen = own
 
     def want(self, rows: NDArray[np.int64]) -> None:
         """Note that tokens of these row numbers, each once, are wanted in this step."""
@@ -163,14 +216,14 @@ class CodePool:
     def worth(self, rows: NDArray[np.int64]) -> NDArray[np.float16]:
         """Return what codes of these row numbers are worth: 1 for each time, halved by 32 steps."""
         worth = np.zeros(len(rows), np.float16)
-        known = rows < len(self._worth)
-        worth[known] = self._worth[rows[known]] / np.float16(self._step_worth)
+        known = rows < len(self._own.worth)
+        worth[known] = self._own.worth[rows[known]] / np.float16(self._step_worth)
         return worth
 
     def recall(self, rows: NDArray[np.int64], worth: NDArray[np.float16]) -> None:
         """Take codes of these row numbers to be worth at least so much, as `worth` returns it."""
         now = np.minimum(worth.astype(np.float32) * np.float32(self._step_worth), MOST_WORTH)
-        self._worth[rows] = np.maximum(self._worth[rows], now.astype(np.float16))
+        self._own.worth[rows] = np.maximum(self._own.worth[rows], now.astype(np.float16))
 
     def find(
         self, rows: NDArray[np.int64], numbers: NDArray[np.int64]
@@ -185,11 +238,11 @@ class CodePool:
             Of each, that of its segment's values.
         """
         addresses = np.zeros(len(rows), np.uint64)
-        slots = self._slots[rows]
-        if len(self._rows):
-            held = np.flatnonzero((slots >= 0) & (self._numbers[slots] == numbers))
+        slots = self._own.slots[rows]
+        if len(self._own.rows):
+            held = np.flatnonzero((slots >= 0) & (self._own.numbers[slots] == numbers))
             addresses[held] = self._places(slots[held])
-        return addresses, list(self._chunks)
+        return addresses, list(self._own.chunks)
 
     def offer(
         self, rows: NDArray[np.int64], numbers: NDArray[np.int64], codes: NDArray[np.uint8]
@@ -219,15 +272,15 @@ class CodePool:
 
     def forget(self, rows: NDArray[np.int64]) -> None:
         """Keep no codes of these row numbers, which are other tokens' from here on."""
-        own = rows[rows < len(self._slots)]
-        slots = self._slots[own]
-        self._rows[slots[slots >= 0]] = -1
-        self._slots[own] = -1
-        self._worth[own] = 0
+        own = rows[rows < len(self._own.slots)]
+        slots = self._own.slots[own]
+        self._own.rows[slots[slots >= 0]] = -1
+        self._own.slots[own] = -1
+        self._own.worth[own] = 0
 
     def _places(self, slots: NDArray[np.int32]) -> NDArray[np.uint64]:
         within = (slots % CHUNK_SLOTS).astype(np.uint64) * np.uint64(self._row_bytes)
-        return np.asarray(self._bases[slots // CHUNK_SLOTS] + within)
+        return np.asarray(self._own.bases[slots // CHUNK_SLOTS] + within)
 
 
 # --- The codes of all layers ---
@@ -271,7 +324,7 @@ class ValueCodes:
         self._set_aside = set_aside
         self._slot_bytes = slot_bytes(spec)
         self._layers = [CodePool(self.coder.row_bytes) for _ in range(layers)]
-        self._capacity = self._covered = 0
+        self._capacity = self._covered = self._counted = 0
         self._numbers = itertools.count()
         # Whoever needs memory makes room from whatever thread.
         self._changing = threading.RLock()
@@ -281,7 +334,7 @@ class ValueCodes:
     @property
     def held_bytes(self) -> int:
         """Bytes of codes, which are counted as hot; their rows' tables come on top."""
-        return len(self._layers) * self._capacity * self._slot_bytes
+        return self._counted
 
     def begin_step(self) -> None:
         """Note that a forward pass begins, and take or give back memory."""
@@ -388,7 +441,8 @@ class ValueCodes:
         slots = min(granted // (layers * self._slot_bytes), self._covered)
         capacity = slots // CHUNK_SLOTS * CHUNK_SLOTS
         # Each change has hot rows ranked.
-        if capacity < self._capacity or capacity >= self._capacity + self._capacity // 16:
+        is_changed = capacity < self._capacity or capacity >= self._capacity + self._capacity // 16
+        if is_changed or not self._is_whole:
             self._resize(capacity)
 
     def _cover(self, rows: int) -> bool:
@@ -415,16 +469,23 @@ class ValueCodes:
 
     def _resize(self, capacity: int) -> None:
         size = capacity * self._slot_bytes * len(self._layers)
-        more = size - self.held_bytes
         self._set_aside(size)
-        if more > 0 and not self._take(more):
-            self._set_aside(self.held_bytes)
-            return
+        if size > self._counted:
+            if not self._take(size - self._counted):
+                self._set_aside(self._counted)
+                return
+            self._counted = size
         self._capacity = capacity
         for one in self._layers:
             one.resize(capacity)
-        if more < 0:
-            self._accountant.give(Part.HOT, -more)
+        before, self._counted = self._counted, size
+        self._accountant.give(Part.HOT, before - size)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the last change of what there is got through: an interrupt may have come."""
+        size = self._capacity * self._slot_bytes * len(self._layers)
+        return size == self._counted and all(one.capacity == self._capacity for one in self._layers)
 
     def _take(self, byte_count: int) -> bool:
         """Count memory that hot rows give way for; it may be that others have taken it."""

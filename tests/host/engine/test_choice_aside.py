@@ -6,7 +6,7 @@ import pytest
 import torch
 from placement_matrix import Budget
 
-from hillinfer.engine.layer_calls import ChoiceAhead
+from hillinfer.engine.queries import ChoiceAhead
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import CacheUseError
 from hillinfer.model_shape import ModelShape, StoredType

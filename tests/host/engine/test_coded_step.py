@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode steps over exact rows and coded tokens: the golden model's bits, wherever codes lie."""
 
+import os
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +11,10 @@ from coded_golden import SETTINGS, SHAPE, Text
 from placement_matrix import Budget, Path, Way, pairs
 from twins.python_coded import PythonCodedStep
 
+from hillinfer.drive.calls import DriveCalls
 from hillinfer.engine.budget_plan import kernel_spec, weighed_bytes
 from hillinfer.engine.runtime import Runtime
-from hillinfer.errors import SettingsError
+from hillinfer.errors import HillInferWarning, SettingsError
 from hillinfer.memory_budget import Part
 from hillinfer.model_shape import StoredType
 
@@ -349,3 +352,65 @@ def test_sealed_rows_have_no_codes_beside_them(expected, cold_dir):
     found, statistics = run(Way(Budget.LEAST, path=Path.COLD), LONG, settings, cold_dir)
     assert np.array_equal(found.view(np.int32), expected.view(np.int32))
     assert statistics.coded_arrivals > statistics.coded_reads == 0
+
+
+class Truncating(DriveCalls):
+    """The operating system, which lets a test cut a file short that was written to first."""
+
+    descriptor = -1
+
+    def pwrite(self, descriptor, data, offset):
+        self.descriptor = descriptor
+        return super().pwrite(descriptor, data, offset)
+
+
+@pytest.mark.parametrize("announced", [False, True])
+def test_a_file_of_codes_that_fails_costs_no_answer(announced, cold_dir):
+    """Rows have all that codes have: the user is warned, and gets the same bits."""
+    whole, _, (read, _) = filed(cold_dir, announced)
+    calls = Truncating()
+    way = Way(Budget.LEAST, path=Path.PREFETCHED if announced else Path.COLD)
+    runtime = way.open(SHAPE, SETTINGS, cold_dir, LONG.prompt + LONG.steps)
+    file = runtime.parts.codes_file._file
+    file._calls = calls
+    try:
+        sequence = runtime.open_sequence()
+        LONG.read(runtime, sequence)
+        found = [LONG.decode(runtime, sequence, 0, announced)]
+        os.ftruncate(calls.descriptor, 0)
+        with pytest.warns(HillInferWarning, match="read as rows from here on"):
+            found += [
+                LONG.decode(runtime, sequence, step, announced) for step in range(1, LONG.steps)
+            ]
+        arrived = runtime.statistics()
+    finally:
+        runtime.close()
+    assert np.array_equal(np.stack(found).view(np.int32), whole.view(np.int32))
+    assert arrived.coded_reads < read
+    assert arrived.coded_arrivals > arrived.coded_reads
+
+
+def test_tables_that_grow_stay_while_the_library_looks(cold_dir):
+    """Another thread lists what is cold of a layer, and meanwhile a group begins."""
+    way = Way(Budget.LEAST, path=Path.PREFETCHED)
+    runtime = way.open(SHAPE, SETTINGS, cold_dir, LONG.prompt + LONG.steps)
+    try:
+        sequence = runtime.open_sequence()
+        LONG.read(runtime, sequence)
+        LONG.decode(runtime, sequence, 0)
+        hot, look = runtime.parts.pools.layers[1], runtime.coded._values.look
+        stays = []
+
+        def grown(layer, call):
+            before = weakref.ref(hot.slot_of_row)
+            hot.cover(len(hot.slot_of_row) + 4096)
+            stays.append(before() is not None)
+            return look(layer, call)
+
+        runtime.coded._values.look = grown
+        positions = np.arange(300)
+        past = LONG.prompt + 1
+        runtime.coded.begin_to_read(1, sequence, past, [positions], [positions[:40]])
+    finally:
+        runtime.close()
+    assert stays == [True]

@@ -3,6 +3,7 @@
 
 import errno
 import itertools
+import json
 import os
 import random
 import socket
@@ -111,9 +112,9 @@ def test_a_chat_of_more_messages_than_tokens(tiny_server, client):
 def test_a_sequence_that_cannot_be_closed_costs_nobody_an_answer(tiny_server, client, monkeypatch):
     def fail(generation):
         close(generation)
-        raise RuntimeError("struck")
+        raise RuntimeError(words)
 
-    close = Generation.close
+    close, words = Generation.close, "struck"
     expected = text(tiny_server.ask(CHAT, client))
     before = len(tiny_server.logged("answer_failed"))
     monkeypatch.setattr(Generation, "close", fail)
@@ -121,7 +122,10 @@ def test_a_sequence_that_cannot_be_closed_costs_nobody_an_answer(tiny_server, cl
     monkeypatch.undo()
     assert text(tiny_server.ask(CHAT, client)) == expected
     (line,) = tiny_server.logged("answer_failed")[before:]
-    assert "struck" in line["error"]
+    # Words of an error that nobody foresaw may be a prompt's: its kind and place are enough.
+    assert line["error"] == "RuntimeError"
+    assert "in fail" in line["detail"]
+    assert words not in json.dumps(line)
 
 
 def test_what_cannot_be_counted_costs_nobody_an_answer(tiny_server, client, monkeypatch):
@@ -169,9 +173,9 @@ def test_a_document_takes_no_place_of_a_request(endless_folder, cold_dir, tmp_pa
     with (
         with_store(endless_folder, cold_dir, tmp_path / "store", parallel=1, queue=0) as server,
         server.client() as client,
-        slowed(server),
+        slowed(server, 0.05),
     ):
-        made = put(client, "cat " * 200)
+        made = put(client, "cat " * 900)
         until(lambda: client.files.retrieve(made.id).hillinfer["tokens_done"] >= CHUNK)
         assert server.ask(CHAT, client, max_tokens=2).usage.completion_tokens == 2
         assert client.files.retrieve(made.id).status == "uploaded"

@@ -2,6 +2,7 @@
 """Value codes in a file of their own: what is found there, what it takes, and what is damaged."""
 
 import errno
+import os
 from contextlib import closing
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.files import probe_io_mode
-from hillinfer.errors import ColdPoolError
+from hillinfer.errors import HillInferWarning
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.settings import IOChoice
 from hillinfer.shadow.code_file import CodeFile, buffer_bytes, record_bytes, table_bytes
@@ -26,8 +27,10 @@ class Calls(DriveCalls):
     """The operating system, whose writes a test lets fail or changes."""
 
     fails = flips = False
+    descriptor = -1
 
     def pwrite(self, descriptor, data, offset):
+        self.descriptor = descriptor
         if self.fails:
             raise OSError(errno.ENOSPC, "no space")
         if self.flips:
@@ -138,12 +141,30 @@ def test_what_is_taken_and_read_is_counted(opened):
         assert counters.cold_read_bytes == 3 * 4096
 
 
-def test_changed_codes_are_an_error_that_names_the_place(opened):
+def test_after_codes_that_changed_all_come_as_rows(opened):
+    """Who asks is told of the place once, and gets what came before it."""
     opened.calls.flips = True
     opened.write(0, np.arange(2 * GROUP))
+    opened.calls.flips = False
     assert opened.fill(0, np.array([1, 69]))[0].all()
-    with pytest.raises(ColdPoolError, match=rf"128 bytes at {70 * 128} of codes of values"):
-        opened.fill(0, np.array([1, 70]))
+    with pytest.warns(HillInferWarning, match=rf"128 bytes at {70 * 128} of codes of values"):
+        came, found = opened.fill(0, np.array([1, 70]))
+    assert not came.any()
+    assert not found.any()
+    # Nothing is written or found any more, and nobody is told again.
+    opened.write(0, np.arange(2 * GROUP, 3 * GROUP))
+    for row in (1, 2 * GROUP):
+        assert not opened.fill(0, np.array([row]))[0].any()
+
+
+def test_after_a_read_that_failed_all_come_as_rows(opened):
+    opened.write(0, np.arange(2 * GROUP))
+    opened.file.begin(0, "key", np.array([3]), np.array([7]))
+    assert opened.fill(0, np.array([3]))[0].all()
+    os.ftruncate(opened.calls.descriptor, 0)
+    with pytest.warns(HillInferWarning, match="could not read .* of codes of values"):
+        assert not opened.fill(0, np.array([3]))[0].any()
+    assert not opened.fill(0, np.array([3]))[0].any()
 
 
 def test_what_cannot_be_written_is_not_there(opened):
@@ -174,3 +195,19 @@ def test_buffers_that_grow_drop_what_was_begun(opened):
     assert opened.accountant.held()[Part.STAGING] == buffer_bytes(SPEC, 1000)
     _, found = opened.fill(0, np.array([5]))
     assert np.array_equal(found[0], codes[5])
+
+
+def test_nobody_reads_to_buffers_that_are_too_small(opened, monkeypatch):
+    """While they grow, another thread asks for more than the old ones hold."""
+    rows, begun, zeros = np.arange(6 * GROUP), [], np.zeros
+    opened.write(0, rows)
+
+    def asked(shape, *given):
+        monkeypatch.setattr(np, "zeros", zeros)
+        begun.append(opened.file.begin(0, "key", rows, np.full(len(rows), 7)).any())
+        return zeros(shape, *given)
+
+    monkeypatch.setattr(np, "zeros", asked)
+    opened.file.expect(1000)
+    assert begun == [False]
+    assert opened.file.begin(0, "key", rows, np.full(len(rows), 7)).all()

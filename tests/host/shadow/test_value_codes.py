@@ -2,12 +2,15 @@
 """Which codes of values stay in DRAM, under which numbers they are found, and what they take."""
 
 import ctypes
+import sys
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from hillinfer.memory_budget import Accountant, Part
+from hillinfer.shadow import values as values_module
 from hillinfer.shadow.values import CodePool, ValueCodes, slot_bytes
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import KernelSpec
@@ -167,3 +170,102 @@ def test_codes_that_nobody_makes_room_for_stay_as_few_as_they_are():
     )
     assert values.held_bytes == aside[-1] == 0
     assert accountant.held()[Part.HOT] == (1 << 20) - 100_000
+
+
+# --- interrupts ---------------------------------------------------------------------------
+
+
+def broken_off(act, line):
+    """Let Ctrl-C come before so many lines of the module were run; say whether it came."""
+    left = line
+
+    def watch(frame, event, _):
+        nonlocal left
+        if frame.f_code.co_filename != values_module.__file__:
+            return None
+        if event == "line":
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return watch
+
+    before = sys.gettrace()
+    sys.settrace(watch)
+    try:
+        act()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+CHANGES = {
+    "cover": lambda pool: pool.cover(9000),
+    "grow": lambda pool: pool.resize(192),
+    "shrink": lambda pool: pool.resize(64),
+}
+
+
+def is_whole(pool):
+    """Say whether the library sees what there is, and as much of all of it."""
+    assert pool.address == ctypes.addressof(pool._table)
+    table, own = pool._table, pool._own
+    columns = own.slots, own.worth, own.rows, own.numbers, own.bases
+    seen = table.slot_of_row, table.worth, table.rows, table.numbers, table.chunks
+    return (
+        list(seen) == [one.ctypes.data for one in columns]
+        and table.row_count == len(own.slots) == len(own.worth)
+        and table.slot_count == len(own.rows) == len(own.numbers) == 64 * len(own.chunks)
+        and [one.ctypes.data for one in own.chunks] == own.bases.tolist()
+    )
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_interrupt_leaves_a_pool_that_is_whole(change):
+    """The library is never told of some columns and not of others."""
+    line, came = 0, True
+    while came:
+        pool = CodePool(10)
+        pool.cover(300)
+        pool.resize(128)
+        offer(pool, range(128))
+        assert is_whole(pool)
+        came = broken_off(partial(CHANGES[change], pool), line)
+        line += 1
+        assert is_whole(pool)
+        CHANGES[change](pool)
+        assert is_whole(pool)
+        kept = [one if change != "shrink" or one < 64 else None for one in range(128)]
+        assert found(pool, range(128)) == kept
+    assert line > 5
+    # The twin: a pool that was told of half a change is seen.
+    pool._table.slot_count += 64
+    assert not is_whole(pool)
+
+
+def test_after_an_interrupt_the_next_step_counts_what_there_is(monkeypatch):
+    """Ctrl-C comes when some layers have given up codes, and others have not."""
+    accountant, aside, least = Accountant(1 << 20), [], [1000]
+    values = ValueCodes(SPEC, 3, accountant, lambda: least[0], aside.append)
+    values.cover(1000)
+    resize, calls = CodePool.resize, []
+
+    def interrupted(pool, capacity):
+        calls.append(capacity)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        resize(pool, capacity)
+
+    monkeypatch.setattr(CodePool, "resize", interrupted)
+    # Hot rows want more of it.
+    least[0] = (1 << 20) - values.held_bytes // 2
+    with pytest.raises(KeyboardInterrupt):
+        values.begin_step()
+    monkeypatch.undo()
+    values.begin_step()
+    capacities = {one.capacity for one in values._layers}
+    assert len(capacities) == 1
+    assert values.held_bytes == 3 * capacities.pop() * slot_bytes(SPEC) == aside[-1]
+    assert accountant.held()[Part.HOT] == values.held_bytes

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -37,10 +38,14 @@ class Log:
             self._write(json.dumps({"time": now, "level": level, "event": event, **told}))
 
     def failure(self, event: str, error: BaseException, facts: Mapping[str, object]) -> None:
-        """Write what failed, with a traceback where it was not foreseen."""
+        """Write what failed; where it was not foreseen, its kind and where it came from."""
         failure = Failure.of(error)
-        detail = failure.detail and failure.detail[-_MOST_DETAIL:]
-        self.line(event, {"error": failure.message, "detail": detail, **facts}, "error")
+        said, detail = failure.message, None
+        if failure.detail is not None:
+            # Words that are neither ours nor the system's may quote a prompt.
+            said = said if isinstance(error, OSError | MemoryError) else type(error).__name__
+            detail = "".join(traceback.format_tb(error.__traceback__))[-_MOST_DETAIL:]
+        self.line(event, {"error": said, "detail": detail, **facts}, "error")
 
 
 def _to(stream: TextIO) -> Callable[[str], object]:

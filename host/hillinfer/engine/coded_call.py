@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native library's calls for one layer's step over exact rows and coded tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.engine.decode_step import AskedStep, LayerCalls
+from hillinfer.kv.sequence import Sequence
+from hillinfer.memory_budget import Accountant, Part
+from hillinfer.native.library import native_library
+from hillinfer.native.split_rows import SplitRows
+from hillinfer.shadow.code_file import CodeFile
+from hillinfer.shadow.values import ValueCodes
+from hillinfer.trace.recorder import Lane, Recorder
+
+# --- Memory that is used again ---
+
+
+class ReusedRows:
+    """Rows of memory for one step of one layer, counted when they grow."""
+
+    def __init__(self, row_bytes: int, accountant: Accountant) -> None:
+        self._row_bytes = row_bytes
+        self._accountant = accountant
+        self._memory = np.zeros((0, row_bytes), np.uint8)
+
+    def take(self, rows: int) -> NDArray[np.uint8]:
+        """Return so many rows, valid until the next are taken."""
+        if rows > len(self._memory):
+            self._accountant.take(Part.STAGING, (rows - len(self._memory)) * self._row_bytes)
+            self._memory = np.zeros((rows, self._row_bytes), np.uint8)
+        return self._memory[:rows]
+
+
+class CountedMemory:
+    """Counts memory that each step of a layer makes anew, by the tokens that it is made for."""
+
+    def __init__(self, token_bytes: int, accountant: Accountant) -> None:
+        self._token_bytes = token_bytes
+        self._accountant = accountant
+        self._tokens = 0
+
+    def expect(self, tokens: int) -> None:
+        """Count what a step of so many tokens makes, where none had as many."""
+        more = max(0, tokens - self._tokens)
+        if more:
+            self._accountant.take(Part.STAGING, more * self._token_bytes)
+            self._tokens += more
+
+
+# --- The calls ---
+
+
+class SplitCall:
+    """The library's calls for one layer's step; see `SplitAttention`."""
+
+    def __init__(
+        self,
+        calls: LayerCalls,
+        values: ValueCodes,
+        file: CodeFile | None,
+        recorder: Recorder,
+        layer: int,
+        sequence: Sequence,
+        split: SplitRows,
+        together: NDArray[np.uint8],
+        arrived: NDArray[np.uint8],
+    ) -> None:
+        self._calls = calls
+        self._values = values
+        self._file = file
+        self._recorder = recorder
+        self._layer = layer
+        self._sequence = sequence
+        self._split = split
+        self.together = together
+        self._arrived = arrived
+        self._library = native_library()
+
+    def begin(self, name: str, number: int, pool: int, asked: AskedStep, out: torch.Tensor) -> None:
+        """Say which function begins, and what it is told."""
+        self._name, self._number, self._pool = name, number, pool
+        self._step, self._out = asked.address, out.data_ptr()
+        self._table = self._sequence.table_addresses[self._layer]
+
+    def look(self) -> bool:
+        """Find rows and codes, and attend where all is here; see `SplitAttention`."""
+        split, given = self._split, (self._name, self._number, self._table, self._pool)
+        rest = self._step, split.address, split.misses.address, self._out
+
+        def decode(slots: int) -> bool:
+            return self._library.decode(*given, slots, *rest)
+
+        with self._recorder.span(Lane.COMPUTE, "attention", layer=self._layer):
+            is_here = self._values.look(self._layer, decode)
+        self._calls.note_hits(self._layer, self._sequence, split.exact, split.misses)
+        return is_here
+
+    def fill(self) -> None:
+        """Bring those codes that lie in a file, and leave the others; see `SplitAttention`."""
+        if self._file is None or not self._split.cold_count:
+            return
+        split, key, own = self._split, id(self._sequence), self._sequence.counters
+        rows, which = split.cold[1], split.cold_numbers
+        numbers = split.missing_numbers[which]
+        filled = self._file.fill(self._layer, key, rows, numbers, self._arrived, which, own)
+        split.keep_cold(~filled)
+
+    def code(self, first: int, rows: NDArray[np.uint64]) -> None:
+        """Code tokens that were to be read; see `SplitAttention`."""
+        own = first, len(rows), rows.ctypes.data
+        given = self._number, self._step, self._split.address
+        self._library.decode("hillinfer_code_cold", *given, *own)
+
+    def end(self) -> None:
+        """Attend, once all is here."""
+        rest = self._step, self._split.address, self._out
+
+        def attend(slots: int) -> bool:
+            given = self._number, self._table
+            return self._library.decode("hillinfer_end_split", *given, slots, *rest)
+
+        with self._recorder.span(Lane.COMPUTE, "attention", layer=self._layer):
+            self._values.look(self._layer, attend)
