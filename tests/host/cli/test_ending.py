@@ -31,6 +31,7 @@ REFUSED = {
     "store-put": ("store", "put", "--prompt", "text", "--store", "/nowhere/store"),
     "store-import": ("store", "import", "/nowhere/session", "--store", "/nowhere/store"),
     "specs": ("specs", "no-preset"),
+    "serving": ("serving", "--rounds", "0"),
     "decode": ("decode", "--plan", "no-plan", "--out", "/proc/bench.json"),
     "no-command": ("no-such-command",),
 }

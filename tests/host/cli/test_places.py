@@ -34,6 +34,7 @@ OPTIONS = {
     "precision": ("precision", "--model", "/no/model", "--out"),
     "pools": ("pools", "--model", "/no/model", "--out"),
     "decode": ("decode", "--model", "/no/model", "--out"),
+    "serving": ("serving", "--model", "/no/model", "--out"),
     "pool-picture": ("pool-picture", "/no/timeline", "--out"),
     "trace-picture": ("trace-picture", "/no/trace", "--out"),
     "store-picture": ("store-picture", "/no/stats", "--out"),
