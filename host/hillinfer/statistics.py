@@ -19,7 +19,7 @@ class Counters:
     `demoted_rows` gave way. `scored_tokens` counts the tokens that decode steps chose from, also
     where all were selected. Of `selected_tokens`, `coded_tokens` came as codes and not as rows;
     `coded_arrivals` are those of them whose codes were not in DRAM: `coded_reads` of these came as
-    codes, and the others as rows.
+    codes, and the others as rows. Of `cold_write_bytes`, `code_write_bytes` were codes.
     """
 
     cold_reads: int = 0
@@ -43,6 +43,7 @@ class Counters:
     coded_tokens: int = 0
     coded_arrivals: int = 0
     coded_reads: int = 0
+    code_write_bytes: int = 0
     scored_tokens: int = 0
     device_scored_tokens: int = 0
     kernel_launches: int = 0
@@ -154,6 +155,7 @@ class CacheStatistics:
     coded_tokens: int = 0
     coded_arrivals: int = 0
     coded_reads: int = 0
+    code_write_bytes: int = 0
 
     @property
     def hot_hit_rate(self) -> float:

@@ -201,6 +201,7 @@ class CodeFile:
                 with self._recorder.span(Lane.WRITES, "codes", layer=layer, bytes=len(piece)):
                     self._file.write(piece, int(starts[first_of]))
                 self._counters.cold_write_bytes += len(piece)
+                self._counters.code_write_bytes += len(piece)
         except ColdPoolError:
             # Rows say it where they cannot be written either; these are read as rows.
             self._is_written = False

@@ -186,7 +186,7 @@ def with_best(told, seed):
 
 def test_the_best_of_the_replayed_tokens_are_rows_and_the_others_codes(told, cold_dir):
     selections = with_best(told, seed=0)
-    system = HillInferSystem("coded", EXACT | {"query": "true"}, memory_kv=1.5)
+    system = HillInferSystem("coded", EXACT | {"query": "true"}, memory_kv=2.0)
     logits, counted = decoded(told, "coded", cold_dir, selections, system)
     model, prefix, ids, _ = told
 

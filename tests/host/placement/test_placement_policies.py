@@ -2,7 +2,7 @@
 """What each placement policy does, by the table, and the paper's greedy step by step."""
 
 import pytest
-from placement_cases import CASES, MB, options, places, placing
+from placed_documents import CASES, MB, options, places, placing
 
 from hillinfer.errors import SettingsError
 from hillinfer.placement.options import (

@@ -4,7 +4,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from placement_cases import CASES, MB, options, places, placing
+from placed_documents import CASES, MB, options, places, placing
 
 from hillinfer.errors import BudgetError, SettingsError
 from hillinfer.placement.options import Option

@@ -324,9 +324,10 @@ def test_one_cache_can_be_timed_by_itself(tmp_path):
 
 def test_needles_are_kept_where_their_blocks_are(tiny):
     """The most recent blocks keep none of a document's beginning; blocks of both numbers, both."""
-    model, _, document = tiny
-    places = [list(one.blocks) for one in document.questions]
-    assert max(map(max, places)) < 4
+    model, tokenizer, _ = tiny
+    # Where needles lie follows from the text, which is not that of every Python.
+    documents = (needle_document(tokenizer, 500, seed) for seed in range(50))
+    document = next(one for one in documents if all(max(each.blocks) < 4 for each in one.questions))
     moved = [replace(one, blocks=range(6, 8)) for one in document.questions]
     for questions, kept in (
         (document.questions, 0),
