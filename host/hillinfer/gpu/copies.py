@@ -139,7 +139,7 @@ class CopiesAhead:
         self._row_bytes = row_bytes
         self._recorder = recorder
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-copy-ahead")
-        self._under_way: list[Future[CopiedRows]] = []
+        self._under_way: set[Future[CopiedRows]] = set()
 
     def begin(
         self,
@@ -158,14 +158,14 @@ class CopiesAhead:
         What is on its way, once all of it is.
         """
         copied = self._thread.submit(self._copy, layer, sequence, positions, on_drive, landed)
+        self._under_way.add(copied)
         # What is over is not held here: it holds rows in the GPU's memory.
-        self._under_way = [one for one in self._under_way if not one.done()]
-        self._under_way.append(copied)
+        copied.add_done_callback(self._under_way.discard)
         return copied
 
     def settle(self) -> None:
         """Wait until no row is being gathered, whatever became of it."""
-        wait([copied for copied in self._under_way if not copied.cancelled()])
+        wait([copied for copied in list(self._under_way) if not copied.cancelled()])
         self._under_way.clear()
 
     def close(self) -> None:

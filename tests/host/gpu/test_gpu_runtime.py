@@ -346,8 +346,7 @@ def test_rows_that_a_layer_attended_to_do_not_stay_in_the_gpus_memory(tmp_path):
     made = Steps(tmp_path / "lane", lane)
     made.step(0)
     gc.collect()
-    # The last one that was announced is looked at when the next one is; the thread that copied
-    # lets go of its target a moment after it said so.
+    # The thread that copied lets go of its target a moment after it said so.
     until(lambda: len(lane.targets) <= 1)
     made.runtime.close()
 
