@@ -37,7 +37,7 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 _NOT_COUNTED = -1  # Hits are counted in Python.
 # After a step with cold rows it is looked for so many steps what is to be read.
-_STEPS_AFTER_COLD = 16
+STEPS_AFTER_COLD = 16
 
 
 class AskedStep:
@@ -140,7 +140,7 @@ class LayerCalls:
 
     def note_cold(self, step: int) -> None:
         """Note that rows were cold in a step."""
-        self.aside_from = step + _STEPS_AFTER_COLD
+        self.aside_from = step + STEPS_AFTER_COLD
 
 
 # --- The step ---

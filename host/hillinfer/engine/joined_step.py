@@ -13,6 +13,7 @@ import torch
 
 from hillinfer.attention.native import NativeAttention
 from hillinfer.engine.cold_rows import ColdRows
+from hillinfer.engine.decode_step import STEPS_AFTER_COLD, LayerCalls
 from hillinfer.engine.queries import explained
 from hillinfer.engine.selection import Sets, TokenSelection
 from hillinfer.kv.hot_pools import HotPools
@@ -25,7 +26,7 @@ from hillinfer.native.coming import ComingAttention, MissList
 from hillinfer.native.library import native_library
 from hillinfer.native.selected_rows import SelectedRows
 from hillinfer.native.step_rows import RowStates, StepRow, StepRows
-from hillinfer.native.structures import DecodeStep, Shape
+from hillinfer.native.structures import Shape
 from hillinfer.scoring.arguments import query_factor
 from hillinfer.scoring.scorer import ImportanceEvaluation
 from hillinfer.shadow.segments import SegmentLayer
@@ -34,9 +35,6 @@ from hillinfer.trace.recorder import SILENT, Recorder
 from hillinfer_model.choices import Scope
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
-
-# After a step with cold rows so many steps read ahead, each row by itself.
-_STEPS_AFTER_COLD = 16
 
 
 @dataclass
@@ -104,8 +102,8 @@ class JoinedStep:
         Who chooses, codes and knows where shadows lie.
     pools, cold
         Where rows lie, and who has those attended to that are cold.
-    policy
-        Says how hits fade.
+    calls
+        Says what all calls for a layer are told.
     log
         Takes what was read in each layer and step.
     counters
@@ -127,7 +125,7 @@ class JoinedStep:
         shadow: ShadowKeeper,
         pools: HotPools,
         cold: ColdRows,
-        policy: PoolPolicy,
+        calls: LayerCalls,
         log: LayerStepLog,
         counters: Counters,
     ) -> None:
@@ -142,12 +140,7 @@ class JoinedStep:
         self._heads = Shape(kv_heads=shape.kv_heads, head_dim=shape.head_dim)
         self._head_numbers = shape.query_heads * shape.head_dim
         self._sets = 1 if scope is Scope.LAYER else spec.kv_heads
-        self._described = DecodeStep(
-            shape=Shape.of(spec, scope),
-            group_size=shape.group_size,
-            stored_type=0 if is_bfloat16 else 1,
-            fade_shift=policy.fade_shift,
-        )
+        self._described = calls.asked().step
         self._asked = StepRows(variant=attention.variant.number)
         self._coming = ComingAttention(
             attention.variant.number, attention.state_bytes, shape.row_bytes
@@ -414,7 +407,7 @@ class JoinedStep:
         if is_hot:
             self._log.end_hot(layer, sequence, self._step, table.count)
             return
-        self._hot_from = self._step + _STEPS_AFTER_COLD
+        self._hot_from = self._step + STEPS_AFTER_COLD
         step = ctypes.addressof(own) + StepRow.step.offset
         place = out.data_ptr() + part.row * self._head_numbers * out.element_size()
         self._coming.begin(step, part.selected, place)

@@ -407,7 +407,7 @@ def open_parts(
             choosing = (native, spec, settings.scope, evaluation, selection, shadow, pools)
             decode = NativeDecode(*choosing, gather, cold, layer_calls, log, counters, recorder)
             if JoinedStep.is_for(native, evaluation, policy, recorder):
-                joined = JoinedStep(*choosing, cold, policy, log, counters)
+                joined = JoinedStep(*choosing, cold, layer_calls, log, counters)
         pipeline = PrefetchPipeline(
             gather,
             prefetch,

@@ -19,7 +19,7 @@ from hillinfer.kv.sequence import HitRateTable, UntoldHits
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import PoolSizes
-from hillinfer.system.heap import give_free_memory_back
+from hillinfer.system.kept_memory import give_free_memory_back
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
 from hillinfer.values import format_bytes
 from hillinfer_model.kernel_spec import GROUP_TOKENS

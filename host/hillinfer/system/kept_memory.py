@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory for what comes and goes in large pieces, kept for the next one that wants some."""
+"""Memory that is kept for the next one who wants some: by us on purpose, by the heap unasked."""
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import platform
 import re
@@ -99,3 +100,14 @@ def _advise(memory: mmap.mmap, wanted: int) -> None:
         memory[0] = 0
         if time.thread_time() - began > _CHEAP_SECONDS:
             memory.madvise(mmap.MADV_NOHUGEPAGE)
+
+
+def give_free_memory_back() -> None:
+    """Give the system what the heap holds and nobody uses; does nothing where it cannot.
+
+    The GNU allocator keeps freed memory below the last piece that is in use. Tables that grow by
+    constant steps, and rows that come and go between them, left 200 MiB there that M0 does not
+    count (1M tokens of 4 layers). It takes 1 to 3 ms of a heap of 300 MiB, measured.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
