@@ -303,6 +303,16 @@ CODED: tuple[Mutant, ...] = (
         (_LANES,),
     ),
     Mutant(
+        "rows-that-were-sent-ahead-are-held",
+        "Copies to a GPU that are over stay among those that are under way.",
+        "host/hillinfer/gpu/copies.py",
+        "        copied.add_done_callback(self._under_way.discard)\n",
+        "",
+        (
+            "tests/host/gpu/test_gpu_runtime.py::test_rows_that_a_layer_attended_to_do_not_stay_in_the_gpus_memory",
+        ),
+    ),
+    Mutant(
         "codes-on-a-gpu-are-of-the-first-segments",
         "Statistics of coded tokens on a GPU are those of the first segments.",
         "host/hillinfer/gpu/coded.py",
