@@ -36,16 +36,19 @@ def _progress(what: str) -> Callable[[int, int], None]:
 
 
 def _lives() -> dict[str, object]:
-    from fault_scenarios import Scenario, StreamingAttachment
+    from fault_scenarios import Scenario, StagingAttachment, StreamingAttachment
     from lives import DocumentLife, SessionLife
 
     rows = Scenario(document_tokens=600, new_tokens=4, alpha=0.05)
     threads = replace(rows, io="threads")
     # Both questions fill the first segment: the fork's first, then the document's own.
     streamed = Scenario(1021, new_tokens=3, alpha=0.05, attachment=StreamingAttachment)
+    staged = replace(rows, attachment=StagingAttachment, layers=3)
     lives = [
         DocumentLife(rows, "rows"),
         DocumentLife(threads, "rows, read by threads"),
+        DocumentLife(staged, "read in stages"),
+        DocumentLife(replace(staged, io="threads"), "read in stages, by threads"),
         DocumentLife(streamed, "streamed shadow"),
         DocumentLife(replace(streamed, io="threads"), "streamed shadow, read by threads"),
         SessionLife(rows, "session"),
@@ -78,6 +81,8 @@ def _io(drive: Path) -> dict[str, object]:
         (lives["rows"], DriveCalls(), FEW_CALLS),
         (lives["rows, read by threads"], DriveCalls(), 4),
         (lives["rows, read by threads"], WithoutNativeReads(), 4),
+        (lives["read in stages"], DriveCalls(), 4),
+        (lives["read in stages, by threads"], PlainFileSystem(), 0),
         (lives["streamed shadow"], DriveCalls(), 4),
         (lives["streamed shadow, read by threads"], DriveCalls(), 0),
         (lives["rows"], PlainFileSystem(), 0),
@@ -97,11 +102,12 @@ def _kills(drive: Path, count: int) -> dict[str, object]:
     from kills import run_kills
 
     lives = _lives()
-    streamed, rows = count // 4, count // 4
+    streamed = rows = staged = count // 4
     shares = {
-        "session": count - streamed - rows,
+        "session": count - streamed - rows - staged,
         "session with streamed shadow": streamed,
         "rows": rows,
+        "read in stages": staged,
     }
     deaths = []
     for name, kills in shares.items():

@@ -124,7 +124,8 @@ def prune(
     later
         What a turn behind an answer does: `keep`, go on with what was kept; `anew`, choose again
         from hidden states of the first cut, which are kept in memory, or on an attached model's
-        drive.
+        drive; `enter`, choose again and compute those blocks alone that deeper layers do not have,
+        for ordinary caches and schedules of one cut.
     chunk_tokens
         Tokens that go through the deeper layers at once.
     decoding

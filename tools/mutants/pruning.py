@@ -176,7 +176,7 @@ PRUNING: tuple[Mutant, ...] = (
         "answers-have-no-boundary-states",
         "A turn that chooses anew knows nothing of the answer before it.",
         _READING,
-        "        if now.stages or self._later is LaterTurns.ANEW:\n",
+        "        if now.stages or self._later.chooses:\n",
         "        if now.stages:\n",
         (f"{_READ_TESTS}::test_a_turn_may_choose_anew",),
     ),

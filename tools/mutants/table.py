@@ -6,6 +6,7 @@ from __future__ import annotations
 from mutants.coded import CODED
 from mutants.frontier import FRONTIER
 from mutants.hardware import HARDWARE
+from mutants.later_prompts import LATER_PROMPTS
 from mutants.mutant import Mutant
 from mutants.native import NATIVE
 from mutants.placement import PLACEMENT
@@ -28,6 +29,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SECRECY,
     *STORES,
     *PRUNING,
+    *LATER_PROMPTS,
     *FRONTIER,
     *CODED,
     *TORCH_CODED,

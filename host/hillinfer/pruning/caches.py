@@ -147,6 +147,11 @@ class OrdinaryCache(StagedCache):
         """Leave the first tokens."""
         self.shorten(layers, tokens)
 
+    @property
+    def rows_move(self) -> bool:
+        """Return True: they lie in tensors of their own."""
+        return True
+
     def ordinary(self) -> DynamicCache:
         """Return it."""
         return self._cache
@@ -352,6 +357,11 @@ class CacheOnDrive(StagedCache):
         """Want no keys: whoever uses the cache next forgets what a pass that broke off brought."""
         self._expected.clear()
         self._parts.dense.watch_none()
+
+    @property
+    def rows_move(self) -> bool:
+        """Return False: they only come behind each other."""
+        return False
 
     def ordinary(self) -> DynamicCache:
         """Refuse; see `StagedCache`."""

@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from hillinfer.errors import SettingsError, UnsupportedFeatureError
+from hillinfer.errors import HillInferWarning, SettingsError, UnsupportedFeatureError
 from hillinfer.hf.features import NAME
 from hillinfer.hf.hooks import Guard, QueryPredictor, named, predictor_of
 from hillinfer.hf.joined_cache import JoinedCache
-from hillinfer.pruning.passes import ComingPrompt, coming_prompt
+from hillinfer.pruning.passes import ComingPrompt, Document, coming_prompt
 from hillinfer.pruning.schedule import Schedule
 from hillinfer.settings import QuerySource
 
@@ -84,6 +85,26 @@ class LayerGuard(Guard):
         given = named(self._guarded, args, kwargs)
         hidden = given.pop("hidden_states")
         return self._pruning.run(self._number, self, hidden, given)
+
+
+def warn_of_pieces(document: Document, before: int, tokens: int) -> None:
+    """Say that a pass may be a part of the prompt that was taken for all of it.
+
+    Parameters
+    ----------
+    document
+        What is known of the cache, of a prompt whose length nobody said.
+    before, tokens
+        What the cache holds, and how many come.
+    """
+    if document.is_new and document.length == before and tokens > 1:
+        warnings.warn(
+            f"prune: {tokens} tokens come right behind a prompt of {before} that was read in "
+            "stages, and meet what it kept: where both are one prompt, say so with "
+            "pruning.prompt(tokens) around its passes",
+            HillInferWarning,
+            stacklevel=2,
+        )
 
 
 def check_outputs(config: Any, given: dict[str, Any]) -> None:

@@ -64,7 +64,7 @@ class DocumentKeeper:
             new = torch.arange(document.length, length)
             document.positions = [torch.cat([one, new.to(one)]) for one in document.positions]
         self._blocks.cut_back(document, length)
-        needed = self._later is LaterTurns.ANEW or document.waits or not document.positions
+        needed = self._later.chooses or document.waits or not document.positions
         if not needed and document.swapping is None:
             document.boundary = document.boundary.forgotten()
         document.length, document.dense = length, min(document.dense, length)

@@ -31,6 +31,13 @@ class LaterTurns(StrEnum):
     KEEP = "keep"
     # All of it is chosen anew from boundary states, which are kept.
     ANEW = "anew"
+    # It is chosen anew, too, and what stays keeps its rows: only what enters is computed.
+    ENTER = "enter"
+
+    @property
+    def chooses(self) -> bool:
+        """Whether a later prompt chooses, from boundary states of all that came before."""
+        return self is not LaterTurns.KEEP
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,9 @@ class PrunedRead:
         Of boundary states, at most, in memory or on the drive.
     brought
         First tokens that were not read, because a store or a session had their rows in every layer.
+    entered
+        Tokens that went through the layers behind the cut, where the others kept rows of an earlier
+        prompt; None where none did. `flop_limit` is then that of a prompt that begins.
     """
 
     tokens: list[int]
@@ -60,6 +70,7 @@ class PrunedRead:
     deep_seconds: float
     boundary_bytes: int
     brought: int = 0
+    entered: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return it by name, as a report has it."""
@@ -307,6 +318,11 @@ class StagedCache(ABC):
     @abstractmethod
     def undo(self, layers: range, tokens: int) -> None:
         """Forget what a pass that broke off brought to layers that had so many tokens before."""
+
+    @property
+    @abstractmethod
+    def rows_move(self) -> bool:
+        """Whether rows may come between others."""
 
     @abstractmethod
     def ordinary(self) -> DynamicCache:

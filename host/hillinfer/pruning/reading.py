@@ -20,14 +20,20 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hillinfer.errors import UnsupportedFeatureError
+from hillinfer.errors import SettingsError, UnsupportedFeatureError
 from hillinfer.generate.answering import Completed
 from hillinfer.hf.features import check_model
 from hillinfer.hf.hooks import Guard
 from hillinfer.hf.joined_cache import JoinedCache
 from hillinfer.pruning.caches import Documents, staged_cache
 from hillinfer.pruning.decoding import BlockManager, DecodedBlocks, Decoding, Keep
-from hillinfer.pruning.guards import LayerGuard, PromptGuard, check_outputs, predictor_for
+from hillinfer.pruning.guards import (
+    LayerGuard,
+    PromptGuard,
+    check_outputs,
+    predictor_for,
+    warn_of_pieces,
+)
 from hillinfer.pruning.keeping import DocumentKeeper
 from hillinfer.pruning.passes import (
     ComingPrompt,
@@ -84,8 +90,8 @@ class Pruning:
     Raises
     ------
     SettingsError
-        Where the schedule has layers that the model has not, or keeps by weights and the ranker has
-        none.
+        Where the schedule has layers that the model has not, keeps by weights and the ranker has
+        none, or has several cuts and rows are to stay.
     UnsupportedFeatureError
         Where the model's attention is another one, or it is pruned already.
     """
@@ -103,6 +109,11 @@ class Pruning:
         decoder = model.get_decoder()
         schedule.check_layers(len(decoder.layers))
         check_weights(schedule, ranker)
+        if later is LaterTurns.ENTER and len(schedule.cuts) > 1:
+            raise SettingsError(
+                f'prune={schedule}: later="enter" has states for one cut alone, and those that '
+                'enter a second band are gone: take later="anew", or one cut'
+            )
         self.schedule = schedule
         predictor, self._decoder = predictor_for(model), decoder
         self._ranker, self._later = ranker, later
@@ -317,9 +328,11 @@ class Pruning:
             document = Document(self.schedule, before, Boundary(before), completed=before)
             document.dense = min(before, staged.brought_dense or 0)
         elif document.length or before:
+            if not coming.tokens and not self._later.chooses:
+                warn_of_pieces(document, before, tokens)
             self._keeper.cut_back(document, staged, before)
         is_prompt = before < coming.tokens if coming.tokens else tokens > 1
-        anew = self._later is LaterTurns.ANEW and is_prompt
+        anew = self._later.chooses and is_prompt
         stages = not document.positions or document.waits or anew
         if stages:
             check_outputs(self._decoder.config, given)
@@ -327,6 +340,12 @@ class Pruning:
             if document.boundary.tokens != before:
                 raise no_states(before - document.boundary.tokens, before)
         self._blocks.check(staged, hidden.shape[0])
+        if self._later is LaterTurns.ENTER and not staged.rows_move:
+            raise UnsupportedFeatureError(
+                'prune: later="enter" puts rows between those of a DynamicCache, and rows of a '
+                'cache of new_cache() only come behind each other: take later="anew", or complete '
+                "the document, which makes every later question cheaper"
+            )
         if is_new:
             staged.open_bands([cut.layer for cut in self.schedule.cuts])
             staged.note(document)
@@ -373,7 +392,7 @@ class Pruning:
     def _reach_cut(self, now: Pass, hidden: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
         """Let a chunk wait, or take the whole prompt through the deeper layers."""
         document, length = now.document, now.before + now.tokens
-        if now.stages or self._later is LaterTurns.ANEW:
+        if now.stages or self._later.chooses:
             # Rows of a batch that are one sequence have the same.
             if now.cache.is_alike:
                 piece = now.cache.wait_with(hidden[:1])
@@ -396,13 +415,15 @@ class Pruning:
 
     def _deepen(self, now: Pass, given: dict[str, Any]) -> torch.Tensor:
         """Choose, and take what stays through band after band; return the last chunk's end."""
+        if self._later is LaterTurns.ENTER and now.document.positions:
+            return self._renew(now, given)
         document, cache = now.document, now.cache
         bands, window = self._stages.bands, document.windows[0].states
         boundary, now.emptied = document.boundary, True
         tokens, brought = boundary.tokens, boundary.brought
         self._keeper.empty(document, cache)
         active, came = torch.arange(tokens, device=window.device), [*boundary.pieces]
-        document.positions, kept, spent = [], [], [0.0, 0.0]
+        document.positions, spent = [], [0.0, 0.0]
         # A last piece may be a short one.
         end = deque[torch.Tensor](maxlen=2)
         for number, band in enumerate(bands):
@@ -412,7 +433,6 @@ class Pruning:
             active = active[chosen]
             # What was brought stays in its place, and is not read.
             entering = ChosenStates(came, chosen[brought:] - brought)
-            kept.append(torch.unique_consecutive(blocks_of(active)))
             document.positions.append(active)
             decided = time.perf_counter()
             wanted = self._ranker.window(now.question_tokens)
@@ -422,22 +442,43 @@ class Pruning:
             window = self._stages.through(entering, own, band, cache, given, wanted, leave)
             spent[0] += decided - began
             spent[1] += time.perf_counter() - decided
-        cache.keep(document.positions, tokens)
+        self._note_read(now, spent)
+        return torch.cat([*end], 1)[:, -self._stages.chunk :]
+
+    def _renew(self, now: Pass, given: dict[str, Any]) -> torch.Tensor:
+        """Choose, and compute what enters the band; return the last chunk's end."""
+        document, (band,) = now.document, self._stages.bands
+        window, (held,) = document.windows[0].states, document.positions
+        boundary, began = document.boundary, time.perf_counter()
+        active = torch.arange(boundary.tokens, device=window.device)
+        self._blocks.note_prompt(document, 0, active, boundary.pieces, window)
+        chosen = active[self._stages.chosen(now.cache, 0, window, active, boundary.tokens)]
+        decided, now.emptied = time.perf_counter(), True
+        rows, take = now.cache.ordinary(), boundary.take
+        end = self._stages.renew(rows, held, chosen, take, band, given)
+        document.positions = [chosen]
+        self._note_read(now, [decided - began, time.perf_counter() - decided], end.shape[1])
+        return end[:, -self._stages.chunk :]
+
+    def _note_read(self, now: Pass, spent: list[float], entered: int | None = None) -> None:
+        """Keep what a prompt lost, and what choosing and the deeper layers took."""
+        document, bands = now.document, self._stages.bands
+        tokens, brought = document.boundary.tokens, document.boundary.brought
+        now.cache.keep(document.positions, tokens)
         per_layer = [tokens] * bands[0].start
         for band, positions in zip(bands, document.positions, strict=True):
             per_layer += [len(positions)] * len(band)
         work = layer_work(self._decoder)
         spared = work.flops([brought] * len(per_layer))
         whole = work.flops([tokens] * len(per_layer)) - spared
-        limit = whole / (work.flops(per_layer) - spared)
         document.read = PrunedRead(
             tokens=per_layer,
-            kept=kept,
-            flop_limit=limit,
+            kept=[torch.unique_consecutive(blocks_of(one)) for one in document.positions],
+            flop_limit=whole / (work.flops(per_layer) - spared),
             choosing_seconds=spent[0],
             deep_seconds=spent[1],
-            boundary_bytes=boundary.byte_count,
+            boundary_bytes=document.boundary.byte_count,
             brought=brought,
+            entered=entered,
         )
         document.is_new = True
-        return torch.cat([*end], 1)[:, -self._stages.chunk :]

@@ -217,6 +217,18 @@ class LayerWork:
         # A token attends to half of the others on average: products with keys, sums of values.
         return sum(2.0 * self.weights * one + 2.0 * self.width * one * one for one in tokens)
 
+    def entering(self, tokens: int, among: int) -> float:
+        """Return the operations of so many tokens, which come evenly among as many in a layer.
+
+        Parameters
+        ----------
+        tokens
+            That enter.
+        among
+            That are there then, those that enter included.
+        """
+        return 2.0 * self.weights * tokens + 2.0 * self.width * tokens * among
+
     def limit(self, schedule: Schedule, tokens: int, layers: int) -> float:
         """Return by how much a schedule may make reading faster: operations without it over with.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import DynamicCache
 
 from hillinfer.hf.hooks import QueryPredictor
 from hillinfer.pruning.guards import LayerGuard
@@ -173,6 +174,43 @@ class Stages:
                 hidden = self._layers[number].dense(hidden, own)
             out.append(hidden)
         return torch.cat(out, 1)
+
+    def renew(
+        self,
+        cache: DynamicCache,
+        held: torch.Tensor,
+        chosen: torch.Tensor,
+        take: Callable[[torch.Tensor], torch.Tensor],
+        band: range,
+        given: dict[str, Any],
+    ) -> torch.Tensor:
+        """Let a band have other tokens, of which those that it has already are not computed again.
+
+        Parameters
+        ----------
+        cache
+            Whose rows of that band are those of `held`, in that order.
+        held, chosen
+            int64, ascending, positions of the tokens that it has, and that it is to have.
+        take
+            Gives states (1, positions, hidden_size) that enter the band.
+        band, given
+            As in `enter`.
+
+        Returns
+        -------
+        States (1, tokens, hidden_size) behind the band, of the tokens that entered.
+        """
+        layers: list[Any] = cache.layers[band.start : band.stop]
+        stay = torch.isin(held, chosen).nonzero().flatten()
+        entering = chosen[~torch.isin(chosen, held)]
+        for layer in layers:
+            layer.keys, layer.values = layer.keys[..., stay, :], layer.values[..., stay, :]
+        out = self.enter(take(entering), entering, held[stay], band, given)
+        order = torch.cat([held[stay], entering]).argsort()
+        for layer in layers:
+            layer.keys, layer.values = layer.keys[..., order, :], layer.values[..., order, :]
+        return out
 
     def through(
         self,

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 from going_on import Once, Witness
 from tiny_models import TinyModel
 
+import hillinfer
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.engine.budget_growth import CachePlan
 from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
@@ -19,11 +22,16 @@ from hillinfer.generate.answering import Generation
 from hillinfer.generate.tokens import Sampling
 from hillinfer.hf.attach import Attachment
 from hillinfer.model_shape import ModelShape
+from hillinfer.pruning.passes import ComingPrompt, coming_prompt
+from hillinfer.pruning.schedule import Schedule
 from hillinfer.settings import IOChoice, Settings
 from hillinfer.shadow.store import STREAM_BUFFERS, shadow_bytes
+from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 CHUNK = 128
 QUESTIONS = ([3, 17, 40, 8, 51], [9, 30, 2])
+# Of three layers: something waits at the first cut, and between the two.
+CUTS = "1:50%,2:25%"
 
 
 class StreamingAttachment(Attachment):
@@ -31,6 +39,29 @@ class StreamingAttachment(Attachment):
 
     def __init__(self, model: object, settings: Settings, calls: DriveCalls | None = None) -> None:
         super().__init__(model, settings, calls, plan=_without_shadows)
+
+
+class StagingAttachment(Attachment):
+    """Caches of a model whose deeper layers see fewer tokens of a prompt."""
+
+    def __init__(self, model: object, settings: Settings, calls: DriveCalls | None = None) -> None:
+        super().__init__(model, settings, calls)
+        self._pruning = hillinfer.prune(model, CUTS, chunk_tokens=CHUNK)
+
+    def detach(self) -> None:
+        """Leave the model as it was."""
+        self._pruning.remove()
+        super().detach()
+
+
+@contextmanager
+def told(tokens: int, question_tokens: int | None = None) -> Iterator[None]:
+    """Say how long the prompt is, as `Pruning.prompt` does; nothing without it."""
+    token = coming_prompt.set(ComingPrompt(tokens, question_tokens))
+    try:
+        yield
+    finally:
+        coming_prompt.reset(token)
 
 
 def _without_shadows(*given: object) -> CachePlan:
@@ -50,9 +81,12 @@ class Scenario:
     alpha
         Share selected.
     attachment
-        How caches are made: `StreamingAttachment` keeps full shadows on the drive.
+        How caches are made: `StreamingAttachment` keeps full shadows on the drive, and of
+        `StagingAttachment` the document waits at the first cut and each question chooses.
     io
         How the drive is read.
+    layers
+        Of the model.
     """
 
     document_tokens: int
@@ -61,6 +95,7 @@ class Scenario:
     alpha: float = 0.1
     attachment: type[Attachment] = Attachment
     io: IOChoice = IOChoice.AUTO
+    layers: int = 2
 
     @property
     def document(self) -> list[int]:
@@ -79,7 +114,11 @@ class Scenario:
 
     def model(self) -> object:
         """Return the tiny random model."""
-        return TinyModel(head_dim=self.head_dim).build()
+        return self._tiny.build()
+
+    @property
+    def _tiny(self) -> TinyModel:
+        return TinyModel(head_dim=self.head_dim, layers=self.layers)
 
     def settings(self, cold_dir: Path) -> Settings:
         """Return settings with the least budget that works, so that most rows are cold."""
@@ -95,12 +134,15 @@ class Scenario:
             cold_dir=cold_dir,
             dram_budget="1KiB",
         )
-        config = TinyModel(head_dim=self.head_dim).config()
-        shape = ModelShape.from_config(config, TinyModel().dtype)
+        shape = ModelShape.from_config(self._tiny.config(), self._tiny.dtype)
         plan = BudgetPlan.with_whole_shadow(shape, settings, self.context_tokens, 2)
         # The buffers of streaming are part of the least budget of those that stream.
         streams = STREAM_BUFFERS * shadow_bytes(kernel_spec(shape, settings))
         room = 32 * 1024 + (streams if self.streams else 0)
+        if self.attachment is StagingAttachment:
+            # Of each band in each sequence an open group, and keys of the layer that decides.
+            room += 2 * len(Schedule.parse(CUTS).cuts) * GROUP_TOKENS * shape.token_bytes
+            room += self.context_tokens * shape.row_bytes
         return settings.changed(dram_budget=f"{plan.required_bytes + room}B")
 
     def attach(self, model: object, cold_dir: Path, calls: DriveCalls | None = None) -> Attachment:
@@ -133,7 +175,7 @@ class Scenario:
         Where the fork fails and is used again, the second one is answered in between: what the
         fork left half done must not be taken for done once another sequence did it.
         """
-        generation.read(self.document)
+        self.read(generation)
         fork = generation.fork()
         own = Once(partial(self.answer, generation, 1, witness))
         witness.meanwhile(fork, own)
@@ -142,6 +184,11 @@ class Scenario:
         finally:
             fork.close()
         return tokens + own()
+
+    def read(self, generation: Generation) -> None:
+        """Read the document; a question is to come."""
+        with told(len(self.document) + 1):
+            generation.read(self.document)
 
     def answer_again(self, generation: Generation) -> list[int]:
         """Answer both questions on forks of a document that was read, which may be done again."""
@@ -156,7 +203,9 @@ class Scenario:
 
     def answer(self, generation: Generation, question: int, witness: Witness) -> list[int]:
         """Read one of the questions and return the answer's tokens."""
-        generation.read(QUESTIONS[question])
+        ids = QUESTIONS[question]
+        with told(generation.cache.get_seq_length() + len(ids), len(ids)):
+            generation.read(ids)
         tokens = []
         for token_id in generation.decode(Sampling(), self.new_tokens, frozenset()):
             tokens.append(token_id)

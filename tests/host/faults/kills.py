@@ -228,7 +228,7 @@ class Neighbour:
             os.write(self._held[1], (json.dumps([one.path.name for one in held]) + "\n").encode())
             with life.scenario.attach(model, self._places.cold_dir, calls) as attachment:
                 generation = Generation(model, life.scenario.cache(attachment), CHUNK)
-                generation.read(life.scenario.document)
+                life.scenario.read(generation)
                 while _line(self._asked):
                     tokens = life.scenario.answer_again(generation)
                     os.write(self._tell, (json.dumps(tokens) + "\n").encode())

@@ -92,7 +92,7 @@ class SessionLife:
         with self.scenario.attach(model, places.cold_dir, calls) as attachment:
             generation = witness.generation(model, self.scenario.cache(attachment), CHUNK)
             try:
-                generation.read(self.scenario.document)
+                self.scenario.read(generation)
                 witness.attempt(partial(self._save, generation, places))
                 tokens = self.scenario.answer(generation, 0, witness)
                 witness.count(generation)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from engine_cases import SKIP, kernel_permits_rings
-from fault_scenarios import Scenario, StreamingAttachment
-from faulty_calls import FAULTS, HARMLESS, KINDS, Fault, Injection, PlainFileSystem
+from fault_scenarios import Scenario, StagingAttachment, StreamingAttachment
+from faulty_calls import FAULTS, HARMLESS, KINDS, Fault, FaultyCalls, Injection, PlainFileSystem
+from going_on import Witness
 from io_faults import Outcome, injections, is_clear, run_io_faults, totals
 from lives import DocumentLife, Places, SessionLife
 
@@ -19,11 +20,13 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.landing import LandingTable
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.kv.cold_store import ColdStore
+from hillinfer.pruning.keeping import DocumentKeeper
 from hillinfer.settings import IOChoice
 
 HERE = Path(__file__).parent
 FAULTS_TOOL = HERE.parents[2] / "tools" / "faults.py"
 SMALL = Scenario(document_tokens=600, new_tokens=3, alpha=0.05)
+STAGED = Scenario(600, new_tokens=3, alpha=0.05, attachment=StagingAttachment, layers=3)
 STREAMED = Scenario(1021, new_tokens=3, alpha=0.05, attachment=StreamingAttachment)
 
 
@@ -159,6 +162,35 @@ def test_faults_while_a_shadow_is_streamed(places, choice):
     assert_nothing_is_wrong(tally, 12)
     assert tally.shadow_write_bytes > 0
     assert tally.shadow_read_bytes > 0
+
+
+@pytest.mark.parametrize("choice", [IOChoice.THREADS, IOChoice.AUTO])
+def test_faults_while_a_prompt_is_read_in_stages(places, choice):
+    life = DocumentLife(scenario(choice, STAGED))
+    tally = run_io_faults(life, places, DriveCalls(), most=24)
+    assert_nothing_is_wrong(tally, 24)
+    assert tally.outcomes[Outcome.RECOVERED] > 0
+
+
+@pytest.mark.usefixtures("threads_of_python")
+@pytest.mark.parametrize("fault", [Fault.EIO, Fault.ENOSPC])
+def test_every_write_of_a_prompt_in_stages_may_fail(places, fault):
+    """States at the first cut and between the bands, and rows of all of them."""
+    life, counts = DocumentLife(scenario(IOChoice.THREADS, STAGED)), Counter()
+    for calls in (FaultyCalls(), FaultyCalls()):
+        life.live(life.scenario.model(), places, calls, Witness())
+        counts = counts & calls.counts if counts else calls.counts
+    failed = [Injection("pwrite", index, fault) for index in range(1, counts["pwrite"])]
+    tally = run_io_faults(life, places, DriveCalls(), plan=failed)
+    assert_nothing_is_wrong(tally, len(failed))
+
+
+@pytest.mark.usefixtures("threads_of_python")
+def test_a_stage_that_is_not_undone_is_seen(places, monkeypatch):
+    monkeypatch.setattr(DocumentKeeper, "undo", lambda self, now: None)
+    life = DocumentLife(scenario(IOChoice.THREADS, STAGED))
+    tally = run_io_faults(life, places, DriveCalls(), most=24)
+    assert tally.outcomes[Outcome.WRONG] + tally.outcomes[Outcome.UNCLEAR] > 0
 
 
 @pytest.mark.parametrize("fault", [Fault.EIO, Fault.ENOSPC])

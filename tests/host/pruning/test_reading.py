@@ -3,8 +3,10 @@
 
 import copy
 import gc
+import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from tiny_models import FAMILIES, TinyModel, prompts
 from transformers import DynamicCache, StaticCache
 
 import hillinfer
-from hillinfer.errors import SettingsError, UnsupportedFeatureError
+from hillinfer.errors import HillInferWarning, SettingsError, UnsupportedFeatureError
 from hillinfer.pruning.rankers import Deciding, kept_blocks, make_ranker
 from hillinfer.pruning.stages import layer_work
 
@@ -218,6 +220,32 @@ def test_chunks_of_ones_own_loop_are_one_prompt_where_it_is_said():
                     assert pruning.read_of(cache) is None
         assert lengths(cache) == lengths(whole)
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
+
+
+def test_a_prompt_whose_length_nobody_said_is_warned_of():
+    """Its first chunk is taken for all of it; where all is chosen anew nothing is lost."""
+    model = TINY.build()
+
+    def chunks(pruning, said):
+        cache = DynamicCache(config=model.config)
+        with pruning.prompt(TOKENS) if said else nullcontext(), torch.no_grad():
+            for chunk in IDS.split(350, 1):
+                model(chunk, past_key_values=cache, logits_to_keep=1)
+        return cache
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with hillinfer.prune(model, SCHEDULE) as pruning:
+            kept = lengths(chunks(pruning, True))
+            # A whole read by itself, and what a single token follows.
+            generated(model, IDS, chunk=100)
+        with hillinfer.prune(model, SCHEDULE, later="anew") as pruning:
+            assert lengths(chunks(pruning, False)) == kept
+    with (
+        hillinfer.prune(model, SCHEDULE) as pruning,
+        pytest.warns(HillInferWarning, match="350 tokens come right behind a prompt of 350"),
+    ):
+        assert lengths(chunks(pruning, False)) != kept
 
 
 def test_the_question_decides_where_it_is_said_how_long_it_is():

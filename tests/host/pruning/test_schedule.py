@@ -130,6 +130,14 @@ def test_limits_of_speed(work, layers, text, tokens, limit):
     assert work.limit(Schedule.parse(text), tokens, layers) == pytest.approx(limit, abs=0.015)
 
 
+def test_what_enters_costs_as_much_as_it_is():
+    """All of a band is a whole read of it; half of it half of that."""
+    whole = SMOLLM2.flops([3480])
+    assert SMOLLM2.entering(3480, 3480) == pytest.approx(whole)
+    assert SMOLLM2.entering(1740, 3480) == pytest.approx(whole / 2)
+    assert SMOLLM2.entering(1740, 1740) == pytest.approx(SMOLLM2.flops([1740]))
+
+
 def test_a_cut_keeps_a_share_or_tokens_or_mass():
     assert Cut(3, share=0.5).blocks_of(9) == 4
     assert Cut(3, tokens=200).blocks_of(9) == 3

@@ -31,8 +31,16 @@ from hillinfer_bench.slim.decoding import (
     says_number,
 )
 from hillinfer_bench.slim.quality import FULL, Held, Way, measure_quality
-from hillinfer_bench.slim.run import GOOD, PAPERS, WAYS, ShapeTokens, SlimRequest, run
-from hillinfer_bench.slim.speed import CACHES, DRIVE, ORDINARY, parse_caches
+from hillinfer_bench.slim.run import (
+    GOOD,
+    PAPERS,
+    WAYS,
+    ShapeTokens,
+    SlimRequest,
+    paper_schedule,
+    run,
+)
+from hillinfer_bench.slim.speed import CACHES, DRIVE, ORDINARY, SpeedRow, parse_caches
 from hillinfer_bench.slim.text import TEXT_WAYS, TextPlan
 
 # A whole read, and one that selects; the other ways take as long.
@@ -70,6 +78,31 @@ def test_every_way_is_measured_beside_what_operations_allow(report):
         assert row["boundary_bytes"] == (0 if row["schedule"] == FULL else states)
         assert (row["dram_peak_bytes"] is None) == (row["cache"] != DRIVE)
     assert told["paper_schedule"] is None
+
+
+def speed_row(shape, context, cache, schedule, speedup):
+    return SpeedRow(
+        shape, 3, context, cache, schedule, 1, [1.0], [1.0], speedup, 2.4, None, 2.38, 0.0, 0, None
+    )
+
+
+def test_the_papers_schedule_is_told_of_its_shape_with_its_layers():
+    """Cuts at 10, 20 and 30 of 32 layers allow 2.52 at 32k, as the paper's figures do."""
+    good = speed_row("llama-3.1-8b", 32768, DRIVE, "1:25%,2:12.5%", 1.19)
+    others = [
+        speed_row("llama-3.1-8b", 32768, DRIVE, FULL, 1.0),
+        speed_row("llama-3.1-8b", 32768, ORDINARY, "1:25%,2:12.5%", 2.0),
+        speed_row("llama-3.1-8b", 16384, DRIVE, "1:25%,2:12.5%", 2.0),
+    ]
+    assert paper_schedule(others) is None
+    told = paper_schedule([*others, good])
+    assert (told["shape"], told["context"], told["layers"]) == ("llama-3.1-8b", 32768, 3)
+    assert (told["speedup"], told["flop_limit"]) == (1.19, 2.38)
+    assert told["label"].startswith("measured, 3 of 32 layers")
+    whole = told["all_layers"]
+    assert (whole["layers"], whole["schedule"]) == (32, "10:8192,20:4096,30:2048")
+    assert whole["flop_limit"] == pytest.approx(2.52, abs=0.005)
+    assert whole["speedup"] == pytest.approx(whole["flop_limit"] / 2)
 
 
 def test_every_way_is_asked_about_every_needle(report):

@@ -148,7 +148,8 @@ def asked(tmp_path_factory):
     folder = save_tiny(tmp_path_factory.mktemp("model"), TinyModel(layers=5))
     loaded = load_model(str(folder))
     documents = [needle_document(loaded.tokenizer, 900, 3)]
-    names = ["2:25%", "2:25% completed", "full drive", "2:25% drive", "2:100% drive"]
+    names = ["2:25%", "2:25% entering", "2:25% completed"]
+    names += ["full drive", "2:25% drive", "2:100% drive"]
     ways = [Way(FULL), *map(Way.parse, names)]
     rows = measure_quality(loaded.model, documents, ways, nothing)
     return {row.way: row for row in rows}
@@ -168,6 +169,17 @@ def test_a_completed_document_answers_as_one_that_was_read_whole(asked):
     assert pruned.second_nll != pytest.approx(whole.second_nll, abs=1e-3)
     assert pruned.complete_seconds is None
     assert pruned.complete_share is None
+
+
+def test_a_second_question_computes_what_operations_say(asked):
+    anew, entering = asked["2:25% weights"], asked["2:25% weights entering"]
+    # The first question's prompt is the same.
+    assert (entering.nll, entering.needles_kept) == (anew.nll, anew.needles_kept)
+    assert 0 < entering.second_limit < anew.second_limit < 0.3
+    # Of a document that is whole the question is all that comes.
+    completed = asked["2:25% weights completed"]
+    assert 0 < completed.second_limit < 2 * 60 / completed.tokens
+    assert asked["full"].second_limit is None
 
 
 def test_questions_on_the_drive_are_answered_on_forks(asked):
@@ -190,7 +202,7 @@ def test_questions_on_the_drive_are_answered_on_forks(asked):
 
 def quality_row(way, right, second, nll, complete=None):
     share = None if complete is None else complete / 2
-    asked = second, 0.2, 0.1, complete, share
+    asked = second, 0.2, 0.1, 0.09, complete, share
     return QualityRow(way.name, 2000, 10, right, nll, 1.0, 1.0, 20, *asked)
 
 
@@ -234,6 +246,19 @@ def test_goals_of_what_keeps_the_answers():
         "NLL at most 0.25 + 0.3": True,
         "the needle is kept for all 20 questions": True,
         "right at least 8 - 2": True,
+        "at most 10 % of a whole read": True,
     }
-    worse = replace(kept, right=3, second_right=5, nll=0.56, needles_kept=19)
+    worse = replace(kept, right=3, second_right=5, nll=0.56, needles_kept=19, second_share=0.101)
     assert set(met(worse).values()) == {False}
+    # Where operations allow no tenth, a quarter more than they take.
+    for limit, reached, is_met in ((0.18, 0.224, True), (0.18, 0.226, False)):
+        row = replace(kept, second_limit=limit, second_share=reached)
+        name = "at most 10 % of a whole read; its operations are 18.0% of it, so a quarter more"
+        assert met(row)[name] is is_met
+
+
+def test_what_enters_for_a_second_question_has_goals_of_its_own():
+    whole = quality_row(Way(FULL), 5, 8, 0.25)
+    row = quality_row(Way(GOOD, "weights", Held.ENTERING), 5, 6, 0.25)
+    for one, expected in ((row, [True, True]), (replace(row, second_right=5), [False, True])):
+        assert [goal["met"] for goal in goals_of([], [whole, one])] == expected

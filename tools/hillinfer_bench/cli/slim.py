@@ -29,8 +29,8 @@ def slim(
         list[str] | None,
         typer.Option(
             help="How documents are read besides whole: a schedule, or one with a ranker such as "
-            "'15:50% paper', with completed or drive behind it; all ways of the results page if "
-            "none."
+            "'15:50% paper', with entering, completed or drive behind it; all ways of the results "
+            "page if none."
         ),
     ] = None,
     texts: Annotated[

@@ -103,7 +103,7 @@ def decoding_way(text: str) -> Way:
             f"--decoding {text!r}: a whole read is decoded beside every schedule; write a schedule "
             "alone, such as 15:50%"
         )
-    if others and others[-1] in (Held.COMPLETED, Held.DRIVE):
+    if others and others[-1] in (Held.ENTERING, Held.COMPLETED, Held.DRIVE):
         raise SettingsError(
             f"--decoding {text!r}: what is decoded decides where a document lies; write "
             f"{' '.join([first, *others[:-1]])!r}, without {others[-1]}"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from statistics import mean, median
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,6 +24,7 @@ from hillinfer.pruning.profile import answer, read
 from hillinfer.pruning.rankers import check_weights, make_ranker
 from hillinfer.pruning.reading import Pruning
 from hillinfer.pruning.schedule import BLOCK_TOKENS, Schedule
+from hillinfer.pruning.stages import layer_work
 from hillinfer.settings import QuerySource
 
 FULL = "full"
@@ -37,10 +39,15 @@ class Held(StrEnum):
 
     ORDINARY = "ordinary"
     """It lies in transformers' own cache, and deeper layers have what the question chose."""
+    ENTERING = "entering"
+    """The same, and a second question computes those blocks alone that deeper layers have not."""
     COMPLETED = "completed"
     """The same, but all of it goes through the deeper layers before anybody asks."""
     DRIVE = "drive"
     """It lies in HillInfer's cache, and each question chooses on a fork of its own."""
+
+
+_NAMED = (Held.ENTERING, Held.COMPLETED, Held.DRIVE)
 
 
 @dataclass(frozen=True)
@@ -63,9 +70,9 @@ class Way:
 
     @classmethod
     def parse(cls, text: str) -> Way:
-        """Return what a text says: `full` or a schedule, a ranker perhaps, `completed` or `drive`.
+        """Return what a text says: `full` or a schedule, a ranker perhaps, and where it is held.
 
-        A space stands between them.
+        A space stands between them; `entering`, `completed` or `drive` is last.
 
         Raises
         ------
@@ -73,11 +80,11 @@ class Way:
             Where it says nothing of the kind.
         """
         words, held = text.split(" "), Held.ORDINARY
-        if words[-1] in (Held.COMPLETED, Held.DRIVE):
+        if words[-1] in _NAMED:
             held = Held(words.pop())
         schedule, ranker = words[0] if words else "", " ".join(words[1:])
         if schedule == FULL:
-            if ranker or held is Held.COMPLETED:
+            if ranker or held in (Held.COMPLETED, Held.ENTERING):
                 raise SettingsError(
                     f"--ways {text!r}: what is read whole is neither chosen from "
                     "nor completed; write full, or full drive"
@@ -158,8 +165,9 @@ class QualityRow:
         Of all questions, the second ones too: those whose number's blocks every layer has.
     second_right, second_nll
         Of a second question about the same document, chosen anew; None where it was not asked.
-    second_share
-        Time of reading a second question over that of reading all of it; None as above.
+    second_share, second_limit
+        Time of reading a second question over that of reading all of it, and operations of the one
+        over those of the other, mean; None as above.
     complete_seconds, complete_share
         Processor time until a document that was read in stages is whole, and that over the time of
         reading all of it; None where it is not completed.
@@ -176,6 +184,7 @@ class QualityRow:
     second_right: int | None = None
     second_nll: float | None = None
     second_share: float | None = None
+    second_limit: float | None = None
     complete_seconds: float | None = None
     complete_share: float | None = None
 
@@ -186,6 +195,7 @@ class _Answered:
     nll: float
     seconds: float
     has_needle: bool
+    flop_share: float
 
 
 @dataclass(frozen=True)
@@ -238,6 +248,7 @@ def measure_quality(
                 sum(one.right for one in second),
                 mean(one.nll for one in second),
                 None if way == Way(FULL) else median(one.seconds for one in second) / whole_seconds,
+                None if way == Way(FULL) else mean(one.flop_share for one in second),
                 seconds,
                 None if seconds is None else seconds / whole_seconds,
             )
@@ -248,7 +259,10 @@ def measure_quality(
 
 def row_text(row: QualityRow) -> str:
     """Return a row for reading."""
-    share = "" if row.second_share is None else f", in {row.second_share:.1%} of a whole read"
+    share = ""
+    if row.second_share is not None:
+        share = f", in {row.second_share:.1%} of a whole read"
+        share += f" (operations {row.second_limit:.1%})"
     whole = (
         ""
         if row.complete_seconds is None
@@ -267,9 +281,9 @@ def _kept_share(read: PrunedRead | None) -> float:
 
 
 @torch.no_grad()
-def _ordinary(model: Any, document: NeedleDocument, way: Way) -> _Asked:
+def _ordinary(model: Any, document: NeedleDocument, way: Way, later: str = "anew") -> _Asked:
     """Read the document with the first question, and the second one behind the document."""
-    with opened(model, way, len(document.ids), QUARTER, "anew") as (cache, pruning):
+    with opened(model, way, len(document.ids), QUARTER, later) as (cache, pruning):
         first, second = document.questions
         answers = [_answer(model, cache, document, first, pruning)]
         lost = None if pruning is None else pruning.read_of(cache)
@@ -318,7 +332,12 @@ def _on_drive(model: Any, document: NeedleDocument, way: Way) -> _Asked:
         return _Asked(answers, lost)
 
 
-_ASK = {Held.ORDINARY: _ordinary, Held.COMPLETED: _completed, Held.DRIVE: _on_drive}
+_ASK = {
+    Held.ORDINARY: _ordinary,
+    Held.ENTERING: partial(_ordinary, later="enter"),
+    Held.COMPLETED: _completed,
+    Held.DRIVE: _on_drive,
+}
 
 
 def _answer(
@@ -336,7 +355,23 @@ def _answer(
     seconds = time.process_time() - began
     lost = None if pruning is None else pruning.read_of(cache)
     has_needle = lost is None or all(set(question.blocks) <= {*own.tolist()} for own in lost.kept)
-    return _Answered(*answer(model, cache, question, last), seconds, has_needle)
+    share = _flop_share(model, len(ids), held, lost)
+    return _Answered(*answer(model, cache, question, last), seconds, has_needle, share)
+
+
+def _flop_share(model: Any, tokens: int, held: int, read: PrunedRead | None) -> float:
+    """Return operations of reading what a cache did not hold, over those of reading all of it."""
+    decoder = model.get_decoder()
+    work, layers = layer_work(decoder), len(decoder.layers)
+    spent, new = 0.0, work.flops([tokens]) - work.flops([held])
+    for count in [tokens] * layers if read is None else read.tokens:
+        if count == tokens:
+            spent += new
+        elif read is None or read.entered is None:
+            spent += work.flops([count])
+        else:
+            spent += work.entering(read.entered, count)
+    return spent / work.flops([tokens] * layers)
 
 
 def _leave(cache: DynamicCache, tokens: int) -> None:

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults in what a later prompt chooses, and what it computes of that."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+_STAGES, _READING = "host/hillinfer/pruning/stages.py", "host/hillinfer/pruning/reading.py"
+_QUALITY = "tools/hillinfer_bench/slim/quality.py"
+_ENTERING = "tests/host/pruning/test_entering.py"
+_ROWS = f"{_ENTERING}::test_rows_that_stay_stay_and_others_are_those_of_a_direct_computation"
+
+LATER_PROMPTS: tuple[Mutant, ...] = (
+    Mutant(
+        "what-enters-sees-what-leaves",
+        "Tokens that enter a band see rows of those that leave it.",
+        _STAGES,
+        "        stay = torch.isin(held, chosen).nonzero().flatten()\n",
+        "        stay = torch.arange(len(held))\n",
+        (_ROWS,),
+    ),
+    Mutant(
+        "what-entered-lies-last",
+        "Rows of tokens that entered lie behind those that stayed, whatever their positions.",
+        _STAGES,
+        "        order = torch.cat([held[stay], entering]).argsort()\n",
+        "        order = torch.arange(len(stay) + len(entering))\n",
+        (_ROWS,),
+    ),
+    Mutant(
+        "all-enters",
+        "All that is chosen is computed, also what a band has.",
+        _READING,
+        "        if self._later is LaterTurns.ENTER and now.document.positions:\n",
+        "        if False:\n",
+        (_ROWS,),
+    ),
+    Mutant(
+        "pieces-of-a-prompt-in-silence",
+        "A prompt whose length nobody said loses what its first chunk did not want, in silence.",
+        _READING,
+        "            if not coming.tokens and not self._later.chooses:\n",
+        "            if False:\n",
+        (
+            "tests/host/pruning/test_reading.py"
+            "::test_a_prompt_whose_length_nobody_said_is_warned_of",
+        ),
+    ),
+    Mutant(
+        "what-enters-costs-as-all",
+        "Operations of what enters are told as those of all that a band has.",
+        _QUALITY,
+        "        elif read is None or read.entered is None:\n",
+        "        elif read is not None:\n",
+        (
+            "tests/host/pruning/test_slim_text.py"
+            "::test_a_second_question_computes_what_operations_say",
+        ),
+    ),
+)
