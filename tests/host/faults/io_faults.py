@@ -145,6 +145,8 @@ def run_io_faults(
             faulthandler.cancel_dump_traceback_later()
             tally.longest_seconds = max(tally.longest_seconds, time.perf_counter() - started)
             places.remove_session()
+            for error in witness.errors:
+                _forget_frames(error)
             tally.leftovers += len(places.names())
             tally.open_files += max(0, _open_files() - open_before)
             # Whether or not the fault came: a run must never be wrong.
@@ -241,6 +243,12 @@ def totals(tallies: list[Tally]) -> Iterator[tuple[str, int]]:
         yield outcome.value, sum(tally.outcomes[outcome] for tally in tallies)
     yield "leftovers", sum(tally.leftovers for tally in tallies)
     yield "open_files", sum(tally.open_files for tally in tallies)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Let go of what an error keeps as long as it is there, such as states that wait in a file."""
+    while error is not None:
+        error.__traceback__, error = None, error.__cause__ or error.__context__
 
 
 def _open_files() -> int:
