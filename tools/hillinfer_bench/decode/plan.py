@@ -23,6 +23,8 @@ from hillinfer_bench.systems.table import (
     make_system,
 )
 
+# What the paper compares itself with: FlexGen-like, H2O-like, prefetch-based, LeoAM-like.
+PAPER_BASELINES = ("full-drive", "h2o-all-keys", "infinigen", "leoam")
 # Of a model with room for both of the latter.
 _OWN = (HILLINFER, IN_MEMORY, IN_MEMORY_TRUE)
 
@@ -209,8 +211,28 @@ def _full(real_model: str) -> Plan:
     return Plan(tuple(cases), joined=joined)
 
 
+def _paper(real_model: str) -> Plan:
+    """Return cases after the paper's figures 12 to 16a, their names in `part`, α as there."""
+    systems = (HILLINFER, *PAPER_BASELINES)
+    common = {"alpha": 0.2, "steps": 8, "warm_up": 4}
+    # Of so few tokens buffers alone take more than a fifth.
+    short = {"budget_share": 0.5, **common}
+    opt, llama = PAPER_SHAPES
+    latency, batches, large, parts = (f"figure {one}" for one in ("12, 13", "14", "15", "16a"))
+    cases = [Case(opt, 1920, systems, batch=batch, part=latency, **short) for batch in (8, 12)]
+    cases.append(Case(opt, 32_768, systems, part=latency, **common))
+    cases += [Case(opt, 1920, systems, batch=one, part=batches, **short) for one in (1, 2, 4, 10)]
+    cases += [Case(opt, 1920, systems[:3], batch=one, part=large, **short) for one in (20, 25)]
+    cases.append(Case(opt, 32_768, ABLATION, part=parts, **common))
+    cases += [
+        Case(llama, context, systems, part=latency, **(short if context < 4096 else common))
+        for context in (1920, 8192, 16_384, 36_864)
+    ]
+    return Plan(tuple(cases))
+
+
 PLANS: Mapping[str, Callable[[str], Plan]] = MappingProxyType(
-    {"quick": _quick, "goals": _goals, "full": _full}
+    {"quick": _quick, "goals": _goals, "full": _full, "paper": _paper}
 )
 
 
