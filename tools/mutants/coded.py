@@ -345,4 +345,12 @@ CODED: tuple[Mutant, ...] = (
         "len(missing)",
         ("tests/host/replay/test_code_split.py::test_rows_of_a_trace_by_hand",),
     ),
+    Mutant(
+        "decoded-groups-have-no-codes",
+        "A group that decoding fills has no codes in the file.",
+        "host/hillinfer/kv/rows.py",
+        "            self._shadow.keep_filled(layer, sequence)\n",
+        "",
+        (f"{_STEP_TESTS}::test_groups_that_decoding_filled_have_codes_in_the_file",),
+    ),
 )

@@ -222,8 +222,8 @@ def study(
     parts: Annotated[
         str,
         typer.Option(
-            help="What is made, with commas between: modelled, accuracy, and measured of the report "
-            "of `decode --plan paper`, bench-paper.json beside --out."
+            help="What is made, with commas between: modelled, accuracy, and measured of what "
+            "`decode --plan paper` wrote to bench-paper.json beside --out."
         ),
     ] = "modelled,accuracy",
     model: Model = DEFAULT_MODEL,

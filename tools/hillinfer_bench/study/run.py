@@ -158,6 +158,9 @@ def _keep(file: Path, record: Mapping[str, Any]) -> None:
 def _accuracy(request: StudyRequest, record: dict[str, Any], say: Progress) -> str:
     outline = ModelOutline.read(ModelSource.locate(request.model, say), NumberType.FLOAT32)
     ways = study_ways(outline.shape.head_dim)
+    asked = [one for one in ways if one is ways[0] or one.title.startswith(request.ways or "")]
+    if len(asked) < 2:
+        raise SettingsError(f"--ways {' '.join(request.ways)}: no way's title begins so")
     questions = [
         one
         for one in request.plan.questions(outline.tokenizer)
@@ -165,9 +168,6 @@ def _accuracy(request: StudyRequest, record: dict[str, Any], say: Progress) -> s
     ]
     if not questions:
         raise SettingsError(f"--only {' '.join(request.only)}: no question's name begins so")
-    asked = [one for one in ways if one is ways[0] or one.title.startswith(request.ways or "")]
-    if len(asked) < 2:
-        raise SettingsError(f"--ways {' '.join(request.ways)}: no way's title begins so")
     loaded = outline.load()
     loaded.model.set_attn_implementation("sdpa")
     facts = {
