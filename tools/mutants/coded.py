@@ -353,4 +353,23 @@ CODED: tuple[Mutant, ...] = (
         "",
         (f"{_STEP_TESTS}::test_groups_that_decoding_filled_have_codes_in_the_file",),
     ),
+    Mutant(
+        "sessions-get-no-codes-in-the-file",
+        "Segments that a session brought stay without codes in the file.",
+        "host/hillinfer/shadow/kept_codes.py",
+        "            self._lacking.add(own.number)\n",
+        "            pass\n",
+        (
+            f"{_SESSION_TESTS}::"
+            "test_a_session_gets_codes_in_the_file_where_dram_has_no_room_for_all",
+        ),
+    ),
+    Mutant(
+        "rows-that-cannot-be-coded-end-the-step",
+        "Rows of a session that cannot be read for their codes are an error of the step.",
+        "host/hillinfer/shadow/kept_codes.py",
+        "                except HillInferError:\n                    return\n",
+        "                except BudgetError:\n                    return\n",
+        (f"{_SESSION_TESTS}::test_rows_that_cannot_be_read_for_codes_cost_no_answer",),
+    ),
 )
