@@ -21,7 +21,7 @@ FREQUENCY ?= 300
 # Who emulates the card of `make hw_emu`: vitis, own, or auto: Vitis where v++ is on PATH.
 EMULATOR ?= auto
 
-# What `make bench` measures: quick, goals or full.
+# What `make bench` measures: quick, goals, full or paper.
 PLAN ?= goals
 
 # Options of `make mutants`: --jobs 2, or --only and words in names of mutants.
@@ -103,6 +103,8 @@ precision: model ## Compare how many selected tokens are exact and how the other
 	$(BIN)/hillinfer-bench precision --out $(BUILD)/reports/precision.json
 
 frontier: model ## Compare systems at equal quality: KL, bytes and times (an hour; FRONTIER=options)
+	-$(BIN)/python tools/space.py --shape 1b --layers 4 --tokens 1048576 --steps 16 --alpha 0.02 \
+		--dram-budget 2GiB --exact 0.02 --out $(BUILD)/reports/space-1m.json
 	$(BIN)/hillinfer-bench frontier --out $(BUILD)/reports/frontier.json $(FRONTIER)
 
 pools: model ## Replay selections of the real model with every pool policy (eight minutes)
@@ -123,7 +125,7 @@ slim: model ## Measure reading in stages beside FLOPs, and which answers are lef
 study: model ## Make the paper's tables: accuracy of all systems, latency on its machine (STUDY=options)
 	OMP_NUM_THREADS=1 $(BIN)/hillinfer-bench study --out $(BUILD)/reports/study.json $(STUDY)
 
-bench: model ## Measure decode beside rivals in one run (ten minutes; PLAN=quick, goals or full)
+bench: model ## Measure decode beside rivals in one run (ten minutes; PLAN=quick, goals, full or paper)
 	# A tool that fails leaves no older figures behind for the report.
 	rm -f $(addprefix $(BUILD)/reports/,scorer.json drive.json beta.json)
 	-$(BIN)/python tools/scorer_bench.py --out $(BUILD)/reports/scorer.json

@@ -70,6 +70,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--alpha", type=float, help="0.02; 0.5 with --lengths")
     parser.add_argument("--exact", type=float, default=1.0, help="share that comes as rows")
+    parser.add_argument("--shadow", choices=["auto", "int8", "int4", "int2"], default="auto")
     parser.add_argument("--dram-budget", default="1GiB")
     parser.add_argument(
         "--scorer-mebibytes", type=int, default=128, help="of shadow that is scored alone, at least"
@@ -92,7 +93,7 @@ def main() -> None:
 
 def at_the_end(chosen: argparse.Namespace) -> None:
     """Store all rows, take steps, and fail where memory is not flat."""
-    choice = choice_of(chosen, "auto")
+    choice = choice_of(chosen, chosen.shadow)
     if choice.warning:
         print(f"warning: {choice.warning}", file=sys.stderr)
     runtime = runtime_of(chosen, choice)

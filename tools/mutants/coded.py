@@ -345,4 +345,31 @@ CODED: tuple[Mutant, ...] = (
         "len(missing)",
         ("tests/host/replay/test_code_split.py::test_rows_of_a_trace_by_hand",),
     ),
+    Mutant(
+        "decoded-groups-have-no-codes",
+        "A group that decoding fills has no codes in the file.",
+        "host/hillinfer/kv/rows.py",
+        "            self._shadow.keep_filled(layer, sequence)\n",
+        "",
+        (f"{_STEP_TESTS}::test_groups_that_decoding_filled_have_codes_in_the_file",),
+    ),
+    Mutant(
+        "sessions-get-no-codes-in-the-file",
+        "Segments that a session brought stay without codes in the file.",
+        "host/hillinfer/shadow/kept_codes.py",
+        "            self._lacking.add(own.number)\n",
+        "            pass\n",
+        (
+            f"{_SESSION_TESTS}::"
+            "test_a_session_gets_codes_in_the_file_where_dram_has_no_room_for_all",
+        ),
+    ),
+    Mutant(
+        "rows-that-cannot-be-coded-end-the-step",
+        "Rows of a session that cannot be read for their codes are an error of the step.",
+        "host/hillinfer/shadow/kept_codes.py",
+        "                except HillInferError:\n                    return\n",
+        "                except BudgetError:\n                    return\n",
+        (f"{_SESSION_TESTS}::test_rows_that_cannot_be_read_for_codes_cost_no_answer",),
+    ),
 )

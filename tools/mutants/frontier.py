@@ -103,4 +103,34 @@ FRONTIER: tuple[Mutant, ...] = (
         "            pass\n",
         ("tests/host/bench/test_replayed_selection.py::test_the_best_of_a_selection",),
     ),
+    Mutant(
+        "any-share-of-a-limit-is-enough",
+        "A goal that bytes forbid counts as reached whatever was reached of its limit.",
+        f"{_FOLDER}/goals.py",
+        "_ENOUGH = 0.8",
+        "_ENOUGH = 0.0",
+        (
+            f"{_GOAL_TESTS}::"
+            "test_a_goal_that_bytes_forbid_is_reached_from_four_fifths_of_its_limit_on",
+        ),
+    ),
+    Mutant(
+        "flagged-limit-reached",
+        "A flagged row reaches a limit.",
+        f"{_FOLDER}/goals.py",
+        "self.forbidden and not self.record.flagged and",
+        "self.forbidden and",
+        (
+            f"{_GOAL_TESTS}::"
+            "test_a_goal_that_bytes_forbid_is_reached_from_four_fifths_of_its_limit_on",
+        ),
+    ),
+    Mutant(
+        "worse-answers-are-as-good",
+        "A way that is worse than the full cache in one length meets the goal by another.",
+        f"{_FOLDER}/elsewhere.py",
+        'any(one["nll"] > 2 * (one["error"] or 0.0) for one in rows)',
+        'all(one["nll"] > 2 * (one["error"] or 0.0) for one in rows)',
+        (f"{_TESTS}/test_frontier_elsewhere.py",),
+    ),
 )

@@ -73,4 +73,30 @@ STUDY = (
         "min(1.0, (1 - hits) * selected / hosted) if hosted",
         (f"{_TESTS}/test_study_modelled.py",),
     ),
+    Mutant(
+        "known-ways-answer-again",
+        "A run that goes on asks every way again.",
+        f"{_STUDY}/accuracy.py",
+        'if way.title not in before["scores"]]',
+        "]",
+        (f"{_TESTS}/test_study_command.py::test_a_run_goes_on_with_what_is_known",),
+    ),
+    Mutant(
+        "ways-of-other-bytes-are-known",
+        "Answers stand for a way that reads other bytes now.",
+        f"{_STUDY}/run.py",
+        'if one in facts["ways"]}',
+        "}",
+        (f"{_TESTS}/test_study_command.py::test_only_ways_that_are_not_known_answer",),
+    ),
+    Mutant(
+        "beside-full-means-of-one-alone",
+        "A way's own loss is told for what it loses beside the full cache.",
+        f"{_STUDY}/beside_full.py",
+        'own["nll"] - other["nll"] for own',
+        'own["nll"] for own',
+        (
+            f"{_TESTS}/test_study_command.py::test_ways_are_compared_with_the_full_cache_question_by_question",
+        ),
+    ),
 )

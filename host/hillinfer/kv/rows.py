@@ -333,8 +333,7 @@ class RowKeeper:
             The current step.
         """
         tail = sequence.tails[layer]
-        tokens = keys.shape[1]
-        done = 0
+        tokens, done = keys.shape[1], 0
         while done < tokens:
             filled = sequence.lengths[layer] % GROUP_TOKENS
             if filled + tokens - done < GROUP_TOKENS:
@@ -446,6 +445,7 @@ class RowKeeper:
             self._keeper.offer_written(layer, sequence, positions, sequence.tails[layer], step)
             # The next token writes to the tail.
             self._pools.settle(layer)
+            self._shadow.keep_filled(layer, sequence)
 
     def _tell_hits(self, sequence: Sequence) -> None:
         for layer in range(self._shape.layers):

@@ -16,8 +16,9 @@ from hillinfer.kv.saved_sequences import SavedShadow
 from hillinfer.kv.sequence import RowLayout, RowPart, Sequence
 from hillinfer.scoring.scorer import Scorer, SegmentShadow
 from hillinfer.shadow.code_file import CodeFile
+from hillinfer.shadow.kept_codes import KeptCodes
 from hillinfer.shadow.memory import ShadowMemory
-from hillinfer.shadow.segments import Segment, SegmentLayer
+from hillinfer.shadow.segments import Segment, SegmentLayer, known_values
 from hillinfer.shadow.values import SegmentValues, ValueCodes
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
@@ -58,7 +59,7 @@ class ShadowKeeper:
         self._gather = gather
         self._memory = memory
         self._has_device = memory.has_device
-        self.values, self._file = values, file
+        self.values, self._codes = values, None if values is None else KeptCodes(values, file)
         self._key_part, self.value_part = RowPart(layout.keys), RowPart(layout.values)
         self._no_keys = torch.empty((0, self.spec.kv_heads, self.spec.head_dim)).half()
 
@@ -196,9 +197,8 @@ class ShadowKeeper:
                         partial(saved.read_codes, number, layer),
                     )
                     self._memory.leave_to_device(own, (number + 1) * size, tokens)
-                    values = None if self.values is None else saved.values(number, layer)
-                    if self.values is not None and values is not None:
-                        own.values = self.values.numbered(values)
+                    if self._codes is not None:
+                        own.values = self._codes.adopted(saved.values(number, layer))
 
     def share_segment(self, sequence: Sequence, segment: Segment) -> None:
         """Give a sequence its next segment, which others have too."""
@@ -296,7 +296,7 @@ class ShadowKeeper:
             own = self._own(sequence, number).layers[layer]
             coded = own.coded_tokens
             # Whatever may fail comes before anything of the segment changes.
-            keys = self._keys(layer, sequence, fresh, base + coded, end)
+            keys = self._states(layer, sequence, fresh, base + coded, end, self._key_part)
             statistics = own.statistics
             values = self._wanted_values(layer, sequence, number, fresh_values, base + coded, end)
             if statistics is None:
@@ -316,9 +316,8 @@ class ShadowKeeper:
     @staticmethod
     def _coded_tokens(layer: int, sequence: Sequence, number: int) -> int:
         """Return the coded tokens of a segment, which may not be there yet."""
-        if number >= len(sequence.segments):
-            return 0
-        return sequence.segments[number].layers[layer].coded_tokens
+        own = sequence.segments[number : number + 1]
+        return own[0].layers[layer].coded_tokens if own else 0
 
     def _recode_lost(self, layer: int, sequence: Sequence, number: int) -> None:
         """Code a segment again that was lost with its device, with the statistics it has.
@@ -330,7 +329,7 @@ class ShadowKeeper:
         if lost:
             assert own.statistics is not None
             base = number * self.spec.segment_tokens
-            keys = self._stored_keys(layer, sequence, base, base + lost)
+            keys = self._stored(layer, sequence, base, base + lost, self._key_part)
             self._scorer.encode(keys, own.statistics, self._memory.writable(own), 0)
             own.coded_tokens = lost
             self._memory.note_coded(own, number)
@@ -341,12 +340,6 @@ class ShadowKeeper:
         self._recode_lost(layer, sequence, number)
         return self._memory.whole(own)
 
-    def _keys(
-        self, layer: int, sequence: Sequence, fresh: torch.Tensor, start: int, end: int
-    ) -> torch.Tensor:
-        """Return the keys of start <= position < end as FP16, from `fresh` where it has them."""
-        return self._states(layer, sequence, fresh, start, end, self._key_part)
-
     def _states(
         self,
         layer: int,
@@ -356,6 +349,7 @@ class ShadowKeeper:
         end: int,
         part: RowPart,
     ) -> torch.Tensor:
+        """Return that of start <= position < end as FP16, from `fresh` where it has them."""
         fresh_start = sequence.lengths[layer] - len(fresh)
         if start == fresh_start and end - start == len(fresh):
             return fresh
@@ -377,21 +371,15 @@ class ShadowKeeper:
 
     def known_values(self, layer: int, sequence: Sequence) -> list[SegmentValues]:
         """Return what `complete_values` does, up to where something is missing; any thread may."""
-        found: list[SegmentValues] = []
-        for segment in sequence.segments:
-            own = segment.layers[layer].values
-            if own is None:
-                break
-            found.append(own)
-        return found
+        return known_values(layer, sequence.segments)
 
     def complete_values(self, layer: int, sequence: Sequence) -> list[SegmentValues]:
         """Return what there is of the values of every segment that has codes of keys.
 
         Statistics of segments that a session or a store brought without are taken of their rows.
+        Codes of segments that came without any are kept, one at a time.
         """
-        assert self.values is not None
-        found: list[SegmentValues] = []
+        assert self._codes is not None
         for number, segment in enumerate(sequence.segments):
             own = segment.layers[layer]
             if own.statistics is None:
@@ -401,8 +389,10 @@ class ShadowKeeper:
                 end = base + own.coded_tokens
                 values = self._states(layer, sequence, self._no_keys, base, end, self.value_part)
                 self._take_values(layer, sequence, number, values)
-            assert own.values is not None
-            found.append(own.values)
+                assert own.values is not None
+                self._codes.lack(own.values)
+        found = known_values(layer, sequence.segments)
+        self._codes.complete_one(layer, found, partial(self._stored_values, layer, sequence))
         return found
 
     def _wanted_values(
@@ -440,16 +430,23 @@ class ShadowKeeper:
 
     def forget_groups(self, groups: list[int]) -> None:
         """Keep no codes of values of groups that nobody has any more."""
-        if self.values is not None:
-            self.values.forget_groups(groups)
-        if self._file is not None:
-            self._file.forget_groups(groups)
+        if self._codes is not None:
+            self._codes.forget_groups(groups)
+
+    def keep_filled(self, layer: int, sequence: Sequence) -> None:
+        """Keep codes of values of the group in the tail, which a single token has just filled."""
+        start, known = sequence.held_starts[layer], self.known_values(layer, sequence)
+        number = start // self.spec.segment_tokens
+        if self._codes is not None and number < len(known):
+            rows = sequence.rows(np.arange(start, start + GROUP_TOKENS))
+            values = self.value_part.in_tail(layer, sequence, 0, GROUP_TOKENS)
+            self._codes.keep_filled(layer, rows, values, known[number])
 
     def _keep_values(
         self, layer: int, sequence: Sequence, number: int, values: torch.Tensor, start: int
     ) -> None:
         """Take a segment's value statistics if it has none, and keep codes of full groups."""
-        assert self.values is not None
+        assert self._codes is not None
         own = sequence.segments[number].layers[layer]
         if own.values is None:
             if start != number * self.spec.segment_tokens:
@@ -461,28 +458,34 @@ class ShadowKeeper:
                 self._take_values(layer, sequence, number, values)
         assert own.values is not None
         settled = min(sequence.held_starts[layer], sequence.group_count * GROUP_TOKENS)
-        count = min(start + len(values), settled) - start
-        if count > 0:
-            rows = sequence.rows(np.arange(start, start + count))
-            codes, number = self.values.encode(values[:count], own.values), own.values.number
-            if self._file is not None:
-                self._file.write(layer, rows, number, codes)
-            self.values.offer(layer, rows, np.full(count, number), codes)
+        rows = sequence.rows(np.arange(start, min(start + len(values), settled)))
+        if len(rows):
+            self._codes.keep(layer, rows, values[: len(rows)], own.values)
 
-    def _stored_keys(self, layer: int, sequence: Sequence, start: int, end: int) -> torch.Tensor:
-        """Return the keys of full groups as FP16, in whatever thread.
+    def _stored_values(
+        self, layer: int, sequence: Sequence, number: int
+    ) -> tuple[NDArray[np.int64], torch.Tensor]:
+        """Return row numbers and values of a segment's tokens in full groups on the drive."""
+        base = number * self.spec.segment_tokens
+        coded = base + sequence.segments[number].layers[layer].coded_tokens
+        end = max(base, min(coded, sequence.held_starts[layer]) & -GROUP_TOKENS)
+        values = self._stored(layer, sequence, base, end, self.value_part)
+        return sequence.rows(np.arange(base, end)), values
+
+    def _stored(
+        self, layer: int, sequence: Sequence, start: int, end: int, part: RowPart
+    ) -> torch.Tensor:
+        """Return keys or values of full groups as FP16, in whatever thread.
 
         The device held full groups, and the thread that scores learns that it is lost while
         another attends to rows.
         """
-        keys = torch.empty(
-            (end - start, self.spec.kv_heads, self.spec.head_dim), dtype=torch.float16
-        )
+        states = torch.empty((end - start, *self._no_keys.shape[1:]), dtype=torch.float16)
         at = 0
         for rows in self._gather.from_drive(layer, sequence, start, end):
-            keys[at : at + len(rows)] = self._key_part.of(rows)
+            states[at : at + len(rows)] = part.of(rows)
             at += len(rows)
-        return keys
+        return states
 
     def _own(self, sequence: Sequence, number: int) -> Segment:
         """Return a segment that nobody else sees, made or copied as needed."""

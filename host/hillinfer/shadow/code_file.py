@@ -122,7 +122,7 @@ class CodeFile:
         self._written = aligned_buffer(size)[:size]
         self._landing = aligned_buffer(_READ_BYTES)
         # Buffers that nobody reads to, and their tokens: one thread begins what another one takes.
-        self._lending = threading.Lock()
+        self._lending, self._writing = threading.Lock(), threading.Lock()
         self._free: list[NDArray[np.uint8]] = []
         self._tokens = 0
         self._coming: dict[tuple[int, Hashable], _Coming] = {}
@@ -183,6 +183,18 @@ class CodeFile:
         if not len(first):
             return
         self.cover(int(rows.max()) + 1)
+        with self._writing:
+            self._write(layer, rows, first, number, codes)
+
+    def _write(
+        self,
+        layer: int,
+        rows: NDArray[np.int64],
+        first: NDArray[np.int64],
+        number: int,
+        codes: NDArray[np.uint8],
+    ) -> None:
+        """Write groups whose first rows stand at `first`; one thread at a time has the buffer."""
         groups = rows[first] // GROUP_TOKENS
         count = len(first) * GROUP_TOKENS
         records = self._written[: count * self._size].reshape(count, self._size)

@@ -86,6 +86,17 @@ class Segment:
         return copy
 
 
+def known_values(layer: int, segments: Iterable[Segment]) -> list[SegmentValues]:
+    """Return what there is of a layer's values, up to the first segment without statistics."""
+    found: list[SegmentValues] = []
+    for segment in segments:
+        own = segment.layers[layer].values
+        if own is None:
+            break
+        found.append(own)
+    return found
+
+
 # --- Segments on a device ---
 
 

@@ -336,6 +336,11 @@ class ValueCodes:
         """Bytes of codes, which are counted as hot; their rows' tables come on top."""
         return self._counted
 
+    @property
+    def hold_all(self) -> bool:
+        """Whether there is room for the codes of all rows."""
+        return self._capacity >= self._covered
+
     def begin_step(self) -> None:
         """Note that a forward pass begins, and take or give back memory."""
         with self._changing:
@@ -368,8 +373,7 @@ class ValueCodes:
         with self._changing:
             if len(rows):
                 self._cover(int(rows.max()) + 1)
-            pool = self._layers[layer]
-            pool.want(rows)
+            (pool := self._layers[layer]).want(rows)
             return pool.find(rows, numbers)
 
     def look(self, layer: int, call: Callable[[int], bool]) -> bool:
@@ -409,8 +413,7 @@ class ValueCodes:
         if not len(rows):
             return
         with self._changing:
-            if self._cover(int(rows.max()) + 1):
-                self.fit()
+            self.cover(int(rows.max()) + 1)
             self._layers[layer].offer(rows, numbers, codes)
 
     def worth(self, layer: int, rows: NDArray[np.int64]) -> NDArray[np.float16]:
@@ -434,8 +437,7 @@ class ValueCodes:
 
     def fit(self) -> None:
         """Take as much memory as codes may have now, or give back what they may not."""
-        layers = len(self._layers)
-        left = self._accountant.bytes_for_hot_rows - self._least_hot()
+        layers, left = len(self._layers), self._accountant.bytes_for_hot_rows - self._least_hot()
         all_codes = self._covered * self._slot_bytes * layers
         granted = all_codes if all_codes <= left else int(max(0, left) * CODE_SHARE)
         slots = min(granted // (layers * self._slot_bytes), self._covered)
@@ -445,17 +447,16 @@ class ValueCodes:
         if is_changed or not self._is_whole:
             self._resize(capacity)
 
-    def _cover(self, rows: int) -> bool:
-        """Have tables for row numbers below that; return whether there were none."""
+    def _cover(self, rows: int) -> None:
+        """Have tables for row numbers below that."""
         if rows <= self._covered:
-            return False
+            return
         covered = -(-rows // _TABLE_GROWTH_ROWS) * _TABLE_GROWTH_ROWS
         more = (covered - self._covered) * ROW_TABLE_BYTES * len(self._layers)
         self._accountant.take(Part.OTHER, more)
         for one in self._layers:
             one.cover(covered)
         self._covered = covered
-        return True
 
     def _make_room(self) -> None:
         """Give up what codes hold beyond their share, now that something else wants memory."""

@@ -70,8 +70,22 @@ def test_both_queries_stand_side_by_side_where_they_have_room():
     assert {case.alpha for case in with_true} == {0.05, 0.1, 0.2}
 
 
-def test_no_model_of_the_goals_is_made_twice():
-    models = [case.model for case in make_plan("goals", REAL_MODEL).cases]
+def test_the_papers_plan_has_its_figures_systems_and_importance_rate():
+    cases = make_plan("paper", REAL_MODEL).cases
+    parts = {case.part for case in cases}
+    assert parts == {"figure 12, 13", "figure 14", "figure 15", "figure 16a"}
+    assert {case.alpha for case in cases} == {0.2}
+    for case in cases:
+        assert case.part == "figure 16a" or {"hillinfer", "full-drive"} <= set(case.systems)
+    batches = {case.batch for case in cases if case.part in ("figure 14", "figure 15")}
+    assert batches == {1, 2, 4, 10, 20, 25}
+    longest = {case.model: case.context for case in cases}
+    assert longest == {"opt-6.7b": 32_768, "llama-13b": 36_864}
+
+
+@pytest.mark.parametrize("plan", ["goals", "paper"])
+def test_no_model_of_a_plan_is_made_twice(plan):
+    models = [case.model for case in make_plan(plan, REAL_MODEL).cases]
     made = [model for model, _ in groupby(models)]
     assert len(made) == len(set(made))
     assert len(models) > len(made)

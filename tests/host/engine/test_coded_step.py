@@ -347,6 +347,39 @@ def test_exact_rows_are_not_read_of_the_file_of_codes(cold_dir):
     assert begun == read > 0
 
 
+def decoded(cold_dir, forgotten=()):
+    """Decode two groups full and 8 steps more; outputs, whether codes are filed, and codes read."""
+    text = Text(prompt=640, steps=137)
+    runtime = Way(Budget.LEAST, path=Path.COLD).open(SHAPE, SETTINGS, cold_dir, 780)
+    file = runtime.parts.codes_file
+    try:
+        sequence = runtime.open_sequence()
+        text.read(runtime, sequence)
+        found = [text.decode(runtime, sequence, step) for step in range(129)]
+        rows = sequence.rows(np.arange(640, 768))
+        are_filed = [
+            file.covers(layer, rows, np.full(128, own.values.number)).all()
+            for layer, own in enumerate(sequence.segments[0].layers)
+        ]
+        file.forget_groups([sequence.groups[number] for number in forgotten])
+        before = runtime.statistics().coded_reads
+        found += [text.decode(runtime, sequence, step) for step in range(129, text.steps)]
+        return np.stack(found), all(are_filed), runtime.statistics().coded_reads - before
+    finally:
+        runtime.close()
+
+
+def test_groups_that_decoding_filled_have_codes_in_the_file(cold_dir):
+    found, are_filed, read = decoded(cold_dir)
+    golden = Text(prompt=640, steps=137).golden(SETTINGS)
+    assert np.array_equal(found.view(np.int32), golden.view(np.int32))
+    assert are_filed
+    # The twin: without these fewer codes are read, and the bits are the same.
+    others, _, fewer = decoded(cold_dir, (10, 11))
+    assert np.array_equal(others.view(np.int32), found.view(np.int32))
+    assert read > fewer
+
+
 def test_sealed_rows_have_no_codes_beside_them(expected, cold_dir):
     settings = SETTINGS.changed(encrypt_cold_pool="yes")
     found, statistics = run(Way(Budget.LEAST, path=Path.COLD), LONG, settings, cold_dir)

@@ -128,9 +128,7 @@ def test_settings_of_equal_quality_are_interpolated_and_compared_in_bytes():
         ("speed over leoam", None, None),
         ("speed over quest", 4.5, True),
         ("16-bit full cache, all in DRAM", 2.2, True),
-        ("4-bit full cache", None, None),
-        ("needle", None, None),
-        ("1M tokens", None, None),
+        ("4-bit full cache", None, True),
     ],
 )
 def test_goals_beside_what_was_reached(words, reached, met):
@@ -157,6 +155,34 @@ def test_goals_say_what_bytes_and_rates_allow_and_how_much_of_it_was_reached():
     found = goal(report(), "drive bytes of a step")
     assert found["allowed"] == pytest.approx(ours / theirs, abs=1e-3)
     assert found["share_of_allowed"] == pytest.approx(ours / theirs / (2 / 3), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("own_limit", "flagged", "verdict"),
+    [
+        (50.0, 0.1, "limit reached"),
+        (50.0, 0.5, "missed"),
+        # Of a limit of 7.3 times 0.82 were reached, of one of 8 three quarters, and 10 is no limit.
+        (41.0, 0.1, "limit reached"),
+        (37.5, 0.1, "missed"),
+        (30.0, 0.1, "missed"),
+    ],
+)
+def test_a_goal_that_bytes_forbid_is_reached_from_four_fifths_of_its_limit_on(
+    own_limit, flagged, verdict
+):
+    rows = [
+        replace(one, row=replace(one.row, limit_ms=own_limit, spread=flagged))
+        if one.row.system == "hillinfer-coded"
+        else one
+        for one in timed()
+    ]
+    made = report(timed_models=[TimedModel("opt-6.7b", False, rows, MACHINE)])
+    found = goal(made, "speed over h2o-all-keys")
+    assert found["met"] is False
+    assert found["allowed"] == pytest.approx(300 / own_limit, abs=1e-3)
+    assert found["forbidden"] is (300 / own_limit < 8.56)
+    assert found["verdict"] == verdict
 
 
 def test_flagged_rows_meet_no_goal():
@@ -194,16 +220,18 @@ def test_what_was_not_timed_is_modelled_and_judges_nothing():
     assert found["reached"] == pytest.approx(full / coded, abs=1e-3)
 
 
-@pytest.mark.parametrize("own_ms", [50.0, 500.0])
-def test_a_modelled_four_bit_cache_is_shown_and_judges_nothing(own_ms):
+@pytest.mark.parametrize(("own_ms", "met"), [(50.0, True), (500.0, None)])
+def test_who_is_ahead_of_what_bytes_allow_a_four_bit_cache_is_ahead_of_it(own_ms, met):
     rows = timed(**{"hillinfer-coded-in-memory": own_ms})
     found = goal(
         report(timed_models=[TimedModel("opt-6.7b", False, rows, MACHINE)]), "4-bit full cache"
     )
     share = SWEPT["four-bit"].row_share(4, 4096, SHAPE)
     theirs = MACHINE.milliseconds(SWEPT["four-bit"], share, Place.MEMORY)
-    assert found["met"] is None
+    assert found["met"] is met
     assert found["reached"] == pytest.approx(theirs / own_ms, abs=1e-3)
+    # Limits of rows made by hand are half of their times.
+    assert found["allowed"] == pytest.approx(theirs / (own_ms / 2), abs=1e-3)
     assert found["row"].endswith("the 4-bit cache modelled")
 
 
@@ -219,5 +247,9 @@ def test_the_tables_have_every_system_and_goal():
     text = report_text(made)
     for name in (*KLS, *MS):
         assert f" {name} |" in text
-    assert "missed: speed over infinigen" in text
+    # Infinigen's row allows three times and no more, and that is what was reached.
+    assert "- limit reached: speed over infinigen" in text
+    assert "bytes and rates allow 3, which forbids the goal, and 100% of it is reached" in text
+    assert "- missed: drive bytes of a step" in text
+    assert "- met: speed over full-drive" in text
     assert "| leoam | not reached by any setting: 0.9 has a KL of 0.005 | | |" in text

@@ -11,7 +11,10 @@ from generation_runs import attached
 from session_runs import QUESTION, TINY, answer, content_of, feed, seal, seal_checksums
 from tiny_models import prompts
 
-from hillinfer.errors import SessionError
+from hillinfer.errors import ColdPoolError, SessionError
+from hillinfer.kv.shadow_keeper import ShadowKeeper
+from hillinfer.shadow.kept_codes import KeptCodes
+from hillinfer.shadow.values import ValueCodes
 
 CODED = {"exact": 0.02, "exact_floor": 10}
 IDS, _ = prompts([1300], seed=5)
@@ -135,3 +138,48 @@ def test_sessions_that_do_not_say_what_was_wanted_open_and_are_extended(coded, t
     assert torch.equal(answer(coded.model, loaded, WHOLE), expected)
     loaded.save_session(tmp_path / "again")
     assert wanted_in(tmp_path / "again").any()
+
+
+def test_a_session_gets_codes_in_the_file_where_dram_has_no_room_for_all(tmp_path, monkeypatch):
+    ids, _ = prompts([2400], seed=5)
+    asked = torch.cat([ids, QUESTION], dim=1)
+
+    def told(budget):
+        cold = tmp_path / "cold"
+        cold.mkdir(exist_ok=True)
+        with attached(TINY.build(), cold, dram_budget=budget, alpha=0.5, **CODED) as hill:
+            cache = hill.load_session(tmp_path / "session")
+            found, statistics = answer(hill.model, cache, asked), cache.statistics()
+            cache.close()
+        return found, statistics
+
+    with attached(TINY.build(), tmp_path, alpha=0.5, **CODED) as hill:
+        cache = hill.new_cache()
+        feed(hill.model, cache, ids)
+        cache.save_session(tmp_path / "session")
+        cache.close()
+    found, small = told("2.5MiB")
+    assert 0 < small.coded_reads <= small.coded_arrivals
+    # Where all codes fit each is made once, when it is wanted, and none is read of the file.
+    roomy, large = told("8MiB")
+    assert large.coded_reads == 0
+    assert torch.equal(found, roomy)
+    # The twin: a session whose codes nobody makes has the same bits, and reads rows.
+    monkeypatch.setattr(KeptCodes, "complete_one", lambda *given: None)
+    plain, without = told("2.5MiB")
+    assert torch.equal(found, plain)
+    assert without.coded_reads < small.coded_reads / 2
+
+
+def test_rows_that_cannot_be_read_for_codes_cost_no_answer(coded, tmp_path, monkeypatch):
+    def lost(*given):
+        raise ColdPoolError("these rows are gone")
+
+    cache = begun(coded)
+    cache.save_session(tmp_path / "session")
+    expected = answer(coded.model, cache, WHOLE)
+    loaded = coded.load_session(tmp_path / "session")
+    # As if there were no room for all.
+    monkeypatch.setattr(ValueCodes, "hold_all", False)
+    monkeypatch.setattr(ShadowKeeper, "_stored_values", lost)
+    assert torch.equal(answer(coded.model, loaded, WHOLE), expected)

@@ -7,17 +7,30 @@ from pathlib import Path
 
 import pytest
 import torch
+from bench.bench_cases import measured_row
 from tiny_folder import save_tiny
 from tiny_models import TinyModel
 
+from hillinfer.errors import SettingsError
 from hillinfer.models.loader import load_model
 from hillinfer_bench.cli.main import main
 from hillinfer_bench.quality.policies import RecentOnly
 from hillinfer_bench.quality.table import Configuration
+from hillinfer_bench.report.bench_report import row_record
+from hillinfer_bench.study.beside_full import beside_full, beside_full_table
+from hillinfer_bench.study.measured import DECODE_FILE
 from hillinfer_bench.study.reading import ReadPrompt
 from hillinfer_bench.study.run import Part, StudyRequest, run
 from hillinfer_bench.study.tasks import TaskPlan, lines, made_records
-from hillinfer_bench.study.ways import FULL, H2O, StudyWay, quantised_way, study_ways
+from hillinfer_bench.study.ways import (
+    FLOORED,
+    FULL,
+    H2O,
+    MIXED,
+    StudyWay,
+    quantised_way,
+    study_ways,
+)
 
 HEAD_DIM = 16
 
@@ -49,11 +62,26 @@ def plan(**changes):
     return TaskPlan(**small | changes)
 
 
+def write_decode_report(beside, **changes):
+    """Write a report of decode as if every system had been measured for three figures."""
+    times = {"floor": 5.0, "full-drive": 80.0, "infinigen": 30.0, "hillinfer": 10.0}
+    rows = [
+        row_record(measured_row(name, ms, part=part, **changes))
+        for part in ("figure 12, 13", "figure 14", "")
+        for name, ms in times.items()
+    ]
+    rows += [row_record(measured_row("hillinfer-app", 12.0, part="figure 16a"))]
+    kind = {"processor": "some", "processor_variant": "avx2", "number_type": "float32"}
+    beside.mkdir(parents=True, exist_ok=True)
+    (beside / DECODE_FILE).write_text(json.dumps({**kind, "rows": rows}), encoding="utf-8")
+
+
 @pytest.fixture(scope="module")
 def report(folder, tmp_path_factory):
     """What a run said, its tables and its report."""
     out = tmp_path_factory.mktemp("study") / "new" / "study.json"
     said = []
+    write_decode_report(out.parent)
     request = StudyRequest(tuple(Part), folder, plan(), 60.0, 1, out)
     table = run(request, said.append)
     return said, table, json.loads(out.read_text(encoding="utf-8")), request
@@ -76,7 +104,8 @@ def test_every_task_is_scored_for_every_way(report):
             assert full["right"] in (0, 1)
             assert full["nll"] > 0
     for title in titles:
-        assert table.count(f"| {title} |") == 2
+        # Beside the full cache stand all others once more.
+        assert table.count(f"| {title} |") == 3 - (title == titles[0])
     kl = {title: answers["text, 200 tokens, 0"]["scores"][title]["kl"] for title in titles}
     assert kl["4-bit cache, all tokens"] < kl["2-bit cache, all tokens"]
     assert told["modelled"]["label"] == "modelled"
@@ -86,7 +115,7 @@ def test_every_task_is_scored_for_every_way(report):
 def test_pictures_lie_beside_the_report(report):
     *_, request = report
     beside = sorted(one.name for one in request.out.parent.iterdir())
-    assert beside == ["study-batch.svg", "study-bytes.svg", "study.json"]
+    assert beside == [DECODE_FILE, "study-batch.svg", "study-bytes.svg", "study.json"]
 
 
 def test_a_run_goes_on_with_what_is_known(report):
@@ -106,6 +135,99 @@ def test_a_run_goes_on_with_what_is_known(report):
     name = "choice, 120 tokens, 0"
     known, new = (one["accuracy"]["answers"][name]["scores"] for one in (told, again))
     assert known == new
+
+
+def test_only_ways_that_are_not_known_answer(report, folder, tmp_path):
+    _, _, told, _ = report
+    title = "HillInfer, as the product, α = 0.2 and 0.02 exact (128 at least)"
+    out = tmp_path / "study.json"
+    fewer = json.loads(json.dumps(told))
+    name = "lines, 8 lines, 0"
+    scores = fewer["accuracy"]["answers"][name]["scores"]
+    known = scores.pop(title)
+    # What is known stays as it is, also where no run would say so.
+    scores["full cache, full"]["nll"] = 77.0
+    # A way that reads other bytes now is asked anew.
+    other = fewer["accuracy"]["ways"][1]
+    other["rows"] += 0.5
+    out.write_text(json.dumps(fewer), encoding="utf-8")
+    said, again = [], []
+    asked = StudyRequest(
+        (Part.ACCURACY,), folder, plan(), 60.0, 1, out, ("lines",), ("HillInfer, as",)
+    )
+    run(asked, said.append)
+    assert len([one for one in said if "of a processor" in one]) == 1
+    found = json.loads(out.read_text(encoding="utf-8"))["accuracy"]["answers"]
+    assert found[name]["scores"][title] == known
+    assert found[name]["scores"]["full cache, full"]["nll"] == 77.0
+    assert other["way"] not in found[name]["scores"]
+    # The twin: all of it is known now.
+    run(asked, again.append)
+    assert [one for one in again if "of a processor" in one] == []
+
+
+def test_ways_are_compared_with_the_full_cache_question_by_question():
+    full, own = study_ways(HEAD_DIM)[0], study_ways(HEAD_DIM)[-1]
+    more = [0.5, -0.1, 0.2]
+    answers = {
+        str(number): {
+            "task": "lines",
+            "group": "40 lines",
+            "scores": {
+                full.title: {"right": 1.0, "nll": 1.0 + number},
+                own.title: {"right": float(number > 0), "nll": 1.0 + number + one},
+            },
+        }
+        for number, one in enumerate(more)
+    }
+    answers["text"] = {"task": "text", "group": "3 tokens", "scores": answers["0"]["scores"]}
+    (row,) = beside_full(answers, [full, own])
+    assert (row.way, row.column, row.questions) == (own.title, "lines, 40 lines", 3)
+    assert row.nll == pytest.approx(0.2)
+    assert row.error == pytest.approx(0.3 / 3**0.5)
+    assert (row.right, row.full_right) == (2, 3)
+    assert "| +0.20 ± 0.17, 2 beside 3 of 3 |" in beside_full_table([row])
+    # The twin: another answer, another mean.
+    answers["0"]["scores"][own.title]["nll"] += 0.3
+    assert beside_full(answers, [full, own])[0].nll == pytest.approx(0.3)
+    # Of a single question nothing is known of the error.
+    assert beside_full({"0": answers["0"]}, [full, own])[0].error is None
+
+
+def test_figures_that_were_measured_stand_beside_their_claims(report, folder, tmp_path):
+    _, table, told, _ = report
+    rows = told["measured"]["rows"]
+    assert {row["part"] for row in rows} == {"figure 12, 13", "figure 14", "figure 16a"}
+    assert "Figure 12, 13, milliseconds of a step; the paper claims: latency 76.25" in table
+    line = "| opt-6.7b, 2 of 32 layers | 32,768 | 1 | 20% of the KV | 5 | 80 |  | 30 |  | 10 | "
+    assert f"{line}8.0 (8.0 allowed), -, 3.0 (3.0 allowed), - |" in table
+    assert "| 20% of the KV |  |  |  | 12 |" in table
+    # The twin: slower steps, and a row that is flagged.
+    write_decode_report(tmp_path, spread=0.5)
+    out = tmp_path / "study.json"
+    found = run(StudyRequest((Part.MEASURED,), folder, plan(), 60.0, 1, out), print)
+    assert "| 5! | 80! |  | 30! |  | 10! | 8.0! (8.0 allowed)" in found
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot read"),
+        ("[1]", "is no report of `hillinfer-bench decode --plan paper"),
+        ('{"rows": [{"part": 3}]}', "is no report of"),
+        (
+            '{"rows": [], "processor": "", "processor_variant": "", "number_type": ""}',
+            "has no rows of the paper's figures",
+        ),
+    ],
+    ids=["absent", "a list", "no rows of it", "none of the paper's"],
+)
+def test_what_is_no_report_of_decode_is_one_line(text, message, folder, tmp_path):
+    if text is not None:
+        (tmp_path / DECODE_FILE).write_text(text)
+    request = StudyRequest((Part.MEASURED,), folder, plan(), 60.0, 1, tmp_path / "study.json")
+    with pytest.raises(SettingsError, match=message):
+        run(request, print)
 
 
 def test_answers_to_another_plan_are_not_taken_over(report, folder, tmp_path):
@@ -131,7 +253,7 @@ def test_a_way_that_selects_everything_is_the_full_cache(loaded):
             continue
         settings = way.configuration.settings.changed(alpha=1.0)
         everything = Configuration(way.name, way.configuration.make, settings)
-        if way.name.endswith("by weight"):
+        if way.name in (MIXED, FLOORED):
             continue
         wide = StudyWay(way.name, "all", everything, 1.0, 0.0, way.observed)
         assert torch.allclose(prompt.forced(wide, forced), full, atol=1e-4), way.name
@@ -171,7 +293,9 @@ def test_a_record_of_lines_is_cut_around_the_line_that_is_asked_for(loaded):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--parts", "figures"), "--parts figures: write some of modelled,accuracy"),
+        (("--parts", "figures"), "--parts figures: write some of modelled,measured,accuracy"),
+        (("--record-lines", 0), "--record-lines 0 must be at least 1"),
+        (("--ways", "h3o", "--parts", "accuracy"), "--ways h3o: no way's title begins so"),
         (("--parts", "modelled,modelled"), "each once"),
         (("--share", 0), "--share 0 must be above 0"),
         (("--minutes", 0), "--minutes 0 must be above 0"),

@@ -63,7 +63,8 @@ def decode(
     plan: Annotated[
         str,
         typer.Option(
-            help="quick, goals or full; estimated: a minute, ten minutes, hours of 2 cores."
+            help="quick, goals, full, or paper for its figures 12 to 16a; estimated: a minute, ten "
+            "minutes, hours, ten minutes of 2 cores."
         ),
     ] = "quick",
     model: Annotated[
@@ -219,7 +220,11 @@ def traces(
 
 def study(
     parts: Annotated[
-        str, typer.Option(help="What is made, with commas between: modelled, accuracy.")
+        str,
+        typer.Option(
+            help="What is made, with commas between: modelled, accuracy, and measured of what "
+            "`decode --plan paper` wrote to bench-paper.json beside --out."
+        ),
     ] = "modelled,accuracy",
     model: Model = DEFAULT_MODEL,
     texts: Annotated[
@@ -246,6 +251,14 @@ def study(
             "more. Tasks are text, lines, needle, choice and summary."
         ),
     ] = None,
+    ways: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only ways whose titles begin so, such as 'HillInfer', beside the full cache; "
+            "give it again for more."
+        ),
+    ] = None,
+    record_lines: Annotated[int, typer.Option(help="Lines of a LongEval record that stay.")] = 40,
     threads: Annotated[int | None, typer.Option(help="Compute threads; one by default.")] = None,
     out: Annotated[
         Path,
@@ -257,9 +270,17 @@ def study(
     from hillinfer_bench.study.run import StudyRequest, parse_parts, run
     from hillinfer_bench.study.tasks import TaskPlan
 
-    plan = TaskPlan(texts=tuple(texts or ()), longeval=longeval).shortened(share)
-    asked = tuple(only or ())
-    request = StudyRequest(parse_parts(parts), model, plan, minutes, threads, out, asked)
+    given = TaskPlan(record_lines=record_lines, texts=tuple(texts or ()), longeval=longeval)
+    request = StudyRequest(
+        parse_parts(parts),
+        model,
+        given.shortened(share),
+        minutes,
+        threads,
+        out,
+        tuple(only or ()),
+        tuple(ways or ()),
+    )
     print(run(request, error_console().print))
 
 

@@ -23,6 +23,8 @@ from hillinfer_bench.systems.table import (
     make_system,
 )
 
+# What the paper compares itself with: FlexGen-like, H2O-like, prefetch-based, LeoAM-like.
+PAPER_BASELINES = ("full-drive", "h2o-all-keys", "infinigen", "leoam")
 # Of a model with room for both of the latter.
 _OWN = (HILLINFER, IN_MEMORY, IN_MEMORY_TRUE)
 
@@ -209,8 +211,28 @@ def _full(real_model: str) -> Plan:
     return Plan(tuple(cases), joined=joined)
 
 
+def _paper(real_model: str) -> Plan:
+    """Return cases after the paper's figures 12 to 16a, their names in `part`, α as there."""
+
+    def case(figures: str, model: str, context: int, systems: tuple[str, ...], batch: int) -> Case:
+        # Of few tokens buffers alone take more than a fifth.
+        share = 0.5 if context < 4096 else 0.2
+        given = model, context, systems, batch, 0.2, share
+        return Case(*given, steps=8, warm_up=4, part=f"figure {figures}")
+
+    systems = (HILLINFER, *PAPER_BASELINES)
+    opt, llama = PAPER_SHAPES
+    cases = [case("12, 13", opt, 1920, systems, batch) for batch in (8, 12)]
+    cases.append(case("12, 13", opt, 32_768, systems, 1))
+    cases += [case("14", opt, 1920, systems, batch) for batch in (1, 2, 4, 10)]
+    cases += [case("15", opt, 1920, systems[:3], batch) for batch in (20, 25)]
+    cases.append(case("16a", opt, 32_768, ABLATION, 1))
+    cases += [case("12, 13", llama, one, systems, 1) for one in (1920, 8192, 16_384, 36_864)]
+    return Plan(tuple(cases))
+
+
 PLANS: Mapping[str, Callable[[str], Plan]] = MappingProxyType(
-    {"quick": _quick, "goals": _goals, "full": _full}
+    {"quick": _quick, "goals": _goals, "full": _full, "paper": _paper}
 )
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from hillinfer_bench.frontier.equal import TimeRatio, default_row
@@ -32,11 +32,8 @@ _LEAST = {
     "leoam": 4.21,
     "quest": 4.21,
 }
-# Goals of the same issue that other commands judge.
-_ELSEWHERE = {
-    "needle and LongEval lines no worse than the full cache's own": "make study",
-    "1M tokens of a 1B shape decode with M0 at 2 GiB": "make space",
-}
+# Of what bytes and rates allow, where they forbid a goal.
+_ENOUGH = 0.8
 
 
 @dataclass(frozen=True)
@@ -51,18 +48,55 @@ class FrontierGoal:
         The most that bytes, rates and arithmetic allow, modelled; None where that is not known.
     share
         What was reached of that; None likewise.
+    forbidden
+        Whether what is allowed does not reach the goal.
     """
 
     record: GoalRecord
     allowed: float | None = None
     share: float | None = None
+    forbidden: bool = False
+
+    @classmethod
+    def of(
+        cls, record: GoalRecord, bound: GoalBound, reached: float, allowed: float
+    ) -> FrontierGoal:
+        """Return a goal beside its limit.
+
+        Parameters
+        ----------
+        record
+            The goal.
+        bound
+            What it asks for.
+        reached, allowed
+            What was reached, and the limit.
+        """
+        share = allowed / reached if isinstance(bound, AtMost) else reached / allowed
+        return cls(record, allowed, share, not bound.reached(allowed))
+
+    @property
+    def verdict(self) -> str:
+        """In words: what is forbidden counts as reached from four fifths of the limit on."""
+        if self.record.met:
+            return "met"
+        within = self.forbidden and not self.record.flagged and (self.share or 0.0) >= _ENOUGH
+        if within and self.record.met is not None:
+            return "limit reached"
+        return "not judged" if self.record.met is None else "missed"
 
     def as_record(self) -> dict[str, Any]:
         """Return what the report says of it."""
         allowed, share = (
             None if one is None else round(one, 3) for one in (self.allowed, self.share)
         )
-        return {**asdict(self.record), "allowed": allowed, "share_of_allowed": share}
+        return {
+            **asdict(self.record),
+            "allowed": allowed,
+            "share_of_allowed": share,
+            "forbidden": self.forbidden,
+            "verdict": self.verdict,
+        }
 
 
 @dataclass(frozen=True)
@@ -148,11 +182,7 @@ def frontier_goals(
         ),
     ]
     made += [_rival_goal(name, least, ratios) for name, least in _LEAST.items()]
-    made += [_memory_goal(shapes), _four_bit_goal(swept, shapes, machines)]
-    for goal, command in _ELSEWHERE.items():
-        reason = f"not judged by this command: {command}"
-        made.append(FrontierGoal(unjudged(goal, [], _SPEED, reason)))
-    return made
+    return [*made, _memory_goal(shapes), _four_bit_goal(swept, shapes, machines)]
 
 
 def _bytes_goal(
@@ -171,7 +201,7 @@ def _bytes_goal(
     if reached is None or own is None or today is None or machine is None:
         return made
     ours, theirs = (machine.drive_bytes(one.setting.system, one.share) for one in (own, today))
-    return replace(made, allowed=ours / theirs, share=ours / theirs / reached) if theirs else made
+    return FrontierGoal.of(made.record, _BYTES, reached, ours / theirs) if theirs else made
 
 
 def today_row(swept: Sequence[SweptRow]) -> SweptRow | None:
@@ -203,8 +233,7 @@ def _goal(
     record = judged(words, [GoalPoint(reached, where, flagged)], bound)
     # Speeds have a limit; the first row is the slower one.
     if isinstance(bound, AtLeast) and len(known) == 2 and known[0].limit_ms and known[1].limit_ms:
-        allowed = known[0].limit_ms / known[1].limit_ms
-        return FrontierGoal(record, allowed, reached / allowed)
+        return FrontierGoal.of(record, bound, reached, known[0].limit_ms / known[1].limit_ms)
     return FrontierGoal(record)
 
 
@@ -228,7 +257,7 @@ def _rival_goal(name: str, least: float, ratios: Sequence[TimeRatio]) -> Frontie
     worst = min(timed, key=lambda one: one.value or 0.0)
     if worst.allowed is None or worst.value is None:
         return FrontierGoal(record)
-    return FrontierGoal(record, worst.allowed, worst.value / worst.allowed)
+    return FrontierGoal.of(record, bound, worst.value, worst.allowed)
 
 
 def _memory_goal(shapes: Sequence[Sequence[TimedRow]]) -> FrontierGoal:
@@ -248,8 +277,8 @@ def _memory_goal(shapes: Sequence[Sequence[TimedRow]]) -> FrontierGoal:
         reason = "; ".join(dict.fromkeys(reasons)) or "no times were taken"
         return FrontierGoal(unjudged(words, [], _SPEED, reason))
     worst = min(range(len(points)), key=lambda i: points[i].value)
-    share = points[worst].value / allowed[worst]
-    return FrontierGoal(judged(words, points, _SPEED, reasons), allowed[worst], share)
+    record = judged(words, points, _SPEED, reasons)
+    return FrontierGoal.of(record, _SPEED, points[worst].value, allowed[worst])
 
 
 def _four_bit_goal(
@@ -261,7 +290,7 @@ def _four_bit_goal(
         (row for row in swept if row.setting.system.name == FOUR_BIT and row.setting.value == 4),
         None,
     )
-    points = []
+    points, allowed = [], []
     for rows in map(_by_name, shapes):
         own = rows.get(IN_MEMORY)
         machine = next(
@@ -272,7 +301,12 @@ def _four_bit_goal(
         theirs = machine.milliseconds(SWEPT[FOUR_BIT], four.share, Place.MEMORY)
         row = f"{own.name}, the 4-bit cache modelled"
         points.append(GoalPoint(theirs / own.median_ms, row, own.flagged))
+        allowed.append(theirs / (own.limit_ms or own.median_ms))
     if not points:
         return FrontierGoal(unjudged(words, [], bound, f"no row of {IN_MEMORY}"))
-    # A modelled rival judges nothing, as for the others.
-    return FrontierGoal(unjudged(words, points, bound, ""))
+    # The rival's time is the least that its bytes allow it. Whoever is ahead of that is ahead of
+    # any such cache; whoever is behind may still be ahead of one.
+    worst = min(range(len(points)), key=lambda i: points[i].value)
+    is_ahead = bound.reached(points[worst].value)
+    record = judged(words, points, bound) if is_ahead else unjudged(words, points, bound, "")
+    return FrontierGoal.of(record, bound, points[worst].value, allowed[worst])

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hillinfer_bench.frontier.equal import EqualQuality, TimeRatio, time_ratios
-from hillinfer_bench.frontier.goals import figures, frontier_goals
+from hillinfer_bench.frontier.goals import FrontierGoal, figures, frontier_goals
 from hillinfer_bench.frontier.modelled import LABEL, Machine, places
 from hillinfer_bench.frontier.sweep import SweptRow
 from hillinfer_bench.frontier.swept import CODED, HILLINFER
@@ -42,6 +42,7 @@ def frontier_report(
     equal: Sequence[EqualQuality],
     timed: Sequence[TimedModel],
     facts: Mapping[str, Any],
+    elsewhere: Sequence[FrontierGoal] = (),
 ) -> dict[str, Any]:
     """Return the report.
 
@@ -55,6 +56,8 @@ def frontier_report(
         Times, the real model's first; none where none were taken.
     facts
         What a repetition needs.
+    elsewhere
+        Goals that other commands measure.
     """
     machines = [one.machine for one in timed if one.machine is not None]
     shapes = [one for one in timed if not one.real]
@@ -81,7 +84,7 @@ def frontier_report(
         "decode_speedup": found.decode_speedup,
         "equal_quality": {name: ratio.value for name, ratio in worst.items()},
         "equal_quality_from": {name: asdict(ratio) for name, ratio in worst.items()},
-        "goals": [one.as_record() for one in goals],
+        "goals": [one.as_record() for one in (*goals, *elsewhere)],
         "sweep": [_swept_record(row, machines) for row in swept],
         "settings": [one.as_record(machines) for one in equal],
         "times": [row.as_record() for one in timed for row in one.rows],
@@ -170,9 +173,13 @@ def _time_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _goal_line(goal: Mapping[str, Any]) -> str:
-    verdict = {None: "not judged", True: "met", False: "missed"}[goal["met"]]
-    reached = goal["row"] if goal["reached"] is None else f"{goal['reached']:g}"
-    limit = ""
+    reached = goal["row"] if goal["reached"] is None else f"{goal['reached']:g} ({goal['row']})"
+    limit = "; no limit is known"
     if goal["allowed"] is not None:
-        limit = f" ({goal['allowed']:g} allowed, {goal['share_of_allowed']:.0%} of it)"
-    return f"{verdict}: {goal['goal']}: {reached}{limit}"
+        forbidden = ", which forbids the goal" if goal["forbidden"] else ""
+        limit = (
+            f"; bytes and rates allow {goal['allowed']:g}{forbidden}, and "
+            f"{goal['share_of_allowed']:.0%} of it is reached"
+        )
+    flagged = ", flagged" if goal["flagged"] else ""
+    return f"- {goal['verdict']}{flagged}: {goal['goal']}: {reached}{limit}"

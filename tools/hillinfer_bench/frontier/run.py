@@ -26,6 +26,7 @@ from hillinfer_bench.decode.run import read_text
 from hillinfer_bench.figures.canvas import require_matplotlib, save_figure
 from hillinfer_bench.figures.frontier_figure import frontier_figure
 from hillinfer_bench.frontier.curve import Crossing
+from hillinfer_bench.frontier.elsewhere import goals_elsewhere
 from hillinfer_bench.frontier.equal import default_row, equal_qualities
 from hillinfer_bench.frontier.modelled import Machine
 from hillinfer_bench.frontier.report import TimedModel, frontier_report, report_text
@@ -106,7 +107,8 @@ def run(request: FrontierRequest, say: Callable[[str], None], stage: Stage) -> s
                     say(f"taking times of {model}")
                     timed.append(taking.take(model))
     finally:
-        report = frontier_report(swept, equal, timed, facts)
+        elsewhere = goals_elsewhere(request.out.parent, default_alpha())
+        report = frontier_report(swept, equal, timed, facts, elsewhere)
         try:
             write_whole(request.out, json_bytes(report))
         except OSError as error:

@@ -27,7 +27,9 @@ from hillinfer_bench.study.accuracy import (
     answer_questions,
     by_depth,
 )
+from hillinfer_bench.study.beside_full import beside_full, beside_full_table
 from hillinfer_bench.study.figures import modelled_record, modelled_table
+from hillinfer_bench.study.measured import DECODE_FILE, measured_record, measured_table
 from hillinfer_bench.study.pictures import write_pictures
 from hillinfer_bench.study.tasks import TaskPlan
 from hillinfer_bench.study.ways import study_ways
@@ -38,6 +40,8 @@ class Part(StrEnum):
 
     MODELLED = "modelled"
     """Figures 12 to 16 for the paper's machine, from rates."""
+    MEASURED = "measured"
+    """Figures 12 to 16 as `hillinfer-bench decode --plan paper` measured them here."""
     ACCURACY = "accuracy"
     """Figure 11 with a model that is here."""
 
@@ -74,8 +78,9 @@ class StudyRequest:
         Compute threads; None for one.
     out
         Where the JSON goes, and what is known is taken from.
-    only
-        Beginnings of the names of questions that are asked; all where empty.
+    only, ways
+        Beginnings of the names of questions that are asked, and of the titles of ways that answer
+        beside the full cache; all where empty.
     """
 
     parts: tuple[Part, ...]
@@ -85,6 +90,7 @@ class StudyRequest:
     threads: int | None
     out: Path
     only: tuple[str, ...] = ()
+    ways: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing, before a model is loaded."""
@@ -152,6 +158,9 @@ def _keep(file: Path, record: Mapping[str, Any]) -> None:
 def _accuracy(request: StudyRequest, record: dict[str, Any], say: Progress) -> str:
     outline = ModelOutline.read(ModelSource.locate(request.model, say), NumberType.FLOAT32)
     ways = study_ways(outline.shape.head_dim)
+    asked = [one for one in ways if one is ways[0] or one.title.startswith(request.ways or "")]
+    if len(asked) < 2:
+        raise SettingsError(f"--ways {' '.join(request.ways)}: no way's title begins so")
     questions = [
         one
         for one in request.plan.questions(outline.tokenizer)
@@ -174,7 +183,11 @@ def _accuracy(request: StudyRequest, record: dict[str, Any], say: Progress) -> s
     }
 
     def keep(answers: Answers) -> None:
-        record[Part.ACCURACY] = {**facts, "answers": answers}
+        record[Part.ACCURACY] = {
+            **facts,
+            "beside_full": [one.as_record() for one in beside_full(answers, ways)],
+            "answers": answers,
+        }
         _keep(request.out, record)
 
     with compute_threads(request.threads or 1):
@@ -182,22 +195,31 @@ def _accuracy(request: StudyRequest, record: dict[str, Any], say: Progress) -> s
             loaded.model,
             outline.tokenizer,
             questions,
-            ways,
+            asked,
             known_answers(record.get(Part.ACCURACY), facts),
             request.minutes,
             keep,
             say,
         )
     keep(answers)
-    return f"{accuracy_table(answers, ways)}\n\n{accuracy_table(answers, ways, by_depth)}"
+    tables = [accuracy_table(answers, ways), accuracy_table(answers, ways, by_depth)]
+    return "\n\n".join([*tables, beside_full_table(beside_full(answers, ways))])
 
 
 def known_answers(known: Mapping[str, Any] | None, facts: Mapping[str, Any]) -> Answers:
-    """Return answers of an earlier run that stand for this one's, too; none of another model's."""
-    same = ("model", "ways", "plan", "versions")
+    """Return answers of an earlier run that stand for this one's, too; none of another model's.
+
+    Those of ways that are no more, or read other bytes now, are left out.
+    """
+    same = ("model", "plan", "versions")
     if known is None or any(known.get(one) != facts[one] for one in same):
         return {}
-    answers: Answers = known["answers"]
+    stay = {one["way"] for one in known["ways"] if one in facts["ways"]}
+    answers: Answers = {}
+    for name, told in known["answers"].items():
+        scores = {title: one for title, one in told["scores"].items() if title in stay}
+        if scores:
+            answers[name] = told | {"scores": scores}
     return answers
 
 
@@ -213,7 +235,13 @@ def _modelled(request: StudyRequest, record: dict[str, Any], say: Progress) -> s
     return modelled_table(record[Part.MODELLED])
 
 
+def _measured(request: StudyRequest, record: dict[str, Any], say: Progress) -> str:
+    record[Part.MEASURED] = measured_record(request.out.with_name(DECODE_FILE))
+    return measured_table(record[Part.MEASURED])
+
+
 _PARTS: Mapping[Part, Callable[[StudyRequest, dict[str, Any], Progress], str]] = {
     Part.MODELLED: _modelled,
+    Part.MEASURED: _measured,
     Part.ACCURACY: _accuracy,
 }

@@ -437,6 +437,11 @@ class TaskPlan:
     texts: tuple[Path, ...] = ()
     longeval: Path | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse records of no lines."""
+        if self.record_lines < 1:
+            raise SettingsError(f"--record-lines {self.record_lines} must be at least 1")
+
     def shortened(self, share: float) -> TaskPlan:
         """Return the plan with a share of the questions of each task, at least one.
 

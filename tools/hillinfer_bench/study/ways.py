@@ -10,6 +10,7 @@ from functools import partial
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import Settings
 from hillinfer_bench.frontier.rival_rules import CANDIDATES, InfiniGenRule, partial_channels
+from hillinfer_bench.frontier.swept import default_alpha, exact_split
 from hillinfer_bench.precision.table import CHOSEN_FORM, Mix
 from hillinfer_bench.precision.value_forms import Split
 from hillinfer_bench.quality.policies import (
@@ -34,6 +35,8 @@ from hillinfer_model.choices import KeyMode, Rule
 EXACT = 0.02
 # Bytes of a row's channel, key and value together.
 _ROW = 4
+BYTES_TOKENS = 4096
+"""Tokens at which bytes are told where they depend on the length."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,15 @@ def _mixed(alpha: float) -> Configuration:
     return Mix(alpha, Split(EXACT), CHOSEN_FORM).configuration()
 
 
+def _floored_way(alpha: float, head_dim: int) -> StudyWay:
+    """Return precision by weight with the product's least number of exact tokens."""
+    mix = Mix(alpha, exact_split(), CHOSEN_FORM)
+    split = mix.split
+    setting = f"α = {alpha:g} and {split.share:g} exact ({split.floor} at least)"
+    rows = mix.byte_share(BYTES_TOKENS, head_dim)
+    return StudyWay(FLOORED, setting, mix.configuration(), rows, _shadow(head_dim))
+
+
 def _alpha(alpha: float, head_dim: int) -> float:
     return alpha
 
@@ -185,6 +197,8 @@ ALL_KEYS = "H2O-like (all keys read)"
 INFINIGEN, LEOAM, QUEST = "InfiniGen-like", "LeoAM-like", "Quest"
 PAPERS, OURS = "HillInfer, paper's rule", "HillInfer, weight_sum"
 MIXED = "HillInfer, precision by weight"
+# What the product does: exact tokens have a floor, so their share depends on the length.
+FLOORED = "HillInfer, as the product"
 SYSTEMS: tuple[System, ...] = (
     _rival(H2O, HeavyHitters, lambda alpha, d: 0.0, OBSERVED),
     # Keys of what is not selected are read, too: they are half of a row.
@@ -226,8 +240,8 @@ def study_ways(head_dim: int) -> list[StudyWay]:
 
     Returns
     -------
-    The full cache, quantised ones, every system at α = 0.1, and every system that can at the bytes
-    that `MIXED` reads at α = 0.2.
+    The full cache, quantised ones, every system at α = 0.1, every system that can at the bytes that
+    `MIXED` reads at α = 0.2, and the product's own settings.
     """
     (mixed,) = (one for one in SYSTEMS if one.name == MIXED)
     target = mixed.rows(TARGET_ALPHA, head_dim) + mixed.ranking(TARGET_ALPHA, head_dim)
@@ -237,4 +251,5 @@ def study_ways(head_dim: int) -> list[StudyWay]:
         alpha = one.alpha_for(target, head_dim)
         if alpha is not None:
             ways.append(one.way(alpha, f"{target:.1%} of the bytes", head_dim))
-    return ways
+    alphas = sorted({EQUAL_ALPHA, default_alpha()})
+    return ways + [_floored_way(alpha, head_dim) for alpha in alphas]

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where codes of values are kept: in DRAM, and in a file on the drive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.errors import BudgetError, HillInferError
+from hillinfer.shadow.code_file import CodeFile
+from hillinfer.shadow.values import SegmentValues, ValueCodes
+from hillinfer_model.channel_statistics import ChannelStatistics
+
+
+class KeptCodes:
+    """Keeps codes of values wherever there is room for them.
+
+    Parameters
+    ----------
+    values
+        In DRAM.
+    file
+        On the drive; None where nothing is kept there.
+    """
+
+    def __init__(self, values: ValueCodes, file: CodeFile | None) -> None:
+        self._values, self._file = values, file
+        # Numbers of segments that came without codes.
+        self._lacking: set[int] = set()
+
+    def adopted(self, statistics: ChannelStatistics | None) -> SegmentValues | None:
+        """Return what there is of a segment of a session; None where it brought no statistics."""
+        if statistics is None:
+            return None
+        own = self._values.numbered(statistics)
+        self.lack(own)
+        return own
+
+    def lack(self, own: SegmentValues) -> None:
+        """Note that a segment came from a session or a store, with statistics and no codes."""
+        if self._file is not None:
+            self._lacking.add(own.number)
+
+    def keep(
+        self, layer: int, rows: NDArray[np.int64], values: torch.Tensor, own: SegmentValues
+    ) -> None:
+        """Code values of one segment and keep the codes.
+
+        Parameters
+        ----------
+        layer, rows
+            Whose: int64 row numbers, in the order of positions.
+        values
+            float16 (tokens, kv_heads, head_dim).
+        own
+            What there is of the segment.
+
+        Raises
+        ------
+        BudgetError
+            Where tables of these rows do not fit.
+        """
+        codes = self._values.encode(values, own)
+        if self._file is not None:
+            self._file.write(layer, rows, own.number, codes)
+        self._values.offer(layer, rows, np.full(len(rows), own.number), codes)
+
+    def keep_filled(
+        self, layer: int, rows: NDArray[np.int64], values: torch.Tensor, own: SegmentValues
+    ) -> None:
+        """Keep codes of a group that decoding filled, unless tables of it do not fit.
+
+        A step that has attended must not fail of that: what has no codes comes as rows.
+        Parameters as in `keep`.
+        """
+        try:
+            self.keep(layer, rows, values, own)
+        except BudgetError:
+            return
+
+    def complete_one(
+        self,
+        layer: int,
+        known: Sequence[SegmentValues],
+        stored: Callable[[int], tuple[NDArray[np.int64], torch.Tensor]],
+    ) -> None:
+        """Keep codes of the first segment that came without any, where DRAM has no room for all.
+
+        One at a time, so that no step waits for many. Where all codes fit in DRAM, each comes there
+        once, when its token is wanted. What cannot be read is left to the steps that want it.
+
+        Parameters
+        ----------
+        layer, known
+            Whose segments, in their order.
+        stored
+            Reads a segment's full groups by its number: row numbers and values as in `keep`.
+        """
+        if not self._lacking or self._values.hold_all:
+            return
+        for number, own in enumerate(known):
+            if own.number in self._lacking:
+                self._lacking.discard(own.number)
+                try:
+                    rows, values = stored(number)
+                    if len(rows):
+                        self.keep(layer, rows, values, own)
+                except HillInferError:
+                    return
+                return
+
+    def forget_groups(self, groups: list[int]) -> None:
+        """Keep no codes of groups that nobody has any more."""
+        self._values.forget_groups(groups)
+        if self._file is not None:
+            self._file.forget_groups(groups)
