@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,7 +30,8 @@ def lm_eval(context: typer.Context) -> None:
     check_extra()
     native_library()
     quiet_transformers()
-    # With its own models in it: the registry asks for them only while it is empty.
+    # The registry asks for the harness' own models only while it is empty.
+    importlib.import_module("lm_eval.models")
     from lm_eval.__main__ import cli_evaluate
     from lm_eval.api.registry import model_registry
 
