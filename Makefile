@@ -49,7 +49,7 @@ FUZZ_SECONDS ?= 600
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help serve-test serve-bench setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality precision frontier pools store slim study query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
+.PHONY: help serve-test lm-eval-test browser-test serve-fuzz serve-bench setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality precision frontier pools store slim study query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,19 +78,20 @@ test: lint tests ## Check the code and run the test suite, all but the long test
 # By itself, so that `make --jobs=2 test` checks types while tests run.
 tests: model $(if $(CI),xrt cross pynq-env)
 	$(COMPILE)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m "not kernels"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m "not kernels and not lm_eval and not browser"
 
 test-kernels: model $(if $(CI),xrt pynq-env) ## Compile, simulate and prove kernels (an hour of two cores)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m kernels
 
 test-fast: $(VENV)/installed ## Run the tests that need no real model
 	$(COMPILE)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m "not model and not kernels"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m "not model and not kernels and not lm_eval and not browser"
 
 lint: $(VENV)/installed ## Check style, types and formatting
 	$(BIN)/ruff check sw_model host plugins hw tests tools hatch_build.py
 	$(BIN)/ruff format --check sw_model host plugins hw tests tools hatch_build.py
 	$(BIN)/mypy
+	$(BIN)/hadolint Containerfile
 
 format: $(VENV)/installed ## Format all sources
 	$(BIN)/ruff check --fix sw_model host plugins hw tests tools hatch_build.py
@@ -145,8 +146,18 @@ faults: $(VENV)/installed ## Let every I/O call fail and kill 200 processes; no 
 serve-test: model ## Test the server: routes, options, errors, clients that leave, many at once (a minute)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder tests/host/serve
 
-serve-bench: model ## Measure the server: streams at once, first tokens, transformers serve (eight minutes; SERVE=options)
+browser-test: $(BUILD)/browser-env/installed ## Test the page in Chromium, and take pictures of it (a minute; as root, once)
+	OMP_NUM_THREADS=1 $(BUILD)/browser-env/bin/python -m pytest -m browser tests/host/serve
+
+lm-eval-test: model $(BUILD)/lm-eval-env/installed ## Test the evaluation harness in an environment of its own (a minute)
+	OMP_NUM_THREADS=1 $(BUILD)/lm-eval-env/bin/python -m pytest -m lm_eval tests/host/harness
+
+serve-bench: model ## Measure the server: streams, first tokens, transformers serve (eight minutes; SERVE=options, load too)
 	$(BIN)/hillinfer-bench serving --dir $(BUILD) --out $(BUILD)/reports/serve.json $(SERVE)
+
+serve-fuzz: model $(BUILD)/fuzz-env/installed ## Send 10,000 requests of a schema fuzzer to the server (half an hour; SERVE=options)
+	$(BUILD)/fuzz-env/bin/python -c 'from hillinfer_bench.cli.main import main; main()' serving \
+		--part fuzzed --dir $(BUILD) --out $(BUILD)/reports/serve-fuzz.json $(SERVE)
 
 mutants: $(VENV)/installed ## Put one fault after the other into a copy; tests must fail of each (an hour)
 	$(BIN)/python tools/try_mutants.py --out $(BUILD)/reports/mutants.json $(MUTANTS)
@@ -230,6 +241,28 @@ $(VENV)/installed: pyproject.toml tools/pyproject.toml plugins/hillinfer_pynq/py
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
 		-e '.[run,serve,encryption,keyring,hls,rtl,xrt,figures,test,lint]' -e ./tools -e ./plugins/hillinfer_pynq
 	-@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
+	@touch $@
+
+# Environments of tests that need much beside the other one, which they see.
+define OVER
+	$(BIN)/python -m venv --clear $(@D)
+	echo 'import site; site.addsitedir("$(abspath $(VENV))/lib/'$$(ls $(VENV)/lib)'/site-packages")' \
+		> $(@D)/lib/$$(ls $(@D)/lib)/site-packages/other.pth
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+endef
+
+$(BUILD)/lm-eval-env/installed: $(VENV)/installed
+	$(OVER) 'lm-eval>=0.4.13,<0.5'
+	@touch $@
+
+$(BUILD)/fuzz-env/installed: $(VENV)/installed
+	$(OVER) 'schemathesis>=4.30,<5'
+	@touch $@
+
+# Playwright's own downloads of browsers are not used: Chromium comes with the system.
+$(BUILD)/browser-env/installed: $(VENV)/installed
+	sh tools/install_packages.sh "the test of the page" chromium
+	$(OVER) 'playwright>=1.60,<2'
 	@touch $@
 
 # The lock's numpy has no wheels for Python 3.13 and newer.

@@ -6,8 +6,68 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 _TESTS = "tests/host/serve"
+_HARNESS = "tests/host/harness/test_selected_model.py"
 
 SERVING: tuple[Mutant, ...] = (
+    Mutant(
+        "an-answer-of-one-letter-is-dense",
+        "The last token of a context that is scored is read densely.",
+        "host/hillinfer/harness/selected_model.py",
+        "                if context[:-1]:\n"
+        "                    own.read(context[:-1])\n"
+        "                own.step(context[-1])\n",
+        "                own.read(context)\n",
+        (f"{_HARNESS}::test_with_fewer_tokens_they_differ_for_one_token_too",),
+    ),
+    Mutant(
+        "continuations-go-on-from-each-other",
+        "A continuation is scored behind the one before it.",
+        "host/hillinfer/harness/selected_model.py",
+        "    with closing(read.fork()) as own:\n"
+        "        return _summed(_stepping(own, continuation))",
+        "    return _summed(_stepping(read, continuation))",
+        (f"{_HARNESS}::test_a_context_that_is_read_once_answers_as_when_it_is_read_for_each",),
+    ),
+    Mutant(
+        "any-token-goes-on-with-a-schema",
+        "The tokens that a grammar allows are not looked at.",
+        "host/hillinfer/serve/formats/grammars.py",
+        'changed[: self._words][~allowed] = float("-inf")',
+        "pass",
+        (f"{_TESTS}/test_formats.py::test_answers_have_the_schema_and_end",),
+    ),
+    Mutant(
+        "choices-share-a-grammar",
+        "Several answers of a request go on with one state of its grammar.",
+        "host/hillinfer/serve/scheduler.py",
+        "None if job.grammar is None else job.grammar.fork(),",
+        "job.grammar,",
+        (f"{_TESTS}/test_formats.py::test_answers_have_the_schema_and_end",),
+    ),
+    Mutant(
+        "all-requests-are-chats",
+        "Requests are counted as of one route.",
+        "host/hillinfer/serve/http/figures.py",
+        "self._requests.labels(job.endpoint,",
+        'self._requests.labels("chat",',
+        (f"{_TESTS}/test_figures.py::test_requests_are_counted_by_route_and_end",),
+    ),
+    Mutant(
+        "loading-goes-on",
+        "A model is loaded to its end though the server was told to end.",
+        "host/hillinfer/serve/inference.py",
+        "        if self._is_over():\n",
+        "        if False:\n",
+        (f"{_TESTS}/test_early_end.py::test_a_model_is_loaded_no_further_and_that_is_no_failure",),
+    ),
+    Mutant(
+        "help-shows-everything",
+        "Help lists every option.",
+        "host/hillinfer/cli/parsing/program.py",
+        'one.param_type_name == "option" and one.name not in self.shown',
+        "False",
+        ("tests/host/cli/test_help.py::test_help_shows_twelve_options_and_all_where_asked_for",),
+    ),
     Mutant(
         "first-come-reads-first",
         "A prompt is read to its end before the next one gets a chunk.",

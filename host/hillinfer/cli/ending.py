@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import select
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -19,7 +18,7 @@ from typing import Any, TextIO, cast
 
 import typer
 
-from hillinfer.cli.console import printable, shown_warnings
+from hillinfer.cli.console import printable
 from hillinfer.errors import (
     TRACEBACK_VARIABLE,
     BrokenRunError,
@@ -352,102 +351,3 @@ class _Messages(_Guarded):
 
     def _failed(self, error: BaseException, otherwise: Any) -> Any:
         return otherwise
-
-
-# --- Commands with subcommands ---
-
-
-class Program:
-    """A command of this project.
-
-    Each function of `commands` is a subcommand by its own name, each group has several behind a
-    word; `description` is the first line of its help.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        description: str,
-        commands: Sequence[Callable[..., None] | CommandGroup],
-    ) -> None:
-        self._name, self._description, self._commands = name, description, commands
-
-    def __call__(self, arguments: Sequence[str] | None = None, surroundings: object = None) -> None:
-        """Run the command and end the process.
-
-        What ends a command early becomes one line on standard error and the exit status that
-        `ExitStatus` has for it. A defect shows its traceback where HILLINFER_TRACEBACK is set.
-        Without arguments, those of the process are taken; `surroundings` are what a subcommand
-        reaches outside of itself, this machine's where None.
-        """
-        # Threads that spin while they wait for each other make a busy machine several times slower,
-        # and an idle one hardly faster. OpenMP reads this when torch is loaded, which is later.
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-        given = None if arguments is None else list(arguments)
-
-        def command() -> object:
-            with shown_warnings():
-                return self._parser.main(
-                    given, prog_name=self._name, standalone_mode=False, obj=surroundings
-                )
-
-        sys.exit(run_to_end(command))
-
-    @functools.cached_property
-    def _parser(self) -> Any:
-        """What reads arguments; made once, because it looks at every subcommand's options."""
-        return typer.main.get_command(_app(self._description, self._commands))
-
-
-@dataclass(frozen=True)
-class CommandGroup:
-    """Subcommands that have a word before them.
-
-    Parameters
-    ----------
-    name
-        The word.
-    description
-        First line of their help.
-    commands
-        Functions, each by its own name.
-    """
-
-    name: str
-    description: str
-    commands: Sequence[Callable[..., None]]
-
-
-def _app(description: str, commands: Sequence[Callable[..., None] | CommandGroup]) -> typer.Typer:
-    app = typer.Typer(
-        help=description,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-    )
-    for command in commands:
-        if isinstance(command, CommandGroup):
-            app.add_typer(_app(command.description, command.commands), name=command.name)
-        else:
-            # A word that Python keeps for itself has a line behind it.
-            app.command(command.__name__.strip("_").replace("_", "-"))(_carrying(command))
-    app.callback(invoke_without_command=True, help=description)(_show_help)
-    return app
-
-
-def _show_help(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-
-
-def _carrying(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command whose exceptions reach the end as they are."""
-
-    @functools.wraps(command)
-    def carrying(*args: object, **kwargs: object) -> None:
-        try:
-            command(*args, **kwargs)
-        except BaseException as error:
-            raise carried(error) from error
-
-    return carrying

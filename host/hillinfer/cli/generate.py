@@ -11,6 +11,24 @@ from typing import Annotated
 import typer
 
 from hillinfer.cli.console import quiet_transformers
+from hillinfer.cli.parsing.program import HelpAll
+from hillinfer.cli.parsing.shared import (
+    AlphaOption,
+    ColdDirOption,
+    DtypeOption,
+    EncryptOption,
+    ExactOption,
+    MaxNewTokensOption,
+    ModelOption,
+    PrefillChunkOption,
+    ProjectionsOption,
+    QueryOption,
+    ReuseOption,
+    SeedOption,
+    StoreOption,
+    TemperatureOption,
+    ThreadsOption,
+)
 from hillinfer.cli.prune import PruneOption, PruneUse, RankerOption
 from hillinfer.cli.questions import read_document, reads_stdin
 from hillinfer.cli.store import SaltOption, SizeOption, StoreUse, StrictOption, named_by
@@ -23,7 +41,7 @@ from hillinfer.kv.pool_policies import POOL_POLICIES, make_pool_policy
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.native.library import native_library
 from hillinfer.secrecy.key_sources import key_source
-from hillinfer.settings import Encryption, IOChoice, ModelName, QuestionReading, Settings
+from hillinfer.settings import IOChoice, ModelName, QuestionReading, Settings
 from hillinfer.store.pool_files import insist
 from hillinfer.system.machine import NumberType
 from hillinfer.values import ByteSize, check_threads
@@ -174,14 +192,30 @@ class GenerateRequest:
 
 _AUTO = "auto"
 _DEFAULTS = Settings()
+# The options that people need; the help shows the others where all are asked for.
+SHOWN = frozenset(
+    {
+        "model",
+        "prompt_file",
+        "prompt",
+        "question",
+        "interactive",
+        "max_new_tokens",
+        "temperature",
+        "alpha",
+        "dram_budget",
+        "cold_dir",
+        "store",
+        "report",
+        "help_all",
+    }
+)
 
 
 def generate(
     *,
     context: typer.Context,
-    model: Annotated[
-        str, typer.Option(help="Registry name, folder, GGUF file, or organisation/name on the hub.")
-    ] = DEFAULT_MODEL,
+    model: ModelOption = DEFAULT_MODEL,
     prompt_file: Annotated[
         Path | None, typer.Option(help="Text to read; - for standard input.")
     ] = None,
@@ -203,24 +237,16 @@ def generate(
             "characters, control obeys them."
         ),
     ] = SpecialTokens.TEXT,
-    max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    max_new_tokens: MaxNewTokensOption = 128,
+    temperature: TemperatureOption = 0.0,
     top_p: Annotated[float, typer.Option(help="Probability mass to draw from.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Tokens to draw from; 0 for all.")] = 0,
-    seed: Annotated[int, typer.Option(help="Of the random numbers.")] = 0,
-    alpha: Annotated[
-        float, typer.Option(help="Share of the context that each step selects.")
-    ] = _DEFAULTS.alpha,
+    seed: SeedOption = 0,
+    alpha: AlphaOption = _DEFAULTS.alpha,
     max_selected: Annotated[
         int | None, typer.Option(help="Most tokens a step selects; unlimited by default.")
     ] = None,
-    exact: Annotated[
-        float,
-        typer.Option(
-            help="Share of the context that comes as 16-bit rows; what is selected beside it comes "
-            "as 4-bit codes. 1 codes nothing."
-        ),
-    ] = _DEFAULTS.exact,
+    exact: ExactOption = _DEFAULTS.exact,
     exact_floor: Annotated[
         int, typer.Option(help="Tokens that come as rows at least.")
     ] = _DEFAULTS.exact_floor,
@@ -232,13 +258,7 @@ def generate(
     ] = _DEFAULTS.kept_recent,
     rule: Annotated[str, typer.Option(help="weight_sum or raw_sum.")] = _DEFAULTS.rule.value,
     scope: Annotated[str, typer.Option(help="layer or kv_head.")] = _DEFAULTS.scope.value,
-    query: Annotated[
-        str,
-        typer.Option(
-            help="Tokens are scored with the true query, or a predicted one so that reading "
-            "overlaps with computing; auto: what suits the model's family."
-        ),
-    ] = _DEFAULTS.query.value,
+    query: QueryOption = _DEFAULTS.query.value,
     shadow: Annotated[str, typer.Option(help="auto, int8, int4 or int2.")] = _AUTO,
     dram_budget: Annotated[
         str,
@@ -262,12 +282,8 @@ def generate(
             help="Trace of compute, scoring, reads and copies; see hillinfer-bench trace-picture."
         ),
     ] = None,
-    cold_dir: Annotated[
-        Path | None, typer.Option(help="Directory on the drive; by default in the user's cache.")
-    ] = None,
-    encrypt_cold_pool: Annotated[
-        str, typer.Option(help=f"{', '.join(Encryption)}; auto: yes beside an encrypted store.")
-    ] = _DEFAULTS.encrypt_cold_pool.value,
+    cold_dir: ColdDirOption = None,
+    encrypt_cold_pool: EncryptOption = _DEFAULTS.encrypt_cold_pool.value,
     device: Annotated[
         str, typer.Option(help="What scores: nvme, golden, core, csim, xrt or pynq.")
     ] = _DEFAULTS.device,
@@ -300,21 +316,16 @@ def generate(
     prefetch_blocks: Annotated[
         int, typer.Option(help="Blocks of rows read before their layer begins.")
     ] = _DEFAULTS.prefetch_blocks,
-    prefill_chunk: Annotated[int, typer.Option(help="Prompt tokens of one forward pass.")] = 1024,
+    prefill_chunk: PrefillChunkOption = 1024,
     prune: PruneOption = None,
     prune_ranker: RankerOption = "weights",
     sparse_question: Annotated[
         bool,
         typer.Option("--sparse-question", help="Read the question token by token, as in decode."),
     ] = False,
-    dtype: Annotated[
-        NumberType, typer.Option(help="auto: the model's own, float32 where a CPU is slow at it.")
-    ] = NumberType.AUTO,
-    threads: Annotated[int | None, typer.Option(help="Compute threads.")] = None,
-    projections: Annotated[
-        str,
-        typer.Option(help="How linear layers are computed: stock, fused, prepacked, fp16 or int8."),
-    ] = STOCK,
+    dtype: DtypeOption = NumberType.AUTO,
+    threads: ThreadsOption = None,
+    projections: ProjectionsOption = STOCK,
     report: Annotated[Path | None, typer.Option(help="Where run.json goes.")] = None,
     save_session: Annotated[
         Path | None,
@@ -330,22 +341,9 @@ def generate(
             "differs is read."
         ),
     ] = None,
-    store: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="HILLINFER_STORE",
-            help="Directory of a store: what it holds of the text is not read again, and what is "
-            "read is stored; see hillinfer store.",
-        ),
-    ] = None,
+    store: StoreOption = None,
     store_size: SizeOption = None,
-    reuse: Annotated[
-        str,
-        typer.Option(
-            help="longest: all stored tokens, by groups of 64; exact: what gives the bits of a run "
-            "that reads everything."
-        ),
-    ] = "longest",
+    reuse: ReuseOption = "longest",
     salt: SaltOption = "",
     key_file: KeyFileOption = None,
     passphrase_file: PassphraseOption = None,
@@ -354,6 +352,7 @@ def generate(
     compare: Annotated[
         Compare | None, typer.Option(help="Also run the ordinary cache, side by side.")
     ] = None,
+    help_all: HelpAll = False,
 ) -> None:
     """Answer from a long text; the text goes to standard output, all else to standard error."""
     settings = Settings().changed(

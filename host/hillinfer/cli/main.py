@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,16 +16,19 @@ from rich.table import Table
 
 from hillinfer.cli.console import error_console, quiet_transformers
 from hillinfer.cli.documents import DOCUMENT_COMMANDS
-from hillinfer.cli.ending import CommandGroup, Program
-from hillinfer.cli.generate import generate
+from hillinfer.cli.generate import SHOWN, generate
+from hillinfer.cli.parsing.program import Brief, CommandGroup, PassingOn, Program
 from hillinfer.cli.prune import prune_profile
 from hillinfer.cli.serving.chat import chat
+from hillinfer.cli.serving.lm_eval import lm_eval
+from hillinfer.cli.serving.serve import SHOWN as SHOWN_OF_SERVE
 from hillinfer.cli.serving.serve import serve
 from hillinfer.cli.store import COMMANDS
 from hillinfer.cli.store_keys import STORE_VARIABLE
 from hillinfer.doctor.diagnosis import diagnose
 from hillinfer.doctor.finding import Finding, Verdict
 from hillinfer.errors import SettingsError
+from hillinfer.models.found import found_models
 from hillinfer.models.registry_model import DEFAULT_MODEL, REGISTRY_MODELS, registry_model
 from hillinfer.settings import Settings
 from hillinfer.values import ByteSize, format_bytes
@@ -59,10 +63,12 @@ def fetch(
 
 
 def models() -> None:
-    """List the registry models, their licences and whether they are on this machine."""
+    """List the models that are on this machine, by the names that --model takes."""
     for model in REGISTRY_MODELS.values():
         place = model.folder if model.present else f"missing: hillinfer fetch {model.name}"
         print(f"{model.name}: {model.description}; {model.license}; {place}")
+    for found in found_models(Path(), os.environ):
+        print(f"{found.name}: {found.family}, {format_bytes(found.byte_count)}; {found.where}")
 
 
 # --- `hillinfer doctor` ---
@@ -302,13 +308,27 @@ def _as_json(
 
 # --- `hillinfer` ---
 
+_BEGINNING = """\
+HillInfer answers from long texts with the KV cache on a drive. Three things to do:
+
+  hillinfer chat book.txt
+      talk about a text in this terminal
+  hillinfer generate --prompt-file book.txt --question "Who is Mr Collins?"
+      answer once, for scripts
+  hillinfer serve
+      be a server for OpenAI's clients, with a page for a browser
+
+hillinfer doctor says what this machine can do, hillinfer models which models it has.
+hillinfer --help lists all commands."""
+
 main = Program(
     "hillinfer",
     "Long-context LLM inference with the KV cache on a drive.",
     (
-        generate,
+        Brief(generate, SHOWN),
         chat,
-        serve,
+        Brief(serve, SHOWN_OF_SERVE),
+        PassingOn(lm_eval),
         doctor,
         fetch,
         models,
@@ -320,4 +340,5 @@ main = Program(
             (*COMMANDS, *DOCUMENT_COMMANDS),
         ),
     ),
+    _BEGINNING,
 )

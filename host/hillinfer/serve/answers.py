@@ -80,7 +80,7 @@ class AnswerText:
         if chosen.token_id in self._stop_ids:
             return self._ended(self._stream.finish(), STOP)
         text = self._stream.push(chosen.token_id)
-        is_last = self.count == self._most
+        is_last = chosen.ends or self.count == self._most
         if is_last:
             text += self._stream.finish()
         begin = self._sent + len(self._held)
@@ -90,7 +90,7 @@ class AnswerText:
         if found:
             return self._cut(min(found), STOP)
         if is_last:
-            return self._ended("", LENGTH)
+            return self._ended("", STOP if chosen.ends else LENGTH)
         return self._out(len(self._held) - self._may_begin(), None)
 
     # --- inside ----------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from hillinfer.generate.tokens import TokenChooser
+from hillinfer.serve.formats.grammars import GrammarState
 from hillinfer.serve.requests import AnswerWishes
 
 _SEEDS = 1 << 63
@@ -36,11 +37,14 @@ class Chosen:
         asked.
     top
         The likeliest tokens with theirs, likeliest first.
+    ends
+        Whether nothing can follow it in the form that was asked for.
     """
 
     token_id: int
     logprob: float = 0.0
     top: tuple[Likely, ...] = ()
+    ends: bool = False
 
 
 class WishedTokens:
@@ -56,12 +60,20 @@ class WishedTokens:
         Which of its answers: each has a seed of its own.
     device
         Where logits lie.
+    grammar
+        Of the answer, which goes on with each token; None where it may be any text.
     """
 
-    def __init__(self, wishes: AnswerWishes, number: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        wishes: AnswerWishes,
+        number: int,
+        device: torch.device,
+        grammar: GrammarState | None = None,
+    ) -> None:
         seed = (wishes.sampling.seed + number) % _SEEDS
         self._chooser = TokenChooser(replace(wishes.sampling, seed=seed), device)
-        self._wishes = wishes
+        self._wishes, self._grammar = wishes, grammar
         self._given: Counter[int] = Counter()
 
     def choose(self, logits: torch.Tensor) -> Chosen:
@@ -71,18 +83,28 @@ class WishedTokens:
         ------
         CacheUseError
             Where the greatest of them is no finite number.
+        ApiError
+            As `GrammarState` says.
         """
         token_id = self._chooser.choose(self._wished(logits))
         self._given[token_id] += 1
+        ends = False
+        if self._grammar is not None:
+            self._grammar.take(token_id)
+            ends = self._grammar.is_over
         if self._wishes.top is None:
-            return Chosen(token_id)
+            return Chosen(token_id, ends=ends)
         # JSON has no infinity: what cannot come at all is told as other servers tell it.
         logprobs = logits.float().log_softmax(-1).clamp(min=_LEAST_LOGPROB)
         values, ids = logprobs.topk(min(self._wishes.top, len(logprobs)))
         top = tuple(map(Likely, ids.tolist(), values.tolist()))
-        return Chosen(token_id, float(logprobs[token_id]), top)
+        return Chosen(token_id, float(logprobs[token_id]), top, ends)
 
     def _wished(self, logits: torch.Tensor) -> torch.Tensor:
+        wished = self._biased(logits)
+        return wished if self._grammar is None else self._grammar.masked(wished)
+
+    def _biased(self, logits: torch.Tensor) -> torch.Tensor:
         wishes = self._wishes
         if not (wishes.bias or wishes.presence or wishes.frequency):
             return logits

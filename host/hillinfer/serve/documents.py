@@ -21,7 +21,7 @@ from hillinfer.errors import FULL, Failure, SettingsError, reason_of
 from hillinfer.generate.tokens import Sampling
 from hillinfer.serve.inference import Inference
 from hillinfer.serve.jobs import Done, Event, Failed, Job, ReadSoFar
-from hillinfer.serve.refusals import ApiError, api_error
+from hillinfer.serve.refusals import SERVER, ApiError, api_error
 from hillinfer.serve.requests import AnswerWishes
 from hillinfer.serve.rules import ServerRules
 from hillinfer.values import format_bytes
@@ -119,8 +119,8 @@ class Documents:
         self._jobs: dict[str, Job] = {}
         self._kept = None if rules.files is None else _Kept(rules.files)
         # Known before anybody can ask for one, and read once there is a model.
-        for document, text in self._kept.read_all() if self._kept is not None else ():
-            self._known[document.name], self._texts[document.name] = document, text
+        for document in self._kept.read_all() if self._kept is not None else ():
+            self._known[document.name] = document
         self._taken_up = list(self._known)
 
     # --- what clients ask ------------------------------------------------------------------
@@ -152,7 +152,9 @@ class Documents:
                     "here: delete some",
                     "files_full",
                 )
-            self._known[document.name], self._texts[document.name] = document, text
+            self._known[document.name] = document
+            if self._kept is None:
+                self._texts[document.name] = text
         if self._kept is not None:
             try:
                 self._kept.write(document, text)
@@ -224,8 +226,7 @@ class Documents:
     def content(self, name: str, tenant: bytes) -> str:
         """Return the text of a file, however far it is read."""
         self.get(name, tenant)
-        with self._lock:
-            return self._texts.get(name, "")
+        return self._text(name)
 
     def remove(self, name: str, tenant: bytes) -> None:
         """Forget a file; what is being read of it ends within one forward pass."""
@@ -240,11 +241,11 @@ class Documents:
         """Read the files that were kept, once the model is there."""
         for name in self._taken_up:
             with self._lock:
-                document, text = self._known.get(name), self._texts.get(name)
-            if document is None or text is None:
+                document = self._known.get(name)
+            if document is None:
                 continue
             try:
-                self._read(document, self._ids(text))
+                self._read(document, self._ids(self._text(name)))
             except Exception as error:
                 self._change(name, state=FileState.FAILED, reason=_said(error))
 
@@ -256,6 +257,18 @@ class Documents:
             job.cancel()
 
     # --- inside ----------------------------------------------------------------------------
+
+    def _text(self, name: str) -> str:
+        """Return a file's text: where files are kept, none of them lies in memory."""
+        if self._kept is None:
+            with self._lock:
+                return self._texts.get(name, "")
+        try:
+            return self._kept.text(name)
+        except (OSError, ValueError, KeyError) as error:
+            raise ApiError(
+                503, "the file cannot be read back: its drive failed", "drive_failed", SERVER
+            ) from error
 
     def _ids(self, text: str) -> list[int]:
         """Return the tokens that a prompt about a document begins with, but for the last ones."""
@@ -382,7 +395,11 @@ class _Kept:
                 part.unlink()
             raise
 
-    def read_all(self) -> list[tuple[Document, str]]:
+    def text(self, name: str) -> str:
+        told = json.loads((self._directory / f"{name}.json").read_text(encoding="utf-8"))
+        return str(told["text"])
+
+    def read_all(self) -> list[Document]:
         found = []
         for part in self._directory.glob("file-*.part"):
             # Of a server that was killed.
@@ -392,10 +409,10 @@ class _Kept:
             # What is damaged is as if it had not come.
             with suppress(OSError, ValueError, KeyError, TypeError):
                 told = json.loads(file.read_text(encoding="utf-8"))
-                text = str(told.pop("text"))
+                del told["text"]
                 document = Document(**told | {"tenant": bytes.fromhex(told["tenant"])})
                 if _NAME.fullmatch(document.name) and file.stem == document.name:
-                    found.append((document, text))
+                    found.append(document)
         return found
 
     def remove(self, name: str) -> None:

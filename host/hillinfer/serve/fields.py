@@ -106,7 +106,7 @@ class Fields:
         """Return the fields of an object; of an empty one where it is not there."""
         given = self.take(field)
         if given is None:
-            return Fields({})
+            return Fields({}, f"{self.name(field)}.")
         if not isinstance(given, dict):
             raise self.wrong(field, given, "an object")
         return Fields(given, f"{self.name(field)}.")

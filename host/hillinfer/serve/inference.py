@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from enum import StrEnum
+from typing import Any
+
+from torch.overrides import TorchFunctionMode
 
 from hillinfer.errors import ColdPoolError
 from hillinfer.serve.jobs import Job
@@ -179,7 +182,9 @@ class Inference:
 
     def _run(self) -> None:
         try:
-            with self._opening() as served:
+            with ExitStack() as opened:
+                with _WhileWanted(lambda: self._is_stopping):
+                    served = opened.enter_context(self._opening())
                 self._scheduler = Scheduler(
                     served,
                     self._waiting,
@@ -191,6 +196,9 @@ class Inference:
                 self._served = served
                 self._on_state()
                 self._work(self._scheduler)
+        except _UnwantedError:
+            # The server was told to end before it had a model, which is no failure.
+            pass
         except BaseException as error:
             # Whoever asks for the state is told, and whoever runs the server ends it.
             self._error = error
@@ -223,6 +231,37 @@ class Inference:
             # Rows were written and selected since.
             self._drive_failed = False
         self._on_end(job, error)
+
+
+class _UnwantedError(BaseException):
+    """Ends the loading of a model; no `except Exception` makes a message of it."""
+
+
+class _WhileWanted(TorchFunctionMode):
+    """Ends what a thread computes once nobody wants it any more.
+
+    Loading a large model takes minutes and calls torch for each weight.
+
+    Parameters
+    ----------
+    is_over
+        Says so; asked at each call of torch.
+    """
+
+    def __init__(self, is_over: Callable[[], bool]) -> None:
+        super().__init__()
+        self._is_over = is_over
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if self._is_over():
+            raise _UnwantedError
+        return func(*args, **(kwargs or {}))
 
 
 def _unready(state: State) -> ApiError:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from hillinfer.generate.answering import Generation
 from hillinfer.serve.answers import AnswerText, Piece
 from hillinfer.serve.choosing import WishedTokens
+from hillinfer.serve.formats.grammars import GrammarState
 from hillinfer.serve.refusals import ApiError
 from hillinfer.serve.requests import AnswerWishes
 
@@ -116,6 +117,12 @@ class Job:
         By `time.monotonic`, when it is given up.
     is_background
         Whether it only reads a document ahead: it takes no sequence's place from anybody.
+    grammar
+        Of its answers, before their first token; None where they may be any text.
+    endpoint
+        Which route asked: `chat`, `completions` or `files`.
+    trace_parent
+        Of the trace that the client named (W3C's `traceparent`); None where it named none.
     """
 
     prompt_ids: list[int]
@@ -128,6 +135,9 @@ class Job:
     is_cancelled: bool = False
     number: int = field(default_factory=lambda: next(_NUMBERS))
     is_background: bool = False
+    grammar: GrammarState | None = None
+    endpoint: str = "files"
+    trace_parent: str | None = None
     # --- the scheduler's ---
     generation: Generation | None = None
     steps: Iterator[int] | None = None

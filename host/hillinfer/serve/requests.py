@@ -10,6 +10,13 @@ from typing import Any
 
 from hillinfer.generate.tokens import Sampling
 from hillinfer.serve.fields import Fields, checked_text
+from hillinfer.serve.formats.asked_format import (
+    AskedFormat,
+    asked_format,
+    asked_tools,
+    calls_as_text,
+    with_tools,
+)
 from hillinfer.serve.refusals import ApiError, invalid
 
 _MOST_CHOICES = 128
@@ -21,6 +28,7 @@ _MOST_TOP_K = 1 << 30
 _SEEDS = 1 << 63
 _COLDEST = 1e-5
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_TOOL = "tool"
 
 # Fields that OpenAI's clients send and this server does nothing for, with the values that ask for
 # nothing.
@@ -74,6 +82,8 @@ class AnswerWishes:
         What is taken from logits of tokens that the answer has, once and for each time.
     ends
         Whether the model's own end of an answer ends it.
+    format
+        Which texts answers may be; None for any.
     """
 
     sampling: Sampling
@@ -85,6 +95,7 @@ class AnswerWishes:
     presence: float
     frequency: float
     ends: bool
+    format: AskedFormat | None = None
 
 
 @dataclass(frozen=True)
@@ -137,14 +148,17 @@ def chat_request(given: Mapping[str, Any]) -> ChatRequest:
     """
     fields = Fields(given)
     model = _model(fields)
-    messages = read_messages(fields)
+    tools = asked_tools(fields)
+    messages = tuple(with_tools(read_messages(fields), tools))
     wants_logprobs = fields.flag("logprobs")
     top = fields.whole("top_logprobs", None, 0, _MOST_TOP)
     if top is not None and not wants_logprobs:
         raise invalid("top_logprobs needs logprobs: set it to true", "top_logprobs")
     older = fields.whole("max_tokens", None, 1, _MOST_TOKENS)
     most = fields.whole("max_completion_tokens", older, 1, _MOST_TOKENS)
-    wishes = _wishes(fields, (top or 0) if wants_logprobs else None, most)
+    wishes = _wishes(
+        fields, (top or 0) if wants_logprobs else None, most, asked_format(fields, tools)
+    )
     return ChatRequest(model, messages, wishes, _delivery(fields))
 
 
@@ -191,11 +205,19 @@ def _message(given: object, place: str) -> Mapping[str, Any]:
         raise invalid(f"{place[:-1]} must be an object", place[:-1])
     fields = Fields(given, place)
     role = fields.text("role")
+    if role == _TOOL:
+        return _result(fields)
     if role not in _ROLES:
-        raise fields.wrong("role", role, f"one of {', '.join(_ROLES)}")
+        raise fields.wrong("role", role, f"one of {', '.join(_ROLES)}, {_TOOL}")
     content = fields.take("content")
-    for field in ("tool_calls", "function_call", "audio", "refusal"):
+    for field in ("function_call", "audio", "refusal"):
         fields.only(field, ([], ""))
+    calls = fields.take("tool_calls")
+    if calls:
+        if role != "assistant":
+            raise fields.wrong("tool_calls", calls, "in messages of the assistant")
+        said = calls_as_text(calls, f"{place}tool_calls.")
+        content = f"{content}\n{said}" if isinstance(content, str) and content else said
     files: list[str] = []
     if isinstance(content, list):
         parts = [
@@ -206,6 +228,18 @@ def _message(given: object, place: str) -> Mapping[str, Any]:
         raise fields.wrong("content", content, "a string or a list of parts")
     text = checked_text(content, fields.name("content"))
     return {"role": _ROLES[role], "content": text, "files": files}
+
+
+def _result(fields: Fields) -> Mapping[str, Any]:
+    """Return what a function gave back, as a turn of the user's, which every template knows."""
+    fields.take("tool_call_id")
+    content = fields.take("content")
+    if isinstance(content, list):
+        content = "\n".join(_part(one, "content.", []) or "" for one in content)
+    if not isinstance(content, str):
+        raise fields.wrong("content", content, "a string or a list of parts")
+    text = checked_text(content, fields.name("content"))
+    return {"role": "user", "content": f"The function returned: {text}", "files": []}
 
 
 def _part(given: object, place: str, files: list[str]) -> str | None:
@@ -252,7 +286,9 @@ def _prompt(fields: Fields) -> str | tuple[int, ...]:
 # --- Wishes ---
 
 
-def _wishes(fields: Fields, top: int | None, most: int | None) -> AnswerWishes:
+def _wishes(
+    fields: Fields, top: int | None, most: int | None, form: AskedFormat | None = None
+) -> AnswerWishes:
     temperature = fields.number("temperature", 1.0, 0.0, 2.0)
     top_p = fields.number("top_p", 1.0, 0.0, 1.0)
     if top_p == 0 or temperature < _COLDEST:
@@ -275,7 +311,9 @@ def _wishes(fields: Fields, top: int | None, most: int | None) -> AnswerWishes:
         bias=_bias(fields),
         presence=fields.number("presence_penalty", 0.0, -2.0, 2.0),
         frequency=fields.number("frequency_penalty", 0.0, -2.0, 2.0),
-        ends=not fields.flag("ignore_eos"),
+        # What follows a form that is complete would be no part of it.
+        ends=not fields.flag("ignore_eos") or form is not None,
+        format=form,
     )
 
 
@@ -316,7 +354,9 @@ def _delivery(fields: Fields) -> Delivery:
     if fields.take("stream_options") is not None and not streamed:
         raise invalid("stream_options needs stream: set it to true", "stream_options")
     for field, allowed in _UNSUPPORTED.items():
-        fields.only(field, allowed)
+        # A chat has read some of them.
+        if field in fields.unknown:
+            fields.only(field, allowed)
     for field in _HARMLESS:
         fields.take(field)
     return Delivery(streamed, told_usage, tuple(fields.unknown))

@@ -243,7 +243,12 @@ class Scheduler:
             job,
             number,
             generation,
-            WishedTokens(job.wishes, number, generation.logits.device),
+            WishedTokens(
+                job.wishes,
+                number,
+                generation.logits.device,
+                None if job.grammar is None else job.grammar.fork(),
+            ),
             AnswerText(
                 number,
                 self._model.tokenizer,

@@ -15,6 +15,7 @@ from hillinfer.hf.cache import HillInferCache
 from hillinfer.models.loader import LoadedModel
 from hillinfer.reuse.model_prompts import ModelPrompts
 from hillinfer.serve.chats import PromptTokens
+from hillinfer.serve.formats.grammars import Grammars
 from hillinfer.serve.rules import ServerRules
 from hillinfer.settings import Settings
 from hillinfer.statistics import CacheStatistics
@@ -45,7 +46,7 @@ class StoreOfServer:
 
 
 class ServedModel:
-    """A model that is attached; the thread that opened it uses it, but for `prompts`.
+    """A model that is attached; other threads use `prompts` and `grammars` alone.
 
     Parameters
     ----------
@@ -66,6 +67,8 @@ class ServedModel:
         Most tokens of prompt and answer.
     prompts
         Makes tokens of what clients send; any thread may use it.
+    grammars
+        Makes states of forms that answers are to have; likewise.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class ServedModel:
         self.context_tokens = min(rules.context_tokens or positions, positions)
         self.words = int(loaded.model.get_input_embeddings().num_embeddings)
         self.prompts = PromptTokens(loaded.tokenizer, self.words, self.context_tokens)
+        self.grammars = Grammars(loaded.tokenizer, self.words, loaded.stop_ids)
 
     @property
     def tokenizer(self) -> Any:

@@ -97,7 +97,7 @@ class Running:
 
 
 @contextmanager
-def running(folder, cold_dir, store=None, around=None, made=None, **rules):
+def running(folder, cold_dir, store=None, around=None, made=None, spans=None, **rules):
     """Run a server of a tiny model; `around` is entered in the inference thread."""
     lines, passes = [], Passes()
     allowed = ServerRules(**({"port": 0, "alias": "tiny", "chunk_tokens": CHUNK} | rules))
@@ -113,7 +113,7 @@ def running(folder, cold_dir, store=None, around=None, made=None, **rules):
             stored = None if store is None else StoreOfServer(store)
             yield opened.enter_context(served_model(loaded, settings, allowed, stored))
 
-    server = Server(allowed, opening, Log(lines.append))
+    server = Server(allowed, opening, Log(lines.append), spans=spans)
     with in_background(server) as url:
         yield Running(server, url, lines, passes)
 

@@ -240,6 +240,20 @@ def test_kept_files_are_there_after_a_restart(endless_folder, cold_dir, tmp_path
     assert half.id not in {one.stem for one in files.iterdir()}
 
 
+def test_texts_of_kept_files_lie_in_the_directory_alone(endless_folder, cold_dir, tmp_path):
+    with (
+        running(endless_folder, cold_dir, files=tmp_path / "files") as server,
+        server.client() as client,
+    ):
+        made = put(client, BOOK)
+        assert client.files.content(made.id).text == BOOK
+        (tmp_path / "files" / f"{made.id}.json").unlink()
+        with pytest.raises(openai.InternalServerError) as refused:
+            client.files.content(made.id)
+        assert refused.value.code == "drive_failed"
+        assert [one.id for one in client.files.list()] == [made.id]
+
+
 def test_without_a_store_a_file_is_read_with_each_question(endless_folder, cold_dir):
     with running(endless_folder, cold_dir) as server, server.client() as client:
         made = put(client, BOOK)

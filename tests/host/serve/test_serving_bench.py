@@ -3,12 +3,14 @@
 
 import json
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from servers import running
 
 from hillinfer.store.store import Store
+from hillinfer_bench.serving.disconnects import DisconnectsRow
 from hillinfer_bench.serving.measures import (
     CostRow,
     HealthRow,
@@ -18,8 +20,10 @@ from hillinfer_bench.serving.measures import (
     measure_cost,
     measure_restart,
 )
+from hillinfer_bench.serving.planted import PlantedRow, _count, _Prompt
 from hillinfer_bench.serving.request import Part
 from hillinfer_bench.serving.run import Measured
+from hillinfer_bench.serving.server_log import Holdings
 from hillinfer_bench.serving.servers import RunningServer, ServerError
 from hillinfer_bench.serving.streams import Answer, Burst, connected
 
@@ -44,6 +48,63 @@ def test_a_run_of_the_command(command, endless_folder, tmp_path):
     assert record["goals"]["speedup_4_streams"]["why"] == "not in this run"
     assert "own_first_token_ms_p95" in told.out
     assert [*place.iterdir()] == []
+
+
+def test_a_run_that_loads_the_server(command, endless_folder, tmp_path):
+    out, place = tmp_path / "serve.json", tmp_path / "place"
+    told = command(
+        *("serving", "--model", endless_folder, "--dir", place, "--out", out),
+        *("--part", "disconnects", "--part", "planted", "--prompt-tokens", 150),
+        *("--disconnects", 24, "--planted", 150),
+    )
+    assert told.code == 0, told.err
+    record = json.loads(out.read_text())
+    assert record["failed"] == {}
+    assert record["disconnects"]["asked"] == 24
+    assert 0 < len(record["disconnects"]["cancelled_seconds"]) <= 24
+    planted = record["planted"]
+    assert (planted["asked"], planted["answered"], planted["statuses"]) == (150, 150, {})
+    for name in ("left_behind", "mixed_answers", "leaks"):
+        assert record["goals"][name]["reached"] == 0, name
+        assert record["goals"][name]["is_met"], name
+    assert "soak_differing" not in record["goals"]
+    assert [*place.iterdir()] == []
+
+
+def test_who_ends_later_than_a_turn_is_late():
+    held = Holdings(threads=3, files=9, resident_bytes=0)
+    row = DisconnectsRow(3, [0.01, 0.14, 0.4], 0.1, held, replace(held, files=11))
+    assert (row.late, row.leaked) == (1, 2)
+    goals = {one.name: one for one in Measured(disconnects=row).goals()}
+    assert not goals["ended_late"].is_met
+    assert not goals["left_behind"].is_met
+
+
+@pytest.mark.parametrize(
+    ("text", "cached", "expected"),
+    [
+        ("it is bcd00001", 64, {"told": 1}),
+        ("it is xyz00002", 64, {"mixed": 1}),
+        ("nothing", 101, {"leaks": 1}),
+        ("nothing", 63, {"missed": 1}),
+    ],
+)
+def test_what_is_foreign_in_an_answer_is_counted(text, cached, expected):
+    own = _Prompt("a", "", "bcd00001", [*range(120)])
+    other = _Prompt("b", "", "xyz00002", [])
+    answer = {
+        "choices": [{"message": {"content": text}}],
+        "usage": {"prompt_tokens_details": {"cached_tokens": cached}},
+    }
+    row = PlantedRow()
+    _count(row, own, [own, other], 200, answer, 100, 10.0, 5.0)
+    assert row == replace(PlantedRow(asked=1, answered=1, repeats=1), **expected)
+
+
+def test_what_a_client_is_refused_is_no_answer():
+    row = PlantedRow()
+    _count(row, _Prompt("a", "", "x", []), [], 503, {}, 0, 1.0, None)
+    assert row == PlantedRow(asked=1, statuses={503: 1})
 
 
 @contextmanager

@@ -10,7 +10,9 @@ import typer
 
 from hillinfer.cli.console import error_console, quiet_transformers
 from hillinfer.models.registry_model import DEFAULT_MODEL
-from hillinfer_bench.serving.request import Part, ServingRequest
+from hillinfer_bench.serving.request import TIMED, LoadSizes, Part, ServingRequest
+
+_SIZES = LoadSizes()
 
 
 def serving(
@@ -28,8 +30,28 @@ def serving(
     ] = 6000,
     parts: Annotated[
         list[Part] | None,
-        typer.Option("--part", help="What is measured; give it again for more. All by default."),
+        typer.Option(
+            "--part",
+            help="What is measured; give it again for more. By default what is timed; disconnects, "
+            "planted, fuzzed and soak load the server, up to half an hour each.",
+        ),
     ] = None,
+    disconnects: Annotated[
+        int, typer.Option(min=1, help="Clients that leave.")
+    ] = _SIZES.disconnects,
+    planted: Annotated[
+        int, typer.Option(min=1, help="Requests with secrets in them.")
+    ] = _SIZES.planted,
+    fuzzed: Annotated[int, typer.Option(min=6, help="Requests of the fuzzer.")] = _SIZES.fuzzed,
+    soak_seconds: Annotated[float, typer.Option(help="How long the soak lasts.")] = (
+        _SIZES.soak_seconds
+    ),
+    soak_documents: Annotated[
+        int, typer.Option(min=1, help="Its documents.")
+    ] = _SIZES.soak_documents,
+    kill_seconds: Annotated[float, typer.Option(help="From one of its kills to the next.")] = (
+        _SIZES.kill_seconds
+    ),
     out: Annotated[Path, typer.Option(help="Where the figures go as JSON.")] = Path(
         "build/reports/serve.json"
     ),
@@ -38,8 +60,9 @@ def serving(
     quiet_transformers()
     from hillinfer_bench.serving.run import run
 
-    chosen = frozenset(parts or Part)
+    chosen = frozenset(parts or TIMED)
+    load = LoadSizes(disconnects, planted, fuzzed, soak_seconds, soak_documents, kill_seconds)
     request = ServingRequest(
-        model, directory, out, rounds, new_tokens, prompt_tokens, document_tokens, chosen
+        model, directory, out, rounds, new_tokens, prompt_tokens, document_tokens, chosen, load
     )
     print(run(request, error_console().print))

@@ -21,6 +21,38 @@ class Part(StrEnum):
     """First token for a stored document after a restart, beside reading a new one."""
     RIVAL = "rival"
     """The same of `transformers serve`."""
+    DISCONNECTS = "disconnects"
+    """Clients that leave at random moments."""
+    PLANTED = "planted"
+    """Requests of many tenants with secrets."""
+    FUZZED = "fuzzed"
+    """Requests that a schema fuzzer makes."""
+    SOAK = "soak"
+    """Streams and documents for long, with kills and a full drive."""
+
+
+TIMED = frozenset({Part.STREAMS, Part.COST, Part.HEALTH, Part.RESTART, Part.RIVAL})
+"""What a run takes where nobody names parts: the others take up to half an hour each."""
+
+
+@dataclass(frozen=True)
+class LoadSizes:
+    """How much load there is.
+
+    Parameters
+    ----------
+    disconnects, planted, fuzzed
+        Requests of these parts.
+    soak_seconds, soak_documents, kill_seconds
+        How long the last one lasts, with how many documents, and from one kill to the next.
+    """
+
+    disconnects: int = 1000
+    planted: int = 10_000
+    fuzzed: int = 10_000
+    soak_seconds: float = 1200.0
+    soak_documents: int = 50
+    kill_seconds: float = 150.0
 
 
 @dataclass(frozen=True)
@@ -43,6 +75,8 @@ class ServingRequest:
         Of the text of a stream's prompt, and of the document.
     parts
         What of it is measured.
+    load
+        Sizes of the parts that only load the server.
     """
 
     model: str
@@ -52,4 +86,5 @@ class ServingRequest:
     new_tokens: int = 64
     prompt_tokens: int = 1000
     document_tokens: int = 6000
-    parts: frozenset[Part] = frozenset(Part)
+    parts: frozenset[Part] = TIMED
+    load: LoadSizes = LoadSizes()

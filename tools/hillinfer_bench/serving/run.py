@@ -18,6 +18,8 @@ from hillinfer.models.sources import ModelSource
 from hillinfer.system.files import make_folders, prepare_report
 from hillinfer.system.machine import NumberType
 from hillinfer_bench.report.kinds import MachineKind
+from hillinfer_bench.serving.disconnects import DisconnectsRow, measure_disconnects
+from hillinfer_bench.serving.fuzzed import FuzzedRow, measure_fuzzed
 from hillinfer_bench.serving.measures import (
     COUNTS,
     CostRow,
@@ -32,12 +34,15 @@ from hillinfer_bench.serving.measures import (
     measure_streams,
     percentile_ms,
 )
+from hillinfer_bench.serving.planted import PlantedRow, measure_planted
 from hillinfer_bench.serving.request import Part, ServingRequest
 from hillinfer_bench.serving.servers import ServerError, hillinfer_server, transformers_server
+from hillinfer_bench.serving.soak import SoakRow, measure_soak
 from hillinfer_bench.serving.streams import Texts, connected
 from hillinfer_bench.storing.goals import StoreGoal, at_least, at_most, goals_text, unmeasured
 
 _PARALLEL = max(COUNTS)
+_SHARED_TOKENS = 200
 # By streams, milliseconds, milliseconds, and of the time of reading.
 _SPEEDUPS = {4: 2.0, 8: 3.0}
 _OWN_MS, _HEALTH_MS, _RESTART_SHARE = 50.0, 100.0, 0.1
@@ -51,7 +56,7 @@ class Measured:
 
     Parameters
     ----------
-    streams, cost, health, restart, rival
+    streams, cost, health, restart, rival, disconnects, planted, fuzzed, soak
         Of the parts.
     failed
         Why a row is missing, by its name.
@@ -62,11 +67,15 @@ class Measured:
     health: HealthRow | None = None
     restart: RestartRow | None = None
     rival: RivalRow | None = None
+    disconnects: DisconnectsRow | None = None
+    planted: PlantedRow | None = None
+    fuzzed: FuzzedRow | None = None
+    soak: SoakRow | None = None
     failed: dict[str, str] = field(default_factory=dict)
 
     def goals(self) -> list[StoreGoal]:
         """Return every goal with what was reached."""
-        return [*self._of_streams(), *self._of_first_tokens()]
+        return [*self._of_streams(), *self._of_first_tokens(), *self._of_load()]
 
     def figures(self) -> dict[str, Any]:
         """Return what has no goal of its own."""
@@ -159,6 +168,29 @@ class Measured:
             shares = self.restart.shares
             yield at_most(name, median(shares), _RESTART_SHARE, shares)
 
+    def _of_load(self) -> Iterator[StoreGoal]:
+        """Return the goals of what only loads the server: nothing of it may happen once."""
+        never: dict[Part, dict[str, float] | None] = dict.fromkeys(
+            (Part.DISCONNECTS, Part.PLANTED, Part.FUZZED, Part.SOAK)
+        )
+        if (left := self.disconnects) is not None:
+            never[Part.DISCONNECTS] = {"ended_late": left.late, "left_behind": left.leaked}
+        if (planted := self.planted) is not None:
+            never[Part.PLANTED] = {"mixed_answers": planted.mixed, "leaks": planted.leaks}
+        if self.fuzzed is not None:
+            never[Part.FUZZED] = {"http_500": self.fuzzed.defects}
+        if (soak := self.soak) is not None:
+            above = max(0.0, soak.most_dram_bytes - soak.budget_bytes)
+            lost = soak.differing + soak.unanswered
+            never[Part.SOAK] = {"soak_differing": lost, "soak_above_budget_bytes": above}
+        for part, found in never.items():
+            if found is None:
+                if part in self.failed:
+                    yield unmeasured(part.value, "0", self.failed[part.value])
+            else:
+                for name, count in found.items():
+                    yield at_most(name, count, 0)
+
 
 def run(request: ServingRequest, say: Say) -> str:
     """Measure everything and return the table.
@@ -200,6 +232,7 @@ def run(request: ServingRequest, say: Say) -> str:
             *(request, Part.RIVAL, found, say),
             lambda: measure_rival(rival, *rest),
         )
+        load_server(request, place, found, texts, say)
     finally:
         shutil.rmtree(place, ignore_errors=True)
     goals = found.goals()
@@ -212,6 +245,7 @@ def run(request: ServingRequest, say: Say) -> str:
         "model": request.model,
         "rounds": request.rounds,
         "new_tokens": request.new_tokens,
+        "load": asdict(request.load),
         **MachineKind.here(outline.dtype).as_record(),
     }
     request.out.write_text(json.dumps(record, indent=1))
@@ -251,6 +285,58 @@ def _with_one_server(
             if getattr(found, part.value) is None:
                 found.failed.setdefault(part.value, _said(error))
         say(_said(error))
+
+
+def load_server(
+    request: ServingRequest, place: Path, found: Measured, texts: Texts, say: Say
+) -> None:
+    """Take the parts that load a server, each with one of its own."""
+    sizes = request.load
+
+    def disconnects() -> DisconnectsRow:
+        with (
+            hillinfer_server(place / "left", request.model, _PARALLEL) as server,
+            connected(server) as client,
+        ):
+            prompts = [texts.take(request.prompt_tokens) for _ in range(_PARALLEL)]
+            for one in prompts:
+                client.store(one)
+            return measure_disconnects(server, client, prompts, sizes.disconnects, say)
+
+    def planted() -> PlantedRow:
+        keys = [f"sk-of-tenant-{number:02d}" for number in range(_PARALLEL)]
+        own = place / "planted"
+        own.mkdir()
+        (own / "keys").write_text("\n".join(keys))
+        (own / "keys").chmod(0o600)
+        options = ("--api-key-file", str(own / "keys"), "--queue", "64")
+        head = {"Authorization": f"Bearer {keys[0]}"}
+        with hillinfer_server(own, request.model, _PARALLEL, options, head) as server:
+            shared = texts.take(min(request.prompt_tokens, _SHARED_TOKENS))
+            return measure_planted(server, keys, shared.lower(), sizes.planted, say)
+
+    def fuzzed() -> FuzzedRow:
+        # Answers of any length are asked for: bounds keep them short.
+        options = ("--context", "256", "--answer-tokens", "4", "--max-seconds", "20")
+        with hillinfer_server(place / "fuzzed", request.model, _PARALLEL, options) as server:
+            return measure_fuzzed(server, sizes.fuzzed)
+
+    def soak() -> SoakRow:
+        files = place / "soak" / "files"
+        options = ["--files", str(files), "--reuse", "exact", "--dram-budget", "256MiB"]
+        options += ["--queue", "64"]
+        start = partial(hillinfer_server, place / "soak", request.model, _PARALLEL, options)
+        documents = [texts.take(request.prompt_tokens) for _ in range(sizes.soak_documents)]
+        return measure_soak(start, documents, sizes.soak_seconds, sizes.kill_seconds, say)
+
+    works: dict[Part, Callable[[], object]] = {
+        Part.DISCONNECTS: disconnects,
+        Part.PLANTED: planted,
+        Part.FUZZED: fuzzed,
+        Part.SOAK: soak,
+    }
+    for part, work in works.items():
+        _step(request, part, found, say, work)
 
 
 def _step(

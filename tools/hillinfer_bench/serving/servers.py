@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -44,12 +44,18 @@ class RunningServer:
         It.
     fields
         What each request has beside OpenAI's fields.
+    log
+        Where it writes what happens; None where nobody reads that.
+    headers
+        What each request has that is not about the model.
     """
 
     url: str
     model: str
     process: subprocess.Popen[str]
     fields: Mapping[str, object] = field(default_factory=dict)
+    log: Path | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -66,7 +72,13 @@ class RunningServer:
 
 
 @contextmanager
-def hillinfer_server(place: Path, model: str, parallel: int) -> Iterator[RunningServer]:
+def hillinfer_server(
+    place: Path,
+    model: str,
+    parallel: int,
+    options: Sequence[str] = (),
+    headers: Mapping[str, str] | None = None,
+) -> Iterator[RunningServer]:
     """Run `hillinfer serve` with a store that stays in `place` for the next one.
 
     Parameters
@@ -77,6 +89,10 @@ def hillinfer_server(place: Path, model: str, parallel: int) -> Iterator[Running
         As the command takes it.
     parallel
         Sequences that decode together.
+    options
+        More of the command; of an option that is given twice the last one counts.
+    headers
+        What requests need.
 
     Raises
     ------
@@ -89,11 +105,13 @@ def hillinfer_server(place: Path, model: str, parallel: int) -> Iterator[Running
     command = [sys.executable, "-c", _OWN, "serve", "--port", "0", "--model", model]
     command += ["--alias", "bench", "--parallel", str(parallel), "--dram-budget", "2GiB"]
     command += ["--store", str(place / "store"), "--store-size", "8GiB", "--cold-dir", str(cold)]
+    command += options
     log = place / "server.log"
     with _process(command, log, subprocess.PIPE) as process:
         url = _announced(process, log)
         # Answers of one length: what is compared is time.
-        yield RunningServer(url, "bench", process, {"ignore_eos": True})
+        fields = {"ignore_eos": True}
+        yield RunningServer(url, "bench", process, fields, log, dict(headers or {}))
 
 
 @contextmanager

@@ -13,6 +13,19 @@ from rich.console import Console
 
 from hillinfer.cli.console import error_console, quiet_transformers, reading_view
 from hillinfer.cli.generate import STOCK
+from hillinfer.cli.parsing.shared import (
+    AlphaOption,
+    BudgetOption,
+    ColdDirOption,
+    DtypeOption,
+    MaxNewTokensOption,
+    ModelOption,
+    PrefillChunkOption,
+    SeedOption,
+    StoreOption,
+    TemperatureOption,
+    ThreadsOption,
+)
 from hillinfer.cli.questions import typed_questions
 from hillinfer.cli.serving.serve import ServeRequest
 from hillinfer.cli.store import SaltOption, SizeOption, StoreUse, named_by
@@ -48,33 +61,17 @@ def chat(
     files: Annotated[list[Path] | None, typer.Argument(help="Texts to talk about.")] = None,
     *,
     context: typer.Context,
-    model: Annotated[
-        str, typer.Option(help="Registry name, folder, GGUF file, or organisation/name on the hub.")
-    ] = DEFAULT_MODEL,
-    max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the random numbers.")] = 0,
-    alpha: Annotated[
-        float, typer.Option(help="Share of the context that each step selects.")
-    ] = _DEFAULTS.alpha,
-    dram_budget: Annotated[
-        str, typer.Option(help="Memory for the cache, like 2GiB, or a share of it.")
-    ] = "25%",
-    cold_dir: Annotated[
-        Path | None, typer.Option(help="Directory on the drive; by default in the user's cache.")
-    ] = None,
-    prefill_chunk: Annotated[int, typer.Option(help="Prompt tokens of one forward pass.")] = 512,
-    dtype: Annotated[
-        NumberType, typer.Option(help="auto: the model's own, float32 where a CPU is slow at it.")
-    ] = NumberType.AUTO,
-    threads: Annotated[int | None, typer.Option(help="Compute threads.")] = None,
-    store: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="HILLINFER_STORE",
-            help="Directory of a store: texts that it holds are not read again.",
-        ),
-    ] = None,
+    model: ModelOption = DEFAULT_MODEL,
+    max_new_tokens: MaxNewTokensOption = 512,
+    temperature: TemperatureOption = 0.0,
+    seed: SeedOption = 0,
+    alpha: AlphaOption = _DEFAULTS.alpha,
+    dram_budget: BudgetOption = "25%",
+    cold_dir: ColdDirOption = None,
+    prefill_chunk: PrefillChunkOption = 512,
+    dtype: DtypeOption = NumberType.AUTO,
+    threads: ThreadsOption = None,
+    store: StoreOption = None,
     store_size: SizeOption = None,
     salt: SaltOption = "",
     key_file: KeyFileOption = None,

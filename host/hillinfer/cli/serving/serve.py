@@ -15,6 +15,22 @@ import typer
 
 from hillinfer.cli.console import error_console, panics_unsaid, quiet_transformers
 from hillinfer.cli.generate import STOCK
+from hillinfer.cli.parsing.program import HelpAll
+from hillinfer.cli.parsing.shared import (
+    AlphaOption,
+    BudgetOption,
+    ColdDirOption,
+    DtypeOption,
+    EncryptOption,
+    ExactOption,
+    ModelOption,
+    PrefillChunkOption,
+    ProjectionsOption,
+    QueryOption,
+    ReuseOption,
+    StoreOption,
+    ThreadsOption,
+)
 from hillinfer.cli.store import SaltOption, SizeOption, StoreUse, named_by, opened_store
 from hillinfer.cli.store_keys import KeyFileOption, KeyringOption, PassphraseOption
 from hillinfer.errors import SettingsError
@@ -30,8 +46,26 @@ if TYPE_CHECKING:
     from hillinfer.serve.served_model import ServedModel
 
 # What the extra `serve` brings.
-_MODULES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
+_MODULES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart", "llguidance")
 _DEFAULTS, _RULES = Settings(), ServerRules()
+# As in `hillinfer generate`.
+SHOWN = frozenset(
+    {
+        "model",
+        "host",
+        "port",
+        "api_key_file",
+        "parallel",
+        "context_tokens",
+        "files",
+        "alpha",
+        "dram_budget",
+        "cold_dir",
+        "store",
+        "store_size",
+        "help_all",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -93,9 +127,7 @@ class ServeRequest:
 def serve(
     *,
     context: typer.Context,
-    model: Annotated[
-        str, typer.Option(help="Registry name, folder, GGUF file, or organisation/name on the hub.")
-    ] = DEFAULT_MODEL,
+    model: ModelOption = DEFAULT_MODEL,
     host: Annotated[
         str, typer.Option(help="Address to listen at; others than this machine's need a key.")
     ] = _RULES.host,
@@ -135,48 +167,25 @@ def serve(
     drain_seconds: Annotated[
         float, typer.Option(help="How long requests may go on after SIGTERM.")
     ] = _RULES.drain_seconds,
-    prefill_chunk: Annotated[
-        int, typer.Option(help="Prompt tokens of one forward pass.")
-    ] = _RULES.chunk_tokens,
-    alpha: Annotated[
-        float, typer.Option(help="Share of the context that each step selects.")
-    ] = _DEFAULTS.alpha,
-    exact: Annotated[
-        float, typer.Option(help="Share of the context that comes as 16-bit rows; 1 codes nothing.")
-    ] = _DEFAULTS.exact,
-    query: Annotated[str, typer.Option(help="auto, true or predicted.")] = _DEFAULTS.query.value,
+    prefill_chunk: PrefillChunkOption = _RULES.chunk_tokens,
+    alpha: AlphaOption = _DEFAULTS.alpha,
+    exact: ExactOption = _DEFAULTS.exact,
+    query: QueryOption = _DEFAULTS.query.value,
     shadow: Annotated[str, typer.Option(help="int8, int4 or int2.")] = "int4",
-    dram_budget: Annotated[
-        str, typer.Option(help="Memory for all caches, like 2GiB, or a share of what is open.")
-    ] = "25%",
-    cold_dir: Annotated[
-        Path | None, typer.Option(help="Directory on the drive; by default in the user's cache.")
-    ] = None,
-    encrypt_cold_pool: Annotated[
-        str, typer.Option(help="yes, no, or auto: yes beside an encrypted store.")
-    ] = _DEFAULTS.encrypt_cold_pool.value,
-    dtype: Annotated[
-        NumberType, typer.Option(help="auto: the model's own, float32 where a CPU is slow at it.")
-    ] = NumberType.AUTO,
-    threads: Annotated[int | None, typer.Option(help="Compute threads.")] = None,
-    projections: Annotated[
-        str,
-        typer.Option(help="How linear layers are computed: stock, fused, prepacked, fp16 or int8."),
-    ] = STOCK,
-    store: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="HILLINFER_STORE",
-            help="Directory of a store: prompts that it holds are not read again; see hillinfer "
-            "store.",
-        ),
-    ] = None,
+    dram_budget: BudgetOption = "25%",
+    cold_dir: ColdDirOption = None,
+    encrypt_cold_pool: EncryptOption = _DEFAULTS.encrypt_cold_pool.value,
+    dtype: DtypeOption = NumberType.AUTO,
+    threads: ThreadsOption = None,
+    projections: ProjectionsOption = STOCK,
+    store: StoreOption = None,
     store_size: SizeOption = None,
-    reuse: Annotated[str, typer.Option(help="longest or exact.")] = "longest",
+    reuse: ReuseOption = "longest",
     salt: SaltOption = "",
     key_file: KeyFileOption = None,
     passphrase_file: PassphraseOption = None,
     keyring: KeyringOption = None,
+    help_all: HelpAll = False,
 ) -> None:
     """Answer requests of OpenAI's clients; ends at SIGTERM, when those that are there are answered.
 
@@ -228,8 +237,13 @@ def serve(
     check_extra()
     quiet_transformers()
     from hillinfer.serve.http.running import Server
+    from hillinfer.serve.http.spans import Spans
 
-    Server(request.rules, request.opened, say=_say).run()
+    spans = Spans.of_variables(os.environ)
+    try:
+        Server(request.rules, request.opened, say=_say, spans=spans).run()
+    finally:
+        spans.close()
 
 
 def check_extra() -> None:

@@ -19,11 +19,13 @@ from starlette.requests import ClientDisconnect
 from hillinfer.errors import HillInferError
 from hillinfer.serve.documents import Documents, with_documents
 from hillinfer.serve.fields import Fields, parsed
+from hillinfer.serve.http.calls import CallWire
 from hillinfer.serve.http.figures import CONTENT_TYPE, Figures
 from hillinfer.serve.http.files import FileRoutes
 from hillinfer.serve.http.gate import BODY_SECONDS, Gate, Visit, late, visit_of
 from hillinfer.serve.http.log import Log
 from hillinfer.serve.http.page import Page
+from hillinfer.serve.http.schema import body_of
 from hillinfer.serve.http.streams import (
     AnswerStream,
     GoneError,
@@ -31,14 +33,13 @@ from hillinfer.serve.http.streams import (
     beside_client,
     whole_answer,
 )
-from hillinfer.serve.http.wire import ChatWire, Head, TextWire, Wire
+from hillinfer.serve.http.wire import ChatWire, Head, TextWire, Wire, event
 from hillinfer.serve.inference import Inference, State
 from hillinfer.serve.jobs import Job
 from hillinfer.serve.refusals import ApiError, api_error, gone_error, invalid
 from hillinfer.serve.requests import (
     AnswerWishes,
     ChatRequest,
-    Delivery,
     TextRequest,
     chat_request,
     read_messages,
@@ -113,6 +114,12 @@ class Routes:
         """Tell of one model."""
         return JSONResponse(self._model(self._named(name)))
 
+    async def load(self, request: Request) -> Response:
+        """Say that the model is there, as transformers' chat client asks before it talks."""
+        served = self._named(Fields(parsed(await _body(request))).text("model"))
+        told = {"status": "ready", "model": served.name, "cached": True}
+        return Response(event(told), media_type="text/event-stream")
+
     def _model(self, served: ServedModel) -> dict[str, Any]:
         return {
             "id": served.name,
@@ -175,13 +182,14 @@ class Routes:
         ids = await run_in_threadpool(
             self._of_chat, served, asked.messages, visit_of(request.scope).tenant
         )
-        wire = ChatWire(
+        may_call = asked.wishes.format is not None and asked.wishes.format.may_call
+        wire = (CallWire if may_call else ChatWire)(
             Head(asked.model),
             served,
             logprobs=asked.wishes.top is not None,
             told_usage=asked.delivery.told_usage,
         )
-        return await self._answered(request, served, ids, asked.wishes, asked.delivery, wire)
+        return await self._answered("chat", request, served, ids, asked, wire)
 
     def _of_chat(
         self, served: ServedModel, messages: Sequence[Mapping[str, Any]], tenant: bytes
@@ -209,19 +217,23 @@ class Routes:
             told_usage=asked.delivery.told_usage,
             echo=echo if asked.echo else "",
         )
-        return await self._answered(request, served, ids, asked.wishes, asked.delivery, wire)
+        return await self._answered("completions", request, served, ids, asked, wire)
 
     async def _answered(
         self,
+        endpoint: str,
         request: Request,
         served: ServedModel,
         ids: list[int],
-        wishes: AnswerWishes,
-        delivery: Delivery,
+        asked: ChatRequest | TextRequest,
         wire: Wire,
     ) -> Any:
         """Let the model answer, and send what it answers."""
+        wishes, delivery = asked.wishes, asked.delivery
         visit, mailbox = visit_of(request.scope), Mailbox()
+        grammar = None
+        if wishes.format is not None:
+            grammar = await run_in_threadpool(served.grammars.begin, wishes.format)
         job = Job(
             prompt_ids=ids,
             wishes=wishes,
@@ -229,6 +241,9 @@ class Routes:
             tenant=visit.tenant,
             tell=mailbox.put,
             deadline=time.monotonic() + self._rules.seconds,
+            grammar=grammar,
+            endpoint=endpoint,
+            trace_parent=request.headers.get("traceparent"),
         )
         _check_bias(wishes, served)
         visit.notes |= {"prompt_tokens": len(ids), "work": job.number}
@@ -347,9 +362,12 @@ def application(routes: Routes, files: FileRoutes, rules: ServerRules, log: Log)
         ("/v1/completions", routes.text),
         ("/tokenize", routes.tokenize),
         ("/detokenize", routes.detokenize),
+        ("/load_model", routes.load),
         ("/v1/files", files.create),
     ):
-        app.add_api_route(path, post, methods=["POST"], response_model=None)
+        app.add_api_route(
+            path, post, methods=["POST"], response_model=None, openapi_extra=body_of(path)
+        )
     app.add_api_route("/v1/files/{name}", files.remove, methods=["DELETE"], response_model=None)
     return Gate(app, rules, log)
 

@@ -34,7 +34,10 @@ class Figures:
         # Of this server alone: a process may have several.
         self._registry = CollectorRegistry()
         self._requests = Counter(
-            "hillinfer_requests", "Requests that ended.", ["finish_reason"], registry=self._registry
+            "hillinfer_requests",
+            "Requests that ended.",
+            ["endpoint", "finish_reason"],
+            registry=self._registry,
         )
         self._queue = self._histogram("queue_seconds", "From arrival to the first work.", _SECONDS)
         self._first = self._histogram(
@@ -60,7 +63,7 @@ class Figures:
         if job.is_background:
             return
         usage = job.usage
-        self._requests.labels(job.finish or "").inc()
+        self._requests.labels(job.endpoint, job.finish or "").inc()
         if usage is None or job.begun is None:
             return
         self._queue.observe(usage.queue_seconds)

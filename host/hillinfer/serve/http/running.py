@@ -22,6 +22,7 @@ from hillinfer.serve.http.app import Routes, application, own_version
 from hillinfer.serve.http.figures import Figures
 from hillinfer.serve.http.files import FileRoutes
 from hillinfer.serve.http.log import Log, LogHandler
+from hillinfer.serve.http.spans import Spans
 from hillinfer.serve.inference import Inference, State
 from hillinfer.serve.jobs import Job
 from hillinfer.serve.rules import ServerRules
@@ -45,6 +46,8 @@ class Server:
         Gets a line for whatever happens.
     say
         Called with lines for people: where it listens, and that it ends.
+    spans
+        Get a trace for each request; None for none.
 
     Raises
     ------
@@ -58,8 +61,10 @@ class Server:
         opening: Callable[[], AbstractContextManager[ServedModel]],
         log: Log | None = None,
         say: Callable[[str], None] = lambda line: None,
+        spans: Spans | None = None,
     ) -> None:
         self._rules, self._say = rules, say
+        self._spans = spans or Spans(None)
         self._log = log or Log()
         self._figures = Figures(own_version())
         self.inference = Inference(opening, rules, self._note_end, self._note_state)
@@ -154,8 +159,13 @@ class Server:
 
     def _note_end(self, job: Job, error: BaseException | None) -> None:
         self._figures.note(job)
+        self._spans.note(job, error)
         usage = job.usage
-        facts: dict[str, Any] = {"work": job.number, "finish": job.finish}
+        facts: dict[str, Any] = {
+            "work": job.number,
+            "endpoint": job.endpoint,
+            "finish": job.finish,
+        }
         if usage is not None:
             facts |= {
                 "prompt_tokens": usage.prompt_tokens,

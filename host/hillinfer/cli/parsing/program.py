@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands with subcommands: which there are, and how much of them their help shows."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from hillinfer.cli.console import shown_warnings
+from hillinfer.cli.ending import carried, run_to_end
+
+# --- All options of a command, where its help shows some ---
+
+
+def _show_all(context: typer.Context, wanted: bool) -> None:  # noqa: FBT001 - typer calls it
+    if wanted:
+        # A copy: whoever asks for help later in this process sees what is short.
+        shown: Any = copy.copy(context.command)
+        shown.params = [copy.copy(one) for one in shown.params]
+        for one in shown.params:
+            one.hidden = False
+        print(shown.get_help(context))
+        raise typer.Exit
+
+
+HelpAll = Annotated[
+    bool,
+    typer.Option(
+        "--help-all",
+        is_eager=True,
+        callback=_show_all,
+        help="Show all options and exit.",
+        show_default=False,
+    ),
+]
+"""An option of commands that are given to a `Brief`."""
+
+
+class Program:
+    """A command of this project.
+
+    Each function of `commands` is a subcommand by its own name, each group has several behind a
+    word, and what passes arguments on looks at none of them. `description` is the first line of its
+    help, `beginning` what is said where no argument is given; the help where None.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        description: str,
+        commands: Sequence[Command],
+        beginning: str | None = None,
+    ) -> None:
+        self._name, self._description, self._commands = name, description, commands
+        self._beginning = beginning
+
+    def __call__(self, arguments: Sequence[str] | None = None, surroundings: object = None) -> None:
+        """Run the command and end the process.
+
+        What ends a command early becomes one line on standard error and the exit status that
+        `ExitStatus` has for it. A defect shows its traceback where HILLINFER_TRACEBACK is set.
+        Without arguments, those of the process are taken; `surroundings` are what a subcommand
+        reaches outside of itself, this machine's where None.
+        """
+        # Threads that spin while they wait for each other make a busy machine several times slower,
+        # and an idle one hardly faster. OpenMP reads this when torch is loaded, which is later.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        given = None if arguments is None else list(arguments)
+
+        def command() -> object:
+            with shown_warnings():
+                return self._parser.main(
+                    given, prog_name=self._name, standalone_mode=False, obj=surroundings
+                )
+
+        sys.exit(run_to_end(command))
+
+    @functools.cached_property
+    def _parser(self) -> Any:
+        """What reads arguments; made once, because it looks at every subcommand's options."""
+        parser: Any = typer.main.get_command(
+            _app(self._description, self._commands, self._beginning)
+        )
+        for command in self._commands:
+            if isinstance(command, Brief):
+                command.hide(parser.commands[_word(command.command)])
+        return parser
+
+
+@dataclass(frozen=True)
+class CommandGroup:
+    """Subcommands that have a word before them.
+
+    Parameters
+    ----------
+    name
+        The word.
+    description
+        First line of their help.
+    commands
+        Functions, each by its own name.
+    """
+
+    name: str
+    description: str
+    commands: Sequence[Callable[..., None]]
+
+
+@dataclass(frozen=True)
+class PassingOn:
+    """A subcommand whose arguments are another program's, its help too.
+
+    Parameters
+    ----------
+    command
+        By its own name; finds the arguments in `args` of its context.
+    """
+
+    command: Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Brief:
+    """A subcommand whose help shows some of its options, and all where that is asked for.
+
+    Parameters
+    ----------
+    command
+        By its own name; has an option of the type `HelpAll`.
+    shown
+        Names of the parameters that are shown, arguments left out.
+    """
+
+    command: Callable[..., None]
+    shown: frozenset[str]
+
+    def hide(self, parser: Any) -> None:
+        """Leave the others out of the help of what reads the arguments."""
+        for one in parser.params:
+            one.hidden = one.param_type_name == "option" and one.name not in self.shown
+
+
+Command = Callable[..., None] | CommandGroup | PassingOn | Brief
+_ALL_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def _app(
+    description: str, commands: Sequence[Command], beginning: str | None = None
+) -> typer.Typer:
+    app = typer.Typer(
+        help=description,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    for command in commands:
+        if isinstance(command, CommandGroup):
+            app.add_typer(_app(command.description, command.commands), name=command.name)
+        elif isinstance(command, PassingOn):
+            app.command(
+                _word(command.command), context_settings=_ALL_ARGUMENTS, add_help_option=False
+            )(_carrying(command.command))
+        elif isinstance(command, Brief):
+            app.command(_word(command.command))(_carrying(command.command))
+        else:
+            app.command(_word(command))(_carrying(command))
+
+    def begin(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            print(context.get_help() if beginning is None else beginning)
+
+    app.callback(invoke_without_command=True, help=description)(begin)
+    return app
+
+
+def _word(command: Callable[..., None]) -> str:
+    # A word that Python keeps for itself has a line behind it.
+    return command.__name__.strip("_").replace("_", "-")
+
+
+def _carrying(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command whose exceptions reach the end as they are."""
+
+    @functools.wraps(command)
+    def carrying(*args: object, **kwargs: object) -> None:
+        try:
+            command(*args, **kwargs)
+        except BaseException as error:
+            raise carried(error) from error
+
+    return carrying

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Help shows what people need, and all of it where they ask."""
+
+import inspect
+import re
+
+import pytest
+
+from hillinfer.cli.generate import SHOWN, generate
+from hillinfer.cli.parsing import shared
+from hillinfer.cli.serving.chat import chat
+from hillinfer.cli.serving.serve import SHOWN as SHOWN_OF_SERVE
+from hillinfer.cli.serving.serve import serve
+
+HELPS = {"--help", "--help-all"}
+COMMANDS = {"generate": (generate, SHOWN), "serve": (serve, SHOWN_OF_SERVE)}
+
+
+def options(outcome):
+    assert outcome.code == 0
+    return set(re.findall(r"^  (--[a-z-]+)", outcome.out, re.MULTILINE)) - HELPS
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_twelve_options_and_all_where_asked_for(command, name):
+    function, shown = COMMANDS[name]
+    few, every = options(command(name, "--help")), options(command(name, "--help-all"))
+    assert len(few) == 12 == len(shown - {"help_all"})
+    assert few < every
+    assert len(every) == len(inspect.signature(function).parameters.keys() - {"context"}) - 1
+    # What was shown once stays as it is.
+    assert options(command(name, "--help")) == few
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_is_shown_are_options_of_the_command(name):
+    function, shown = COMMANDS[name]
+    assert shown <= inspect.signature(function).parameters.keys()
+
+
+def test_an_option_that_help_leaves_out_is_taken(command):
+    line = command("generate", "--prompt", "a", "--beta-model", "nope").error_line()
+    assert "beta_model" in line
+
+
+def test_an_option_that_several_commands_have_is_defined_once():
+    defined = {name: one for name, one in vars(shared).items() if name.endswith("Option")}
+    # What is named first is what typer would take for a default elsewhere.
+    names = {one.__metadata__[0].default: one for one in defined.values()}
+    assert len(names) == len(defined)
+    users = dict.fromkeys(names, 0)
+    for function in (generate, serve, chat):
+        for one in inspect.signature(function, eval_str=True).parameters.values():
+            option = f"--{one.name.replace('_', '-')}"
+            # `generate` chooses a budget by itself where none is named.
+            if option in names and (function, option) != (generate, "--dram-budget"):
+                assert one.annotation == names[option], (function, option)
+                users[option] += 1
+    assert min(users.values()) >= 2

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers of a form that was asked for: JSON of a schema and calls, with OpenAI's own client."""
+
+import json
+from dataclasses import replace
+from typing import Literal
+
+import openai
+import pydantic
+import pytest
+import torch
+from servers import running
+from tiny_folder import byte_tokenizer
+from tiny_models import TinyModel
+from transformers import AutoModelForCausalLM
+
+from hillinfer.serve.formats.asked_format import read_call
+
+WORDS = 272
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+)
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "colour": {"enum": ["red", "green"]},
+        "count": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["colour", "count"],
+    "additionalProperties": False,
+}
+ASKED = {"type": "json_schema", "json_schema": {"name": "own", "schema": SCHEMA, "strict": True}}
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": CITY}},
+    {"type": "function", "function": {"name": "clock", "description": "tells the time"}},
+]
+QUESTION = [{"role": "user", "content": "what is it"}]
+
+
+@pytest.fixture(scope="module")
+def byte_folder(tmp_path_factory):
+    """A tiny random model of bytes, which says anything at all."""
+    folder = tmp_path_factory.mktemp("bytes")
+    config = replace(TinyModel(), head_dim=16).config()
+    config.vocab_size = WORDS
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"eos_token": "<e>"})
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(byte_folder, cold_dir):
+    with running(byte_folder, cold_dir) as server:
+        yield server
+
+
+@pytest.fixture
+def ask(server):
+    with server.client() as client:
+
+        def ask(**options):
+            chosen = {"messages": QUESTION, "max_tokens": 96, "temperature": 1.0, "seed": 1}
+            return client.chat.completions.create(model="tiny", **(chosen | options))
+
+        yield ask
+
+
+def brace(server):
+    (token,) = server.inference.served.prompts.of_text("{")
+    return str(token)
+
+
+# --- JSON ---
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_answers_have_the_schema_and_end(ask, temperature):
+    answer = ask(response_format=ASKED, temperature=temperature, n=4)
+    found = [json.loads(one.message.content) for one in answer.choices]
+    for one in found:
+        assert one.keys() == {"colour", "count"}
+        assert one["colour"] in ("red", "green")
+        assert 0 <= one["count"] <= 99
+    assert [one.finish_reason for one in answer.choices] == ["stop"] * 4
+    if temperature:
+        assert len({one["count"] for one in found}) > 1
+
+
+def test_without_the_schema_the_model_says_anything(ask):
+    for one in ask(n=4).choices:
+        with pytest.raises(ValueError, match=r"Expecting|Extra|Invalid|Unterminated"):
+            json.loads(one.message.content)
+
+
+def test_a_stream_has_the_same_text(ask):
+    whole = ask(response_format=ASKED).choices[0].message.content
+    pieces = [one.choices[0].delta.content or "" for one in ask(response_format=ASKED, stream=True)]
+    assert "".join(pieces) == whole
+    assert len(pieces) > 5
+
+
+def test_a_class_is_read_back(server):
+    class Bag(pydantic.BaseModel):
+        colour: Literal["red", "green"]
+        count: Literal[1, 2, 3]
+
+    with server.client() as client:
+        answer = client.chat.completions.parse(
+            model="tiny", messages=QUESTION, max_tokens=96, response_format=Bag
+        )
+    assert isinstance(answer.choices[0].message.parsed, Bag)
+
+
+def test_any_object_begins_as_one(ask):
+    answer = ask(response_format={"type": "json_object"}, max_tokens=16)
+    assert answer.choices[0].message.content.startswith("{")
+
+
+def test_logprobs_stay_the_models_own(ask):
+    (choice,) = ask(response_format=ASKED, logprobs=True, top_logprobs=3).choices
+    first = choice.logprobs.content[0]
+    assert first.token == "{"
+    assert all(other.token != "{" for other in first.top_logprobs)
+
+
+def test_a_stop_text_ends_it_sooner(ask):
+    (choice,) = ask(response_format=ASKED, stop=['"count"']).choices
+    assert choice.finish_reason == "stop"
+    assert choice.message.content.endswith('", ')
+
+
+# --- calls ---
+
+
+def test_a_call_that_must_come(ask):
+    answer = ask(tools=TOOLS, tool_choice="required", n=6)
+    names = set()
+    for choice in answer.choices:
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+        (call,) = choice.message.tool_calls
+        arguments = json.loads(call.function.arguments)
+        names.add(call.function.name)
+        if call.function.name == "weather":
+            assert arguments["city"] in ("Rome", "Oslo")
+        else:
+            assert arguments == {}
+    assert names == {"weather", "clock"}
+
+
+def test_a_function_that_is_named_is_the_one(ask):
+    named = {"type": "function", "function": {"name": "clock"}}
+    answer = ask(tools=TOOLS, tool_choice=named, n=4)
+    assert {one.message.tool_calls[0].function.name for one in answer.choices} == {"clock"}
+
+
+def test_a_stream_has_the_call_whole(ask):
+    whole = ask(tools=TOOLS, tool_choice="required").choices[0].message.tool_calls[0]
+    chunks = [one.choices[0] for one in ask(tools=TOOLS, tool_choice="required", stream=True)]
+    (call,) = [one for chunk in chunks for one in chunk.delta.tool_calls or ()]
+    assert (call.function.name, call.function.arguments) == (
+        whole.function.name,
+        whole.function.arguments,
+    )
+    assert not any(chunk.delta.content for chunk in chunks)
+    assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["tool_calls"]
+
+
+def test_the_model_chooses_words_or_a_call(ask, server):
+    """A bias makes the tiny model want one of them."""
+    token = brace(server)
+    called = ask(tools=TOOLS, logit_bias={token: 100}).choices[0]
+    assert called.finish_reason == "tool_calls"
+    worded = ask(tools=TOOLS, logit_bias={token: -100}, max_tokens=12).choices[0]
+    assert worded.message.tool_calls is None
+    assert worded.message.content
+    pieces = ask(tools=TOOLS, logit_bias={token: -100}, max_tokens=12, stream=True)
+    texts = [one.choices[0].delta.content or "" for one in pieces]
+    assert "".join(texts) == worded.message.content
+    assert len(texts) > 4
+    never = ask(tools=TOOLS, tool_choice="none", logit_bias={token: 100}, max_tokens=4).choices[0]
+    assert never.message.content == "{" * 4
+
+
+def test_a_call_that_is_cut_is_a_text(ask):
+    (choice,) = ask(tools=TOOLS, tool_choice="required", max_tokens=8).choices
+    assert choice.finish_reason == "length"
+    assert choice.message.content == '{"name":'[:8]
+    assert choice.message.tool_calls is None
+
+
+def test_results_go_back_to_the_model(ask):
+    (choice,) = ask(tools=TOOLS, tool_choice="required").choices
+    call = choice.message.tool_calls[0]
+    messages = [
+        *QUESTION,
+        choice.message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": "it rains"},
+    ]
+    longer = ask(tools=TOOLS, messages=messages, tool_choice="required").usage.prompt_tokens
+    shorter = ask(tools=TOOLS, messages=messages[:1], tool_choice="required").usage.prompt_tokens
+    written = f'{{"name": "{call.function.name}", "arguments": {call.function.arguments}}}'
+    assert longer - shorter == len(f"assistant: {written}\nuser: The function returned: it rains\n")
+
+
+def test_the_model_is_told_of_functions(ask):
+    plain, told = ask(max_tokens=1).usage, ask(max_tokens=1, tools=TOOLS).usage
+    assert told.prompt_tokens > plain.prompt_tokens + 200
+    messages = [{"role": "system", "content": "be brief"}, *QUESTION]
+    more = ask(max_tokens=1, tools=TOOLS, messages=messages).usage
+    # One system message, not two.
+    assert more.prompt_tokens == told.prompt_tokens + len("be brief\n\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "call"),
+    [
+        ('{"name": "f", "arguments": {"a": 1}}', ("f", '{"a": 1}')),
+        ('{"name": "f"}', None),
+        ('{"name": "f", "arguments": {', None),
+        ("words", None),
+    ],
+)
+def test_what_is_a_call(text, call):
+    assert read_call(text) == call
+
+
+# --- what is refused ---
+
+
+def schema(own):
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": own}}}
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        (schema({"type": "nope"}), "response_format"),
+        (schema({"$ref": "http://127.0.0.1/x"}), "response_format"),
+        (schema({"anyOf": []}), "response_format"),
+        (schema({"type": "string", "pattern": "(?=a)b"}), "response_format"),
+        (schema({"enum": ["x" * 300_000]}), "response_format"),
+        (schema("text"), "response_format.json_schema.schema"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": ASKED, "tools": TOOLS}, "response_format"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "tool_choice",
+        ),
+        ({"tools": [*TOOLS, TOOLS[0]]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused_with_its_name(ask, options, param):
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(**options)
+    assert refused.value.param == param
+    assert len(str(refused.value)) < 600
+
+
+def test_a_tokenizer_that_grammars_cannot_use_is_refused(tiny_server):
+    with pytest.raises(openai.BadRequestError) as refused:
+        tiny_server.ask("a", response_format=ASKED)
+    assert refused.value.code == "unsupported_value"
+    assert refused.value.param == "response_format"
+    assert tiny_server.ask("a").choices[0].message.content is not None
