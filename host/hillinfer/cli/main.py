@@ -16,6 +16,7 @@ from rich.table import Table
 from hillinfer.cli.console import error_console, quiet_transformers
 from hillinfer.cli.documents import DOCUMENT_COMMANDS
 from hillinfer.cli.ending import CommandGroup, Program
+from hillinfer.cli.forms.commands import CATALOGUE_COMMANDS
 from hillinfer.cli.generate import generate
 from hillinfer.cli.prune import prune_profile
 from hillinfer.cli.serving.chat import chat
@@ -318,6 +319,11 @@ main = Program(
             "store",
             "Keep what was read, for other runs, processes and days.",
             (*COMMANDS, *DOCUMENT_COMMANDS),
+        ),
+        CommandGroup(
+            "documents",
+            "Forms of stored documents: what each loses, and which had better lie where.",
+            CATALOGUE_COMMANDS,
         ),
     ),
 )
