@@ -40,6 +40,9 @@ SERVE ?=
 # random weights, which takes hours; --contexts 0 --lengths 0 --texts 0 leave out the former.
 SLIM ?= --shapes llama-3.1-8b:32768
 
+# Options of `make evicpress`: --documents 60 --requests 300 --longest 8000 for more, in hours.
+EVICPRESS ?=
+
 # Options of `make study`: --parts modelled for what needs no model.
 STUDY ?=
 
@@ -49,7 +52,7 @@ FUZZ_SECONDS ?= 600
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help serve-test lm-eval-test browser-test serve-fuzz serve-bench setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality precision frontier pools store slim study query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
+.PHONY: help evicpress serve-test lm-eval-test browser-test serve-fuzz serve-bench setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality precision frontier pools store slim study query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -122,6 +125,9 @@ store: model ## Measure the store: rates, first token, lookups, damage (half an 
 
 slim: model ## Measure reading in stages beside FLOPs, and which answers are left (SLIM=options)
 	$(BIN)/hillinfer-bench slim --out $(BUILD)/reports/slim.json $(SLIM)
+
+evicpress: model ## Play many documents in little memory to EvicPress' policy, rivals and ours (EVICPRESS=options)
+	OMP_NUM_THREADS=1 $(BIN)/hillinfer-bench evicpress --out $(BUILD)/reports/evicpress.json $(EVICPRESS)
 
 study: model ## Make the paper's tables: accuracy of all systems, latency on its machine (STUDY=options)
 	OMP_NUM_THREADS=1 $(BIN)/hillinfer-bench study --out $(BUILD)/reports/study.json $(STUDY)

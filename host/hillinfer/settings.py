@@ -61,6 +61,7 @@ class QuestionReading(StrEnum):
 
     CHUNKS = "chunks"
     SINGLY = "singly"
+    ONE_SET = "one-set"
 
 
 class ModelName(StrEnum):

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.errors import reason_of
 from hillinfer.store.database import Database, State
 from hillinfer.store.extent import read_sheets
-from hillinfer.store.keys import UNIT_BYTES, ExtentShape
+from hillinfer.store.keys import CHUNK_TOKENS, UNIT_BYTES, ExtentShape
 from hillinfer.store.maintenance import chunks_of
 from hillinfer.store.pool_files import Span, StoreError, place_of
 from hillinfer.store.store import Store
@@ -74,8 +75,45 @@ def token_ids(store: Store, name: str) -> list[int]:
     StoreError
         Where nothing, or more than one, is called so, or a chunk is not as it was written.
     """
+    return _ids_of(store, chunks_of(store.database, name)[::-1], f"'{name}'")
+
+
+def prefix_ids(store: Store, key: bytes) -> list[int]:
+    """Return the token numbers of a stored prefix by its key, whether others go on from it or not.
+
+    Parameters
+    ----------
+    store
+        Open, with its key where it is encrypted.
+    key
+        Of all its tokens, as `StoredPrompts.stored_key` gives it.
+
+    Raises
+    ------
+    StoreError
+        Where it is not stored any more, or a chunk is not as it was written.
+    """
+    rows = store.database.rows(
+        "SELECT p.chunk, p.groups, c.position FROM prefix p JOIN chunk c ON c.id = p.chunk "
+        f"WHERE p.hash = ? AND c.state = {State.READY:d}",
+        (key,),
+    )
+    if not rows:
+        raise StoreError("its rows are gone from the store")
+    last, groups, position = rows[0]
+    numbers: list[int] = []
+    above: int | None = last
+    while above is not None:
+        numbers.append(above)
+        ((above,),) = store.database.rows("SELECT parent FROM chunk WHERE id = ?", (above,))
+    ids = _ids_of(store, numbers[::-1], "it")
+    return ids[: position * CHUNK_TOKENS + groups * GROUP_TOKENS]
+
+
+def _ids_of(store: Store, numbers: Sequence[int], what: str) -> list[int]:
+    """Return the token numbers of chunks, the first one first; `what` they are is for errors."""
     found: list[int] = []
-    for number in reversed(chunks_of(store.database, name)):
+    for number in numbers:
         ((drive, unit, units, key, *sizes),) = store.database.rows(
             "SELECT c.drive, c.unit, c.units, c.key, n.layers, n.row_bytes, n.shadow_bytes "
             "FROM chunk c JOIN namespace n ON n.id = c.namespace WHERE c.id = ?",
@@ -87,11 +125,11 @@ def token_ids(store: Store, name: str) -> list[int]:
         try:
             store.files[drive].read(data, span.offset)
         except OSError as error:
-            raise StoreError(f"'{name}' cannot be read: {reason_of(error)}") from error
+            raise StoreError(f"{what} cannot be read: {reason_of(error)}") from error
         place = place_of(span, store.places.pool)
         sheets = read_sheets(data.tobytes(), shape, place, store.keys)
         own = [sheet for _, sheet in sheets if sheet.header.key == key]
         if not own:
-            raise StoreError(f"'{name}' is not whole: run hillinfer store verify")
+            raise StoreError(f"{what} is not whole: run hillinfer store verify")
         found += own[0].ids[: own[0].header.groups * GROUP_TOKENS].tolist()
     return found

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from mutants.catalogue import CATALOGUE
 from mutants.coded import CODED
 from mutants.frontier import FRONTIER
 from mutants.hardware import HARDWARE
@@ -36,4 +37,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *STUDY,
     *SERVING,
     *PLACEMENT,
+    *CATALOGUE,
 )

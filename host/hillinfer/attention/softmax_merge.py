@@ -316,6 +316,7 @@ class DenseAttention:
         keys: torch.Tensor,
         values: torch.Tensor,
         scaling: float,
+        among: list[NDArray[np.int64]] | None = None,
     ) -> torch.Tensor:
         """Attend to past rows block by block, then to the new tokens causally.
 
@@ -329,6 +330,8 @@ class DenseAttention:
             The new tokens', stored type, (kv_heads, tokens, head_dim), on the model's device.
         scaling
             Factor on inner products.
+        among
+            The one set of past rows that are attended to, int64 and ascending; None for all.
 
         Returns
         -------
@@ -338,8 +341,12 @@ class DenseAttention:
         # Models give a view across tokens, and every block would pack its heads anew.
         wide = query.to(compute_type(query)).contiguous()
         merge = SoftmaxMerge(wide, scaling)
-        past = np.arange(sequence.lengths[layer] - tokens)
-        for rows in self._past_rows(layer, sequence, past, tokens):
+        if among is None:
+            every = np.arange(sequence.lengths[layer] - tokens)
+            past = self._past_rows(layer, sequence, every, tokens)
+        else:
+            past = self._gather.stream(layer, sequence, among[0], None)
+        for rows in past:
             with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
                 merge.add_block(*self._states(rows, wide))
         with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):

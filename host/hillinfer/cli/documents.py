@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -40,7 +40,6 @@ from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.native.library import native_library
 from hillinfer.secrecy.key_sources import key_source
 from hillinfer.settings import QuestionReading, Settings
-from hillinfer.store.keys import Namespace
 from hillinfer.store.pool_files import StoreError, insist
 from hillinfer.store.store import Store
 from hillinfer.store_holdings import token_ids
@@ -50,12 +49,13 @@ from hillinfer.values import ByteSize, format_bytes
 
 if TYPE_CHECKING:
     from hillinfer.models.loader import LoadedModel
+    from hillinfer.reuse.stored_prompts import StoredPrompts
 
-_AUTO = "auto"
-_Model = Annotated[
+AUTO = "auto"
+ModelOption = Annotated[
     str, typer.Option(help="Registry name, folder, GGUF file, or organisation/name on the hub.")
 ]
-_Dtype = Annotated[
+DtypeOption = Annotated[
     NumberType, typer.Option(help="auto: the model's own, float32 where a CPU is slow at it.")
 ]
 
@@ -64,7 +64,7 @@ def put(
     *,
     context: typer.Context,
     store: Directory,
-    model: _Model = DEFAULT_MODEL,
+    model: ModelOption = DEFAULT_MODEL,
     prompt_file: Annotated[
         Path | None, typer.Option(help="Text to read; - for standard input.")
     ] = None,
@@ -78,11 +78,11 @@ def put(
     prefill_chunk: Annotated[int, typer.Option(help="Prompt tokens of one forward pass.")] = 1024,
     dram_budget: Annotated[
         str, typer.Option(help="64MiB, 2GiB, or 25% of the KV cache, while it is read.")
-    ] = _AUTO,
+    ] = AUTO,
     cold_dir: Annotated[
         Path | None, typer.Option(help="Directory on the drive, for rows while it is read.")
     ] = None,
-    dtype: _Dtype = NumberType.AUTO,
+    dtype: DtypeOption = NumberType.AUTO,
     threads: Annotated[int | None, typer.Option(help="Compute threads.")] = None,
     projections: Annotated[
         str, typer.Option(help="How linear layers are computed, as in generate.")
@@ -101,23 +101,16 @@ def put(
     # Nothing is answered that a failure could not cost.
     key = key_source(key_file, passphrase_file, keyring)
     use = StoreUse.of(store, store_size, reuse, salt, key, insist, named_by(context))
-    request = GenerateRequest(
+    request = reading_request(
         model=model,
         number_type=dtype,
         document=read_document(prompt_file, prompt),
         prompt_style=prompt_style,
         special_tokens=special_tokens,
-        questions=(),
-        asking=Asking.NOWHERE,
-        question_reading=QuestionReading.CHUNKS,
-        max_new_tokens=1,
-        sampling=Sampling(),
-        settings=Settings().changed(cold_dir=cold_dir),
-        budget=None if dram_budget == _AUTO else ByteSize.parse(dram_budget),
+        cold_dir=cold_dir,
+        dram_budget=dram_budget,
         chunk_tokens=prefill_chunk,
         threads=threads,
-        report=None,
-        compare=None,
         projections=projections,
         store=use,
         prompt_file=None if reads_stdin(prompt_file, prompt) else prompt_file,
@@ -137,14 +130,52 @@ def put(
     tell(asdict(told), line, as_json=as_json)
 
 
+def reading_request(
+    *,
+    cold_dir: Path | None,
+    dram_budget: str,
+    store: StoreUse | None,
+    **given: Any,
+) -> GenerateRequest:
+    """Return a run that reads a document into a store and answers nothing.
+
+    Parameters
+    ----------
+    cold_dir, dram_budget
+        As their options say.
+    store
+        Where to.
+    given
+        As in `GenerateRequest`.
+
+    Raises
+    ------
+    SettingsError
+        Where one of them is out of range.
+    """
+    return GenerateRequest(
+        questions=(),
+        asking=Asking.NOWHERE,
+        question_reading=QuestionReading.CHUNKS,
+        max_new_tokens=1,
+        sampling=Sampling(),
+        settings=Settings().changed(cold_dir=cold_dir),
+        budget=None if dram_budget == AUTO else ByteSize.parse(dram_budget),
+        report=None,
+        compare=None,
+        store=store,
+        **given,
+    )
+
+
 def export(
     context: typer.Context,
     name: StoredName,
     directory: Annotated[Path, typer.Argument(help="Of the session; not there yet, or empty.")],
     *,
     store: Directory,
-    model: _Model = DEFAULT_MODEL,
-    dtype: _Dtype = NumberType.AUTO,
+    model: ModelOption = DEFAULT_MODEL,
+    dtype: DtypeOption = NumberType.AUTO,
     shadow: Annotated[str, typer.Option(help="How keys are coded: int8, int4 or int2.")] = "int4",
     salt: SaltOption = "",
     key_file: KeyFileOption = None,
@@ -163,8 +194,8 @@ def export(
     prepare_target(directory)
     with Store(store, key=key_source(key_file, passphrase_file, keyring)) as opened:
         ids = token_ids(opened, name)
-        loaded, namespace = _loaded(context, opened, model, dtype, salt)
-        found = opened.find(namespace, ids, salt.encode())
+        loaded, prompts = loaded_prompts(context, opened, model, dtype, salt)
+        found = opened.find(prompts.namespace, ids, salt.encode())
         if found is None or found.tokens < len(ids):
             raise StoreError(
                 f"'{name}' was not stored by {loaded.name} in {loaded.model.dtype}: give the "
@@ -190,8 +221,8 @@ def import_(
     directory: Annotated[Path, typer.Argument(help="Of the session; it stays as it is.")],
     *,
     store: Directory,
-    model: _Model = DEFAULT_MODEL,
-    dtype: _Dtype = NumberType.AUTO,
+    model: ModelOption = DEFAULT_MODEL,
+    dtype: DtypeOption = NumberType.AUTO,
     salt: SaltOption = "",
     key_file: KeyFileOption = None,
     passphrase_file: PassphraseOption = None,
@@ -204,7 +235,7 @@ def import_(
 
     key = key_source(key_file, passphrase_file, keyring)
     with Store(store, raising=insist, key=key) as opened, SavedSession(directory) as session:
-        loaded, namespace = _loaded(context, opened, model, dtype, salt)
+        loaded, prompts = loaded_prompts(context, opened, model, dtype, salt)
         from hillinfer.reuse.session_exchange import import_session
         from hillinfer.sessions.fingerprint import ModelIdentity
 
@@ -212,7 +243,7 @@ def import_(
         identity = ModelIdentity(loaded.model).fingerprint(own.shadow, loaded.tokenizer)
         own.fingerprint.check(identity, directory)
         with reading_view(error_console()).stage("import", session.tokens) as advance:
-            told = import_session(opened, session, namespace, salt.encode(), advance)
+            told = import_session(opened, session, prompts.namespace, salt.encode(), advance)
     stored = told.found_tokens + told.stored_tokens
     tell(
         asdict(told),
@@ -222,10 +253,16 @@ def import_(
     )
 
 
-def _loaded(
+def loaded_prompts(
     context: typer.Context, store: Store, model: str, dtype: NumberType, salt: str
-) -> tuple[LoadedModel, Namespace]:
-    """Return a model, and the namespace of what it stores as it is."""
+) -> tuple[LoadedModel, StoredPrompts]:
+    """Return a model, and the store as it uses it.
+
+    Raises
+    ------
+    ModelError
+        Where there is no such model.
+    """
     quiet_transformers()
     from hillinfer.cli.preflight import Surroundings
     from hillinfer.models.loader import ModelOutline
@@ -235,7 +272,7 @@ def _loaded(
     with panics_unsaid():
         outline = ModelOutline.read(around.locate(model, error_console().print), dtype)
     loaded = outline.load()
-    return loaded, StoredPrompts(store, loaded.model, salt.encode()).namespace
+    return loaded, StoredPrompts(store, loaded.model, salt.encode())
 
 
 DOCUMENT_COMMANDS = (put, export, import_)

@@ -321,8 +321,16 @@ def generate(
     prune_ranker: RankerOption = "weights",
     sparse_question: Annotated[
         bool,
-        typer.Option("--sparse-question", help="Read the question token by token, as in decode."),
+        typer.Option("--sparse-question", help="The same as --question-reading singly."),
     ] = False,
+    question_reading: Annotated[
+        QuestionReading | None,
+        typer.Option(
+            help="chunks: question tokens attend to all; singly: each selects, as in decode; "
+            "one-set: a chunk attends to one selected set. By default chunks, or singly where that "
+            "is sooner behind a store's document."
+        ),
+    ] = None,
     dtype: DtypeOption = NumberType.AUTO,
     threads: ThreadsOption = None,
     projections: ProjectionsOption = STOCK,
@@ -397,7 +405,7 @@ def generate(
         special_tokens=special_tokens,
         questions=tuple(question or ()),
         asking=Asking.INTERACTIVE if interactive else Asking.OPTIONS,
-        question_reading=QuestionReading.SINGLY if sparse_question else QuestionReading.CHUNKS,
+        question_reading=_question_reading(question_reading, sparse=sparse_question),
         max_new_tokens=max_new_tokens,
         sampling=Sampling(temperature, top_k, top_p, seed),
         settings=settings,
@@ -427,3 +435,18 @@ def generate(
     from hillinfer.cli.run import run
 
     run(request, context.obj)
+
+
+def _question_reading(named: QuestionReading | None, *, sparse: bool) -> QuestionReading:
+    """Return how questions are read.
+
+    Raises
+    ------
+    SettingsError
+        Where both options say otherwise.
+    """
+    if sparse and named not in (None, QuestionReading.SINGLY):
+        raise SettingsError(
+            f"--sparse-question means --question-reading singly, and {named} is named: give one"
+        )
+    return QuestionReading.SINGLY if sparse else named or QuestionReading.CHUNKS

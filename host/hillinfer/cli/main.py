@@ -16,6 +16,7 @@ from rich.table import Table
 
 from hillinfer.cli.console import error_console, quiet_transformers
 from hillinfer.cli.documents import DOCUMENT_COMMANDS
+from hillinfer.cli.forms.commands import CATALOGUE_COMMANDS
 from hillinfer.cli.generate import SHOWN, generate
 from hillinfer.cli.parsing.program import Brief, CommandGroup, PassingOn, Program
 from hillinfer.cli.prune import prune_profile
@@ -338,6 +339,11 @@ main = Program(
             "store",
             "Keep what was read, for other runs, processes and days.",
             (*COMMANDS, *DOCUMENT_COMMANDS),
+        ),
+        CommandGroup(
+            "documents",
+            "Forms of stored documents: what each loses, and which had better lie where.",
+            CATALOGUE_COMMANDS,
         ),
     ),
     _BEGINNING,

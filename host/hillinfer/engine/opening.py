@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from hillinfer.attention.native import host_attention
+from hillinfer.attention.one_set import OneSet
 from hillinfer.attention.softmax_merge import DenseAttention, RowAttention, RowStates
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
@@ -142,6 +143,7 @@ class RuntimeParts:
     opener: SequenceOpener
     recording: EngineSide
     selection: TokenSelection
+    one_set: OneSet
     dense: DenseAttention
     windows: PassWindows
     attention: RowAttention
@@ -369,6 +371,8 @@ def open_parts(
             accountant,
             recorder,
         )
+        choosing_by = selection.scoring, selection.make_room, recorder
+        one_set = OneSet(scorer, evaluation.wanted, shadow, keeper, *choosing_by)
         layer_calls = LayerCalls(shape, spec, settings.scope, pools, policy)
         cold = ColdRows(store, pools, keeper, prefetch, buffers)
         # Behind almost everything that may fail: its memory is to be unlocked before it goes.
@@ -444,6 +448,7 @@ def open_parts(
         opener=opener,
         recording=recording,
         selection=selection,
+        one_set=one_set,
         dense=dense,
         windows=windows,
         attention=attention,

@@ -307,6 +307,7 @@ class Runtime:
         keys: torch.Tensor,
         values: torch.Tensor,
         scaling: float,
+        among: Sets | None = None,
     ) -> torch.Tensor:
         """Attend to everything: past rows block by block, then the new tokens causally.
 
@@ -316,7 +317,7 @@ class Runtime:
         self._settle_arrivals()
         # First, while rows that were just appended are promoted: attention waits for that.
         self.code_full_segments(layer, sequence, keys, values)
-        out = self._dense.attend(layer, sequence, query, keys, values, scaling)
+        out = self._dense.attend(layer, sequence, query, keys, values, scaling, among)
         if self._keeper.observed_queries:
             last = query[:, -self._keeper.observed_queries :]
             sequence.observed[layer] = last.transpose(0, 1).float().cpu().contiguous()

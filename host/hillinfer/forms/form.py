@@ -118,9 +118,12 @@ class Form(ABC):
     ----------
     drops_nothing
         Whether answers are those of all rows, so that nothing need be measured.
+    selects
+        Whether a token that is read by itself attends to what it selects, and a chunk to all.
     """
 
     drops_nothing: bool = False
+    selects: bool = False
 
     @property
     @abstractmethod

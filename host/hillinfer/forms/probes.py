@@ -227,8 +227,10 @@ def measure_forms(
 ) -> Mapping[str, FormQuality]:
     """Return what probes say of forms, by their names.
 
-    Every token of a probe is read once for each form, and once with all rows. A form opens once for
-    all probes; what a probe has left is cut off behind the document.
+    Every token of a probe is read once for each form, and once with all rows: in one pass, or token
+    by token where a form selects. A form opens once for all probes; what a probe has left is cut
+    off behind the document. A model that is to be attached for a form is attached once `Probing`
+    has read the answers of all rows.
 
     Parameters
     ----------
@@ -246,17 +248,49 @@ def measure_forms(
     SettingsError
         Where there are no probes.
     """
-    if not probes:
-        raise SettingsError("no probes: give one at least")
-    expected = _answers(model, HeldForm().make(model, states).open(), probes)
-    found: dict[str, FormQuality] = {}
-    for form in forms:
-        opened = form.make(model, states).open()
+    probing = Probing(model, states, probes)
+    return {form.name: probing.quality(form, form.make(model, states).open()) for form in forms}
+
+
+class Probing:
+    """Probes of one document with the answers of all rows, which are read once.
+
+    Parameters
+    ----------
+    model, states, probes
+        As in `measure_forms`.
+
+    Raises
+    ------
+    SettingsError
+        Where there are no probes.
+    """
+
+    def __init__(self, model: Any, states: DocumentStates, probes: Sequence[Probe]) -> None:
+        if not probes:
+            raise SettingsError("no probes: give one at least")
+        self._model, self._probes = model, probes
+        self._expected = _answers(model, HeldForm().make(model, states).open(), probes)
+
+    def compared(self, answers: Sequence[torch.Tensor]) -> FormQuality:
+        """Return what answers are worth that somebody else has read.
+
+        Parameters
+        ----------
+        answers
+            Of each probe the logits at the tokens of its answer, (answer tokens, vocabulary).
+        """
+        return _compared(answers, self._expected)
+
+    def quality(self, form: Form, opened: OpenedForm) -> FormQuality:
+        """Return what the probes say of an opened form, whose cache is as it was afterwards.
+
+        Of a form that selects, answers are read token by token, as they are decoded.
+        """
         if opened.unread:
-            found[form.name] = _compared(expected, expected)
-        else:
-            found[form.name] = _compared(_answers(model, opened, probes), expected)
-    return found
+            return _compared(self._expected, self._expected)
+        answers = _answers_singly if form.selects else _answers
+        return _compared(answers(self._model, opened, self._probes), self._expected)
 
 
 def _answers(model: Any, opened: OpenedForm, probes: Sequence[Probe]) -> list[torch.Tensor]:
@@ -273,6 +307,25 @@ def _answers(model: Any, opened: OpenedForm, probes: Sequence[Probe]) -> list[to
             )
         opened.cache.crop(-len(read))
         answers.append(output.logits[0].float())
+    return answers
+
+
+def _answers_singly(model: Any, opened: OpenedForm, probes: Sequence[Probe]) -> list[torch.Tensor]:
+    """Return the same, what is given being read in one pass and each token of an answer in one."""
+    answers = []
+    for probe in probes:
+        logits = []
+        for read in (probe.given, *((one,) for one in probe.answer[:-1])):
+            with torch.no_grad():
+                output = model(
+                    input_ids=torch.tensor([read], device=model.device),
+                    past_key_values=opened.cache,
+                    use_cache=True,
+                    logits_to_keep=1,
+                )
+            logits.append(output.logits[0, -1].float())
+        opened.cache.crop(-len(probe.given) - len(probe.answer) + 1)
+        answers.append(torch.stack(logits))
     return answers
 
 

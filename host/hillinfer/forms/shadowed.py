@@ -38,6 +38,8 @@ class ShadowedForm(Form):
         The store, as that model uses it; open as long as what is made is.
     """
 
+    selects = True
+
     def __init__(self, attachment: Attachment, prompts: StoredPrompts) -> None:
         self._attachment, self._prompts = attachment, prompts
 
@@ -74,7 +76,7 @@ class ShadowedForm(Form):
                 "again"
             )
         shape = ModelShape.from_config(model.config, model.dtype)
-        return _MadeShadows(cache, states.tokens, self.byte_count(shape, states.tokens))
+        return MadeShadows(cache, states.tokens, self.byte_count(shape, states.tokens))
 
     def seconds(self, rates: FormRates, shape: ModelShape, tokens: int) -> FormSeconds:
         """Return the time to read the selected rows, at the rate that single rows are read with."""
@@ -83,17 +85,30 @@ class ShadowedForm(Form):
         return FormSeconds(reading, rates.token_seconds + reading)
 
 
-class _MadeShadows(MadeForm):
+class MadeShadows(MadeForm):
+    """A document that is open in an engine.
+
+    Parameters
+    ----------
+    cache
+        Of all its tokens, which this closes.
+    tokens, byte_count
+        Of the document, and what it takes.
+    """
+
     def __init__(self, cache: HillInferCache, tokens: int, byte_count: int) -> None:
         super().__init__(tokens)
         self._cache, self._byte_count = cache, byte_count
 
     @property
     def byte_count(self) -> int:
+        """Bytes of what it keeps in memory."""
         return self._byte_count
 
     def open(self) -> OpenedForm:
+        """Return a fork, which reads and copies nothing."""
         return OpenedForm(self._cache.fork())
 
     def close(self) -> None:
+        """Close the cache; forks of it stay."""
         self._cache.close()

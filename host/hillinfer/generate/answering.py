@@ -79,6 +79,19 @@ class Generation:
             self._forward([token_id])
             on_progress(done)
 
+    def read_by_one_set(
+        self, token_ids: Sequence[int], on_progress: Callable[[int], None] = lambda done: None
+    ) -> None:
+        """Read tokens in chunks, each attending to one selected set per layer and to itself.
+
+        Parameters as in `read`. An ordinary cache has no sets: there every token attends to all.
+        """
+        with getattr(self.cache, "one_set", nullcontext)():
+            for start in range(0, len(token_ids), self._chunk_tokens):
+                chunk = token_ids[start : start + self._chunk_tokens]
+                self._forward(chunk)
+                on_progress(start + len(chunk))
+
     def decode(
         self, sampling: Sampling, max_new_tokens: int, stop_ids: frozenset[int]
     ) -> Iterator[int]:
@@ -245,7 +258,8 @@ class AnswerOptions:
     """How answers are made.
 
     CHUNKS of a question attend to everything; SINGLY it is read token by token as in decode, each
-    with a selected set of its own. The others are as `Generation.decode` takes them.
+    with a selected set of its own; with ONE_SET a chunk shares one set per layer. The others are as
+    `Generation.decode` takes them.
     """
 
     sampling: Sampling
@@ -428,10 +442,14 @@ class Answering:
             draft.question_tokens = done
             draft.question_seconds = time.perf_counter() - started
 
-        singly = self._options.question_reading is QuestionReading.SINGLY
+        read = {
+            QuestionReading.CHUNKS: generation.read,
+            QuestionReading.SINGLY: generation.read_singly,
+            QuestionReading.ONE_SET: generation.read_by_one_set,
+        }[self._options.question_reading]
         try:
             with self._stages.prompt(self._held(generation) + len(ids), len(ids)):
-                (generation.read_singly if singly else generation.read)(ids, advance)
+                read(ids, advance)
         finally:
             draft.question_seconds = time.perf_counter() - started
         draft.pruned = self._stages.told_of(generation.cache)

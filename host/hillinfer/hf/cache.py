@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Never, Self, TypeVar
 
@@ -80,6 +81,19 @@ class HillInferCache(PassingCache):
         `copy.copy` and `copy.deepcopy` of a cache are forks.
         """
         return self._regaining(self._forked)
+
+    @contextmanager
+    def one_set(self) -> Iterator[None]:
+        """Have passes of several tokens attend to one selected set per layer, as of a question.
+
+        α says how many of the tokens before them; the pass' own tokens are all attended to. What is
+        read so is not stored.
+        """
+        around, self.takes_one_set = self.takes_one_set, True
+        try:
+            yield
+        finally:
+            self.takes_one_set = around
 
     def __copy__(self) -> Self:
         return self.fork()

@@ -74,6 +74,8 @@ class PassingCache(AttachedCache):
         self._is_in_place = True
         self.spans = ForwardSpans(runtime.recorder)
         self.notes: Notes | None = None
+        # Whether passes of several tokens attend to one set per layer.
+        self.takes_one_set = False
         # Whether it computes rows again that were lost, which every layer is to have.
         self.is_again = False
         self.passes = 0
@@ -137,7 +139,8 @@ class PassingCache(AttachedCache):
         """Notice positions, or numbers, that rows of the same tokens would not be stored with."""
         plan = self._plan
         if plan is not None and plan.tokens > 1:
-            self._is_in_place = not is_autocast() and in_place(
+            is_dense = not self.takes_one_set and not is_autocast()
+            self._is_in_place = is_dense and in_place(
                 positions, plan.start, plan.tokens, self._batch.pads
             )
             if not self._is_in_place:
@@ -356,7 +359,10 @@ class PassingCache(AttachedCache):
             attended = runtime.attend_selected(layer, sequence, own, keys, scaling)
         else:
             assert fresh is not None
-            attended = runtime.attend_dense(layer, sequence, own, *fresh, scaling)
+            among = None
+            if self.takes_one_set and not self.lengths.is_staged(layer):
+                among = runtime.parts.one_set.chosen(layer, sequence, own, scaling)
+            attended = runtime.attend_dense(layer, sequence, own, *fresh, scaling, among)
         return attended.transpose(0, 1)
 
     def _planned(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> ForwardPlan:
@@ -405,7 +411,7 @@ class PassingCache(AttachedCache):
 
     def _take_tokens(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> ForwardPlan:
         start = self.get_seq_length()
-        self._is_in_place = True
+        self._is_in_place = not self.takes_one_set
         if self._prompts is not None:
             self._prompts.begin_pass()
             if self._prompts.is_tentative and 0 < len(self._batch) < len(ids):
@@ -413,7 +419,7 @@ class PassingCache(AttachedCache):
                 self._repeat_rows(len(ids))
         shares = self._batch.begin_forward(ids, start, mask)
         plan = ForwardPlan(start=start, tokens=ids.shape[1], batch=ids.shape[0], shares=shares)
-        if plan.tokens == 1:
+        if plan.tokens == 1 or self.takes_one_set:
             # Its rows are made under selection, and so is all that follows.
             self._end_recordings(plan)
         self._plan, self._pass, self._fresh = plan, use, {}

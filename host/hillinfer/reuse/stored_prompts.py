@@ -142,6 +142,26 @@ class StoredPrompts:
         )
 
     @property
+    def shape(self) -> ModelShape:
+        """Shape of the model."""
+        return self._shape
+
+    def stored_key(self, ids: Sequence[int]) -> tuple[bytes, int, float] | None:
+        """Return what the store has of a prompt; None where nothing.
+
+        Returns
+        -------
+        The key of its longest stored prefix, how many tokens that has, and the seconds that
+        computing it took once.
+        """
+        found = self._store.find(self.namespace, ids, self._salt)
+        if found is None:
+            return None
+        with found:
+            last = found.chunks[-1]
+            return last.sheet.group_keys[last.groups - 1], found.tokens, found.cost
+
+    @property
     def counts(self) -> StoreCounts:
         """What the store did for this process."""
         return self._store.counts

@@ -34,10 +34,12 @@ OPTIONS = {
     "precision": ("precision", "--model", "/no/model", "--out"),
     "pools": ("pools", "--model", "/no/model", "--out"),
     "decode": ("decode", "--model", "/no/model", "--out"),
+    "evicpress": ("evicpress", "--model", "/no/model", "--out"),
     "serving": ("serving", "--model", "/no/model", "--out"),
     "pool-picture": ("pool-picture", "/no/timeline", "--out"),
     "trace-picture": ("trace-picture", "/no/trace", "--out"),
     "store-picture": ("store-picture", "/no/stats", "--out"),
+    "documents-picture": ("documents-picture", "/no/plan", "--out"),
     "prune-picture": ("prune-picture", "/no/report", "--out"),
     "session": ("generate", "--model", "/no/model", "--prompt", "text", "--save-session"),
 }
@@ -252,7 +254,8 @@ def test_the_name_of_a_model_is_no_folder(generate, tmp_path, monkeypatch, name)
 
 
 @pytest.mark.parametrize(
-    "name", ["pool-picture", "trace-picture", "store-picture", "prune-picture"]
+    "name",
+    ["pool-picture", "trace-picture", "store-picture", "documents-picture", "prune-picture"],
 )
 def test_a_picture_does_not_replace_what_it_shows(command, tmp_path, name):
     file = tmp_path / "file"

@@ -13,12 +13,18 @@ from hillinfer.cli.parsing.program import Program
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.system.files import check_apart, prepare_report
 from hillinfer.system.machine import NumberType
+from hillinfer_bench.cli.evicpress import evicpress
 from hillinfer_bench.cli.frontier import frontier, frontier_picture
 from hillinfer_bench.cli.serving import serving
 from hillinfer_bench.cli.slim import slim
 from hillinfer_bench.cli.storing import sealed_pool, storing
 from hillinfer_bench.decode.request import BenchRequest, Chosen
 from hillinfer_bench.figures.canvas import require_matplotlib, save_figure
+from hillinfer_bench.figures.documents_figure import (
+    PlanRecord,
+    documents_figure,
+    documents_text,
+)
 from hillinfer_bench.figures.prune_figure import prune_figure, prune_text, read_seen_blocks
 from hillinfer_bench.figures.store_figures import StoreRecord, store_figure, store_text
 from hillinfer_bench.figures.timeline_figures import TimelineRecord, timeline_figure
@@ -361,6 +367,23 @@ def store_picture(
         print(out)
 
 
+def documents_picture(
+    file: Annotated[Path, typer.Argument(help="What `hillinfer documents plan --json` printed.")],
+    *,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the picture goes: SVG by its name, else PNG.")
+    ] = None,
+) -> None:
+    """Say where documents lie and which forms are on their hulls, and draw it."""
+    _prepare_picture(out, file)
+    record = PlanRecord.read(file)
+    if out is not None:
+        save_figure(documents_figure(record), out)
+    print(documents_text(record))
+    if out is not None:
+        print(out)
+
+
 def prune_picture(
     file: Annotated[Path, typer.Argument(help="Report of `hillinfer generate --prune`.")],
     *,
@@ -392,11 +415,13 @@ main = Program(
         sealed_pool,
         serving,
         slim,
+        evicpress,
         study,
         compare,
         pool_picture,
         trace_picture,
         store_picture,
+        documents_picture,
         prune_picture,
         frontier_picture,
     ),

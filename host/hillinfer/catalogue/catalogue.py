@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The catalogue beside a store: its documents, what was measured of them, and what they lie as.
+
+It is a database of its own. A store's index is made anew from what its drives hold, and nothing on
+them says what is known here; without a catalogue the store is as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from typing import Any
+
+from hillinfer.catalogue.records import (
+    NAME_DIGITS,
+    CatalogueError,
+    KnownDocument,
+    MeasuredForm,
+    RestingTimes,
+)
+from hillinfer.errors import reason_of, way_out
+from hillinfer.store.pool_files import StorePlaces
+
+FILE = "documents.sqlite"
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE meta(name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE document(
+  key BLOB PRIMARY KEY, title TEXT, model TEXT, namespace BLOB, tokens INT, put_at REAL,
+  text_seconds REAL, rows_seconds REAL, token_seconds REAL, form TEXT, is_pinned INT)
+  WITHOUT ROWID;
+CREATE TABLE measured(
+  key BLOB, form TEXT, byte_count INT, agreement REAL, worst REAL, lower REAL, divergence REAL,
+  opening_seconds REAL, token_seconds REAL, judged REAL, PRIMARY KEY(key, form)) WITHOUT ROWID;
+"""
+_DOCUMENT = (
+    "key, title, model, namespace, tokens, put_at, text_seconds, rows_seconds, token_seconds, "
+    "form, is_pinned"
+)
+_MEASURED = (
+    "form, byte_count, agreement, worst, lower, divergence, opening_seconds, token_seconds, judged"
+)
+_BUSY_SECONDS = 10.0
+_MADE_ANEW = "remove it: it is made anew, forms are measured again, and no stored row is lost"
+
+
+class Catalogue:
+    """The documents of one store; the only one that reads or writes its file.
+
+    Any thread may use it, and any number of processes may have it open: each change is made whole
+    or not at all.
+
+    Parameters
+    ----------
+    places
+        Of the store. The file is made where it is missing, for its owner only.
+
+    Raises
+    ------
+    CatalogueError
+        Where the file cannot be made, is broken, or is another store's or version's.
+    """
+
+    def __init__(self, places: StorePlaces) -> None:
+        self._path = places.directory / FILE
+        self._keeps_titles = not places.cipher
+        self._lock = threading.RLock()
+        identity = f"{_VERSION}:{places.pool.hex()}"
+        if not self._path.exists():
+            self._make(identity)
+        try:
+            self._db = sqlite3.connect(
+                f"{self._path.absolute().as_uri()}?mode=rw",
+                uri=True,
+                timeout=_BUSY_SECONDS,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            try:
+                own = self._db.execute("SELECT value FROM meta WHERE name = 'store'").fetchone()
+                if own != (identity,):
+                    raise sqlite3.DatabaseError("it is another store's, or another version's")
+                # All of it is looked at once: it has a few hundred bytes for each document.
+                ((found,),) = self._db.execute("PRAGMA quick_check(1)").fetchall()
+                if found != "ok":
+                    raise sqlite3.DatabaseError(found)
+            except BaseException:
+                self._db.close()
+                raise
+        except sqlite3.Error as error:
+            raise CatalogueError(
+                f"the catalogue {self._path} cannot be used: {error}; {_MADE_ANEW}"
+            ) from error
+
+    def close(self) -> None:
+        """Close the file; harmless when done twice."""
+        with self._lock:
+            self._db.close()
+
+    def __enter__(self) -> Catalogue:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- looking ---------------------------------------------------------------------------
+
+    def documents(self) -> list[KnownDocument]:
+        """Return all documents, those that came last first."""
+        forms: dict[bytes, list[MeasuredForm]] = {}
+        for key, *values in self._rows(
+            f"SELECT key, {_MEASURED} FROM measured ORDER BY byte_count, form"
+        ):
+            forms.setdefault(key, []).append(MeasuredForm(*values))
+        return [
+            _document(row, tuple(forms.get(row[0], ())))
+            for row in self._rows(f"SELECT {_DOCUMENT} FROM document ORDER BY put_at DESC, key")
+        ]
+
+    def find(self, name: str) -> KnownDocument:
+        """Return the document of a name: the first digits of its key, or its whole title.
+
+        Raises
+        ------
+        CatalogueError
+            Where none is called so, or several are.
+        """
+        known = self.documents()
+        found = [one for one in known if one.title == name and name]
+        if not found:
+            wanted = name.lower()
+            found = [one for one in known if wanted and one.key.hex().startswith(wanted)]
+        if len(found) != 1:
+            what = f"{len(found)} documents are" if found else "no document is"
+            raise CatalogueError(
+                f"{what} called '{name}': hillinfer documents ls names all {NAME_DIGITS} digits of "
+                "each, and hillinfer documents put adds one"
+            )
+        return found[0]
+
+    # --- changing --------------------------------------------------------------------------
+
+    def put(self, document: KnownDocument) -> None:
+        """Take in a document, or what is newly known of one; its form and pin stay as they are.
+
+        An encrypted store's catalogue is not encrypted: it keeps no titles.
+        """
+        title = document.title if self._keeps_titles else ""
+        times = document.resting
+        seconds = (None, None, None) if times is None else (times.text, times.rows, times.token)
+        values = (
+            document.key, title, document.model, document.namespace, document.tokens,
+            document.put_at, *seconds, document.form, document.is_pinned,
+        )  # fmt: skip
+        with self._transaction() as db:
+            db.execute(
+                f"INSERT INTO document({_DOCUMENT}) VALUES ({', '.join('?' * len(values))}) "
+                "ON CONFLICT(key) DO UPDATE SET title = iif(excluded.title = '', title, "
+                "excluded.title), model = excluded.model, "
+                "text_seconds = coalesce(excluded.text_seconds, text_seconds), "
+                "rows_seconds = coalesce(excluded.rows_seconds, rows_seconds), "
+                "token_seconds = coalesce(excluded.token_seconds, token_seconds)",
+                values,
+            )
+            for one in document.measured:
+                told = (
+                    document.key, one.form, one.byte_count, one.agreement, one.worst, one.lower,
+                    one.divergence, one.opening_seconds, one.token_seconds, one.judged,
+                )  # fmt: skip
+                db.execute(
+                    f"INSERT OR REPLACE INTO measured(key, {_MEASURED}) "
+                    f"VALUES ({', '.join('?' * len(told))})",
+                    told,
+                )
+
+    def set_forms(self, forms: Sequence[tuple[bytes, str]]) -> None:
+        """Say what documents shall lie as, all at one moment; pinned ones stay.
+
+        Parameters
+        ----------
+        forms
+            Keys, and names of forms.
+        """
+        with self._transaction() as db:
+            db.executemany(
+                "UPDATE document SET form = ?2 WHERE key = ?1 AND is_pinned = 0", list(forms)
+            )
+
+    def pin(self, key: bytes, form: str) -> None:
+        """Have a document lie as a form until it is unpinned."""
+        with self._transaction() as db:
+            db.execute("UPDATE document SET form = ?, is_pinned = 1 WHERE key = ?", (form, key))
+
+    def unpin(self, key: bytes) -> None:
+        """Leave a document to plans again; its form stays until the next one."""
+        with self._transaction() as db:
+            db.execute("UPDATE document SET is_pinned = 0 WHERE key = ?", (key,))
+
+    def remove(self, key: bytes) -> None:
+        """Forget a document; its stored rows stay."""
+        with self._transaction() as db:
+            for table in ("document", "measured"):
+                db.execute(f"DELETE FROM {table} WHERE key = ?", (key,))
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _make(self, identity: str) -> None:
+        scratch = self._path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.part")
+        try:
+            # SQLite gives the files beside it the rights of this one.
+            os.close(os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            try:
+                scratch.chmod(0o600)
+                with closing(sqlite3.connect(scratch, isolation_level=None)) as db:
+                    db.executescript(_SCHEMA)
+                    db.execute("INSERT INTO meta VALUES ('store', ?)", (identity,))
+                # Of two processes that make it at once the first one's stays.
+                with suppress(FileExistsError):
+                    os.link(scratch, self._path)
+            finally:
+                scratch.unlink(missing_ok=True)
+        except OSError as error:
+            raise CatalogueError(
+                f"the catalogue {self._path} cannot be made: {reason_of(error)}; "
+                f"{way_out(error, 'choose another --store')}"
+            ) from error
+        except sqlite3.Error as error:
+            raise CatalogueError(f"the catalogue {self._path} cannot be made: {error}") from error
+
+    def _rows(self, query: str) -> list[Any]:
+        with self._lock:
+            try:
+                return self._db.execute(query).fetchall()
+            except sqlite3.Error as error:
+                raise CatalogueError(
+                    f"the catalogue {self._path} failed: {error}; {_MADE_ANEW}"
+                ) from error
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                try:
+                    yield self._db
+                except BaseException:
+                    self._db.execute("ROLLBACK")
+                    raise
+                self._db.execute("COMMIT")
+            except sqlite3.Error as error:
+                raise CatalogueError(f"the catalogue {self._path} failed: {error}") from error
+
+
+def _document(row: Sequence[Any], measured: tuple[MeasuredForm, ...]) -> KnownDocument:
+    key, title, model, namespace, tokens, put_at, *times, form, is_pinned = row
+    resting = None if None in times else RestingTimes(*times)
+    return KnownDocument(
+        key, title, model, namespace, tokens, put_at, resting, form, bool(is_pinned), measured
+    )

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps documents of a catalogue ready: makes the forms they shall lie as, and opens them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hillinfer.catalogue.catalogue import Catalogue
+from hillinfer.catalogue.measuring import check_namespace
+from hillinfer.catalogue.planning import Plan, PlanRules, make_plan
+from hillinfer.catalogue.records import RESTING, ROWS, TEXT, KnownDocument
+from hillinfer.catalogue.uses import check_stored, document_uses
+from hillinfer.forms.form import DocumentStates, Form, MadeForm, OpenedForm
+from hillinfer.forms.stored_rows import StoredRowsForm
+from hillinfer.forms.stored_states import stored_states
+from hillinfer.forms.table import make_form
+from hillinfer.memory_budget import Accountant, Part
+from hillinfer.model_shape import ModelShape
+from hillinfer.reuse.stored_prompts import StoredPrompts
+from hillinfer.store.store import Store
+from hillinfer.store_holdings import prefix_ids
+
+
+@dataclass(frozen=True)
+class OpenedDocument:
+    """A document that a question can be read behind.
+
+    Parameters
+    ----------
+    form
+        Name of the form it was opened from: what it shall lie as, or its rest until that is made.
+    ids
+        Its token numbers.
+    opened
+        The cache, and what of the tokens is still to be read.
+    """
+
+    form: str
+    ids: tuple[int, ...]
+    opened: OpenedForm
+
+
+@dataclass(frozen=True)
+class Move:
+    """What became of one document's form.
+
+    Parameters
+    ----------
+    name
+        Of the document.
+    form
+        What it lies as now.
+    is_made
+        Whether that is what it shall lie as; else the budget had no room.
+    """
+
+    name: str
+    form: str
+    is_made: bool
+
+
+@dataclass
+class _Kept:
+    form: str
+    made: MadeForm
+    byte_count: int
+    last_used: float
+
+
+class DocumentKeeper:
+    """Holds made forms within a budget; any thread may open documents while forms move.
+
+    A move has two phases. First forms that shall go are given up, and their bytes with them; their
+    documents rest. Then each new form is made aside, counted before it is made, and put in place at
+    one moment. So the budget is never passed, a document can be opened at any time, and a process
+    that is killed in between leaves nothing behind: stored rows never change.
+
+    Parameters
+    ----------
+    model
+        Of transformers.
+    prompts, store
+        The store, as that model uses it, and itself; open as long as this is.
+    catalogue
+        Says what documents shall lie as.
+    accountant
+        Counts what forms take. Where it is that of an engine, forms and hot rows share its budget:
+        forms take what is spare, and are given up when the engine is short, those first that were
+        not used for longest.
+    form_of
+        Makes forms of names.
+    clock
+        Returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        prompts: StoredPrompts,
+        store: Store,
+        catalogue: Catalogue,
+        accountant: Accountant,
+        form_of: Callable[[str], Form] = make_form,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._model, self._prompts = model, prompts
+        self._store, self._catalogue = store, catalogue
+        self._accountant, self._form_of, self._clock = accountant, form_of, clock
+        self._shape = ModelShape.from_config(model.config, model.dtype)
+        self._kept: dict[bytes, _Kept] = {}
+        self._ids: dict[bytes, tuple[int, ...]] = {}
+        # Held for moments alone, never while a form is made or the accountant is asked.
+        self._lock = threading.RLock()
+        self._moving = threading.Lock()
+        accountant.on_shortage(self._make_room)
+
+    # --- opening ---------------------------------------------------------------------------
+
+    def open(self, name: str) -> OpenedDocument:
+        """Open a document from its form where that is made, else from its rest; that is a use.
+
+        Parameters
+        ----------
+        name
+            As `Catalogue.find` takes it.
+
+        Raises
+        ------
+        CatalogueError
+            Where there is none, another model read it, or the store has its rows no more.
+        """
+        document = self._catalogue.find(name)
+        check_namespace(document, self._prompts.namespace, document.model)
+        ids = self._ids_of(document)
+        with self._lock:
+            kept = self._kept.get(document.key)
+            if kept is not None:
+                kept.last_used = self._clock()
+        if kept is not None:
+            # What the store counts for all processes, it counts for this one too.
+            self._prompts.stored_key(ids)
+            return OpenedDocument(kept.form, ids, kept.made.open())
+        # Neither looks at anything but the token numbers.
+        states = DocumentStates(ids, ())
+        rest = make_form(TEXT) if document.form == TEXT else StoredRowsForm(self._prompts)
+        return OpenedDocument(rest.name, ids, rest.make(self._model, states).open())
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Bytes of the forms that are made, by the names of their documents."""
+        with self._lock:
+            return {key.hex()[:12]: one.byte_count for key, one in self._kept.items()}
+
+    # --- moving ----------------------------------------------------------------------------
+
+    def plan(self, rules: PlanRules) -> Plan:
+        """Plan anew by what the store counted, and have the catalogue say so; nothing moves yet."""
+        documents = [
+            one
+            for one in self._catalogue.documents()
+            if one.namespace == self._prompts.namespace.digest
+        ]
+        # What was found in the last second is not written yet.
+        self._store.room.write_touched()
+        keys = [one.key for one in documents]
+        uses = document_uses(self._store.database, keys, self._clock())
+        made = make_plan(documents, uses, rules)
+        self._catalogue.set_forms([(one.document.key, one.after) for one in made.changes])
+        return made
+
+    def settle(self, is_over: Callable[[], bool] = lambda: False) -> list[Move]:
+        """Bring forms to what the catalogue says, and return what became of each that moved.
+
+        Parameters
+        ----------
+        is_over
+            Asked between documents; what is left then stays as it is.
+        """
+        with self._moving:
+            wanted = {
+                one.key: one
+                for one in self._catalogue.documents()
+                if one.namespace == self._prompts.namespace.digest
+            }
+            self._give_up(wanted)
+            moves = []
+            for key, document in wanted.items():
+                with self._lock:
+                    is_there = key in self._kept
+                if document.form in RESTING or is_there:
+                    continue
+                if is_over():
+                    break
+                moves.append(self._move(document))
+            return moves
+
+    def close(self) -> None:
+        """Give all forms up; what was opened from them stays."""
+        with self._moving, self._lock:
+            for key in list(self._kept):
+                self._drop(key)
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _ids_of(self, document: KnownDocument) -> tuple[int, ...]:
+        with self._lock:
+            known = self._ids.get(document.key)
+        if known is None:
+            uses = document_uses(self._store.database, [document.key], self._clock())
+            check_stored(document, uses)
+            known = tuple(prefix_ids(self._store, document.key))
+            with self._lock:
+                self._ids[document.key] = known
+        return known
+
+    def _give_up(self, wanted: dict[bytes, KnownDocument]) -> None:
+        """Give up forms of documents that are gone, or shall lie as something else."""
+        with self._lock:
+            for key, kept in list(self._kept.items()):
+                if key not in wanted or wanted[key].form != kept.form:
+                    self._drop(key)
+
+    def _move(self, document: KnownDocument) -> Move:
+        """Make one form aside, and put it in place; its bytes are counted before."""
+        form, ids = self._form_of(document.form), self._ids_of(document)
+        size = form.byte_count(self._shape, len(ids))
+        if not self._accountant.take_spare(Part.OTHER, size):
+            return Move(document.name, ROWS, is_made=False)
+        try:
+            made = form.make(self._model, stored_states(self._prompts, ids))
+        except BaseException:
+            self._accountant.give(Part.OTHER, size)
+            raise
+        with self._lock:
+            self._kept[document.key] = _Kept(document.form, made, size, self._clock())
+        return Move(document.name, document.form, is_made=True)
+
+    def _make_room(self) -> None:
+        """Give up forms for whoever is short, those first that were not used for longest."""
+        with self._lock:
+            for key in sorted(self._kept, key=lambda key: self._kept[key].last_used):
+                if not self._accountant.short_bytes:
+                    return
+                self._drop(key)
+
+    def _drop(self, key: bytes) -> None:
+        kept = self._kept.pop(key)
+        kept.made.close()
+        self._accountant.give(Part.OTHER, kept.byte_count)

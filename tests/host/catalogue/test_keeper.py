@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forms are made within a budget and give way; documents open at every moment, rightly."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+from stored_document import logits
+from tiny_models import TinyModel, prompts
+from transformers import DynamicCache
+
+from hillinfer.catalogue.catalogue import Catalogue
+from hillinfer.catalogue.keeper import DocumentKeeper, Move
+from hillinfer.catalogue.measuring import ProbeWishes, check_namespace, measure_document
+from hillinfer.catalogue.planning import PlanRules
+from hillinfer.catalogue.records import CatalogueError, KnownDocument
+from hillinfer.catalogue.uses import document_uses
+from hillinfer.errors import BudgetError
+from hillinfer.forms.probes import ProbeSizes
+from hillinfer.forms.stored_states import stored_states
+from hillinfer.forms.table import make_form
+from hillinfer.generate.answering import Generation
+from hillinfer.memory_budget import Accountant, Part
+from hillinfer.reuse.stored_prompts import StoredPrompts
+from hillinfer.store.store import Store
+
+TOKENS = 256
+QUESTION = [5, 9, 2, 31, 7]
+FORMS = ("held", "int8", "int4")
+WISHES = ProbeWishes(3, 2, sizes=ProbeSizes(4, 12))
+
+
+class Kept:
+    """A store with three documents of a tiny model, their catalogue, and what all rows answer."""
+
+    def __init__(self, store, catalogue):
+        self.store, self.catalogue = store, catalogue
+        self.model = TinyModel("llama", dtype=torch.float32).build()
+        self.prompts = StoredPrompts(store, self.model)
+        self.expected, self.sizes = {}, {}
+        for number in range(3):
+            ids = prompts([TOKENS], seed=number)[0][0].tolist()
+            full = DynamicCache()
+            Generation(self.model, full, 64).read(ids)
+            self.prompts.keep(full, ids)
+            key, tokens, _ = self.prompts.stored_key(ids)
+            found = measure_document(
+                self.model, self.prompts, ids, [make_form(name) for name in FORMS], WISHES
+            )
+            document = KnownDocument(
+                key, f"d{number}", "tiny", self.prompts.namespace.digest, tokens, float(number)
+            )
+            catalogue.put(replace(document, resting=found.resting, measured=found.forms))
+            states = stored_states(self.prompts, ids)
+            opened = make_form("held").make(self.model, states).open()
+            self.expected[f"d{number}"] = logits(self.model, opened, QUESTION).argmax(-1).tolist()
+        self.sizes = {one.form: one.byte_count for one in catalogue.documents()[0].measured}
+
+    def keeper(self, accountant):
+        return DocumentKeeper(self.model, self.prompts, self.store, self.catalogue, accountant)
+
+    def answer(self, keeper, name):
+        found = keeper.open(name)
+        return found.form, logits(self.model, found.opened, QUESTION).argmax(-1).tolist()
+
+
+@pytest.fixture
+def kept(tmp_path):
+    Store.create(tmp_path / "store", 64 << 20)
+    with Store(tmp_path / "store") as store, Catalogue(store.places) as catalogue:
+        yield Kept(store, catalogue)
+
+
+def test_what_was_measured_is_of_the_document(kept):
+    for document in kept.catalogue.documents():
+        measured = {one.form: one for one in document.measured}
+        assert measured["held"].agreement == measured["held"].judged == measured["held"].lower == 1
+        assert measured["int8"].byte_count < measured["held"].byte_count
+        assert 0.5 < measured["int8"].lower < measured["int8"].agreement <= 1
+        assert min(document.resting.text, document.resting.rows, document.resting.token) > 0
+        assert min(one.opening_seconds for one in document.measured) > 0
+
+
+def test_documents_open_from_their_rest_and_then_from_their_forms(kept):
+    accountant = Accountant(4 * kept.sizes["held"])
+    keeper = kept.keeper(accountant)
+    assert kept.answer(keeper, "d0") == ("rows", kept.expected["d0"])
+    for name, form in (("d0", "held"), ("d1", "int8"), ("d2", "text")):
+        kept.catalogue.pin(kept.catalogue.find(name).key, form)
+    # Nothing moves before it is asked to.
+    assert kept.answer(keeper, "d0")[0] == "rows"
+    assert {one.form: one.is_made for one in keeper.settle()} == {"held": True, "int8": True}
+    assert kept.answer(keeper, "d0") == ("held", kept.expected["d0"])
+    assert kept.answer(keeper, "d1")[0] == "int8"
+    assert kept.answer(keeper, "d2") == ("text", kept.expected["d2"])
+    assert accountant.held()[Part.OTHER] == kept.sizes["held"] + kept.sizes["int8"]
+    assert sum(keeper.held.values()) == accountant.held()[Part.OTHER]
+    # The twin: another document's answer is another.
+    assert kept.expected["d0"] != kept.expected["d1"]
+    kept.catalogue.pin(kept.catalogue.find("d0").key, "rows")
+    assert keeper.settle() == []
+    assert accountant.held()[Part.OTHER] == kept.sizes["int8"]
+    assert kept.answer(keeper, "d0") == ("rows", kept.expected["d0"])
+    keeper.close()
+    assert accountant.held()[Part.OTHER] == 0
+
+
+def test_a_form_without_room_is_not_made_and_the_document_rests(kept):
+    accountant = Accountant(kept.sizes["held"] + kept.sizes["int4"])
+    keeper = kept.keeper(accountant)
+    for name in ("d0", "d1"):
+        kept.catalogue.pin(kept.catalogue.find(name).key, "held")
+    moves = keeper.settle()
+    assert [one.is_made for one in moves] == [True, False]
+    assert moves[1] == Move(moves[1].name, "rows", is_made=False)
+    assert accountant.held()[Part.OTHER] == kept.sizes["held"]
+    for name in ("d0", "d1"):
+        assert kept.answer(keeper, name)[1] == kept.expected[name]
+    # What had no room comes once there is some.
+    resting = kept.catalogue.find(moves[1].name)
+    kept.catalogue.pin(kept.catalogue.find(moves[0].name).key, "int4")
+    assert {one.form for one in keeper.settle()} == {"int4", "held"}
+    assert kept.answer(keeper, resting.name)[0] == "held"
+
+
+def test_forms_give_way_when_the_engine_is_short(kept):
+    accountant = Accountant(2 * kept.sizes["held"])
+    keeper = kept.keeper(accountant)
+    for name in ("d0", "d1"):
+        kept.catalogue.pin(kept.catalogue.find(name).key, "held")
+    keeper.settle()
+    kept.answer(keeper, "d0")
+    accountant.take(Part.HOT, kept.sizes["held"])
+    # That which was used last stays.
+    assert keeper.held == {kept.catalogue.find("d0").name: kept.sizes["held"]}
+    assert kept.answer(keeper, "d1") == ("rows", kept.expected["d1"])
+    # More than forms can give up is refused, and they are all that could go.
+    with pytest.raises(BudgetError):
+        accountant.take(Part.HOT, 2 * kept.sizes["held"])
+    assert kept.answer(keeper, "d0") == ("rows", kept.expected["d0"])
+
+
+def test_a_plan_is_followed_within_the_budget(kept):
+    budget = kept.sizes["held"] + kept.sizes["int4"]
+    accountant = Accountant(budget)
+    keeper = kept.keeper(accountant)
+    for _ in range(5):
+        kept.answer(keeper, "d1")
+    plan = keeper.plan(PlanRules(budget, alpha=100.0))
+    assert plan.used <= budget
+    moves = keeper.settle()
+    assert all(one.is_made for one in moves)
+    assert accountant.held()[Part.OTHER] == plan.used
+    for name, expected in kept.expected.items():
+        form, answer = kept.answer(keeper, name)
+        assert form == kept.catalogue.find(name).form
+        if form in ("rows", "text", "held"):
+            assert answer == expected
+
+
+def test_opening_is_a_use_that_the_store_counts(kept):
+    keeper = kept.keeper(Accountant(4 * kept.sizes["held"]))
+    key = kept.catalogue.find("d0").key
+    kept.catalogue.pin(key, "held")
+    keeper.settle()
+
+    def hits():
+        # They are written once a second.
+        kept.store.room.write_touched()
+        return document_uses(kept.store.database, [key], 0.0)[key].hits
+
+    before = hits()
+    keeper.open("d0")
+    assert hits() > before
+
+
+def test_documents_open_while_forms_move(kept):
+    accountant = Accountant(2 * kept.sizes["held"])
+    keeper = kept.keeper(accountant)
+    wrong, is_over = [], threading.Event()
+
+    def ask():
+        while not is_over.is_set():
+            for name, expected in kept.expected.items():
+                form, answer = kept.answer(keeper, name)
+                if form in ("rows", "held", "text") and answer != expected:
+                    wrong.append((name, form))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        for turn in range(6):
+            for number in range(3):
+                form = ("held", "int4", "rows", "text")[(turn + number) % 4]
+                kept.catalogue.pin(kept.catalogue.find(f"d{number}").key, form)
+            keeper.settle()
+            assert accountant.held()[Part.OTHER] <= accountant.budget_bytes
+    finally:
+        is_over.set()
+        asking.join()
+    assert wrong == []
+
+
+def test_a_document_of_another_model_or_without_rows_is_refused(kept):
+    keeper = kept.keeper(Accountant(1 << 20))
+    document = kept.catalogue.find("d0")
+    stranger = replace(document, key=b"\x01" * 32, title="other", namespace=b"x" * 32)
+    kept.catalogue.put(stranger)
+    with pytest.raises(CatalogueError, match="made by tiny and do not fit: tiny has changed since"):
+        keeper.open("other")
+    with pytest.raises(CatalogueError, match="this is not tiny; give the --model and --dtype"):
+        check_namespace(stranger, kept.prompts.namespace, "this")
+    kept.catalogue.put(replace(document, key=b"\x02" * 32, title="gone"))
+    with pytest.raises(CatalogueError, match="the rows of 'gone' are gone from the store"):
+        keeper.open("gone")
+    assert keeper.open("d0").form == "rows"

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The study of many documents in little memory: small, whole, and with what its goals name."""
+
+import json
+
+import pytest
+
+from hillinfer.errors import SettingsError
+from hillinfer_bench.evicpress.harness import Played
+from hillinfer_bench.evicpress.rivals import rivals
+from hillinfer_bench.evicpress.run import GOALS, EvicPressRequest, compared
+from hillinfer_bench.evicpress.workload import WorkloadSize, mooncake_workload
+
+KEYS = {*GOALS, "kills", "wrong_tokens"}
+
+
+def test_a_small_study_plays_every_rival_within_the_budget(command, tiny_folder, tmp_path):
+    out = tmp_path / "evicpress.json"
+    outcome = command(
+        *("evicpress", "--model", tiny_folder, "--dir", tmp_path, "--documents", 3),
+        *("--requests", 9, "--shortest", 192, "--longest", 320, "--budget", 0.4, "--alpha", 1),
+        *("--probes", 1, "--questions", 2, "--kills", 3, "--out", out),
+    )
+    assert outcome.code == 0, outcome.err
+    report = json.loads(out.read_text())
+    assert report["figures"].keys() >= KEYS
+    assert (report["figures"]["kills"], report["figures"]["wrong_tokens"]) == (3, 0)
+    rows = {row["rival"]: row for row in report["rows"]}
+    assert len(rows) == len(rivals((1.0,)))
+    for name, row in rows.items():
+        assert row["dram_peak_bytes"] <= report["budget_bytes"] < report["all_bytes"], name
+        assert sum(row["forms"].values()) == 9
+        assert 0 < row["first_token_p50"] <= row["first_token_p95"]
+    assert rows["recompute"]["forms"] == {"text": 9}
+    assert rows["recompute"]["agreement"] == rows["held + LRU"]["agreement"] == 1.0
+    assert rows["held + LRU"]["read_bytes"] > 0 == rows["recompute"]["read_bytes"]
+    assert rows["int4 + LRU"]["forms"].keys() <= {"rows", "int4"}
+    assert rows["int4 + LRU"]["moves"] > 0
+    assert list(tmp_path.glob("tmp*")) == []
+    for name in ("share_of_optimum", "ttft_vs_int8_lru"):
+        assert f"{name}: " in outcome.out
+
+
+def test_identities_come_back_in_the_order_of_the_trace(tiny_folder):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
+    size = WorkloadSize(5, 40, 128, 512)
+    workload = mooncake_workload(tokenizer, size)
+    assert len(workload.documents) == 5
+    assert all(128 <= len(one.ids) <= 512 and not len(one.ids) % 64 for one in workload.documents)
+    times = [one.time for one in workload.requests]
+    assert times == sorted(times)
+    assert {one.document for one in workload.requests} <= set(range(5))
+    assert len(workload.requests) > len({one.document for one in workload.requests})
+    assert workload == mooncake_workload(tokenizer, size)
+    # The twin: other identities with another seed.
+    assert (
+        workload.requests != mooncake_workload(tokenizer, WorkloadSize(5, 40, 128, 512, 1)).requests
+    )
+    with pytest.raises(SettingsError, match="documents=100000: the trace has"):
+        mooncake_workload(tokenizer, WorkloadSize(100000))
+
+
+def played(first_token, agreement):
+    return Played([first_token] * 4, [0.1] * 4, [agreement] * 4, [0, 1, 2, 3], ["held"] * 4)
+
+
+def test_figures_are_of_the_soonest_that_agrees_enough():
+    found = {}
+    for rival in rivals((0.3, 3.0)):
+        found[rival] = played(1.0, 1.0)
+        if rival.name == "ours, α 0.3":
+            found[rival] = played(0.1, 0.9)
+        elif rival.name == "ours, α 3":
+            found[rival] = played(0.25, 0.98)
+        elif rival.name == "int8 + LRU":
+            found[rival] = played(0.5, 1.0)
+        elif rival.name == "optimum, α 3":
+            found[rival] = played(0.2, 1.0)
+        elif rival.name == "recompute":
+            found[rival] = played(4.0, 1.0)
+    figures = compared(found)
+    assert figures["ours"] == "ours, α 3"
+    assert figures["ttft_vs_lru_p50"] == figures["ttft_vs_lru_p95"] == 4.0
+    assert figures["ttft_vs_int8_lru"] == 2.0
+    assert figures["worst_tenth_agreement"] == 0.98
+    gained, possible = 3 * 0.98 - 0.25 + 1.0, 3 - 0.2 + 1.0
+    assert figures["share_of_optimum"] == pytest.approx(gained / possible)
+    # Where none agrees enough, the one that agrees most.
+    for rival in found:
+        if rival.name.startswith("ours, α"):
+            found[rival] = played(0.1, 0.5 + rival.alpha / 100)
+    assert compared(found)["ours"] == "ours, α 3"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"budget_part": 0.0}, "budget=0.0 is no share"),
+        ({"alphas": (-1.0,)}, "must be one number of seconds"),
+        ({"kills": -1}, "kills=-1: give 1 or more"),
+    ],
+)
+def test_requests_that_mean_nothing_are_refused(changes, said, tmp_path):
+    with pytest.raises(SettingsError, match=said):
+        EvicPressRequest("m", tmp_path, tmp_path / "out", WorkloadSize(), **changes)
+    for size in ({"documents": 0}, {"shortest": 10}, {"shortest": 900, "longest": 800}):
+        with pytest.raises(SettingsError):
+            WorkloadSize(**size)

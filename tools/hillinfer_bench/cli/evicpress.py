@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The subcommand `evicpress`, and its options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hillinfer.cli.console import error_console, quiet_transformers
+from hillinfer.models.registry_model import DEFAULT_MODEL
+
+
+def evicpress(
+    model: Annotated[
+        str, typer.Option(help="Registry name, folder, GGUF file, or organisation/name on the hub.")
+    ] = DEFAULT_MODEL,
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Directory on the drive, where the store is made.")
+    ] = Path("build"),
+    documents: Annotated[int, typer.Option(help="How many documents are asked for.")] = 12,
+    requests: Annotated[int, typer.Option(help="How many requests, in the trace's order.")] = 60,
+    shortest: Annotated[int, typer.Option(help="Tokens of the shortest document.")] = 512,
+    longest: Annotated[int, typer.Option(help="Tokens of the longest document.")] = 2048,
+    budget: Annotated[
+        float, typer.Option(help="Share of all rows' bytes that forms may take in memory.")
+    ] = 0.125,
+    alpha: Annotated[
+        list[float] | None,
+        typer.Option(help="Seconds that quality 1 is worth; give it again for more. 0.3, 1 and 3."),
+    ] = None,
+    probes: Annotated[int, typer.Option(help="Parts of a document that forms are chosen by.")] = 4,
+    questions: Annotated[int, typer.Option(help="Other parts, that are asked for.")] = 3,
+    kills: Annotated[
+        int, typer.Option(help="Processes that are killed while forms move; 0 for none.")
+    ] = 200,
+    seed: Annotated[int, typer.Option(help="Of the identities that are drawn.")] = 0,
+    out: Annotated[Path, typer.Option(help="Where the figures go as JSON.")] = Path(
+        "build/reports/evicpress.json"
+    ),
+) -> None:
+    """Play requests for many documents in little memory to EvicPress' policy, rivals and ours."""
+    quiet_transformers()
+    from hillinfer_bench.evicpress.run import EvicPressRequest, run
+    from hillinfer_bench.evicpress.workload import WorkloadSize
+
+    size = WorkloadSize(documents, requests, shortest, longest, seed)
+    alphas = tuple(alpha or (0.3, 1.0, 3.0))
+    request = EvicPressRequest(
+        model, directory, out, size, budget, alphas, probes, questions, kills
+    )
+    print(run(request, error_console().print))

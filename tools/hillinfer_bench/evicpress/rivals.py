@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is compared: policies, the forms they may choose, and how they count uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hillinfer.placement.options import FadingUses, TotalUses, Uses
+from hillinfer.placement.policies import (
+    LeastDrop,
+    LeastRecentlyUsed,
+    MergedHulls,
+    PlacementPolicy,
+)
+
+CODES = ("int8", "int4", "int2")
+DROPPED = tuple(
+    f"{dropper}-{kept:g}" for dropper in ("knorm", "keydiff", "snapkv") for kept in (0.75, 0.5, 0.2)
+)
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A way to manage documents.
+
+    Parameters
+    ----------
+    name
+        What tables call it.
+    forms
+        Names of the forms that it may choose beside resting.
+    policy
+        Makes its policy; None where nothing is chosen as requests come.
+    uses
+        Makes what counts uses.
+    rest
+        What documents rest as, `rows` or `text`.
+    alpha
+        Seconds that quality 1 is worth.
+    knows_uses
+        Whether it is told how often each document will be used, and places all of them exactly,
+        once. No policy can know that.
+    """
+
+    name: str
+    forms: tuple[str, ...] = ()
+    policy: Callable[[], PlacementPolicy] | None = None
+    uses: Callable[[], Uses] = FadingUses
+    rest: str = "rows"
+    alpha: float = 1.0
+    knows_uses: bool = False
+
+
+def lru(form: str) -> Rival:
+    """Return LRU that keeps one form of each document."""
+    return Rival(f"{form} + LRU", (form,), lambda: LeastRecentlyUsed(form))
+
+
+def rivals(alphas: tuple[float, ...]) -> list[Rival]:
+    """Return all that is compared, the policies that have an α once for each."""
+    fixed = [
+        Rival("recompute", rest="text"),
+        lru("held"),
+        lru("int8"),
+        lru("int4"),
+        *(lru(name) for name in DROPPED if name.endswith("-0.5")),
+    ]
+    swept = []
+    for alpha in alphas:
+        mark = f", α {alpha:g}"
+        paper = ("held", *DROPPED)
+        every = ("held", *CODES, *DROPPED)
+        swept += [
+            Rival(f"paper{mark}", paper, LeastDrop, TotalUses, alpha=alpha),
+            Rival(f"ours, paper's forms{mark}", paper, MergedHulls, alpha=alpha),
+            Rival(f"ours{mark}", every, MergedHulls, alpha=alpha),
+            Rival(f"optimum{mark}", every, None, TotalUses, alpha=alpha, knows_uses=True),
+        ]
+    return [*fixed, *swept]
