@@ -3,7 +3,9 @@
 
 Writes build/reports/csim.json. Every row runs all cases of the tests' table (random, adversarial,
 wrong descriptors) and, where the real model is present, its recorded keys. The threaded execution
-runs processes as threads over bounded streams, so that a FIFO that is too shallow deadlocks.
+runs processes as threads over bounded streams, so that a FIFO that is too shallow deadlocks, and
+every launch has other delays of 0 to 32 rounds on the streams that pipelines write. Kernels that
+cast rows also run with room for 8 beats between centring and rounding: that must deadlock.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ import numpy as np
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.system.files import user_cache_dir
 from hillinfer_hw.cpu_time import cpu_seconds
-from hillinfer_hw.csim import CsimExecution
+from hillinfer_hw.csim import CsimError, CsimExecution
 from hillinfer_hw.csim_build import Scheduling
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.golden_launch import run_score_launch, run_shadow_launch
@@ -38,6 +40,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path += [str(ROOT / part) for part in ("tests/hw", "tests/sw_model")]
 CASES: Any = import_module("launch_cases")
 REPORTS = ROOT / "build" / "reports"
+# Of `hw/testbench/threads/pipelines.h`.
+LARGEST_SKEW = 32
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,9 @@ def _row(job: Job, scope: Scope | None, recorded: Any) -> dict[str, Any]:
     start = cpu_seconds()
     tokens = mismatches = launches = 0
     faults = []
-    for case, launch in _launches(job.spec, scope, recorded):
+    for number, (case, launch) in enumerate(_launches(job.spec, scope, recorded)):
+        if job.scheduling is Scheduling.THREADS:
+            execution = replace(execution, seed=number + 1)
         if scope is None:
             expected = run_shadow_launch(job.spec, launch)
         else:
@@ -103,6 +109,10 @@ def _row(job: Job, scope: Scope | None, recorded: Any) -> dict[str, Any]:
             mismatches += 1
             continue
         mismatches += _differing_words(found, expected)
+    shallow = _shallow_deadlocks(job, scope)
+    if shallow is False:
+        faults.append("room for 8 beats between centring and rounding is enough")
+        mismatches += 1
     return {
         "kernel": job.kernel,
         "preset": job.preset,
@@ -116,9 +126,29 @@ def _row(job: Job, scope: Scope | None, recorded: Any) -> dict[str, Any]:
         "recorded_keys": recorded is not None,
         "tokens": tokens,
         "mismatches": mismatches,
+        "largest_skew": LARGEST_SKEW if job.scheduling is Scheduling.THREADS else None,
+        "shallow_deadlocks": shallow,
         "faults": faults,
         "cpu_minutes": round((cpu_seconds() - start) / 60, 3),
     }
+
+
+def _shallow_deadlocks(job: Job, scope: Scope | None) -> bool | None:
+    """Return whether too little room deadlocks where exponents come late; None: nothing is cast."""
+    casts = job.kernel == "make_shadow" or job.mode is KeyMode.FP16
+    if job.scheduling is not Scheduling.THREADS or not casts:
+        return None
+    execution = CsimExecution(
+        job.scheduling, {"centred": 8}, {"exponents_to_round": LARGEST_SKEW, "centred": 0}
+    )
+    try:
+        if scope is None:
+            execution.make_shadow(job.spec, CASES.random_shadow_launch(job.spec, [70]))
+        else:
+            execution.score(job.spec, CASES.random_launch(job.spec, scope, [70]))
+    except CsimError as error:
+        return "DEADLOCK" in str(error)
+    return False
 
 
 def _launches(spec: KernelSpec, scope: Scope | None, recorded: Any) -> Iterator[tuple[str, Any]]:

@@ -54,6 +54,12 @@ inline void centre_rows(hls::stream<WorkCommand> &commands, hls::stream<Beat> &s
     // Those of the next segment are filled into the other half as they come.
     Beat even[2][ROW_BEATS];
     Beat odd[2][ROW_BEATS];
+    // A round writes into the half that it does not read, and a round that changes halves lies
+    // between the last write and the first read.
+#pragma HLS DEPENDENCE variable=even type=intra dependent=false
+#pragma HLS DEPENDENCE variable=odd type=intra dependent=false
+#pragma HLS DEPENDENCE variable=even type=inter direction=RAW distance=2 dependent=true
+#pragma HLS DEPENDENCE variable=odd type=inter direction=RAW distance=2 dependent=true
     int slot = 0;    // half of `even` and `odd` in use
     int loaded = 0;  // beats of the next segment in the other half
     WorkCommand c;
@@ -67,7 +73,8 @@ inline void centre_rows(hls::stream<WorkCommand> &commands, hls::stream<Beat> &s
 centre_rounds:
     // recurrence: bits seen in a head, an OR; distance 1
     while (open) {
-#pragma HLS PIPELINE II=1 style=frp
+#pragma HLS PIPELINE II=1 style=stp
+        Beat key;
         if (left == 0) {
             if (!told) told = commands.read_nb(c);
             if (told && (c.end || loaded == STATISTICS_BEATS)) {
@@ -77,8 +84,7 @@ centre_rounds:
                 slot = 1 - slot;
                 loaded = 0;
             }
-        } else {
-            const Beat key = keys.read();
+        } else if (keys.read_nb(key)) {
             const Beat statistics[2] = {even[slot][row_beat], odd[slot][row_beat]};
             CentredPair out;
             // The OR of magnitudes is as long as their maximum.
@@ -168,18 +174,23 @@ inline void round_rows(hls::stream<WorkCommand> &commands, hls::stream<CentredPa
     int row_beat = 0;
     int slice = 0;
     ap_uint<8> exponent = 0;
+    CentredPair in;
+    bool has_beat = false;  // whether `in` is to be rounded
+    Exponents<1> next;
+    bool has_next = false;  // whether `next` is the exponent of the head that starts next
     bool open = true;
 round_rounds:
     // recurrence: exponent of the head, one register; distance 1
     while (open) {
-#pragma HLS PIPELINE II=1 style=frp
+#pragma HLS PIPELINE II=1 style=stp
+        if (!has_beat) has_beat = centred.read_nb(in);
+        if (!has_next) has_next = exponents.read_nb(next);
         if (left == 0) {
             if (commands.read_nb(c)) {
                 open = !c.end;
                 left = c.rounds;
             }
-        } else {
-            const CentredPair in = centred.read();
+        } else if (has_beat) {
             const bool row_ends = row_beat == ROW_BEATS - 1;
             const bool low_starts_head = slice == 0;
             const bool low_ends_head = slice == SLICES - 1;
@@ -187,30 +198,33 @@ round_rounds:
             // Behind the last head of a row there is only padding.
             const bool high_is_padding = row_ends && TOKEN_SLICES % 2 == 1;
             const bool high_starts_head = low_ends_head && !high_is_padding;
-            ap_uint<8> low_exponent = exponent;
-            if (low_starts_head || high_starts_head) {
+            const bool starts_head = low_starts_head || high_starts_head;
+            if (has_next || !starts_head) {
+                ap_uint<8> low_exponent = exponent;
                 // A head has four slices or more, so a beat starts one head at most.
-                exponent = exponents.read().exponent[0];
-            }
-            if (low_starts_head) low_exponent = exponent;
-            CodePair out;
-            for (int j = 0; j < SLICE_CHANNELS; ++j) {
+                if (starts_head) exponent = next.exponent[0];
+                if (low_starts_head) low_exponent = exponent;
+                CodePair out;
+                for (int j = 0; j < SLICE_CHANNELS; ++j) {
 #pragma HLS UNROLL
-                out.code[0][j] = low_exponent == INVALID_EXPONENT
-                                     ? KeyCode(0)
-                                     : round_channel(in.distance[0][j], low_exponent);
-                out.code[1][j] = exponent == INVALID_EXPONENT
-                                     ? KeyCode(0)
-                                     : round_channel(in.distance[1][j], exponent);
+                    out.code[0][j] = low_exponent == INVALID_EXPONENT
+                                         ? KeyCode(0)
+                                         : round_channel(in.distance[0][j], low_exponent);
+                    out.code[1][j] = exponent == INVALID_EXPONENT
+                                         ? KeyCode(0)
+                                         : round_channel(in.distance[1][j], exponent);
+                }
+                codes.write(out);
+                if (row_ends || high_ends_head) {
+                    slice = 0;
+                } else {
+                    slice = low_ends_head ? 1 : slice + 2;
+                }
+                row_beat = row_ends ? 0 : row_beat + 1;
+                if (starts_head) has_next = false;
+                has_beat = false;
+                --left;
             }
-            codes.write(out);
-            if (row_ends || high_ends_head) {
-                slice = 0;
-            } else {
-                slice = low_ends_head ? 1 : slice + 2;
-            }
-            row_beat = row_ends ? 0 : row_beat + 1;
-            --left;
         }
     }
 }

@@ -3,10 +3,14 @@
 //
 // A process between `fetch` and the writer is one flat, pipelined loop, and each round takes one
 // beat or looks for one command: an inner loop per segment would fill and drain its pipeline every
-// time. A round between two segments never waits for a command (`read_nb`), because a pipeline
-// that stalls for its next input can keep back results on which that input depends. `fetch` counts
-// the rounds of each process beforehand, so that no product lies on the path of their counters.
-// Segments without tokens are told to the writer only. A command whose `end` is set ends a process.
+// time. No round waits for what it reads (`read_nb`): where it is not there the round does nothing.
+// A pipeline that stalls for its next input would keep back results on which that input can depend;
+// rounds with nothing to do push them out. So the plain stalling pipeline (style=stp) serves, which
+// stalls only for room to write. A free-running one (style=frp) is refused with `read_nb` (AMD's
+// message HLS 200-1964). What a round reads from two streams waits in registers, one word of each.
+// `fetch` counts the rounds of each process beforehand, so that no product lies on the path of
+// their counters. Segments without tokens are told to the writer only. A command whose `end` is set
+// ends a process.
 #pragma once
 
 #include "shape.h"

@@ -17,6 +17,10 @@ inline void dot_shadow(hls::stream<WorkCommand> &commands, hls::stream<QueryWord
                        hls::stream<Beat> &code_beats, hls::stream<SumWord> &sums) {
     QueryWord held[2][TOKEN_SLICES];
 #pragma HLS AGGREGATE variable=held
+    // A round writes into the half that it does not read, and a round that changes halves lies
+    // between the last write and the first read.
+#pragma HLS DEPENDENCE variable=held type=intra dependent=false
+#pragma HLS DEPENDENCE variable=held type=inter direction=RAW distance=2 dependent=true
     HeadSum partial[TILE_TOKENS][GROUP_HEADS];
 #pragma HLS ARRAY_PARTITION variable=partial complete dim=0
     int slot = 0;    // half of `held` in use
@@ -30,7 +34,8 @@ inline void dot_shadow(hls::stream<WorkCommand> &commands, hls::stream<QueryWord
 dot_rounds:
     // recurrence: partial sums of a tile, one 23-bit addition; distance 1
     while (open) {
-#pragma HLS PIPELINE II=1 style=frp
+#pragma HLS PIPELINE II=1 style=stp
+        Beat beat;
         if (left == 0) {
             if (!told) told = commands.read_nb(c);
             if (told && (c.end || loaded == TOKEN_SLICES)) {
@@ -40,8 +45,7 @@ dot_rounds:
                 slot = 1 - slot;
                 loaded = 0;
             }
-        } else {
-            const Beat beat = code_beats.read();
+        } else if (code_beats.read_nb(beat)) {
             KeyCode keys[TILE_TOKENS][SLICE_CHANNELS];
 #pragma HLS ARRAY_PARTITION variable=keys complete dim=0
             for (int i = 0; i < TILE_TOKENS; ++i) {
@@ -86,6 +90,12 @@ inline void dot_rows(hls::stream<WorkCommand> &commands, hls::stream<QueryWord> 
     QueryWord odd[2][ROW_BEATS];
 #pragma HLS AGGREGATE variable=even
 #pragma HLS AGGREGATE variable=odd
+    // A round writes into the half that it does not read, and a round that changes halves lies
+    // between the last write and the first read.
+#pragma HLS DEPENDENCE variable=even type=intra dependent=false
+#pragma HLS DEPENDENCE variable=odd type=intra dependent=false
+#pragma HLS DEPENDENCE variable=even type=inter direction=RAW distance=2 dependent=true
+#pragma HLS DEPENDENCE variable=odd type=inter direction=RAW distance=2 dependent=true
     HeadSum partial[GROUP_HEADS];
 #pragma HLS ARRAY_PARTITION variable=partial complete dim=0
     int slot = 0;    // half of `even` and `odd` in use
@@ -99,7 +109,8 @@ inline void dot_rows(hls::stream<WorkCommand> &commands, hls::stream<QueryWord> 
 dot_rounds:
     // recurrence: partial sums of a head, one 23-bit addition; distance 1
     while (open) {
-#pragma HLS PIPELINE II=1 style=frp
+#pragma HLS PIPELINE II=1 style=stp
+        CodePair pair;
         if (left == 0) {
             if (!told) told = commands.read_nb(c);
             if (told && (c.end || loaded == TOKEN_SLICES)) {
@@ -109,8 +120,7 @@ dot_rounds:
                 slot = 1 - slot;
                 loaded = 0;
             }
-        } else {
-            const CodePair pair = codes.read();
+        } else if (codes.read_nb(pair)) {
             SliceSum low[1][GROUP_HEADS];
             SliceSum high[1][GROUP_HEADS];
 #pragma HLS ARRAY_PARTITION variable=low complete dim=0

@@ -13,10 +13,13 @@ inline void order_queries(hls::stream<WorkCommand> &commands, hls::stream<Beat> 
     enum Part { ADDENDS, EXPONENTS, HEADS, CODES };
     Beat addends[ADDEND_BEATS];
     Beat exponents[EXPONENT_BEATS];
-    HeadWord head;
-    QueryWord word;
-#pragma HLS AGGREGATE variable=head
-#pragma HLS AGGREGATE variable=word
+    // The words being filled. Their places are chosen by `group_head`, so every one is a register.
+    ap_int<32> head_addend[GROUP_HEADS];
+    ap_int<8> head_exponent[GROUP_HEADS];
+    QueryCode head_code[GROUP_HEADS][SLICE_CHANNELS];
+#pragma HLS ARRAY_PARTITION variable=head_addend complete dim=0
+#pragma HLS ARRAY_PARTITION variable=head_exponent complete dim=0
+#pragma HLS ARRAY_PARTITION variable=head_code complete dim=0
     Beat codes = 0;
     WorkCommand c;
     uint32_t left = 0;  // rounds of the query block
@@ -27,7 +30,7 @@ inline void order_queries(hls::stream<WorkCommand> &commands, hls::stream<Beat> 
 order_rounds:
     // recurrence: place in the block, one increment; the words being filled; distance 1
     while (open) {
-#pragma HLS PIPELINE II=1 style=frp
+#pragma HLS PIPELINE II=1 style=stp
         if (left == 0) {
             if (commands.read_nb(c)) {
                 open = !c.end;
@@ -35,40 +38,59 @@ order_rounds:
             }
         } else {
             Beat beat = codes;
-            if (part != HEADS && (part != CODES || place % 4 == 0)) beat = block_beats.read();
-            const bool word_ends = group_head == GROUP_HEADS - 1;
-            bool part_ends = false;
-            Part next = ADDENDS;
-            if (part == ADDENDS) {
-                addends[place] = beat;
-                part_ends = place == ADDEND_BEATS - 1;
-                next = EXPONENTS;
-            } else if (part == EXPONENTS) {
-                exponents[place] = beat;
-                part_ends = place == EXPONENT_BEATS - 1;
-                next = HEADS;
-            } else if (part == HEADS) {
-                const int a = 32 * (place % 16);
-                const int e = 8 * (place % 64);
-                head.addend[group_head] = addends[place / 16].range(a + 31, a);
-                head.exponent[group_head] = exponents[place / 64].range(e + 7, e);
-                if (word_ends) heads.write(head);
-                group_head = word_ends ? 0 : group_head + 1;
-                part_ends = place == SCORED_HEADS - 1;
-                next = CODES;
-            } else {
-                for (int j = 0; j < SLICE_CHANNELS; ++j) {
-#pragma HLS UNROLL
-                    word.code[group_head][j] = beat.range(8 * j + 7, 8 * j);
-                }
-                codes = beat >> (8 * SLICE_CHANNELS);
-                if (word_ends) queries.write(word);
-                group_head = word_ends ? 0 : group_head + 1;
-                part_ends = place == CODE_ROUNDS - 1;
+            bool here = true;
+            if (part != HEADS && (part != CODES || place % 4 == 0)) {
+                here = block_beats.read_nb(beat);
             }
-            place = part_ends ? 0 : place + 1;
-            if (part_ends) part = next;
-            --left;
+            if (here) {
+                const bool word_ends = group_head == GROUP_HEADS - 1;
+                bool part_ends = false;
+                Part next = ADDENDS;
+                if (part == ADDENDS) {
+                    addends[place] = beat;
+                    part_ends = place == ADDEND_BEATS - 1;
+                    next = EXPONENTS;
+                } else if (part == EXPONENTS) {
+                    exponents[place] = beat;
+                    part_ends = place == EXPONENT_BEATS - 1;
+                    next = HEADS;
+                } else if (part == HEADS) {
+                    const int a = 32 * (place % 16);
+                    const int e = 8 * (place % 64);
+                    head_addend[group_head] = addends[place / 16].range(a + 31, a);
+                    head_exponent[group_head] = exponents[place / 64].range(e + 7, e);
+                    HeadWord head;
+                    for (int r = 0; r < GROUP_HEADS; ++r) {
+#pragma HLS UNROLL
+                        head.addend[r] = head_addend[r];
+                        head.exponent[r] = head_exponent[r];
+                    }
+                    if (word_ends) heads.write(head);
+                    group_head = word_ends ? 0 : group_head + 1;
+                    part_ends = place == SCORED_HEADS - 1;
+                    next = CODES;
+                } else {
+                    for (int j = 0; j < SLICE_CHANNELS; ++j) {
+#pragma HLS UNROLL
+                        head_code[group_head][j] = beat.range(8 * j + 7, 8 * j);
+                    }
+                    codes = beat >> (8 * SLICE_CHANNELS);
+                    QueryWord word;
+                    for (int r = 0; r < GROUP_HEADS; ++r) {
+#pragma HLS UNROLL
+                        for (int j = 0; j < SLICE_CHANNELS; ++j) {
+#pragma HLS UNROLL
+                            word.code[r][j] = head_code[r][j];
+                        }
+                    }
+                    if (word_ends) queries.write(word);
+                    group_head = word_ends ? 0 : group_head + 1;
+                    part_ends = place == CODE_ROUNDS - 1;
+                }
+                place = part_ends ? 0 : place + 1;
+                if (part_ends) part = next;
+                --left;
+            }
         }
     }
 }

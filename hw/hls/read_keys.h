@@ -16,6 +16,9 @@ constexpr int BURST_BEATS = 64;
 // As many bursts as the adapter of the port holds (num_read_outstanding), so that every requested
 // beat has its place there and the memory's bus never waits for this kernel.
 constexpr int BURSTS_UNDER_WAY = 16;
+// Rounds from a request to the first beat that is taken of it. A round that waits for a beat stops
+// the whole pipeline, and the request of the round before it can lie in a later stage than that.
+constexpr int REQUEST_LEAD = 8;
 
 struct Burst {
     bool end;
@@ -36,7 +39,7 @@ inline void plan_bursts(hls::stream<ReadCommand> &commands, hls::stream<Burst> &
 plan_rounds:
     // recurrence: offset of the burst and ends of the run, one 64-bit addition; distance 1
     while (open) {
-#pragma HLS PIPELINE II=1 style=frp
+#pragma HLS PIPELINE II=1 style=stp
         if (runs == 0) {
             if (commands.read_nb(c)) {
                 open = !c.end;
@@ -70,9 +73,9 @@ plan_rounds:
 //
 // A beat is taken in every round in which 16 bursts are under way or no other one is known; so the
 // first rounds only request. Taking comes before requesting in the round, so that no more bursts
-// are under way than are counted, however deep the pipeline is, and a request is never waited for
-// in the round that makes it. A round waits for a beat that was requested or for room in `keys`,
-// never for another burst. The tool has no free-flowing pipeline (style=frp) over an m_axi port.
+// are under way than are counted, however deep the pipeline is. A request has left the pipeline
+// before its beats are waited for, as long as it lies fewer than REQUEST_LEAD stages behind the
+// beat. A round waits for a beat that was requested or for room in `keys`, never for another burst.
 inline void read_keys(hls::burst_maxi<Beat> memory, hls::stream<Burst> &bursts,
                       hls::stream<Beat> &keys) {
     ap_uint<6> last_beat[BURSTS_UNDER_WAY];  // of the bursts under way, in a ring
@@ -80,6 +83,8 @@ inline void read_keys(hls::burst_maxi<Beat> memory, hls::stream<Burst> &bursts,
     ap_uint<4> oldest = 0;
     ap_uint<4> newest = 0;
     ap_uint<5> under_way = 0;
+    ap_uint<5> ready = 0;  // of those: requested REQUEST_LEAD rounds ago or more
+    ap_uint<REQUEST_LEAD> requested = 0;  // whether each of the last rounds requested one
     ap_uint<6> taken = 0;  // beats of the oldest burst
     Burst next;
     bool known = false;  // whether `next` waits to be requested
@@ -88,10 +93,11 @@ read_rounds:
     // recurrence: bursts under way and beats taken, one increment; distance 1
     // access: manual bursts
     while (open || under_way != 0) {
-#pragma HLS PIPELINE II=1
+#pragma HLS PIPELINE II=1 style=stp
         const bool requests = known && under_way != BURSTS_UNDER_WAY;
         const bool fills = requests && under_way != BURSTS_UNDER_WAY - 1;
-        const bool takes = under_way != 0 && !fills;
+        const bool takes = ready != 0 && !fills;
+        const bool gets_ready = requested[REQUEST_LEAD - 1];
         const bool burst_ends = takes && taken == last_beat[oldest];
         if (takes) {
             keys.write(memory.read());
@@ -109,6 +115,12 @@ read_rounds:
         } else if (burst_ends && !requests) {
             --under_way;
         }
+        if (gets_ready && !burst_ends) {
+            ++ready;
+        } else if (burst_ends && !gets_ready) {
+            --ready;
+        }
+        requested = (requested << 1) | ap_uint<REQUEST_LEAD>(requests);
         if (open && !known && bursts.read_nb(next)) {
             open = !next.end;
             known = !next.end;

@@ -16,15 +16,15 @@ inline void split_shadow(hls::stream<WorkCommand> &commands, hls::stream<Beat> &
 split_rounds:
     // recurrence: beats left and place within the group, one increment; distance 1
     while (open) {
-#pragma HLS PIPELINE II=1 style=frp
+#pragma HLS PIPELINE II=1 style=stp
+        Beat beat;
         if (left == 0) {
             if (commands.read_nb(c)) {
                 open = !c.end;
                 left = c.rounds;
                 within = 0;
             }
-        } else {
-            const Beat beat = keys.read();
+        } else if (keys.read_nb(beat)) {
             if (within < KV_HEADS) {
                 exponent_beats.write(beat);
             } else {
@@ -49,7 +49,7 @@ spread_rounds:
     // recurrence: the held beat of a KV head, one shift; distance KV_HEADS, at least 1
     // A word leaves once per 16-channel slice of a head at most, so an II of 2 is enough.
     while (open) {
-#pragma HLS PIPELINE II=2 style=frp
+#pragma HLS PIPELINE II=2 style=stp
         if (left == 0) {
             if (commands.read_nb(c)) {
                 open = !c.end;
@@ -57,17 +57,21 @@ spread_rounds:
                 tile = 0;
             }
         } else {
-            const Beat beat = tile == 0 ? exponent_beats.read() : held[kv_head];
-            ExponentWord word;
-            for (int i = 0; i < TILE_TOKENS; ++i) {
+            Beat beat = held[kv_head];
+            bool here = true;
+            if (tile == 0) here = exponent_beats.read_nb(beat);
+            if (here) {
+                ExponentWord word;
+                for (int i = 0; i < TILE_TOKENS; ++i) {
 #pragma HLS UNROLL
-                word.exponent[i] = beat.range(8 * i + 7, 8 * i);
+                    word.exponent[i] = beat.range(8 * i + 7, 8 * i);
+                }
+                exponents.write(word);
+                held[kv_head] = beat >> (8 * TILE_TOKENS);
+                if (kv_head == KV_HEADS - 1) tile = tile == GROUP_TILES - 1 ? 0 : tile + 1;
+                kv_head = kv_head == KV_HEADS - 1 ? 0 : kv_head + 1;
+                --left;
             }
-            exponents.write(word);
-            held[kv_head] = beat >> (8 * TILE_TOKENS);
-            if (kv_head == KV_HEADS - 1) tile = tile == GROUP_TILES - 1 ? 0 : tile + 1;
-            kv_head = kv_head == KV_HEADS - 1 ? 0 : kv_head + 1;
-            --left;
         }
     }
 }

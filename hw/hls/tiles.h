@@ -18,6 +18,12 @@ inline void make_tiles(hls::stream<WorkCommand> &commands, hls::stream<CodePair>
     Lane odd[2][SHADOW_TILE_TOKENS][ROW_BEATS];
 #pragma HLS ARRAY_PARTITION variable=even complete dim=2
 #pragma HLS ARRAY_PARTITION variable=odd complete dim=2
+    // A round writes into the half that it does not read. The first slice that leaves was written
+    // ROW_BEATS (2 or more) rounds before, and every further one longer ago.
+#pragma HLS DEPENDENCE variable=even type=intra dependent=false
+#pragma HLS DEPENDENCE variable=odd type=intra dependent=false
+#pragma HLS DEPENDENCE variable=even type=inter direction=RAW distance=2 dependent=true
+#pragma HLS DEPENDENCE variable=odd type=inter direction=RAW distance=2 dependent=true
     int slot = 0;  // the half being filled
     WorkCommand c;
     uint32_t coming_tokens = 0;  // of the segment
@@ -31,7 +37,7 @@ inline void make_tiles(hls::stream<WorkCommand> &commands, hls::stream<CodePair>
 tile_rounds:
     // recurrence: places in both tiles, one increment; distance 1
     while (open || full || leaving) {
-#pragma HLS PIPELINE II=1 style=frp
+#pragma HLS PIPELINE II=1 style=stp
         if (leaving) {
             Beat beat = 0;
             for (uint32_t i = 0; i < SHADOW_TILE_TOKENS; ++i) {
@@ -96,17 +102,18 @@ gather_rounds:
     // recurrence: the beat of a KV head, one shift; distance KV_HEADS, at least 1
     // An exponent comes every HEAD_DIM / 32 (2 or more) cycles, so an II of 2 is enough.
     while (open) {
-#pragma HLS PIPELINE II=2 style=frp
+#pragma HLS PIPELINE II=2 style=stp
+        Exponents<1> coming;
         if (left == 0) {
             if (commands.read_nb(c)) {
                 open = !c.end;
                 left = c.rounds;
                 token = 0;
             }
-        } else {
+        } else if (exponents.read_nb(coming)) {
             // Exponents enter at the top; 64 of them make a beat.
             Beat beat = token == 0 ? Beat(0) : Beat(partial[kv_head] >> 8);
-            beat.range(511, 504) = exponents.read().exponent[0];
+            beat.range(511, 504) = coming.exponent[0];
             partial[kv_head] = beat;
             const bool last_token = left <= KV_HEADS;
             if (token == GROUP_TOKENS - 1 || last_token) {

@@ -17,31 +17,50 @@ inline void make_codes(hls::stream<WorkCommand> &commands, hls::stream<TotalWord
     WorkCommand c;
     uint32_t left = 0;  // steps of the segment
     int part = 0;
-    TotalWord in;
-    CodeWord out;
-#pragma HLS AGGREGATE variable=in
-#pragma HLS AGGREGATE variable=out
+    TotalWord coming;
+    // The part chooses the places of a tile's tokens, so every one is a register.
+    Total total[TILE_TOKENS];
+    bool invalid[TILE_TOKENS];
+    ap_uint<16> code[TILE_TOKENS];
+#pragma HLS ARRAY_PARTITION variable=total complete dim=0
+#pragma HLS ARRAY_PARTITION variable=invalid complete dim=0
+#pragma HLS ARRAY_PARTITION variable=code complete dim=0
     bool open = true;
 code_rounds:
     // recurrence: the word being filled, one register per field; distance 1
     while (open) {
-#pragma HLS PIPELINE II=1 style=frp
+#pragma HLS PIPELINE II=1 style=stp
         if (left == 0) {
             if (commands.read_nb(c)) {
                 open = !c.end;
                 left = c.rounds;
             }
         } else {
-            if (part == 0) in = totals.read();
-            for (int u = 0; u < CODE_TOKENS; ++u) {
+            bool here = true;
+            if (part == 0) here = totals.read_nb(coming);
+            if (here) {
+                for (int i = 0; i < TILE_TOKENS; ++i) {
 #pragma HLS UNROLL
-                const int i = part * CODE_TOKENS + u;
-                // 0 ranks last: a NaN lies among the token's keys.
-                out.code[i] = in.invalid[i] ? ap_uint<16>(0) : ScoreUnit::code(in.total[i]);
+                    if (part == 0) {
+                        total[i] = coming.total[i];
+                        invalid[i] = coming.invalid[i];
+                    }
+                }
+                for (int u = 0; u < CODE_TOKENS; ++u) {
+#pragma HLS UNROLL
+                    const int i = part * CODE_TOKENS + u;
+                    // 0 ranks last: a NaN lies among the token's keys.
+                    code[i] = invalid[i] ? ap_uint<16>(0) : ScoreUnit::code(total[i]);
+                }
+                CodeWord out;
+                for (int i = 0; i < TILE_TOKENS; ++i) {
+#pragma HLS UNROLL
+                    out.code[i] = code[i];
+                }
+                if (part == CODE_PARTS - 1) codes.write(out);
+                part = part == CODE_PARTS - 1 ? 0 : part + 1;
+                --left;
             }
-            if (part == CODE_PARTS - 1) codes.write(out);
-            part = part == CODE_PARTS - 1 ? 0 : part + 1;
-            --left;
         }
     }
 }
@@ -62,15 +81,15 @@ join_rounds:
     // recurrence: the codes gathered for a KV head, one shift; distance 1 in scope layer
     // A word comes once per HEAD_CYCLES (2 or more) cycles at most, so an II of 2 is enough.
     while (open) {
-#pragma HLS PIPELINE II=2 style=frp
+#pragma HLS PIPELINE II=2 style=stp
+        CodeWord word;
         if (left == 0) {
             if (commands.read_nb(c)) {
                 open = !c.end;
                 left = c.rounds;
                 tile = 0;
             }
-        } else {
-            const CodeWord word = codes.read();
+        } else if (codes.read_nb(word)) {
             const int place = tile % BEAT_TILES;
             // Codes enter at the top, so that after BEAT_TILES words the first token is lowest.
             ap_uint<16 * TUPLES_PER_BEAT> gathered =

@@ -59,22 +59,27 @@ module axi_read #(
     assign {next_beat, next_beats, next_rows, next_stride} = queued ? front
         : {command_beat, command_beats, command_rows, command_stride};
 
-    // Bursts.
-    logic active;
+    // Bursts. How long one is, and whether its row ends with it, is worked out a cycle before it is
+    // asked for: with the command, with the burst before, or in a cycle of its own for the next
+    // row (`fresh`). A row of two beats or more takes the bus for longer than that.
+    logic active, fresh;
     logic [BEAT-1:0] beat, row;
-    logic [31:0] left, beats, stride;
+    logic [31:0] whole, beats, stride;
+    logic [31:0] rest;          // beats of the row behind the burst, where it does not end the row
     logic [16:0] rows;
+    logic [STEP-1:0] offset;
     logic [STEP:0] to_boundary, length;
-    logic [ROOM:0] reserved;
+    logic [ROOM:0] free;        // places of the FIFO that no beat was asked for
     logic [COUNT:0] bursts;
-    logic issue, row_ends, closes, pop;
+    logic issue, in_one, row_ends, closes, pop;
 
-    assign to_boundary = BURST[STEP:0] - {1'b0, beat[STEP-1:0]};
-    assign length = (left < {{(31 - STEP){1'b0}}, to_boundary}) ? left[STEP:0] : to_boundary;
-    assign issue = active && !stop && (!arvalid || arready)
+    assign offset = active ? beat[STEP-1:0] : next_beat[STEP-1:0];
+    assign whole = active ? beats : next_beats;
+    assign to_boundary = BURST[STEP:0] - {1'b0, offset};
+    assign in_one = whole <= {{(31 - STEP){1'b0}}, to_boundary};
+    assign issue = active && !fresh && !stop && (!arvalid || arready)
         && (bursts != OUTSTANDING[COUNT:0])
-        && ({1'b0, reserved} + {{(ROOM + 1 - STEP){1'b0}}, length} <= DEPTH[ROOM+1:0]);
-    assign row_ends = left == {{(31 - STEP){1'b0}}, length};
+        && ({{(ROOM - STEP){1'b0}}, length} <= free);
     assign next_ready = !active && !stop;
     assign closes = rvalid && rready && rlast;
     assign pop = out_valid && out_ready;
@@ -83,25 +88,36 @@ module axi_read #(
     always_ff @(posedge clk) begin
         if (rst) begin
             active <= 1'b0;
+            fresh <= 1'b0;
             arvalid <= 1'b0;
-            reserved <= '0;
+            free <= DEPTH[ROOM:0];
             bursts <= '0;
         end else begin
             if (arready) arvalid <= 1'b0;
             if (issue) arvalid <= 1'b1;
             if (!active) active <= next_valid && !stop;
             else if (issue && row_ends && rows == 17'd1) active <= 1'b0;
-            reserved <= reserved - {{ROOM{1'b0}}, pop}
-                + (issue ? {{(ROOM - STEP){1'b0}}, length} : {(ROOM + 1){1'b0}});
+            fresh <= issue && row_ends;
+            free <= free + {{ROOM{1'b0}}, pop}
+                - (issue ? {{(ROOM - STEP){1'b0}}, length} : {(ROOM + 1){1'b0}});
             bursts <= bursts + {{COUNT{1'b0}}, issue} - {{COUNT{1'b0}}, closes};
         end
     end
 
     always_ff @(posedge clk) begin
+        if (!active || fresh) begin
+            length <= in_one ? whole[STEP:0] : to_boundary;
+            row_ends <= in_one;
+            rest <= whole - {{(31 - STEP){1'b0}}, to_boundary};
+        end else if (issue) begin
+            // Behind a burst that does not end its row the next one starts at a multiple of BURST.
+            length <= (rest[31:STEP] == 0) ? rest[STEP:0] : BURST[STEP:0];
+            row_ends <= (rest <= BURST);
+            rest <= {rest[31:STEP] - 1'b1, rest[STEP-1:0]};
+        end
         if (!active) begin
             beat <= next_beat;
             row <= next_beat;
-            left <= next_beats;
             beats <= next_beats;
             rows <= next_rows;
             stride <= next_stride;
@@ -111,11 +127,9 @@ module axi_read #(
             if (row_ends) begin
                 beat <= row + stride;
                 row <= row + stride;
-                left <= beats;
                 rows <= rows - 17'd1;
             end else begin
-                beat <= beat + length;
-                left <= left - {{(31 - STEP){1'b0}}, length};
+                beat <= {beat[BEAT-1:STEP] + 1'b1, {STEP{1'b0}}};
             end
         end
     end

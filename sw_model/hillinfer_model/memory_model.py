@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 BURST_BEATS = 64
 
@@ -26,6 +26,10 @@ class MemoryModel:
         Period, and the cycles of it in which no beat passes; (0, 0) for none.
     outstanding
         Bursts of 64 beats that a port may have open.
+    turnaround
+        Cycles that a shared bus loses by turning to writes and back, and the write bursts that its
+        controller collects for one such turn; (0, 0) for none. Modelled only: the simulated memory
+        has none.
     """
 
     name: str
@@ -34,6 +38,7 @@ class MemoryModel:
     shared_bus: bool = False
     refresh: tuple[int, int] = (0, 0)
     outstanding: int = 16
+    turnaround: tuple[int, int] = (0, 0)
 
     def beats_end(self, start: float, beats: float) -> float:
         """Return when beats that follow each other from `start` have passed, refresh left out."""
@@ -65,4 +70,7 @@ REALISTIC = MemoryModel(
     shared_bus=True,
     refresh=(2340, 105),
 )
+# DDR4-2400: from reads to writes 8, from writes to reads 25 of its clocks, so 8 cycles of the
+# kernel. That the controller collects 16 bursts is assumed.
+TURNING = replace(REALISTIC, name="realistic, with turnaround", turnaround=(8, 16))
 MEMORIES = {model.name: model for model in (IDEAL, REALISTIC)}

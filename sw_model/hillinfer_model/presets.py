@@ -24,17 +24,21 @@ class Preset:
         Query heads per KV head (G).
     layers
         Layers, each with a shadow of its own.
+    block_tokens
+        Tuples of one score block at most: what the host can merge before a segment ends.
     """
 
     head_dim: int
     kv_heads: int
     group_size: int
     layers: int
+    block_tokens: int = 1024
 
 
 PRESETS = MappingProxyType(
     {
-        "smollm2-135m": Preset(64, 3, 3, 30),
+        # Short blocks, so that a segment's scores come in parts everywhere this model is used.
+        "smollm2-135m": Preset(64, 3, 3, 30, block_tokens=256),
         "qwen2.5-0.5b": Preset(64, 2, 7, 24),
         "opt-2.7b": Preset(80, 32, 1, 32),
         "phi-3-mini": Preset(96, 32, 1, 32),
@@ -72,5 +76,6 @@ def preset_spec(name: str, key_mode: KeyMode, rule: Rule) -> KernelSpec:
         preset.group_size,
         key_mode=key_mode,
         rule=rule,
+        block_tokens=preset.block_tokens,
         product_style=ProductStyle.LUT if narrow else ProductStyle.DSP,
     )

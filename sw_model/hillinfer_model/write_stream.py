@@ -30,6 +30,7 @@ class WriteStream:
         self._response = 0.0
         self._answers: deque[float] = deque(maxlen=memory.outstanding)
         self._starts: deque[float] = deque(maxlen=WAITING_BURSTS)
+        self._collected = 0
         self.beats = 0
 
     def burst(self, closed: float, beats: int) -> None:
@@ -41,7 +42,7 @@ class WriteStream:
         self._starts.append(start)
         self._response = max(self._response, self._sent + self._latencies.write())
         self._answers.append(self._response)
-        self._keys.steal(beats)
+        self._keys.steal(beats + self._turn())
         self.beats += beats
 
     def room(self, depth: int) -> float:
@@ -68,5 +69,14 @@ class WriteStream:
         # Scores of the next segment overtake it: only its response counts for the end.
         sent = self._memory.beats_end(due + STATUS_PATH, 1)
         self._response = max(self._response, sent + self._latencies.write())
-        self._keys.steal(1)
+        self._keys.steal(1 + self._turn())
         self.beats += 1
+
+    def _turn(self) -> int:
+        """Return the cycles that the bus loses before this burst: none but for every so manieth."""
+        cycles, bursts = self._memory.turnaround
+        self._collected += 1
+        if self._collected < bursts or not cycles:
+            return 0
+        self._collected = 0
+        return cycles

@@ -25,8 +25,8 @@ def error_type():
 
 
 def cast_launch(tokens):
-    """FP16 heads of 80 channels: two and a half beats, so that the third tells the exponent."""
-    spec = small_spec("half-beat", KeyMode.FP16, Rule.WEIGHT_SUM)
+    """FP16 heads of four beats: the last tells the exponent, and one waits in a register."""
+    spec = KernelSpec(128, 1, 2, key_mode=KeyMode.FP16, segment_tokens=512)
     return spec, random_launch(spec, Scope.LAYER, tokens)
 
 

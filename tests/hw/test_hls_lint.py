@@ -87,7 +87,7 @@ TOP_MUTANTS = {
 HEADER_MUTANTS = {
     "dataflow in a loop": (
         "split.h",
-        r"(const Beat beat = keys.read)",
+        r"(        Beat beat;\n)",
         r"#pragma HLS DATAFLOW\n\1",
         "DATAFLOW below the top",
     ),
@@ -135,14 +135,14 @@ HEADER_MUTANTS = {
     ),
     "a loop per segment": (
         "split.h",
-        r"            const Beat beat = keys.read\(\);\n",
-        """        split_beats:
+        r"        Beat beat;\n",
+        """        Beat beat;
+        split_beats:
             // recurrence: none
             while (left != 0) {
 #pragma HLS PIPELINE II=1
                 --left;
             }
-            const Beat beat = keys.read();
 """,
         "split_shadow: 2 loops; without a pointer a process is one pipelined loop",
     ),
@@ -150,13 +150,55 @@ HEADER_MUTANTS = {
         "split.h",
         r"if \(commands.read_nb\(c\)\) \{",
         "c = commands.read(); {",
-        "the pipeline stalls for the next command in commands",
+        "the pipeline stalls for its next input in commands",
     ),
-    "a pipeline that keeps results": (
+    "a stall for a beat": (
         "split.h",
-        r"II=1 style=frp",
+        r"\} else if \(keys.read_nb\(beat\)\) \{",
+        "} else { beat = keys.read();",
+        "the pipeline stalls for its next input in keys",
+    ),
+    "a style by default": (
+        "split.h",
+        r"II=1 style=stp",
         "II=1",
-        "the pipeline is not asked to empty itself",
+        "the pipeline does not say that it stalls for room only",
+    ),
+    "free running and polling": (
+        "split.h",
+        r"II=1 style=stp",
+        "II=1 style=frp",
+        r"split_shadow: style=frp and read_nb do not go together \(HLS 200-1964\)",
+    ),
+    "flushing and polling": (
+        "split.h",
+        r"II=2 style=stp",
+        "II=2 style=flp",
+        r"spread_exponents: style=flp and read_nb do not go together",
+    ),
+    "a register as one number": (
+        "score.h",
+        r"(    bool has_sum = false;)",
+        r"#pragma HLS AGGREGATE variable=coming_sum\n\1",
+        "score_tiles: coming_sum is AGGREGATEd and no memory",
+    ),
+    "a place in a word": (
+        "score.h",
+        r"align\(sum\[i\]\[r\],",
+        "align(coming_sum.sum[part * PART_TOKENS + u][r],",
+        "score_tiles: the place part . PART_TOKENS . u chooses in the word coming_sum",
+    ),
+    "a round that may meet its own write": (
+        "dot.h",
+        r"#pragma HLS DEPENDENCE variable=held type=intra .*\n",
+        "",
+        "dot_shadow: memory held of two halves lacks DEPENDENCE type=intra dependent=false",
+    ),
+    "a distance that is not told": (
+        "score.h",
+        r"#pragma HLS DEPENDENCE variable=held type=inter .*\n",
+        "",
+        "score_tiles: memory held of two halves lacks DEPENDENCE type=inter direction=RAW",
     ),
     "an addition per head": (
         "score.h",
@@ -179,7 +221,7 @@ HEADER_MUTANTS = {
     "no label": ("split.h", r" *split_rounds:\n", "", "neither a label nor UNROLL"),
     "no II": (
         "split.h",
-        r"(split_rounds:(?:.*\n)*?)#pragma HLS PIPELINE II=1 style=frp\n",
+        r"(split_rounds:(?:.*\n)*?)#pragma HLS PIPELINE II=1 style=stp\n",
         r"\1",
         "split_rounds has no PIPELINE",
     ),
@@ -231,15 +273,15 @@ def test_exponents_of_a_whole_group_fit_their_fifo():
             assert depths["exponent_beats"] >= spec.kv_heads
 
 
-# A process writes its streams in different stages of its pipeline. The simulation has no stages, so
-# it cannot show how much later an exponent comes than the beats that wait for it.
+# A process writes its streams in different stages of its pipeline (test_skew.py simulates them).
 STAGES = 32
 
 
 def centred_margin(spec, depth):
     """Stages that an exponent may lag behind its head's last beat before the two deadlock.
 
-    Without a lag, half-beat heads of 80 channels need two places (test_csim.py).
+    Without a lag, heads of 128 channels need three places, one of which is a register of the
+    process behind (test_csim.py).
     """
     slices = spec.padded_head_dim // 16
     return depth - (slices + 1) // 2 + 1

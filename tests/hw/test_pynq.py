@@ -138,6 +138,31 @@ def test_a_card_with_another_platform_is_refused(emulated, card, tmp_path):
         other.score(SMALL, random_launch(SMALL, Scope.LAYER, [3]))
 
 
+def card_called(card, name, folder):
+    """The card under another name: XRT's driver takes it from emconfig.json."""
+    there = Path(card.environment["EMCONFIG_PATH"]) / "emconfig.json"
+    text = there.read_text()
+    assert text.count(f'"{card.platform}"') == 1
+    (folder / there.name).write_text(text.replace(f'"{card.platform}"', f'"{name}"'))
+    return replace(card, environment={**card.environment, "EMCONFIG_PATH": str(folder)})
+
+
+def test_a_card_that_names_its_shell_is_worked_with(emulated, card, tmp_path):
+    """Cards say `..._gc_base_2`; the twin: another version of the shell."""
+    launch = random_launch(SMALL, Scope.LAYER, [130, 3])
+    named = card_called(card, "xilinx_u2_gen3x4_xdma_gc_base_2", tmp_path)
+    own = PynqExecution(emulated.python, lambda spec: named)
+    try:
+        assert same(own.score(SMALL, launch), run_score_launch(SMALL, launch))
+        assert own.front.running
+    finally:
+        own.close()
+    other = card_called(card, "xilinx_u2_gen3x4_xdma_gc_base_1", tmp_path)
+    refused = PynqExecution(emulated.python, lambda spec: other)
+    with pytest.raises(PynqError, match=r"is '.*_base_1', not '.*_2_202110_1' or '.*_base_2'"):
+        refused.score(SMALL, launch)
+
+
 def test_kernels_that_answer_with_another_hash_are_refused(emulated, card, tmp_path):
     """The xclbin's record says one spec, its kernels are of another."""
     sections = dict(Xclbin.read(card.xclbin).sections)

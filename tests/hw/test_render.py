@@ -82,7 +82,7 @@ def test_every_language_has_its_line_mark(suffix, mark, tmp_path):
 
 @pytest.mark.parametrize("name", ["hls/make_shadow.cpp.j2", "hls/spec.h.j2", "rtl/macros.sv.j2"])
 def test_our_own_templates_are_named_from_the_repository_s_root(name):
-    first = render(HARDWARE / name, SPEC).splitlines()[0]
+    first = render(HARDWARE / name, SPEC, reader="bursts").splitlines()[0]
     assert first.split(" ", 2)[:2] in (["#line", "1"], ["`line", "1"])
     assert first.split(" ", 2)[2].startswith(f'"hw/{name}"')
 

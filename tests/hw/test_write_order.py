@@ -22,13 +22,13 @@ from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.launch_error import ErrorCode
 from hillinfer_model.layout import shadow_beats
 
-BLOCK = 64
+BLOCK = 256
 SPEC = KernelSpec(
-    64, 2, 1, key_mode=KeyMode.INT8, rule=Rule.RAW_SUM, segment_tokens=512, block_tokens=BLOCK
+    64, 2, 1, key_mode=KeyMode.INT8, rule=Rule.RAW_SUM, segment_tokens=1024, block_tokens=BLOCK
 )
 TUPLE_BYTES = 4
 # Whole blocks, a last block that is short, no tokens, and less than a block.
-TOKENS = [130, 0, 128, 200, 5]
+TOKENS = [600, 0, 512, 1024, 5]
 SCOPES = {"layer": Scope.LAYER, "kv_head": Scope.KV_HEAD}
 LAUNCHES = [*SCOPES, "make_shadow"]
 

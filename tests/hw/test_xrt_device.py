@@ -13,6 +13,7 @@ import warnings
 import zipfile
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -172,6 +173,33 @@ def test_scores_are_goldens(cards, opened, engine, scope, tokens):
     assert scorer.shadows.launches == 2
     assert scorer.shadows.scored_tokens == 2 * (tokens // 64 * 64)
     assert not scorer.shadows.lost
+
+
+SEGMENTS = 12
+
+
+@pytest.mark.parametrize("scope", Scope)
+def test_blocks_of_a_segment_are_merged_as_they_come(cards, opened, scope, monkeypatch):
+    """A look at the status of a simulated kernel finds segments that are under way."""
+    keys = Keys.random(SEGMENTS * 512)
+    scorer = opened(cards(Engine.RTL), scope)
+    segments, parts = keys.resident(scorer), []
+    score = scorer.shadows.score
+
+    def heard(*given):
+        for found in score(*given):
+            parts.append((found.segment, found.first_token, found.tuples.shape[1]))
+            yield found
+
+    monkeypatch.setattr(scorer.shadows, "score", heard)
+    np.testing.assert_array_equal(keys.codes(scorer, segments), keys.golden(scope))
+    for number in range(SEGMENTS):
+        own = [(first, count) for segment, first, count in parts if segment == number]
+        # In order, whole blocks, nothing twice and nothing left out.
+        assert [first for first, _ in own] == [*accumulate([0, *(n for _, n in own)])][:-1]
+        assert sum(count for _, count in own) == 512
+        assert all(count % SMALL.block_tokens == 0 for _, count in own)
+    assert len(parts) > SEGMENTS, "each segment came whole"
 
 
 def test_a_flipped_bit_of_a_shadow_shows(cards, opened):

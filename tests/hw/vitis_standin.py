@@ -235,7 +235,9 @@ def vivado(arguments):
     for name in ("associate_bus_interfaces", "add_memory_map", "add_address_block"):
         command(f"ipx::{name}", name)
     tcl.createcommand("ipx::add_register", lambda *words: registers.append(words[-2]) or words[-2])
-    for name in ("add_register_parameter", "get_bus_interfaces", "create_xgui_files"):
+    tcl.createcommand("ipx::get_bus_interfaces", lambda bus, *words: bus)
+    tcl.createcommand("ipx::add_bus_parameter", lambda *words: " of ".join(words[-2:]))
+    for name in ("add_register_parameter", "create_xgui_files"):
         command(f"ipx::{name}", name)
     for name in ("update_checksums", "check_integrity", "save_core"):
         command(f"ipx::{name}")
@@ -261,6 +263,10 @@ def package_xo(registers, calls, words):
     clocked = {call[2] for call in calls if call[0].endswith("associate_bus_interfaces")}
     if not ports <= clocked:
         refuse(f"no clock for {ports - clocked}")
+    said = {call[3] for call in calls if call[:3] == ("set_property", "value", "AXI4")}
+    masters = {port.get("name") for port in kernel.iter("port") if port.get("mode") == "master"}
+    if said != {f"PROTOCOL of {port}" for port in masters}:
+        refuse(f"the protocol of {said}, not of {masters}")
     pointers = [arg for arg in kernel.iter("arg") if arg.get("addressQualifier") == "1"]
     if not {arg.get("port") for arg in pointers} <= ports:
         refuse("a pointer on no port")

@@ -44,12 +44,18 @@ class CsimExecution:
         Whether processes run one after another, or as threads over bounded streams.
     depths
         Depths of streams in place of those of the pragmas, for tests; only with threads.
+    skews
+        Rounds that what is written into a stream leaves late, by its name; only with threads.
+    seed
+        Of skews of 0 to 32 rounds for every other stream; 0 for none. Only with threads.
     build
         Makes the library of a kernel, a spec and a scheduling; tests make it of other sources.
     """
 
     scheduling: Scheduling = Scheduling.SEQUENTIAL
     depths: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    skews: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    seed: int = 0
     build: Callable[[str, KernelSpec, Scheduling], Path] = build_kernel
 
     @property
@@ -100,20 +106,43 @@ class CsimExecution:
         pointers = [ctypes.c_void_p(buffer.ctypes.data) for buffer in inputs]
         pointers += [ctypes.c_void_p(_inside(buffer).ctypes.data) for buffer in guarded]
         numbers = [ctypes.c_uint32(number) for number in scalars]
-        for name, depth in self.depths.items():
-            library.set_stream_depth(name.encode(), depth)
+        self._set_streams(library)
         keys = pointers[_KEYS]
-        with stdout_of_libraries() as said:
-            library.open_port(keys, ctypes.c_uint64(inputs[_KEYS].shape[0]))
+        with stdout_of_libraries() as said, _port_of_keys(library, keys, inputs[_KEYS].shape[0]):
             getattr(library, kernel)(*pointers, *numbers)
-            library.close_port(keys)
-        for name in self.depths:
-            library.set_stream_depth(name.encode(), 0)
+        self._unset_streams(library)
         if said:
             raise CsimError(f"{kernel} ({self.name}): {said[0]}")
         for name, buffer in zip(("output", "status"), guarded, strict=True):
             _check_guards(buffer, f"{kernel} ({self.name}): a write beside the {name} buffer")
         return LaunchResult(*(_inside(buffer).copy() for buffer in guarded))
+
+    def _set_streams(self, library: ctypes.CDLL) -> None:
+        for name, depth in self.depths.items():
+            library.set_stream_depth(name.encode(), depth)
+        for name, skew in self.skews.items():
+            library.set_stream_skew(name.encode(), skew)
+        if self.seed:
+            library.set_skew_seed(ctypes.c_uint32(self.seed))
+
+    def _unset_streams(self, library: ctypes.CDLL) -> None:
+        for name in self.depths:
+            library.set_stream_depth(name.encode(), 0)
+        for name in self.skews:
+            library.set_stream_skew(name.encode(), -1)
+        if self.seed:
+            library.set_skew_seed(ctypes.c_uint32(0))
+
+
+@contextmanager
+def _port_of_keys(library: ctypes.CDLL, keys: ctypes.c_void_p, beats: int) -> Iterator[None]:
+    """Tell the stand-in for manual bursts how long the buffer is, where the kernel uses them."""
+    if not hasattr(library, "open_port"):
+        yield
+        return
+    library.open_port(keys, ctypes.c_uint64(beats))
+    yield
+    library.close_port(keys)
 
 
 def _guard(buffer: Beats) -> Beats:

@@ -10,6 +10,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from hillinfer_hw.build_cache import cached
+from hillinfer_hw.csim_pipelines import with_stages
+from hillinfer_hw.key_reader import KEY_READER, KeyReader
 from hillinfer_hw.render import HARDWARE, render
 from hillinfer_hw.toolchain import find_ap_types, find_compiler
 from hillinfer_model.kernel_spec import KernelSpec
@@ -17,6 +19,7 @@ from hillinfer_model.kernel_spec import KernelSpec
 HLS = HARDWARE / "hls"
 # Stand-ins for vendor headers that the open ones lack or that tests need otherwise.
 BURSTS = HARDWARE / "testbench" / "bursts"
+SEQUENTIAL = HARDWARE / "testbench" / "sequential"
 THREADS = HARDWARE / "testbench" / "threads"
 _FLAGS = (
     # Launches are short: what -O2 saves in them costs more in the compiler.
@@ -39,7 +42,9 @@ class CsimBuildError(RuntimeError):
     """The compiler refused the rendered C++; the message is the compiler's."""
 
 
-def rendered_sources(kernel: str, spec: KernelSpec) -> dict[str, str]:
+def rendered_sources(
+    kernel: str, spec: KernelSpec, reader: KeyReader = KEY_READER
+) -> dict[str, str]:
     """Return the rendered files of a kernel, by name.
 
     Parameters
@@ -48,9 +53,11 @@ def rendered_sources(kernel: str, spec: KernelSpec) -> dict[str, str]:
         `score_tokens` or `make_shadow`.
     spec
         Checked before anything is rendered.
+    reader
+        Which process reads the keys.
     """
     names = ("spec.h", f"{kernel}.cpp")
-    return {name: render(HLS / f"{name}.j2", spec) for name in names}
+    return {name: render(HLS / f"{name}.j2", spec, reader=reader) for name in names}
 
 
 def stream_depths(source: str) -> dict[str, int]:
@@ -85,15 +92,37 @@ def build_kernel(kernel: str, spec: KernelSpec, scheduling: Scheduling) -> Path:
         Where the compiler refuses the source.
     """
     sources = rendered_sources(kernel, spec)
-    include = []
-    if scheduling is Scheduling.THREADS:
-        sources["stream_depths.h"] = _depth_table(stream_depths(sources[f"{kernel}.cpp"]))
-        include = [f"-I{THREADS}", "-pthread"]
-    return compile_sources(f"{kernel}.cpp", sources, include)
+    if scheduling is Scheduling.SEQUENTIAL:
+        return compile_sources(f"{kernel}.cpp", sources, [])
+    return compile_threads(kernel, sources)
+
+
+def compile_threads(kernel: str, sources: Mapping[str, str]) -> Path:
+    """Compile a kernel whose processes are threads, over bounded streams with stages.
+
+    Parameters
+    ----------
+    kernel
+        `score_tokens` or `make_shadow`.
+    sources
+        The rendered files, and headers that are to take the place of those of `hw/hls`, by name.
+
+    Raises
+    ------
+    CsimBuildError
+        Where the compiler refuses the source.
+    """
+    headers = {path.name: path.read_text(encoding="utf-8") for path in sorted(HLS.glob("*.h"))}
+    staged = {name: with_stages(text) for name, text in {**headers, **sources}.items()}
+    depths = _depth_table(stream_depths(sources[f"{kernel}.cpp"]))
+    staged["stream_depths.h"] = depths
+    return compile_sources(f"{kernel}.cpp", staged, [f"-I{THREADS}", "-pthread"])
 
 
 def compile_sources(main: str, sources: Mapping[str, str], include: list[str]) -> Path:
     """Compile one rendered file among others into a shared library; parameters as they sound.
+
+    Without other flags processes run one after another.
 
     Raises
     ------
@@ -102,22 +131,22 @@ def compile_sources(main: str, sources: Mapping[str, str], include: list[str]) -
     """
     compiler, ap_types = find_compiler(), find_ap_types()
     name = f"{Path(main).stem}.so"
+    streams = THREADS if f"-I{THREADS}" in include else SEQUENTIAL
 
     def make(folder: Path) -> None:
         for file, text in sources.items():
             (folder / file).write_text(text, encoding="utf-8")
         command = [compiler, *_FLAGS, *include, f"-I{folder}", f"-I{HLS}", f"-I{BURSTS}"]
+        command.append(f"-I{streams}")
         command += ["-isystem", str(ap_types), str(folder / main), "-o", str(folder / name)]
         outcome = subprocess.run(command, capture_output=True, text=True, check=False)
         if outcome.returncode:
             raise CsimBuildError(outcome.stderr)
 
-    headers = [*sorted(HLS.glob("*.h")), *sorted(BURSTS.glob("*.h"))]
-    if include:
-        headers += sorted(THREADS.glob("*.h"))
+    headers = [*HLS.glob("*.h"), *BURSTS.glob("*.h"), *streams.glob("*.h")]
     parts = [part.encode() for item in sorted(sources.items()) for part in item]
     parts += [flag.encode() for flag in (*_FLAGS, *include)]
-    parts += [header.read_bytes() for header in headers]
+    parts += [header.read_bytes() for header in sorted(headers)]
     return cached("csim", parts, make) / name
 
 

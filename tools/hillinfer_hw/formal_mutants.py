@@ -81,11 +81,11 @@ READ_ADDRESS_MUTANTS = {
     ),
     "address changes while it waits": Mutant(READ, "&& (!arvalid || arready)", "", "ar_stays"),
     "crosses 4 KiB": Mutant(
-        READ, "BURST[STEP:0] - {1'b0, beat[STEP-1:0]}", "BURST[STEP:0]", "no_page_crossed"
+        READ, "BURST[STEP:0] - {1'b0, offset}", "BURST[STEP:0]", "no_page_crossed"
     ),
     "a beat too many": Mutant(READ, "length} - 8'd1;", "length};", "no_long_burst"),
     "starts a burst after stop": Mutant(
-        READ, "active && !stop &&", "active &&", "no_burst_after_stop"
+        READ, "active && !fresh && !stop &&", "active && !fresh &&", "no_burst_after_stop"
     ),
     "idle while bursts are open": Mutant(
         READ,
@@ -102,10 +102,12 @@ READ_INSIDE_MUTANTS = {
         READ, "if (arready) arvalid <= 1'b0;", "arvalid <= 1'b0;", "ar_stays"
     ),
     "crosses 4 KiB": Mutant(
-        READ, "BURST[STEP:0] - {1'b0, beat[STEP-1:0]}", "BURST[STEP:0]", "no_page_crossed"
+        READ, "BURST[STEP:0] - {1'b0, offset}", "BURST[STEP:0]", "no_page_crossed"
     ),
     "a beat too many": Mutant(READ, "length} - 8'd1;", "length};", "no_long_burst"),
-    "goes on after stop": Mutant(READ, "active && !stop &&", "active &&", "no_burst_after_stop"),
+    "goes on after stop": Mutant(
+        READ, "active && !fresh && !stop &&", "active && !fresh &&", "no_burst_after_stop"
+    ),
     "idle while bursts are open": Mutant(
         READ,
         "assign idle = !arvalid && (bursts == 0);",
@@ -114,8 +116,8 @@ READ_INSIDE_MUTANTS = {
     ),
     "room of beats that come is not kept": Mutant(
         READ,
-        "reserved <= reserved - {{ROOM{1'b0}}, pop}",
-        "reserved <= reserved - closes",
+        "free <= free + {{ROOM{1'b0}}, pop}",
+        "free <= free + closes",
         "room_for_every_beat",
     ),
     "refuses a beat": Mutant(
@@ -134,16 +136,22 @@ READ_INSIDE_MUTANTS = {
         "issue && row_ends && rows == 17'd0",
         "invariant_left",
     ),
+    "a first burst as long as any": Mutant(
+        READ, "whole[STEP:0] : to_boundary;", "whole[STEP:0] : BURST[STEP:0];", "invariant_length"
+    ),
+    "a last burst that is whole goes on": Mutant(
+        READ, "row_ends <= (rest <= BURST);", "row_ends <= (rest < BURST);", "invariant_rest"
+    ),
     "room given back too early": Mutant(
         READ,
-        "reserved <= reserved - {{ROOM{1'b0}}, pop}",
-        "reserved <= reserved - closes",
+        "free <= free + {{ROOM{1'b0}}, pop}",
+        "free <= free + closes",
         "invariant_room",
     ),
 }
 READ_DATA_MUTANTS = {
     "asks for more than fits": Mutant(
-        READ, "<= DEPTH[ROOM+1:0])", "<= DEPTH[ROOM+1:0] + BURST)", "fifo_never_overflows"
+        READ, "length} <= free);", "length} <= free + BURST);", "fifo_never_overflows"
     ),
     "forgets the stride": Mutant(
         READ, "beat <= row + stride;", "beat <= beat + length;", "no_beat_lost_or_out_of_order"

@@ -27,6 +27,13 @@ _STREAM = re.compile(r"hls::stream<([\w<> ]+)> (\w+)\(\"(\w+)\"\);")
 _DEPTH = re.compile(r"#pragma HLS STREAM variable=(\w+) depth=(\d+)")
 _PLACE = re.compile(r"^[A-Za-z_][\w.]*$|^\d+$")
 _WORD_MEMORY = re.compile(r"^ +\w+Word (\w+)\[", re.MULTILINE)
+_WORD_REGISTER = re.compile(r"^ +(?:const )?\w+Word (\w+)(?:;| =)", re.MULTILINE)
+_AGGREGATE = re.compile(r"#pragma HLS AGGREGATE variable=(\w+)\n")
+_UNROLLED = re.compile(r"for \(\w+ (\w+) = ")
+_HALF = re.compile(r"\b(\w+)\[1 - slot\]")
+# Styles of pipelines that the tool grants only where nothing is read without waiting, and says so:
+# HLS 200-1964 of AMD's UG1448 for frp; flp is for whole functions (the same guide's table).
+_GRANTED_STYLES = ("frp", "flp")
 _FLOATS = re.compile(r"\b(?:float|double|half|volatile|malloc|new|std::vector)\b")
 
 
@@ -165,15 +172,43 @@ def _process(name: str, parameters: list[str], body: str) -> Iterator[str]:
             for value in too_long(loop.body):
                 yield f"{name}: more than one addition a round in the recurrence of {value}"
             yield from _accesses(name, loop, plain)
+            if loop.style in _GRANTED_STYLES and ".read_nb(" in loop.body:
+                yield f"{name}: style={loop.style} and read_nb do not go together (HLS 200-1964)"
     if not plain:
         yield from _flat(name, parameters, body, memories)
     for memory in _WORD_MEMORY.findall(body):
         if f"#pragma HLS AGGREGATE variable={memory}\n" not in body:
             yield f"{name}: memory {memory} is not AGGREGATEd, so its fields are memories apart"
+    yield from _registers(name, body)
+    yield from _halves(name, body)
     for pointer in plain:
         for index in re.findall(rf"\b{pointer}\[([^\]]*)\]", body):
             if not all(_PLACE.match(term.strip()) for term in index.split("+")):
                 yield f"{name}: {pointer}[{index}] is not a sum of counters"
+
+
+def _registers(name: str, body: str) -> Iterator[str]:
+    """Places choose among partitioned arrays, never within a word that is no memory."""
+    memories = set(_WORD_MEMORY.findall(body))
+    for variable in set(_AGGREGATE.findall(body)) - memories:
+        yield f"{name}: {variable} is AGGREGATEd and no memory; ARRAY_PARTITION makes registers"
+    counters = set(_UNROLLED.findall(body))
+    for word in set(_WORD_REGISTER.findall(body)) - memories:
+        for index in re.findall(rf"\b{word}\.\w+\[([^\]]*)\]", body):
+            names = set(re.findall(r"[A-Za-z_]\w*", index))
+            if any(not one.isupper() for one in names - counters):
+                yield f"{name}: the place {index} chooses in the word {word}, which is no memory"
+
+
+def _halves(name: str, body: str) -> Iterator[str]:
+    """Memories of two halves say that a round never meets what it or the last one wrote."""
+    for memory in sorted(set(_HALF.findall(body))):
+        for promise in (
+            "type=intra dependent=false",
+            "type=inter direction=RAW distance=2 dependent=true",
+        ):
+            if f"#pragma HLS DEPENDENCE variable={memory} {promise}\n" not in body:
+                yield f"{name}: memory {memory} of two halves lacks DEPENDENCE {promise}"
 
 
 def _accesses(name: str, loop: Loop, pointers: list[str]) -> Iterator[str]:
@@ -188,16 +223,16 @@ def _accesses(name: str, loop: Loop, pointers: list[str]) -> Iterator[str]:
 
 
 def _flat(name: str, parameters: list[str], body: str, bursts: list[str]) -> Iterator[str]:
-    """Without a plain pointer a process is one flat loop that never waits for a command."""
+    """Without a plain pointer a process is one flat loop that never waits for a stream."""
     loops = loops_of(body)
     if len(loops) != 1 or loops[0].interval is None:
         yield f"{name}: {len(loops)} loops; without a pointer a process is one pipelined loop"
         return
-    if not bursts and not loops[0].free_flowing:
-        yield f"{name}: the pipeline is not asked to empty itself (style=frp)"
+    if loops[0].style != "stp":
+        yield f"{name}: the pipeline does not say that it stalls for room only (style=stp)"
     for parameter in parameters:
-        if "Command>" in parameter and f"{_name(parameter)}.read()" in body:
-            yield f"{name}: the pipeline stalls for the next command in {_name(parameter)}"
+        if "hls::stream<" in parameter and f"{_name(parameter)}.read()" in body:
+            yield f"{name}: the pipeline stalls for its next input in {_name(parameter)}"
     for burst in bursts:
         if loops[0].access != "manual bursts":
             yield f"{name}: loop {loops[0].label} does not say that it uses manual bursts"

@@ -49,9 +49,13 @@ class Loop:
     holds_loops: bool
 
     @property
-    def free_flowing(self) -> bool:
-        """Whether its pipeline is asked to empty itself where a next input is missing."""
-        return re.search(r"#pragma HLS PIPELINE II=\d+ style=frp\n", self.body) is not None
+    def style(self) -> str:
+        """What its pipeline does where an input is missing; empty where it does not say.
+
+        `stp` stalls, `frp` runs freely and `flp` flushes.
+        """
+        found = re.search(r"#pragma HLS PIPELINE II=\d+ style=(\w+)\n", self.body)
+        return found.group(1) if found else ""
 
 
 def functions_of(source: str) -> dict[str, tuple[list[str], str]]:

@@ -111,6 +111,7 @@ def _write_rtl(folder: Path, spec: KernelSpec, kernel: str) -> None:
         _write(folder / "rtl" / kernel / name, text)
     _write(folder / "rtl" / f"{kernel}.xml", package_xml(spec, kernel))
     pointers, _ = arguments(spec, kernel)
+    masters = [f"m_axi_{bundle}" for bundle in BUNDLES]
     script = render(
         VITIS / "package_kernel.tcl.j2",
         spec,
@@ -119,7 +120,8 @@ def _write_rtl(folder: Path, spec: KernelSpec, kernel: str) -> None:
         vendor=VENDOR,
         library=LIBRARY,
         files=[f"rtl/{kernel}/{name}" for name in rtl_names(kernel)],
-        ports=[*(f"m_axi_{bundle}" for bundle in BUNDLES), CONTROL_PORT],
+        ports=[*masters, CONTROL_PORT],
+        masters=masters,
         registers=[
             {
                 "name": name,

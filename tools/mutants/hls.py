@@ -10,6 +10,7 @@ _EXECUTIONS = "tests/hw/test_executions.py"
 _SMALLEST = "csim-smollm2-135m"
 _WRITES = "tests/hw/test_write_order.py"
 _DEPTHS = "tests/hw/test_hls_lint.py"
+_SKEW = "tests/hw/test_skew.py"
 
 
 def _scored(*cases: str, mode: str = "int4-weight_sum") -> tuple[str, ...]:
@@ -123,6 +124,64 @@ HLS: tuple[Mutant, ...] = (
         "(wide < -LIMIT ? ap_int<24>(-LIMIT)",
         "(wide < -LIMIT - 1 ? ap_int<24>(-LIMIT)",
         _scored("layer-saturated_products", mode="int2-raw_sum"),
+    ),
+    # What the synthesis tool would refuse, or pipeline otherwise than it says.
+    Mutant(
+        "hls-free-running",
+        "A loop that polls asks for a free-running pipeline.",
+        f"{_HLS}/dot.h",
+        """    // recurrence: partial sums of a tile, one 23-bit addition; distance 1
+    while (open) {
+#pragma HLS PIPELINE II=1 style=stp
+""",
+        """    // recurrence: partial sums of a tile, one 23-bit addition; distance 1
+    while (open) {
+#pragma HLS PIPELINE II=1 style=frp
+""",
+        (f"{_DEPTHS}::test_no_preset_has_findings[smollm2-135m]",),
+    ),
+    Mutant(
+        "hls-round-waits",
+        "A round waits for its sum, with results of the rounds before it in the pipeline.",
+        f"{_HLS}/score.h",
+        "if (!has_sum) has_sum = sums.read_nb(coming_sum);",
+        """if (!has_sum && left != 0) {
+            coming_sum = sums.read();
+            has_sum = true;
+        }""",
+        (f"{_DEPTHS}::test_no_preset_has_findings[smollm2-135m]",),
+    ),
+    Mutant(
+        "hls-distance-too-far",
+        "Three rounds are said to lie between a write of statistics and its read.",
+        f"{_HLS}/cast.h",
+        "#pragma HLS DEPENDENCE variable=even type=inter direction=RAW distance=2",
+        "#pragma HLS DEPENDENCE variable=even type=inter direction=RAW distance=3",
+        (f"{_DEPTHS}::test_no_preset_has_findings[smollm2-135m]",),
+    ),
+    Mutant(
+        "hls-halves-met",
+        "A segment starts in the round that takes its last query, whose half is still the other.",
+        f"{_HLS}/score.h",
+        "if (told && (c.end || loaded == KV_HEADS)) {",
+        "if (told && (c.end || loaded >= KV_HEADS - 1)) {",
+        (f"{_SKEW}::test_no_delay_of_a_stream_changes_a_bit_or_ends_in_a_deadlock[int4-3]",),
+    ),
+    Mutant(
+        "hls-centred-of-8",
+        "Centred beats have room for 8, which is enough as long as nothing has stages.",
+        f"{_HLS}/make_shadow.cpp.j2",
+        "variable=centred depth=64",
+        "variable=centred depth=8",
+        (f"{_SKEW}::test_an_exponent_may_come_as_late_as_a_delay_can_be[int4]",),
+    ),
+    Mutant(
+        "hls-linear-rows",
+        "The linear reader takes rows with gaps for rows without.",
+        f"{_HLS}/read_linear.h",
+        "first += c.stride;",
+        "first += beats;",
+        ("tests/hw/test_key_reader.py::test_it_gives_the_same_scores[layouts]",),
     ),
     # These were caught before.
     Mutant(

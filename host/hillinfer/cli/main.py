@@ -33,6 +33,7 @@ from hillinfer.models.found import found_models
 from hillinfer.models.registry_model import DEFAULT_MODEL, REGISTRY_MODELS, registry_model
 from hillinfer.settings import Settings
 from hillinfer.values import ByteSize, format_bytes
+from hillinfer_model.card_figures import CardFigures, LaunchCosts, card_figures
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.cycle_count import CLOCK_HERTZ, CycleCount
 from hillinfer_model.hardware_spec import KU15P_BLOCK_RAMS, block_rams, check_hardware_spec
@@ -132,7 +133,7 @@ def _line(finding: Finding) -> str:
 
 # --- `hillinfer specs` ---
 
-Column = tuple[KernelSpec, KernelFigures, StepNeed]
+Column = tuple[KernelSpec, KernelFigures, StepNeed, CardFigures]
 # A table in a file or a pipe is as wide as it needs to be.
 _FILE_WIDTH = 120
 
@@ -158,8 +159,12 @@ def _show_specs(
     for spec, *_ in columns:
         table.add_column(spec.key_mode.value, justify="right")
     lines = [
-        [*_specs_lines(tokens, spec, figures), *_step_lines(tokens, need, budget)]
-        for spec, figures, need in columns
+        [
+            *_card_lines(tokens, card),
+            *_specs_lines(tokens, spec, figures),
+            *_step_lines(tokens, need, budget),
+        ]
+        for spec, figures, need, card in columns
     ]
     for row in zip(*lines, strict=True):
         table.add_row(row[0][0], *(value for _, value in row))
@@ -169,11 +174,47 @@ def _show_specs(
         f"{P2P_ROOF / 1e9:.1f} GB/s; card of {CARD_BYTES / 1e9:.0f} GB. Cycles: ideal memory, and "
         "realistic memory with 100..200 cycles of read latency, one data bus and refresh."
     )
-    if any(need.coded_tokens for *_, need in columns):
+    console.print(_where_a_card_pays(columns))
+    if any(need.coded_tokens for _, _, need, _ in columns):
         console.print(
             "A step's bytes are computed. Tables and buffers come on top: hillinfer doctor "
             "--profile says of them what a budget holds."
         )
+
+
+def _card_lines(tokens: int, card: CardFigures) -> list[tuple[str, str]]:
+    """Return what a launch does as the host sees it, beside one host thread."""
+    host = card.host_seconds
+    return [
+        ("tokens/s of a layer, launches from the host", _million(tokens / card.launch_seconds)),
+        ("  one host thread, shadow in its DRAM", _million(tokens / host) if host else "-"),
+        ("  the card's rate in host threads", f"{card.speedup:.2f}" if host else "-"),
+        ("  keys on the drive, by P2P", _million(tokens / card.p2p_seconds)),
+        ("microseconds of a launch", f"{card.launch_seconds * 1e6:.0f}"),
+        ("  of them in the kernel", f"{card.kernel_seconds * 1e6:.0f}"),
+        ("  of a host thread, which a card leaves free", f"{host * 1e6:.0f}" if host else "-"),
+        ("beats per cycle, refresh and turnaround", f"{card.beats_per_cycle:.3f}"),
+        ("  what bytes and refresh leave of the bus", f"{card.bus_limit:.3f}"),
+        ("bytes of keys that do not cross the link", f"{card.key_bytes:,}"),
+        ("  bytes of scores that do", f"{card.score_bytes:,}"),
+    ]
+
+
+def _where_a_card_pays(columns: Sequence[Column]) -> str:
+    """Return one paragraph: what the lines above say about having a card."""
+    rates = [
+        f"{spec.key_mode.value} {card.speedup:.2f}"
+        for spec, _, _, card in columns
+        if card.host_seconds
+    ]
+    beside = f" In rates of one host thread a card is worth: {', '.join(rates)}." if rates else ""
+    return (
+        "Where a card pays: shadows that the host's DRAM has no room for, a thread that is free "
+        "for other work, keys on the drive that do not cross its link. It does not pay for rate "
+        f"where shadows fit into DRAM and it is worth less than one thread.{beside} Times of "
+        "start, copies and polling are assumed; --launch-us and the options beside it set them. "
+        "A host thread's rate was measured once (docs/results/scorer.md); --host-rate sets it."
+    )
 
 
 def _specs_lines(tokens: int, spec: KernelSpec, figures: KernelFigures) -> list[tuple[str, str]]:
@@ -244,6 +285,7 @@ def _million(rate: float) -> str:
 
 
 _MOST_TOKENS = 2**20
+_COSTS = LaunchCosts()
 
 
 def specs(
@@ -265,6 +307,20 @@ def specs(
         str | None,
         typer.Option(help="Memory, like 2GiB or 25%: say whether all codes and keys fit it."),
     ] = None,
+    launch_us: Annotated[
+        float, typer.Option(help="Microseconds from the host's call to the kernel's start.")
+    ] = _COSTS.start * 1e6,
+    copy_us: Annotated[
+        float, typer.Option(help="Microseconds before the first byte of a copy, to or from a card.")
+    ] = _COSTS.copy * 1e6,
+    copy_rate: Annotated[float, typer.Option(help="GB/s of such copies.")] = _COSTS.copy_rate / 1e9,
+    poll_us: Annotated[
+        float, typer.Option(help="Microseconds between two looks at the status.")
+    ] = _COSTS.poll * 1e6,
+    host_rate: Annotated[
+        float | None,
+        typer.Option(help="GB/s of shadow that one host thread scores; by default as measured."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print what a scoring kernel would do on a card, and what a decode step needs: modelled."""
@@ -272,6 +328,12 @@ def specs(
         raise SettingsError(f"no preset is named '{preset}'; there are {', '.join(PRESETS)}")
     if not 1 <= tokens <= _MOST_TOKENS:
         raise SettingsError(f"--tokens {tokens} is outside 1..{_MOST_TOKENS}")
+    if host_rate is not None and host_rate <= 0:
+        raise SettingsError(f"--host-rate {host_rate:g} must be above 0")
+    try:
+        costs = LaunchCosts(launch_us / 1e6, copy_us / 1e6, copy_rate * 1e9, poll_us / 1e6)
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
     layers = PRESETS[preset].layers
     budget = None if dram_budget is None else ByteSize.parse(dram_budget)
     settings = Settings().changed(alpha=alpha, exact=exact, exact_floor=exact_floor)
@@ -281,18 +343,23 @@ def specs(
         spec = preset_spec(preset, mode, rule)
         check_hardware_spec(spec)
         need = step_need(spec, scope, layers, tokens, share)
-        columns.append((spec, kernel_figures(spec, scope, layers, tokens), need))
+        card = card_figures(spec, scope, tokens, costs, host_rate and host_rate * 1e9)
+        columns.append((spec, kernel_figures(spec, scope, layers, tokens), need, card))
     if as_json:
         rows = [_as_json(*column, budget) for column in columns]
         label = {"preset": preset, "scope": scope.value, "tokens": tokens, "label": "modelled"}
-        print(json.dumps({**label, "rows": rows}, indent=2))
+        print(json.dumps({**label, "costs": asdict(costs), "rows": rows}, indent=2))
         return
     console = Console(markup=False, highlight=False, emoji=False)
     _show_specs(console, preset, scope, tokens, budget, columns)
 
 
 def _as_json(
-    spec: KernelSpec, figures: KernelFigures, need: StepNeed, budget: ByteSize | None
+    spec: KernelSpec,
+    figures: KernelFigures,
+    need: StepNeed,
+    card: CardFigures,
+    budget: ByteSize | None,
 ) -> dict[str, Any]:
     identity = {
         "mode": spec.key_mode.value,
@@ -304,7 +371,8 @@ def _as_json(
     held = None if budget is None else budget.resolve(need.kv_bytes)
     fits = None if held is None or not need.all_code_bytes else need.codes_and_shadow_bytes <= held
     step = {**asdict(need), "budget_bytes": held, "all_codes_fit": fits}
-    return {**identity, **asdict(figures), "step": step}
+    beside = {**asdict(card), "host_threads": card.speedup}
+    return {**identity, **asdict(figures), "step": step, "card": beside}
 
 
 # --- `hillinfer` ---

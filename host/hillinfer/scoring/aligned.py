@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of single tokens from their key codes, in C++ (contract, sections 5 and 16)."""
+"""Logarithms and weights of single tokens, in C++ (contract, sections 5 and 16)."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class _Prepared:
 
 
 class NativeScorer:
-    """Makes and scores key shadows in host memory with the native library (contract, 2 to 11).
+    """Makes and scores key shadows in host memory, natively (contract, sections 2 to 9).
 
     A shadow is read where it lies, once, and only tuples are written; the offset tokens are scored
     first. A shadow on the drive is there for a moment only, so its L' waits in memory instead.

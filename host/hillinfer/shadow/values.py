@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Value codes of single tokens in DRAM: what coded tokens are attended to by (contract, 14)."""
+"""Value codes of single tokens in DRAM, for attention to coded tokens (contract, section 14)."""
 
 from __future__ import annotations
 

@@ -48,9 +48,14 @@
             if (rvalid && !stop) room_for_every_beat: assert (stored < DEPTH);
 
             invariant_bursts: assert (bursts == open + arvalid && bursts <= OUTSTANDING);
-            if (active) invariant_left: assert (left != 0 && beats != 0 && rows != 0);
+            if (active) invariant_left: assert (beats != 0 && rows != 0);
+            if (active && !fresh) begin
+                invariant_length: assert (length != 0 && length + beat[STEP-1:0] <= BURST);
+                if (!row_ends)
+                    invariant_rest: assert (rest != 0 && length + beat[STEP-1:0] == BURST);
+            end
             invariant_room: assert (stored <= DEPTH && due <= DEPTH
-                && stored + due <= reserved && reserved <= DEPTH);
+                && stored + due + free <= DEPTH && free <= DEPTH);
             two_bursts: cover (open == 2 && stored == 1);
         end
     end

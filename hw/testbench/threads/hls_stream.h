@@ -7,7 +7,8 @@
 // region is deadlocked: the streams and what is waited for are printed, and every thread ends.
 //
 // A process that polls (read_nb) waits as well once it has polled in vain often enough without any
-// other use of a stream in between: until one of the streams it polled has data.
+// other use of a stream in between, and nothing is left in its pipeline: until one of the streams
+// it polled has data.
 #pragma once
 
 #include <algorithm>
@@ -22,14 +23,16 @@
 #include <thread>
 #include <vector>
 
+#include "pipelines.h"
 #include "stream_depths.h"
 
 namespace hls_threads {
 
 struct Deadlock {};
 
-// Polls in vain after which a process is taken to do nothing else.
-constexpr size_t IDLE_POLLS = 16;
+// Polls in vain after which a process is taken to do nothing else. A process that works on what it
+// has polls up to three streams beside it, for 16 rounds at most (the score unit of wide heads).
+constexpr size_t IDLE_POLLS = 128;
 
 // One lock for all: exactness of the deadlock check matters here, speed does not.
 struct Region {
@@ -150,7 +153,9 @@ namespace hls {
 template <typename T>
 class stream {
   public:
-    explicit stream(const char *name) : name_(name), depth_(hls_threads::depth_of(name)) {
+    explicit stream(const char *name)
+        : name_(name), depth_(hls_threads::depth_of(name)),
+          skew_(hls_threads::Skews::current().of(name)) {
         region_.streams.push_back([this] { return describe(); });
         region_.conditions.push_back(&readable_);
         region_.conditions.push_back(&writable_);
@@ -183,6 +188,16 @@ class stream {
     }
 
     void write(const T &value) {
+        hls_threads::Stages &stages = hls_threads::Stages::current();
+        if (stages.pipelined && skew_ != 0) {
+            stages.put(skew_, [this, value] { write_now(value); });
+        } else {
+            write_now(value);
+        }
+    }
+
+  private:
+    void write_now(const T &value) {
         std::unique_lock<std::mutex> lock(region_.mutex);
         if (int(data_.size()) == depth_) wait(lock, writer_waits_, writable_);
         hls_threads::Polling::current().forget();
@@ -191,7 +206,6 @@ class stream {
         if (poller_ != nullptr) wake(poller_->waits, poller_->condition);
     }
 
-  private:
     T take() {
         hls_threads::Polling::current().forget();
         const T value = data_.front();
@@ -207,6 +221,7 @@ class stream {
             polling.streams.push_back([this](hls_threads::Polling *who) { poller_ = who; });
         }
         if (++polling.polls <= hls_threads::IDLE_POLLS) return;
+        if (!hls_threads::Stages::current().pending.empty()) return;
         region_.conditions.push_back(&polling.condition);
         try {
             wait(lock, polling.waits, polling.condition);
@@ -260,6 +275,7 @@ class stream {
     hls_threads::Region &region_ = hls_threads::Region::current();
     const char *name_;
     const int depth_;
+    const int skew_;
     std::deque<T> data_;
     bool reader_waits_ = false;
     bool writer_waits_ = false;

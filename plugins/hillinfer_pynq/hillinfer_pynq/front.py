@@ -38,8 +38,9 @@ class Front:
     ----------
     xclbin
         Loaded onto the card.
-    platform
-        What the card's shell must be called.
+    platforms
+        What the card may be called: the platform of the xclbin, or that platform's shell, which is
+        what a card names.
     spec_hash
         First bytes of every status beat, as hexadecimal digits.
 
@@ -49,10 +50,11 @@ class Front:
         Where the card's shell is another one, or PYNQ cannot use XRT's scheduler.
     """
 
-    def __init__(self, xclbin: str, platform: str, spec_hash: str) -> None:
+    def __init__(self, xclbin: str, platforms: list[str], spec_hash: str) -> None:
         self.device = pynq.Device.active_device
-        if self.device.name != platform:
-            raise FrontError(f"the card's platform is {self.device.name!r}, not {platform!r}")
+        if self.device.name not in platforms:
+            wanted = " or ".join(map(repr, platforms))
+            raise FrontError(f"the card's platform is {self.device.name!r}, not {wanted}")
         # PYNQ's own start knows nothing of ap_ctrl_chain; XRT's scheduler does its handshake.
         if not self.device.has_capability("ERT"):
             place = os.environ.get("XILINX_XRT")

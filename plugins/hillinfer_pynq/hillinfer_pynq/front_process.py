@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hillinfer.devices.xrt.xclbin import shell_of
 from hillinfer.errors import HillInferError
 from hillinfer.system.processes import SessionGuard, end_session
 from hillinfer_model.beats import Beats
@@ -43,7 +44,7 @@ class FrontProcess:
     xclbin
         Bytes of the xclbin.
     platform
-        Name of the card's shell.
+        What the xclbin was built for; the card may name it, or its shell.
     spec_hash
         First bytes of the status beats, as hexadecimal digits.
     environment
@@ -76,7 +77,7 @@ class FrontProcess:
         (self.folder / "kernels.xclbin").write_bytes(xclbin)
         settings = {
             "xclbin": str(self.folder / "kernels.xclbin"),
-            "platform": platform,
+            "platforms": list(dict.fromkeys([platform, shell_of(platform)])),
             "spec_hash": spec_hash,
         }
         (self.folder / "settings.json").write_text(json.dumps(settings))

@@ -9,7 +9,7 @@ import pytest
 
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.kernel_figures import kernel_figures
-from hillinfer_model.presets import preset_spec
+from hillinfer_model.presets import PRESETS, preset_spec
 
 
 def rows_of(command, *arguments):
@@ -56,6 +56,43 @@ def test_tokens_on_a_card(command):
     assert rows_of(command, "llama-3.1-8b")["fp16"]["card_tokens"] == expected
 
 
+FREE = ("--launch-us", "0", "--copy-us", "0", "--poll-us", "0", "--copy-rate", "1e9")
+
+
+def test_a_launch_costs_what_its_parts_do(command):
+    chosen = ("llama-3.1-8b", "--key-mode", "int4", "--tokens", "4096")
+    card = rows_of(command, *chosen)["int4"]["card"]
+    # 4,096 scores of 4 bytes; 4 query blocks of 67 beats with a descriptor each.
+    assert card["score_bytes"] == 4 * 4096
+    assert card["key_bytes"] == 520 * 4096
+    copied = (4 * 4096 + 4 * 68 * 64) / 3.2e9
+    beside = 30e-6 + 2 * 10e-6 + copied + 10e-6
+    assert card["launch_seconds"] == pytest.approx(card["kernel_seconds"] + beside)
+    # 23.2 GB/s of one thread, as measured.
+    assert card["host_seconds"] == pytest.approx(520 * 4096 / 23.2e9)
+    assert card["host_threads"] == pytest.approx(card["host_seconds"] / card["launch_seconds"])
+    free = rows_of(command, *chosen, *FREE)["int4"]["card"]
+    assert free["launch_seconds"] == pytest.approx(card["kernel_seconds"], rel=1e-6)
+    halved = rows_of(command, *chosen, "--host-rate", "11.6")["int4"]["card"]
+    assert halved["host_threads"] == pytest.approx(2 * card["host_threads"])
+    # FP16 keys are scored by no host.
+    rows = rows_of(command, "llama-3.1-8b", "--key-mode", "fp16")
+    assert rows["fp16"]["card"]["host_seconds"] == 0
+
+
+@pytest.mark.parametrize("preset", ["llama-3.1-8b", "gemma-2b"])
+def test_a_kernel_takes_what_the_bytes_leave_of_the_bus(command, preset):
+    """In scope kv_head every head's scores are written: they take 5 % of Llama's bus."""
+    for scope in Scope:
+        arguments = (preset, "--scope", scope, "--tokens", "32768", "--key-mode", "int4")
+        card = rows_of(command, *arguments)["int4"]["card"]
+        assert 0.96 * card["bus_limit"] < card["beats_per_cycle"] < card["bus_limit"]
+    heads = PRESETS[preset].kv_heads
+    assert card["score_bytes"] == 4 * 32768 * heads
+    others = 4 * heads / (card["key_bytes"] / 32768)
+    assert card["bus_limit"] == pytest.approx((1 - 105 / 2340) / (1 + others), rel=0.02)
+
+
 def test_raw_sum_multiplies_one_query_per_kv_head(command):
     row = rows_of(command, "llama-3.1-8b", "--rule", "raw_sum", "--key-mode", "int8")["int8"]
     assert row["heads_per_code"] == 1
@@ -66,6 +103,7 @@ def test_the_table_says_what_it_is_and_shows_the_rates(command):
     outcome = command("specs", "llama-3.1-8b", "--key-mode", "fp16", "--tokens", "8192")
     assert outcome.code == 0
     assert "modelled, not measured" in outcome.out
+    assert "Where a card pays" in outcome.out
     lines = {
         cells[1].strip(): cells[2].strip()
         for cells in (line.split("│") for line in outcome.out.splitlines())
@@ -93,6 +131,9 @@ def test_the_table_says_what_it_is_and_shows_the_rates(command):
         (("gpt-2",), "no preset is named 'gpt-2'; there are smollm2-135m"),
         (("gemma-2b", "--tokens", "0"), "--tokens 0 is outside"),
         (("gemma-2b", "--key-mode", "int3"), "int3"),
+        (("gemma-2b", "--poll-us", "-1"), "times must be 0 or more"),
+        (("gemma-2b", "--copy-rate", "0"), "the rate above 0"),
+        (("gemma-2b", "--host-rate", "0"), "--host-rate 0 must be above 0"),
         (("gemma-2b", "--exact", "2"), "exact=2.0 must be a share from 0 to 1"),
         (("gemma-2b", "--exact-floor", "-1"), "exact_floor=-1 must be 0 or more"),
         (("gemma-2b", "--dram-budget", "much"), "'much' is not a size"),

@@ -93,7 +93,7 @@ def test_cropped_tokens_leave_nothing_behind(alpha, removed, budget, cold_dir, l
         for winds in (False, True):
             cache = hill.new_cache()
             feed(model, cache, IDS)
-            # The first step fixes the segment's statistics, which a rewind keeps (contract, 2).
+            # The first step fixes the statistics; a rewind keeps them (contract, section 3).
             feed_singly(model, cache, IDS[:, :1])
             if winds:
                 # Read at once or one by one, full groups are cut off, reopened and filled again.

@@ -23,7 +23,7 @@ from twins.score_path import ScoreStream
 
 
 class TorchScorer:
-    """Makes and scores key shadows in host memory (HillInfer section 4.2; contract, 2 to 6).
+    """Makes and scores key shadows in host memory (HillInfer 4.2; contract, sections 2 to 6).
 
     Results are the same bits for any number of threads: whatever is added up in an order that
     threads decide is an integer that the type holds exactly. Calls share nothing, so several
