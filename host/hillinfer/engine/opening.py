@@ -176,6 +176,8 @@ class RuntimeParts:
             ends.callback(self.pools.close)
             ends.callback(self.buffers.close)
             ends.callback(self.prefetch.close)
+            if self.decode is not None:
+                ends.callback(self.decode.forget)
             if self.gpu is not None:
                 ends.callback(self.gpu.stop)
             ends.callback(self.pipeline.close)

@@ -259,8 +259,7 @@ class _Predicted(Prediction):
 
     def queries(self) -> torch.Tensor:
         """Return the queries; see `Prediction`."""
-        query, rotary = self.before_positions()
-        return self._predictor.turn(query, rotary)
+        return self._predictor.turn(*self.before_positions())
 
     def before_positions(self) -> tuple[torch.Tensor, Rotary | None]:
         """Return the layer's product; see `Prediction`."""
@@ -293,23 +292,36 @@ class OptPredictor(QueryPredictor):
 
 # --- Queries of models with rotary positions ---
 
+# Modules that divide by the root mean square and then multiply by a weight, without more.
+_RMS_NORMS = frozenset({"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"})
+
+
+def _is_rms_norm(norm: Any) -> bool:
+    """Whether a module is such a norm, as transformers made it."""
+    is_changed = norm._forward_hooks or norm._forward_pre_hooks or "forward" in norm.__dict__
+    return type(norm).__name__ in _RMS_NORMS and not is_changed
+
 
 class RotaryPredictor(QueryPredictor):
     """Llama, Mistral, Qwen2 and Qwen3: norm, projection, norm of each head where there is one."""
 
     def enter(self, layer: Any, hidden: torch.Tensor) -> torch.Tensor:
         """Return hidden states behind the norm."""
-        normed: torch.Tensor = layer.input_layernorm(hidden)
+        norm: Any = layer.input_layernorm
+        is_single = hidden.dtype is norm.weight.dtype is torch.float32
+        if is_single and hidden.is_cpu and _is_rms_norm(norm):  # The same bits by one call.
+            return torch.rms_norm(hidden, hidden.shape[-1:], norm.weight, norm.variance_epsilon)
+        normed: torch.Tensor = norm(hidden)
         return normed
 
     def project(self, layer: Any, entered: torch.Tensor) -> torch.Tensor:
         """Return the query before it is turned; see `QueryPredictor`."""
-        attention = layer.self_attn
-        query: torch.Tensor = attention.q_proj(entered)
+        attention, query = layer.self_attn, layer.self_attn.q_proj(entered)
         query = query.view(*entered.shape[:-1], -1, attention.head_dim)
         if hasattr(attention, "q_norm"):
             query = attention.q_norm(query)
-        return query.transpose(1, 2)
+        heads: torch.Tensor = query.transpose(1, 2)
+        return heads
 
     def turn(self, query: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
         """Do what `apply_rotary_pos_emb` does to a query, without a key to turn beside it."""

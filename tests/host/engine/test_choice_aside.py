@@ -81,6 +81,7 @@ class Run:
     begins = False
 
     def __init__(self, cold_dir, tokens=1100, scope="layer", exact=1.0):
+        cold_dir.mkdir(exist_ok=True)
         settings = CHOSEN.changed(scope=scope, exact=exact, exact_floor=20)
         byte_count = Budget.ALL_HOT.byte_count(SHAPE, settings, tokens + 100)
         self.sets = []
@@ -204,8 +205,10 @@ def test_what_is_chosen_in_its_turn_is_what_was_chosen_before(tmp_path, scope, t
     run.runtime.close()
 
 
+@pytest.mark.parametrize("way", [in_turn, begun])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_query_is_turned_as_transformers_turns_it(tmp_path, dtype):
+@pytest.mark.usefixtures("two_threads")
+def test_a_query_is_turned_as_transformers_turns_it(tmp_path, dtype, way):
     told = []
     for number, predicted in enumerate(
         (
@@ -216,7 +219,7 @@ def test_a_query_is_turned_as_transformers_turns_it(tmp_path, dtype):
     ):
         folder = tmp_path / str(number)
         folder.mkdir()
-        run = Run(folder)
+        run = way(Run(folder))
         told.append([run.step(step, predicted=predicted) for step in (1, 2)])
         run.runtime.close()
     by_library, by_torch, not_at_all = told
@@ -306,7 +309,19 @@ def test_what_nobody_asks_for_leaves_nothing_behind(run, two_threads):
     assert list(run.sequence.lengths) == [1000] * LAYERS
 
 
-def test_closing_waits_for_what_is_being_chosen(tmp_path, two_threads):
-    made = Run(tmp_path)
-    announced(made)
-    made.runtime.close()
+def test_what_is_being_chosen_is_ended_where_a_pass_breaks_off(tmp_path, two_threads):
+    run, expected = Run(tmp_path / "run"), Run(tmp_path / "expected")
+    announced(run)
+    run.runtime.decode.begin(1, run.sequence)
+    (kept,) = run.runtime.decode.kept.values()
+    assert kept.choice is not None
+    # A second one would be written over it.
+    run.runtime.announce(2, run.sequence, query(5), SCALING)
+    run.runtime.decode.begin(2, run.sequence)
+    assert [one.choice is None for one in run.runtime.decode.kept.values()] == [False, True]
+    assert torch.equal(begun(run).step(1), expected.step(1))
+    announced(run)
+    run.runtime.decode.begin(1, run.sequence)
+    for one in (run, expected):
+        one.runtime.close()
+    assert not run.runtime.decode.kept
