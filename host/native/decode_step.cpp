@@ -38,10 +38,28 @@ int64_t store_numbers(const void* from, int32_t number_type, int count, uint16_t
     return overflows;
 }
 
+// What transformers' `apply_rotary_pos_emb` makes of a query, with the same roundings.
+const float* turned(const DecodeStep& step, int heads, std::vector<float>& memory) {
+    const int dim = step.shape.head_dim, half = dim / 2;
+    memory.resize(size_t(heads) * dim);
+    for (int head = 0; head < heads; ++head) {
+        const float* const own = static_cast<const float*>(step.query) + head * step.head_stride;
+        float* const out = memory.data() + size_t(head) * dim;
+        for (int i = 0; i < half; ++i) {
+            out[i] = own[i] * step.cosines[i] + -own[half + i] * step.sines[i];
+            out[half + i] = own[half + i] * step.cosines[half + i] + own[i] * step.sines[half + i];
+        }
+    }
+    return memory.data();
+}
+
 // A query as float32, heads one behind the other.
 const float* widened(const DecodeStep& step, std::vector<float>& memory) {
     const int dim = step.shape.head_dim;
     const int heads = step.shape.kv_heads * step.group_size;
+    if (step.cosines) {
+        return turned(step, heads, memory);
+    }
     if (step.query_type == kFloat32Numbers && step.head_stride == dim) {
         return static_cast<const float*>(step.query);
     }
@@ -132,6 +150,15 @@ bool choose_tokens(const Kernels& kernels, LayerTable& table, DecodeStep& step, 
                         step.sinks, step.recent,         step.count};
     const bool finite = choose(kernels, sequence, choice, sets, step.exact, exact);
     step.chosen_at = now();
+    return finite;
+}
+
+bool choose_before(const Kernels& kernels, LayerTable& table, DecodeStep& ahead, int64_t* sets) {
+    LayerTable before = table;
+    --before.length;
+    ahead.coming = 1;
+    const bool finite = choose_tokens(kernels, before, ahead, sets);
+    table.coded = before.coded;
     return finite;
 }
 
@@ -246,6 +273,7 @@ struct ChoiceAhead {
         step.query = query.data();
         step.head_stride = asked.shape.head_dim;
         step.query_type = kFloat32Numbers;
+        step.cosines = step.sines = nullptr;
         // The caller has the others.
         step.threads = 1;
     }
@@ -352,4 +380,47 @@ HILLINFER_API int32_t hillinfer_decode_step(int32_t variant, LayerTable* table,
         found = attend_joined(variant, *table, *pool, *step, *selected, *misses, out);
     });
     return outcome != kDone ? outcome : outcome_of(found);
+}
+
+// Ends a choice that was begun with the memory of these sets, and attends to them.
+HILLINFER_API int32_t hillinfer_attend_chosen(ChoiceAhead* ahead, int32_t variant,
+                                              const LayerTable* table, const PoolTable* pool,
+                                              const DecodeStep* step, SelectedSets* selected,
+                                              Misses* misses, float* out) {
+    misses->count = misses->arrived = 0;
+    const std::unique_ptr<ChoiceAhead> own(ahead);
+    own->errand.end();
+    if (own->outcome != kDone) {
+        return own->outcome;
+    }
+    Found found = kAllHot;
+    const int32_t outcome = guarded([&] {
+        selected->set_rows = own->step.count;
+        join_sets(*selected, table->length);
+        found = attend_joined(variant, *table, *pool, *step, *selected, *misses, out);
+    });
+    return outcome != kDone ? outcome : outcome_of(found);
+}
+
+// Chooses by the predicted query that `ahead` asks with and attends by the true one of `step`, to the
+// newest token too.
+HILLINFER_API int32_t hillinfer_decode_predicted(int32_t variant, LayerTable* table,
+                                                 const PoolTable* pool, DecodeStep* ahead,
+                                                 const DecodeStep* step, SelectedSets* selected,
+                                                 Misses* misses, float* out) {
+    misses->count = misses->arrived = 0;
+    bool finite = true;
+    Found found = kAllHot;
+    const int32_t outcome = guarded([&] {
+        finite = choose_before(*scoring_kernels(variant), *table, *ahead, selected->sets);
+        if (finite) {
+            selected->set_rows = ahead->count;
+            join_sets(*selected, table->length);
+            found = attend_joined(variant, *table, *pool, *step, *selected, *misses, out);
+        }
+    });
+    if (outcome != kDone) {
+        return outcome;
+    }
+    return finite ? outcome_of(found) : kNotFinite;
 }

@@ -33,6 +33,10 @@ struct DecodeStep {
     int64_t exact;       // How many of them are exact, where the others are coded.
     int32_t step;        // For stamps of slots.
     int32_t fade_shift;  // Of hits, 0 where none fade; below 0 nothing is counted.
+    // Of a float32 query that is not turned to its position yet: head_dim of each, which the library
+    // turns it by as transformers would; else null.
+    const float* cosines;
+    const float* sines;
     // When the parts were done, nanoseconds of the steady clock, written by the calls.
     int64_t coded_at;
     int64_t chosen_at;
@@ -50,6 +54,10 @@ int64_t store_token(LayerTable& table, const Shape& shape, int32_t number_type,
 // it gets the best `step.exact` of each. False where the query is not finite.
 bool choose_tokens(const Kernels& kernels, LayerTable& table, DecodeStep& step, int64_t* sets,
                    int64_t* exact = nullptr);
+
+// Chooses for the newest token, which is stored, as `choose_tokens` did before it was: by a predicted
+// query among the others, with the newest the last of each set.
+bool choose_before(const Kernels& kernels, LayerTable& table, DecodeStep& ahead, int64_t* sets);
 
 // Counts positions as hits and lets those of before fade.
 void tally(const LayerTable& table, const DecodeStep& step, const int64_t* positions,

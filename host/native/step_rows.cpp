@@ -24,16 +24,10 @@ bool choose_of(StepRow& own, LayerTable& table, const StepRows& asked) {
     if (!asked.predicted.numbers) {
         return choose_tokens(kernels, table, own.step, own.selected->sets);
     }
-    // As it was when the query was predicted: the newest token has no key yet.
-    LayerTable before = table;
-    --before.length;
     DecodeStep ahead = own.step;
-    ahead.coming = 1;
     ahead.factor = asked.predicted_factor;
     ask(ahead, asked.predicted, own.row);
-    const bool finite = choose_tokens(kernels, before, ahead, own.selected->sets);
-    table.coded = before.coded;
-    return finite;
+    return choose_before(kernels, table, ahead, own.selected->sets);
 }
 
 void attend_row(StepRow& own, const PoolTable& pool, const StepRows& asked, int threads) {

@@ -229,15 +229,18 @@ private:
     }
 
     void help(Helper& own, int number, uint32_t seen) {
+        bool looks = true;
         while (true) {
             // Errands are the first one's: the others need not look at two things.
             const auto comes = [&] {
                 return Gate::round(gate_.word()) != seen || (number == 0 && errand_count_.load());
             };
-            while (!look(comes)) {
+            while (!(looks ? look(comes) : comes())) {
                 own.sleep(comes);
+                looks = true;
             }
             const uint32_t round = Gate::round(gate_.word());
+            looks = round != seen;
             if (round != seen) {
                 seen = round;
                 if (gate_.enter(number, seen)) {
@@ -247,6 +250,7 @@ private:
                     }
                 }
             } else {
+                // The next one comes in a layer's time: others are to have the core until then.
                 run_errand();
             }
         }

@@ -231,9 +231,27 @@ NATIVE: tuple[Mutant, ...] = (
         Built.NATIVE,
     ),
     Mutant(
+        "query-turned-the-other-way",
+        "The library turns the first half of a predicted query by the second one's own sign.",
+        "host/native/decode_step.cpp",
+        "+ -own[half + i] * step.sines[i]",
+        "+ own[half + i] * step.sines[i]",
+        (f"{_TESTS}/engine/test_choice_aside.py::test_a_query_is_turned_as_transformers_turns_it",),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "query-turned-twice",
+        "A thread that chooses turns a predicted query that was turned when it was copied.",
+        "host/native/decode_step.cpp",
+        "        step.cosines = step.sines = nullptr;\n",
+        "",
+        (f"{_TESTS}/engine/test_choice_aside.py::test_a_query_is_turned_as_transformers_turns_it",),
+        Built.NATIVE,
+    ),
+    Mutant(
         "joined-rows-choose-with-a-token-more",
         "A predicted query of a step together ranks the token that is coming, too.",
-        "host/native/step_rows.cpp",
+        "host/native/decode_step.cpp",
         "    --before.length;\n",
         "",
         (

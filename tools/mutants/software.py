@@ -28,8 +28,8 @@ _LIVED = (
         "hook-of-the-layer-before",
         "A query hook predicts with the weights of the layer that it stands on.",
         "host/hillinfer/hf/hooks.py",
-        "_Announce(predictor, number, layers[number])",
-        "_Announce(predictor, number, layers[number - 1])",
+        "following, coming = layers[number], ",
+        "following, coming = layers[number - 1], ",
         (
             f"{_TESTS}/hf/test_query_prediction.py::test_behind_a_layer_that_adds_nothing_the_prediction_is_the_query",
         ),
@@ -38,8 +38,8 @@ _LIVED = (
         "query-of-the-other-norm",
         "A query is predicted behind the norm of the feed-forward part.",
         "host/hillinfer/hf/hooks.py",
-        "layer.input_layernorm(hidden)",
-        "layer.post_attention_layernorm(hidden)",
+        "norm: Any = layer.input_layernorm",
+        "norm: Any = layer.post_attention_layernorm",
         (
             f"{_TESTS}/hf/test_query_prediction.py::test_of_a_layers_own_input_the_very_query_is_made",
         ),
@@ -461,6 +461,36 @@ _HARD_TO_SEE = (
         if length > len(""",
         """        if length > len(""",
         (f"{_SLOW}[rows are selected again-most]",),
+    ),
+    Mutant(
+        "query-kept-at-a-groups-end",
+        "A predicted query is kept though the token that comes begins a group or fills one.",
+        "host/hillinfer/engine/decode_step.py",
+        "is_inside = 0 < past % GROUP_TOKENS < GROUP_TOKENS - 1",
+        "is_inside = True",
+        (
+            f"{_TESTS}/engine/test_choice_aside.py::test_where_a_group_or_a_segment_ends_tokens_are_chosen_at_once",
+        ),
+    ),
+    Mutant(
+        "query-kept-after-cold-rows",
+        "A predicted query is kept for its layer's turn though rows may have to be read before.",
+        "host/hillinfer/engine/decode_step.py",
+        "            or self._newest_step < self._calls.aside_from\n",
+        "",
+        (
+            f"{_TESTS}/engine/test_choice_aside.py::test_where_rows_were_cold_a_query_is_computed_at_once",
+        ),
+    ),
+    Mutant(
+        "kept-query-by-another-sequences-length",
+        "What is chosen by a kept query is as much as for the sequence that was announced last.",
+        "host/hillinfer/engine/decode_step.py",
+        "        if self._before.of != asked:\n            past, lacking, _ = asked",
+        "        if self._before.of is None:\n            past, lacking, _ = asked",
+        (
+            f"{_TESTS}/engine/test_joined_step.py::test_rows_together_have_the_bits_sets_and_counts_of_rows_alone",
+        ),
     ),
     Mutant(
         "choice-aside-at-a-groups-end",

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.engine.decode_step import AskedStep, LayerCalls
+from hillinfer.engine.queries import AskedStep, LayerCalls
 from hillinfer.kv.sequence import Sequence
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.native.library import native_library

@@ -13,8 +13,14 @@ from numpy.typing import NDArray
 from hillinfer.engine.budget_plan import most_coded, weighed_bytes
 from hillinfer.engine.coded_call import CountedMemory, ReusedRows, SplitCall
 from hillinfer.engine.cold_rows import ColdRows
-from hillinfer.engine.decode_step import AskedStep, LayerCalls
-from hillinfer.engine.queries import ChoiceAhead, explained, host_query, may_choose_aside
+from hillinfer.engine.queries import (
+    AskedStep,
+    ChoiceAhead,
+    LayerCalls,
+    explained,
+    host_query,
+    may_choose_aside,
+)
 from hillinfer.engine.selection import Ahead, Sets, TokenSelection
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import LayerStepLog

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import time
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -13,137 +13,31 @@ import torch
 
 from hillinfer.attention.native import NativeAttention
 from hillinfer.engine.cold_rows import ColdRows
-from hillinfer.engine.queries import ChoiceAhead, explained, may_choose_aside
+from hillinfer.engine.queries import (
+    GivenQuery,
+    KeptQuery,
+    LayerCalls,
+    Prediction,
+    explained,
+    host_query,
+)
 from hillinfer.engine.selection import Ahead, Sets, TokenSelection
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import LayerStepLog
-from hillinfer.kv.pool_policies import PoolPolicy
 from hillinfer.kv.prefetch_buffer import LandedRows
-from hillinfer.kv.sequence import NUMBER_TYPES, Sequence
+from hillinfer.kv.sequence import Sequence
 from hillinfer.kv.shadow_keeper import ShadowKeeper
-from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.coming import ComingAttention, MissList
 from hillinfer.native.library import native_library
 from hillinfer.native.selected_rows import SelectedRows
-from hillinfer.native.structures import DecodeStep, Shape
-from hillinfer.scoring.arguments import query_factor
-from hillinfer.scoring.scorer import ImportanceEvaluation, Wanted
+from hillinfer.native.structures import DecodeStep
+from hillinfer.scoring.scorer import ImportanceEvaluation
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, LayerStep, Recorder
 from hillinfer_model.choices import Scope
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
-
-_NOT_COUNTED = -1  # Hits are counted in Python.
-# After a step with cold rows it is looked for so many steps what is to be read.
-STEPS_AFTER_COLD = 16
-
-
-class AskedStep:
-    """What layers of one step are asked for alike, and what it is filled in for (`of`).
-
-    That is the tokens that are stored, how many the sequence has beside them, and the scaling.
-    """
-
-    def __init__(self, step: DecodeStep) -> None:
-        self.step = step
-        self.address = ctypes.addressof(step)
-        self.of: tuple[int, int, float] | None = None
-        self.count = 0
-
-    def tell(self, of: tuple[int, int, float], coming: int, wanted: Wanted, exact: int = 0) -> None:
-        """Fill in how much is to be chosen, how much of it is exact, and with which factors."""
-        # After an interrupt in between it is filled in for nothing.
-        step, before, self.of = self.step, self.of, None
-        if before is None or before[2] != of[2]:
-            self.tell_scaling(of[2])
-        step.coming = coming
-        step.sinks, step.recent, step.count = wanted.sinks, wanted.recent, wanted.count
-        step.threads, step.exact = torch.get_num_threads(), exact
-        self.of, self.count = of, wanted.count
-
-    def tell_scaling(self, scaling: float) -> None:
-        """Fill in the factors alone."""
-        self.step.scaling, self.step.factor = scaling, query_factor(scaling)
-
-
-class LayerCalls:
-    """Tells the library of queries, and the pools and their policy of what it found.
-
-    Attributes
-    ----------
-    aside_from
-        The first step from which on rows are thought to be hot again.
-    """
-
-    def __init__(
-        self,
-        shape: ModelShape,
-        spec: KernelSpec,
-        scope: Scope,
-        pools: HotPools,
-        policy: PoolPolicy,
-    ) -> None:
-        self._shape = shape
-        self._spec = spec
-        self._scope = scope
-        self._pools = pools
-        self._policy = policy
-        self._query_shape = shape.query_heads, 1, shape.head_dim
-        # A policy that counts in a way of its own does it in Python.
-        is_common = type(policy).tally is PoolPolicy.tally
-        self._shift = policy.fade_shift if is_common else _NOT_COUNTED
-        self.aside_from = 0
-
-    def asked(self) -> AskedStep:
-        """Return what a kind of call asks for: another thread may still look at another kind's."""
-        shape = self._shape
-        return AskedStep(
-            DecodeStep(
-                shape=Shape.of(self._spec, self._scope),
-                group_size=shape.group_size,
-                stored_type=0 if shape.stored_type is StoredType.BFLOAT16 else 1,
-                fade_shift=self._shift,
-            )
-        )
-
-    def tell_query(self, step: DecodeStep, query: torch.Tensor) -> bool:
-        """Say where a query lies; False where the library cannot read it, or others refuse it."""
-        number_type, strides = NUMBER_TYPES.get(query.dtype), query.stride()
-        if number_type is None or query.shape != self._query_shape or not query.is_cpu:
-            return False
-        if strides[2] != 1:
-            return False
-        step.query, step.head_stride, step.query_type = query.data_ptr(), strides[0], number_type
-        return True
-
-    def settle(self, layer: int, sequence: Sequence, length: int) -> None:
-        """Wait until no row of a layer moves, and have room to count hits.
-
-        Not with `attending` held: rows may move behind an observer that waits for it.
-        """
-        self._pools.settle(layer)
-        if length > len(sequence.hits.counts[layer]):
-            self._pools.cover_hits(sequence.hits, layer, length)
-
-    def note_hits(
-        self, layer: int, sequence: Sequence, selected: SelectedRows, misses: MissList
-    ) -> None:
-        """Note that what is selected was counted, or count it: each row once."""
-        length = sequence.lengths[layer]
-        self._pools.hits.note(layer, sequence, length & -GROUP_TOKENS, length)
-        if self._shift == _NOT_COUNTED:
-            counts = sequence.hits.counts[layer]
-            self._policy.tally(counts, selected.rows)
-            misses.recount(counts)
-
-    def note_cold(self, step: int) -> None:
-        """Note that rows were cold in a step."""
-        self.aside_from = step + STEPS_AFTER_COLD
-
-
-# --- The step ---
 
 
 class NativeDecode:
@@ -170,6 +64,11 @@ class NativeDecode:
         Where tokens are counted.
     recorder
         Notes how long the parts take.
+
+    Attributes
+    ----------
+    kept
+        Predicted queries by layer and the sequence's id, until the layer's turn.
     """
 
     def __init__(
@@ -189,6 +88,8 @@ class NativeDecode:
         recorder: Recorder,
     ) -> None:
         self._library = native_library()
+        # A call through it takes a microsecond more, at every layer and step.
+        self._functions = self._library.functions
         self._evaluation = evaluation
         self._selection = selection
         self._shadow = shadow
@@ -208,6 +109,10 @@ class NativeDecode:
         self._calls = calls
         # One for each kind of call, and what all layers of a step have in common is told once.
         self._both, self._ahead, asked = calls.asked(), calls.asked(), calls.asked()
+        self._before = calls.asked()
+        self.kept: dict[tuple[int, int], KeptQuery] = {}
+        # Whether another thread writes to the memory of the selected sets.
+        self._is_choosing = False
         self._rows, self._rows_address = asked.step, asked.address
         self._segment_tokens, self._newest_step = spec.segment_tokens, 0
         self._make_room(0, 0)
@@ -247,38 +152,64 @@ class NativeDecode:
             Where the query is not finite.
         """
         length, both = sequence.lengths[layer], self._both
+        kept = self.kept.get((layer, id(sequence))) if self.kept else None
         asked = length, sequence.lacking, scaling
-        if both.of != asked and not self._prepare(asked):
+        if both.of != asked:
+            if kept is None and not self._chooses(asked):
+                return None
+            self._prepare(asked)
+        if kept is None and sequence.observed[layer] is not None:
             return None
-        if sequence.observed[layer] is not None or not self._calls.tell_query(both.step, query):
-            return None
+        asking = query
+        if not self._calls.tell_query(both.step, query):
+            if kept is None:
+                return None
+            asking = host_query(query)[:, None].contiguous()
+            self._calls.tell_query(both.step, asking)
         out, count = torch.empty(self._query_shape), both.count
+        decode, ahead = self._functions.hillinfer_decode_step, tuple[int, ...]()
+        asking_for: tuple[int, ...] = (both.address,)
+        if kept is not None and kept.choice is not None:
+            decode, ahead = self._functions.hillinfer_attend_chosen, (kept.choice,)
+        elif kept is not None:
+            self._tell_before(kept.asked)
+            product = kept.query.before_positions()
+            kept.told = self._calls.tell_prediction(self._before.step, kept.query, product)
+            decode = self._functions.hillinfer_decode_predicted
+            asking_for = self._before.address, both.address
         entry: LayerStep | None = None
         try:
             with self._selection.scoring:
-                own = self._shadow.described(layer, sequence, length)
+                own = self._shadow.described(layer, sequence, length) if kept is None else kept.own
                 if own is None:
                     return None
-                both.step.step = step
+                both.step.step = self._newest_step = step
                 self._calls.settle(layer, sequence, length)
                 with self._pools.attending:
                     started = time.perf_counter_ns()
-                    is_hot = self._library.decode(
-                        "hillinfer_decode_step",
+                    if kept is not None:
+                        kept.choice = None
+                    outcome = decode(
+                        *ahead,
                         self._number,
                         sequence.table_addresses[layer],
                         self._pools.layers[layer].table_address,
-                        both.address,
+                        *asking_for,
                         *self._places,
                         out.data_ptr(),
                     )
+                    is_hot = not outcome or self._library.are_here("decoding", outcome)
                     own.coded_tokens = sequence.tables.coded[layer]
+                    if kept is not None:
+                        self._is_choosing = self._is_choosing and not ahead
+                        del self.kept[layer, id(sequence)]
                     self._calls.note_hits(layer, sequence, self._selected, self._misses)
                     if not is_hot:
                         self._coming.begin(both.address, self._selected, out.data_ptr())
                         entry = self._cold.attend(
                             layer, sequence, step, None, self._misses, self._coming
                         )
+                        self._calls.note_cold(step)
             for counters in (self._counters, sequence.counters):
                 counters.scored_tokens += length * self._sets
                 counters.selected_tokens += count * self._sets
@@ -363,13 +294,79 @@ class NativeDecode:
         self._end(layer, sequence, step, entry, started)
         return out if query.dtype is torch.float32 else out.to(query.dtype)
 
+    def keep(
+        self, layer: int, sequence: Sequence, query: torch.Tensor | Prediction, scaling: float
+    ) -> bool:
+        """Keep a predicted query until `begin` or `step`; False where it is to be used now.
+
+        Where nothing is to be read before, its product is made beside the true query's, which has
+        just brought the weights. Parameters as in `choose_next`, and a query may be what computes
+        it as the only one of its batch.
+        """
+        past, lacking, before = sequence.lengths[layer], sequence.lacking, self._before
+        asked = past, lacking, scaling
+        if before.of != asked:
+            # No group begins or becomes full with the token: tables describe what they did before.
+            is_inside = 0 < past % GROUP_TOKENS < GROUP_TOKENS - 1
+            is_alike = self._choosing_number == self._number and math.isfinite(scaling)
+            if self._is_recorded or not (is_inside and is_alike):
+                return False
+            wanted = self._evaluation.wanted(past + 1, lacking)
+            if wanted.count > past or self._evaluation.codes(past + 1, lacking):
+                return False
+            if not self._selection.is_quick(layer, sequence):
+                return False
+            wanted.check(past + 1, 1)
+            self._selection.make_room(past)
+            before.tell(asked, 1, wanted)
+        if (
+            sequence.observed[layer] is not None
+            or self._newest_step < self._calls.aside_from
+            or self._pools.layers[layer].table.used < past & -GROUP_TOKENS
+        ):
+            return False
+        with self._selection.scoring:
+            own = self._shadow.described(layer, sequence, past)
+            if own is None:
+                return False
+            held = [one.layers[layer].shadow for one in sequence.segments]
+        if isinstance(query, torch.Tensor):
+            query = GivenQuery(query)
+        self.kept[layer, id(sequence)] = KeptQuery(asked, query, own, held)
+        return True
+
+    def begin(self, layer: int, sequence: Sequence) -> None:
+        """Have another thread choose by a query that was kept, if there is one, until `step`."""
+        kept, before = self.kept.get((layer, id(sequence))), self._before
+        if kept is None or before.step.threads < 2 or self._is_choosing:
+            return
+        self._tell_before(kept.asked)
+        if before.count > self._room or sequence.lengths[layer] >= self._longest:
+            self._make_room(before.count, sequence.lengths[layer] + 1)
+        product = kept.query.before_positions()
+        kept.told = self._calls.tell_prediction(before.step, kept.query, product)
+        self._is_choosing = True
+        kept.choice = self._library.begin_choice(
+            self._number,
+            sequence.table_addresses[layer],
+            before.address,
+            int(self._selected.table.sets),
+            None,
+        )
+
+    def forget(self) -> None:
+        """Forget predicted queries that nobody asked for, because the pass broke off."""
+        for kept in self.kept.values():
+            if kept.choice is not None:
+                with suppress(Exception):
+                    self._library.end_choice(kept.choice)
+        self.kept.clear()
+        self._is_choosing = False
+
     def choose_next(
         self, layer: int, sequence: Sequence, query: torch.Tensor, scaling: float
-    ) -> Ahead | ChoiceAhead | None:
+    ) -> Ahead | None:
         """Choose for the token that is about to come to a layer, and begin to read what is cold.
-
-        Where nothing is to be read a thread of the native library's chooses while the layer before
-        computes.
 
         Parameters
         ----------
@@ -381,8 +378,8 @@ class NativeDecode:
         Returns
         -------
         Sets of int64 positions, ascending, the coming token's the last of each, and what lands of
-        them, or who chooses them; None, and nothing is done, where the choice is not one that the
-        native library makes over its tables.
+        them; None, and nothing is done, where the choice is not one that the native library makes
+        over its tables.
 
         Raises
         ------
@@ -410,12 +407,6 @@ class NativeDecode:
                 if own is None:
                     return None
                 started = time.perf_counter_ns()
-                if self._may_choose_aside(layer, past):
-                    held = [one.layers[layer].shadow for one in sequence.segments]
-                    sets = np.empty((self._sets, ahead.count), np.int64)
-                    choice = ChoiceAhead(self._library, layer, sequence, sets, None, own, held)
-                    choice.begin(self._choosing_number, ahead.address)
-                    return choice
                 if ahead.count > self._room or past >= self._longest:
                     self._make_room(ahead.count, past + 1)
                 # While rows of the layer move nobody may look where they are.
@@ -442,21 +433,29 @@ class NativeDecode:
 
     # --- inside ----------------------------------------------------------------------------
 
-    def _prepare(self, asked: tuple[int, int, float]) -> bool:
-        """Ask for the step of a token in all layers; False where one call is not to choose it."""
+    def _chooses(self, asked: tuple[int, int, float]) -> bool:
+        """Say whether one call is to choose and attend for a token: both compute alike."""
         length, lacking, scaling = asked
-        # Where both compute alike one call does both.
         if self._choosing_number != self._number or not math.isfinite(scaling):
             return False
+        wanted = self._evaluation.wanted(length, lacking)
+        return wanted.count < length and not self._evaluation.codes(length, lacking)
+
+    def _prepare(self, asked: tuple[int, int, float]) -> None:
+        """Ask for the step of a token in all layers."""
+        length, lacking, _ = asked
         wanted, both = self._evaluation.wanted(length, lacking), self._both
-        if wanted.count == length or self._evaluation.codes(length, lacking):
-            return False
         wanted.check(length, 0)
         self._selection.make_room(length)
         both.tell(asked, 0, wanted)
         if both.count > self._room or length > self._longest:
             self._make_room(both.count, length)
-        return True
+
+    def _tell_before(self, asked: tuple[int, int, float]) -> None:
+        """Ask once more for the choice of a token, for another sequence than the last time."""
+        if self._before.of != asked:
+            past, lacking, _ = asked
+            self._before.tell(asked, 1, self._evaluation.wanted(past + 1, lacking))
 
     def _make_room(self, count: int, tokens: int) -> None:
         """Have room for sets of so many positions, of so many tokens."""
@@ -464,16 +463,6 @@ class NativeDecode:
         self._selected = SelectedRows(self._sets, self._room, self._longest)
         self._misses = MissList(self._selected.most_rows)
         self._places = self._selected.address, self._misses.address
-
-    def _may_choose_aside(self, layer: int, past: int) -> bool:
-        """Say whether another thread may choose of a layer's rows, all hot as far as is known."""
-        return (
-            self._ahead.step.threads > 1
-            and not self._is_recorded
-            and self._newest_step >= self._calls.aside_from
-            and may_choose_aside(past, self._segment_tokens)
-            and self._pools.layers[layer].used_rows >= past & -GROUP_TOKENS
-        )
 
     def _end(
         self,

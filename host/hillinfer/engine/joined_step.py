@@ -13,8 +13,7 @@ import torch
 
 from hillinfer.attention.native import NativeAttention
 from hillinfer.engine.cold_rows import ColdRows
-from hillinfer.engine.decode_step import STEPS_AFTER_COLD, LayerCalls
-from hillinfer.engine.queries import explained
+from hillinfer.engine.queries import STEPS_AFTER_COLD, LayerCalls, Prediction, explained
 from hillinfer.engine.selection import Sets, TokenSelection
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import LayerStepLog
@@ -70,7 +69,7 @@ class _Ahead:
     Parameters
     ----------
     query
-        Predicted, (batch, query_heads, 1, head_dim).
+        Predicted, (batch, query_heads, 1, head_dim), or what computes it.
     scaling
         Factor on its inner products.
     segments
@@ -79,7 +78,7 @@ class _Ahead:
         What else the library looks at until it has chosen.
     """
 
-    query: torch.Tensor
+    query: torch.Tensor | Prediction
     scaling: float
     segments: list[SegmentLayer | None]
     held: list[object] = field(default_factory=list)
@@ -240,7 +239,7 @@ class JoinedStep:
                 for counters in (self._counters, one.sequence.counters):
                     counters.fp16_overflows += count
 
-    def announce(self, layer: int, query: torch.Tensor, scaling: float) -> set[int]:
+    def announce(self, layer: int, query: torch.Tensor | Prediction, scaling: float) -> set[int]:
         """Take predicted queries of a layer, to choose by when its turn comes.
 
         Parameters
@@ -248,7 +247,7 @@ class JoinedStep:
         layer
             Where one token more is coming to every sequence.
         query
-            (batch, query_heads, 1, head_dim).
+            (batch, query_heads, 1, head_dim), or what computes it: in the layer's turn.
         scaling
             Factor on inner products.
 
@@ -257,7 +256,7 @@ class JoinedStep:
         The batch rows that are to be announced, and to attend, by themselves.
         """
         alone = {one.row for one in self.parts}
-        ahead = self._ahead[layer] = _Ahead(_readable(query), scaling, [])
+        ahead = self._ahead[layer] = _Ahead(query, scaling, [])
         # Where something may have to be read it is chosen now, and read while the layer before
         # computes.
         is_hot = self._step >= self._hot_from and math.isfinite(scaling)
@@ -308,7 +307,8 @@ class JoinedStep:
         asked.layer, asked.out, asked.query = layer, out.data_ptr(), _states(query)
         asked.predicted = RowStates()
         if ahead is not None:
-            asked.predicted = _states(ahead.query)
+            predicted = _readable(ahead.query)
+            asked.predicted = _states(predicted)
             asked.predicted_factor = query_factor(ahead.scaling)
         with self._selection.scoring:
             segments = (
@@ -415,8 +415,10 @@ class JoinedStep:
         self._log.end(entry, sequence)
 
 
-def _readable(states: torch.Tensor) -> torch.Tensor:
+def _readable(states: torch.Tensor | Prediction) -> torch.Tensor:
     """Return a batch's states as the library can read them."""
+    if isinstance(states, Prediction):
+        states = states.queries()
     if states.is_cpu and states.dtype in NUMBER_TYPES and states.stride(-1) == 1:
         return states
     return states.float().cpu().contiguous()

@@ -36,9 +36,10 @@ from hillinfer.engine.budget_plan import (
 )
 from hillinfer.engine.coded_step import CodedStep
 from hillinfer.engine.cold_rows import ColdRows
-from hillinfer.engine.decode_step import LayerCalls, NativeDecode
+from hillinfer.engine.decode_step import NativeDecode
 from hillinfer.engine.gpu_coded_step import AnyCodedStep, GpuCodedStep
 from hillinfer.engine.joined_step import JoinedStep
+from hillinfer.engine.queries import LayerCalls
 from hillinfer.engine.selection import PrefetchPipeline, TokenSelection
 from hillinfer.errors import SettingsError, SetupWarning
 from hillinfer.extents.group_seals import GroupSeals
@@ -177,6 +178,8 @@ class RuntimeParts:
             ends.callback(self.pools.close)
             ends.callback(self.buffers.close)
             ends.callback(self.prefetch.close)
+            if self.decode is not None:
+                ends.callback(self.decode.forget)
             if self.gpu is not None:
                 ends.callback(self.gpu.stop)
             ends.callback(self.pipeline.close)

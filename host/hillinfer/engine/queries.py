@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queries as they are scored, and a choice by one that another thread makes meanwhile."""
+"""Queries: predicted, as they are scored, and what the library is told of them."""
 
 from __future__ import annotations
 
+import ctypes
+from abc import ABC, abstractmethod
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 
 import numpy as np
@@ -11,11 +14,63 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.errors import CacheUseError
-from hillinfer.kv.sequence import Sequence
+from hillinfer.kv.hot_pools import HotPools
+from hillinfer.kv.pool_policies import PoolPolicy
+from hillinfer.kv.sequence import NUMBER_TYPES, Sequence
+from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.native.coming import MissList
 from hillinfer.native.library import NativeLibrary
+from hillinfer.native.selected_rows import SelectedRows
+from hillinfer.native.structures import DecodeStep, Shape
+from hillinfer.scoring.arguments import query_factor
+from hillinfer.scoring.scorer import Wanted
 from hillinfer.shadow.segments import SegmentLayer
+from hillinfer_model.choices import Scope
 from hillinfer_model.errors import NonFiniteQueryError
-from hillinfer_model.kernel_spec import GROUP_TOKENS
+from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
+
+# --- Predicted queries ---
+
+Rotary = tuple[torch.Tensor, torch.Tensor]
+
+
+class Prediction(ABC):
+    """A layer's predicted queries, which are computed once somebody asks for them."""
+
+    @abstractmethod
+    def queries(self) -> torch.Tensor:
+        """Return the queries, (batch, query_heads, 1, head_dim)."""
+
+    @abstractmethod
+    def before_positions(self) -> tuple[torch.Tensor, Rotary | None]:
+        """Return them as they are before positions turn them, and what would; None for nothing.
+
+        That is cosines and sines, (batch, 1, head_dim).
+        """
+
+
+class GivenQuery(Prediction):
+    """A query that is known already.
+
+    Parameters
+    ----------
+    query
+        (query_heads, 1, head_dim); a copy is kept.
+    """
+
+    def __init__(self, query: torch.Tensor) -> None:
+        self._queries = query.clone()[None]
+
+    def queries(self) -> torch.Tensor:
+        """Return it, the only one of a batch."""
+        return self._queries
+
+    def before_positions(self) -> tuple[torch.Tensor, Rotary | None]:
+        """Return it as it is: nothing is to turn it any more."""
+        return self._queries, None
+
+
+# --- Queries as they are scored ---
 
 
 class Explained:
@@ -151,3 +206,173 @@ class ChoiceAhead:
         """Wait until nothing is under way; what is chosen, or what went wrong, is forgotten."""
         with suppress(Exception):
             self.chosen()
+
+
+@dataclass
+class KeptQuery:
+    """What was predicted of a layer, until its turn.
+
+    Parameters
+    ----------
+    asked
+        Tokens that are stored, how many the sequence has beside them, and the scaling.
+    query
+        What computes it as the only one of its batch.
+    own
+        The layer's last segment, which learns how many of its tokens are coded.
+    held
+        What else the library looks at until it has chosen.
+    choice
+        What the library is to end, where a thread of its own chooses already.
+    told
+        What lives until the library has read it.
+    """
+
+    asked: tuple[int, int, float]
+    query: Prediction
+    own: SegmentLayer
+    held: object
+    choice: int | None = None
+    told: object = None
+
+
+# --- What the library is told of them ---
+
+_NOT_COUNTED = -1  # Hits are counted in Python.
+# After a step with cold rows it is looked for so many steps what is to be read.
+STEPS_AFTER_COLD = 16
+
+
+class AskedStep:
+    """What layers of one step are asked for alike, and what it is filled in for (`of`).
+
+    That is the tokens that are stored, how many the sequence has beside them, and the scaling.
+    """
+
+    def __init__(self, step: DecodeStep) -> None:
+        self.step = step
+        self.address = ctypes.addressof(step)
+        self.of: tuple[int, int, float] | None = None
+        self.count = 0
+
+    def tell(self, of: tuple[int, int, float], coming: int, wanted: Wanted, exact: int = 0) -> None:
+        """Fill in how much is to be chosen, how much of it is exact, and with which factors."""
+        # After an interrupt in between it is filled in for nothing.
+        step, before, self.of = self.step, self.of, None
+        if before is None or before[2] != of[2]:
+            self.tell_scaling(of[2])
+        step.coming = coming
+        step.sinks, step.recent, step.count = wanted.sinks, wanted.recent, wanted.count
+        step.threads, step.exact = torch.get_num_threads(), exact
+        self.of, self.count = of, wanted.count
+
+    def tell_scaling(self, scaling: float) -> None:
+        """Fill in the factors alone."""
+        self.step.scaling, self.step.factor = scaling, query_factor(scaling)
+
+
+class LayerCalls:
+    """Tells the library of queries, and the pools and their policy of what it found.
+
+    Attributes
+    ----------
+    aside_from
+        The first step from which on rows are thought to be hot again.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        spec: KernelSpec,
+        scope: Scope,
+        pools: HotPools,
+        policy: PoolPolicy,
+    ) -> None:
+        self._shape = shape
+        self._spec = spec
+        self._scope = scope
+        self._pools = pools
+        self._policy = policy
+        self._query_shape = shape.query_heads, 1, shape.head_dim
+        self._turn_shape = 1, 1, shape.head_dim
+        # A policy that counts in a way of its own does it in Python.
+        is_common = type(policy).tally is PoolPolicy.tally
+        self._shift = policy.fade_shift if is_common else _NOT_COUNTED
+        self.aside_from = 0
+
+    def asked(self) -> AskedStep:
+        """Return what a kind of call asks for: another thread may still look at another kind's."""
+        shape = self._shape
+        return AskedStep(
+            DecodeStep(
+                shape=Shape.of(self._spec, self._scope),
+                group_size=shape.group_size,
+                stored_type=0 if shape.stored_type is StoredType.BFLOAT16 else 1,
+                fade_shift=self._shift,
+            )
+        )
+
+    def tell_query(self, step: DecodeStep, query: torch.Tensor) -> bool:
+        """Say where a query lies; False where the library cannot read it, or others refuse it."""
+        number_type, strides = NUMBER_TYPES.get(query.dtype), query.stride()
+        if number_type is None or query.shape != self._query_shape or not query.is_cpu:
+            return False
+        if strides[2] != 1:
+            return False
+        step.query, step.head_stride, step.query_type = query.data_ptr(), strides[0], number_type
+        return True
+
+    def tell_prediction(
+        self, step: DecodeStep, predicted: Prediction, product: tuple[torch.Tensor, Rotary | None]
+    ) -> object:
+        """Say where a predicted query lies; return what lives until the library has read it.
+
+        Parameters
+        ----------
+        step
+            Of the choice.
+        predicted, product
+            Who computes it as the only one of its batch, and what it is before positions turn it.
+        """
+        queries, rotary = product
+        if rotary is not None and not self._turns(queries, rotary):
+            queries, rotary = predicted.queries(), None
+        query = queries[0]
+        step.cosines = step.sines = None
+        if not self.tell_query(step, query):
+            query = host_query(query)[:, None].contiguous()
+            self.tell_query(step, query)
+        elif rotary is not None:
+            step.cosines, step.sines = rotary[0].data_ptr(), rotary[1].data_ptr()
+        return query, rotary
+
+    def _turns(self, query: torch.Tensor, rotary: Rotary) -> bool:
+        """Say whether the library turns a query as torch does."""
+        cosines, sines = rotary
+        if not query.dtype is cosines.dtype is sines.dtype is torch.float32 or not query.is_cpu:
+            return False
+        return cosines.shape == self._turn_shape and cosines.stride(2) == sines.stride(2) == 1
+
+    def settle(self, layer: int, sequence: Sequence, length: int) -> None:
+        """Wait until no row of a layer moves, and have room to count hits.
+
+        Not with `attending` held: rows may move behind an observer that waits for it.
+        """
+        self._pools.settle(layer)
+        if length > len(sequence.hits.counts[layer]):
+            self._pools.cover_hits(sequence.hits, layer, length)
+
+    def note_hits(
+        self, layer: int, sequence: Sequence, selected: SelectedRows, misses: MissList
+    ) -> None:
+        """Note that what is selected was counted, or count it: each row once."""
+        length = sequence.lengths[layer]
+        self._pools.hits.note(layer, sequence, length & -GROUP_TOKENS, length)
+        if self._shift == _NOT_COUNTED:
+            counts = sequence.hits.counts[layer]
+            self._policy.tally(counts, selected.rows)
+            misses.recount(counts)
+
+    def note_cold(self, step: int) -> None:
+        """Note that rows were cold in a step."""
+        self.aside_from = step + STEPS_AFTER_COLD

@@ -16,6 +16,7 @@ from hillinfer.engine.budget_growth import BudgetGrowth
 from hillinfer.engine.decode_step import NativeDecode
 from hillinfer.engine.gpu_coded_step import AnyCodedStep
 from hillinfer.engine.opening import open_parts
+from hillinfer.engine.queries import Prediction
 from hillinfer.engine.selection import Sets
 from hillinfer.gpu.copies import packed_rows
 from hillinfer.gpu.staging import CopyLane, StagingKind
@@ -127,7 +128,6 @@ class Runtime:
         self.layout, self.calls = parts.layout, parts.calls
         self._layer_hits, self._accountant = parts.layer_hits, parts.accountant
         self._engine, self._store = parts.engine, parts.store
-        self._shadow_store = parts.shadow_store
         self._spec, self._device = parts.spec, parts.device
         self._pools, self._keeper = parts.pools, parts.keeper
         self._following = parts.following
@@ -203,15 +203,9 @@ class Runtime:
         """Save a sequence of whole tokens; see `save_sequence`."""
         self.settle()
         self._store.check()
-        return save_sequence(
-            sequence,
-            RowOwner(self._store, self._groups),
-            parts_of(sequence, self.shape, self._shadow),
-            self.shape,
-            target,
-            origin,
-            self.calls,
-        )
+        owner = RowOwner(self._store, self._groups)
+        parts = parts_of(sequence, self.shape, self._shadow)
+        return save_sequence(sequence, owner, parts, self.shape, target, origin, self.calls)
 
     def settle(self) -> None:
         """Wait until nothing is under way that moves rows."""
@@ -323,7 +317,9 @@ class Runtime:
             sequence.observed[layer] = last.transpose(0, 1).float().cpu().contiguous()
         return out
 
-    def announce(self, layer: int, sequence: Sequence, query: torch.Tensor, scaling: float) -> None:
+    def announce(
+        self, layer: int, sequence: Sequence, query: torch.Tensor | Prediction, scaling: float
+    ) -> None:
         """Begin to select, and to read, for the token that is about to come to a layer.
 
         What is announced is what `attend_selected` then attends to, whatever query it is given: the
@@ -334,10 +330,15 @@ class Runtime:
         layer, sequence
             Where one token more is coming; all others are stored.
         query
-            Predicted, (query_heads, 1, head_dim) on the model's device.
+            Predicted, (query_heads, 1, head_dim) on the model's device, or what computes it as the
+            only one of its batch: in the layer's turn where nothing is to be read before.
         scaling
             Factor on inner products.
         """
+        if self.decode is not None and self.decode.keep(layer, sequence, query, scaling):
+            return
+        if isinstance(query, Prediction):
+            query = query.queries()[0]
         past = sequence.lengths[layer]
         if self._selection.selects_all(past + 1, sequence.lacking):
             return
@@ -353,10 +354,8 @@ class Runtime:
                 return
         bring = self._on_host(query[:, 0])
         select = self._selection.announced(layer, sequence, scaling, bring)
-        if is_quick:
-            self._pipeline.select_now(layer, sequence, past, select)
-        else:
-            self._pipeline.announce(layer, sequence, past, select)
+        begin = self._pipeline.select_now if is_quick else self._pipeline.announce
+        begin(layer, sequence, past, select)
 
     @property
     def _whole_steps(self) -> tuple[NativeDecode | AnyCodedStep, ...]:
@@ -477,6 +476,8 @@ class Runtime:
     def _forget_ahead(self) -> None:
         """Forget what was announced, and wait until nothing is on its way from a GPU."""
         self._pipeline.drop()
+        if self.decode is not None and self.decode.kept:
+            self.decode.forget()
         if self.joined is not None and self.joined.parts:
             self.joined.forget()
         if self._gpu is not None:

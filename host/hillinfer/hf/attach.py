@@ -37,6 +37,7 @@ from hillinfer.hf.engine import RUNTIME_THREADS, Engine, Expectation, Use
 from hillinfer.hf.features import (
     NAME,
     AttachedName,
+    Guard,
     ModelInUse,
     check_model,
     check_uses_interface,
@@ -44,7 +45,6 @@ from hillinfer.hf.features import (
 )
 from hillinfer.hf.hooks import (
     ForwardHooks,
-    Guard,
     GuardedForward,
     QueryHooks,
     named,

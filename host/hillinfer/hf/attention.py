@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+from hillinfer.engine.queries import Prediction
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.extents.shared_chunks import StoredRowsError
 from hillinfer.hf.engine import Use
@@ -133,8 +134,11 @@ class AttachedCache(Cache):  # type: ignore[misc]
         """Whether `announce` is worth the price of a predicted query."""
         return False
 
-    def announce(self, layer: int, query: torch.Tensor, scaling: float) -> None:
-        """Learn a layer's predicted queries, (batch, query_heads, 1, head_dim), before its turn."""
+    def announce(self, layer: int, predicted: Prediction, scaling: float) -> None:
+        """Learn what a layer's predicted queries are computed by, before its turn."""
+
+    def begin_choice(self, layer: int) -> None:
+        """Learn that a layer's products are made, and its attention comes in a moment."""
 
 
 # --- a layer ---

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from hillinfer.engine.queries import Prediction
 from hillinfer.errors import CacheUseError
 from hillinfer.hf.attention import AttachedCache, HillInferLayer, is_autocast
 from hillinfer.hf.batch import Batch
@@ -188,7 +189,7 @@ class PassingCache(AttachedCache):
             Is over when the pass is.
         """
         self._check_generate()
-        self._take_turn(use)
+        self._take(use, self._recover)
         try:
             self._begin(ids, mask, use)
         except BaseException:
@@ -229,8 +230,7 @@ class PassingCache(AttachedCache):
                 continue
             rounded = []
             for states in (keys, values):
-                own = share.newest(states)
-                stored, overflows = layout.round(own)
+                stored, overflows = layout.round(share.newest(states))
                 runtime.count_overflows(sequence, overflows)
                 rounded.append(stored)
             if share.tokens:
@@ -244,8 +244,24 @@ class PassingCache(AttachedCache):
         """Whether the settings leave it open that queries are predicted."""
         return self._runtime.settings.query is not QuerySource.TRUE
 
-    def announce(self, layer: int, query: torch.Tensor, scaling: float) -> None:
+    def announce(self, layer: int, predicted: Prediction, scaling: float) -> None:
         """Let every sequence select for a layer before the layer's own turn."""
+        plan = self._plan
+        assert plan is not None
+        # Attention is computed without autocast.
+        if plan.batch > 1 or not plan.shares[0].tokens or is_autocast():
+            self.announce_queries(layer, predicted.queries(), scaling)
+        elif not self.lengths.waits(layer):
+            self._runtime.announce(layer, plan.shares[0].sequence.of(layer), predicted, scaling)
+
+    def begin_choice(self, layer: int) -> None:
+        """Have tokens of a layer chosen that waited for its turn."""
+        plan, decode = self._plan, self._runtime.decode
+        if plan is not None and decode is not None:
+            decode.begin(layer, plan.shares[0].sequence.of(layer))
+
+    def announce_queries(self, layer: int, query: torch.Tensor, scaling: float) -> None:
+        """Do what `announce` does with queries (batch, query_heads, 1, head_dim)."""
         assert self._plan is not None
         if self.lengths.waits(layer):
             return
@@ -375,16 +391,13 @@ class PassingCache(AttachedCache):
 
     def _alone(self, use: Use) -> Use:
         """Return a use that has its turn; the cache holds whole tokens."""
-        self._take_turn(use)
+        self._take(use, self._recover)
         return use
 
     def _alone_as_is(self, use: Use) -> Use:
         """Return a use that has its turn, whatever a pass that broke off left behind."""
         self._take(use, self._free)
         return use
-
-    def _take_turn(self, use: Use) -> None:
-        self._take(use, self._recover)
 
     def _take(self, use: Use, prepare: Callable[[], None]) -> None:
         self._check_process()

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which models are supported; others are refused before anything is computed."""
+"""Which models are supported, and what of an attached one its copies do not have."""
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 import sys
 import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
@@ -45,6 +49,69 @@ class AttachedName(str):
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         return str, (self.previous,)
+
+
+# --- an attached model's methods ---
+
+
+class Guard(ABC):
+    """Wraps a method of a model.
+
+    It lies in the model's own attributes. A copy of the model is not attached, and gets what it
+    would have without: its own method, with its own weights.
+
+    Parameters
+    ----------
+    model
+        What is attached.
+
+    Attributes
+    ----------
+    replaced
+        What the model's attributes had there before; None where nothing.
+    """
+
+    _name: str
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self.replaced: Callable[..., Any] | None = model.__dict__.get(self._name)
+        self._guarded: Callable[..., Any] = getattr(model, self._name)
+        # Not its attributes: where it is a guard, too, those are its own.
+        functools.update_wrapper(self, self._guarded, updated=())
+        setattr(model, self._name, self)
+
+    def remove(self) -> None:
+        """Give the model back what it had; a guard that came later goes on around that."""
+        outer = self._model.__dict__.get(self._name)
+        while isinstance(outer, Guard) and outer is not self and outer.replaced is not self:
+            outer = outer.replaced
+        if isinstance(outer, Guard) and outer is not self:
+            outer.replaced, outer._guarded = self.replaced, self._guarded
+            return
+        delattr(self._model, self._name)
+        if self.replaced is not None:
+            setattr(self._model, self._name, self.replaced)
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Do what the method does."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if self.replaced is not None:
+            return copy.deepcopy(self.replaced, memo)
+        # The copy is there already, and has no attributes yet: this is its class's.
+        copied = memo.get(id(self._model))
+        return self if copied is None else getattr(copied, self._name)
+
+    def __reduce__(self) -> Any:
+        if self.replaced is not None:
+            return _itself, (self.replaced,)
+        return getattr, (self._model, self._name)
+
+
+def _itself(method: Callable[..., Any]) -> Callable[..., Any]:
+    return method
 
 
 # --- Why a cache was not told about a forward pass ---

@@ -86,7 +86,7 @@ class ForwardPlan:
                 "(latent attention): this model needs its ordinary cache"
             )
         expected = (self.batch, shape.kv_heads, self.tokens, shape.head_dim)
-        if tuple(keys.shape) != expected:
+        if keys.shape != expected:
             raise UnsupportedFeatureError(
                 f"layer {layer} has keys of shape {tuple(keys.shape)} where the config says "
                 f"{expected}: layers of different shapes need the ordinary cache"

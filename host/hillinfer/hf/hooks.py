@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import sys
+import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,11 +17,13 @@ from typing import Any, TypeVar, cast
 import torch
 from transformers import PreTrainedModel
 
+from hillinfer.engine.queries import Prediction, Rotary
 from hillinfer.errors import SettingsError
 from hillinfer.extents.shared_chunks import StoredRowsError
 from hillinfer.hf import attention
 from hillinfer.hf.attention import AttachedCache
 from hillinfer.hf.engine import Use
+from hillinfer.hf.features import Guard
 from hillinfer.hf.prompts import PromptCall, without_first
 from hillinfer.settings import QuerySource, Settings
 
@@ -172,66 +175,6 @@ def named(
 # --- an attached model's methods ---
 
 
-class Guard(ABC):
-    """Wraps a method of a model.
-
-    It lies in the model's own attributes. A copy of the model is not attached, and gets what it
-    would have without: its own method, with its own weights.
-
-    Parameters
-    ----------
-    model
-        What is attached.
-
-    Attributes
-    ----------
-    replaced
-        What the model's attributes had there before; None where nothing.
-    """
-
-    _name: str
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
-        self.replaced: Callable[..., Any] | None = model.__dict__.get(self._name)
-        self._guarded: Callable[..., Any] = getattr(model, self._name)
-        # Not its attributes: where it is a guard, too, those are its own.
-        functools.update_wrapper(self, self._guarded, updated=())
-        setattr(model, self._name, self)
-
-    def remove(self) -> None:
-        """Give the model back what it had; a guard that came later goes on around that."""
-        outer = self._model.__dict__.get(self._name)
-        while isinstance(outer, Guard) and outer is not self and outer.replaced is not self:
-            outer = outer.replaced
-        if isinstance(outer, Guard) and outer is not self:
-            outer.replaced, outer._guarded = self.replaced, self._guarded
-            return
-        delattr(self._model, self._name)
-        if self.replaced is not None:
-            setattr(self._model, self._name, self.replaced)
-
-    @abstractmethod
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Do what the method does."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        if self.replaced is not None:
-            return copy.deepcopy(self.replaced, memo)
-        # The copy is there already, and has no attributes yet: this is its class's.
-        copied = memo.get(id(self._model))
-        return self if copied is None else getattr(copied, self._name)
-
-    def __reduce__(self) -> Any:
-        if self.replaced is not None:
-            return _itself, (self.replaced,)
-        return getattr, (self._model, self._name)
-
-
-def _itself(method: Callable[..., Any]) -> Callable[..., Any]:
-    return method
-
-
 class GuardedForward(Guard):
     """Wraps `forward`: a pass that meets stored rows which cannot be read is made again.
 
@@ -259,8 +202,6 @@ class GuardedForward(Guard):
 
 # --- what predicts queries ---
 
-Rotary = tuple[torch.Tensor, torch.Tensor]
-
 
 class QueryPredictor(ABC):
     """Makes a layer's query from hidden states that are not its own (HillInfer section 4.3).
@@ -269,7 +210,6 @@ class QueryPredictor(ABC):
     nearly the query that the layer will make.
     """
 
-    @abstractmethod
     def predict(self, layer: Any, hidden: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
         """Return the query that a decoder layer would make of some hidden states.
 
@@ -286,10 +226,44 @@ class QueryPredictor(ABC):
         -------
         (batch, query_heads, tokens, head_dim), as attention functions are given it.
         """
+        return self.turn(self.project(layer, self.enter(layer, hidden)), rotary)
+
+    @abstractmethod
+    def enter(self, layer: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what the layer's attention would be given of hidden states."""
+
+    @abstractmethod
+    def project(self, layer: Any, entered: torch.Tensor) -> torch.Tensor:
+        """Return the query of that, (batch, query_heads, tokens, head_dim), before positions."""
+
+    def turn(self, query: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
+        """Return a query as its position turns it."""
+        return query
 
     @abstractmethod
     def scaling(self, layer: Any) -> float:
         """Return what the layer's attention multiplies inner products with."""
+
+
+class _Predicted(Prediction):
+    """The queries that a predictor makes of what enters a layer; they are computed when wanted."""
+
+    def __init__(
+        self, predictor: QueryPredictor, layer: Any, hidden: torch.Tensor, rotary: Rotary | None
+    ) -> None:
+        self._predictor = predictor
+        self._layer = layer
+        # A copy, in effect: what the model does with its hidden states later is none of it.
+        self._entered = predictor.enter(layer, hidden)
+        self._rotary = rotary
+
+    def queries(self) -> torch.Tensor:
+        """Return the queries; see `Prediction`."""
+        return self._predictor.turn(*self.before_positions())
+
+    def before_positions(self) -> tuple[torch.Tensor, Rotary | None]:
+        """Return the layer's product; see `Prediction`."""
+        return self._predictor.project(self._layer, self._entered), self._rotary
 
 
 # --- Queries of OPT ---
@@ -298,13 +272,18 @@ class QueryPredictor(ABC):
 class OptPredictor(QueryPredictor):
     """OPT scales its query itself, and its positions are in the hidden states already."""
 
-    def predict(self, layer: Any, hidden: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
+    def enter(self, layer: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """Return hidden states behind the norm, where that comes first."""
+        if not layer.do_layer_norm_before:
+            return hidden
+        normed: torch.Tensor = layer.self_attn_layer_norm(hidden)
+        return normed
+
+    def project(self, layer: Any, entered: torch.Tensor) -> torch.Tensor:
         """Return the query; see `QueryPredictor`."""
         attention = layer.self_attn
-        if layer.do_layer_norm_before:
-            hidden = layer.self_attn_layer_norm(hidden)
-        query: torch.Tensor = attention.q_proj(hidden) * attention.scaling
-        return query.view(*hidden.shape[:-1], -1, attention.head_dim).transpose(1, 2)
+        query: torch.Tensor = attention.q_proj(entered) * attention.scaling
+        return query.view(*entered.shape[:-1], -1, attention.head_dim).transpose(1, 2)
 
     def scaling(self, layer: Any) -> float:
         """Return 1: the query is scaled already."""
@@ -313,20 +292,40 @@ class OptPredictor(QueryPredictor):
 
 # --- Queries of models with rotary positions ---
 
+# Modules that divide by the root mean square and then multiply by a weight, without more.
+_RMS_NORMS = frozenset({"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"})
+
+
+def _is_rms_norm(norm: Any) -> bool:
+    """Whether a module is such a norm, as transformers made it."""
+    is_changed = norm._forward_hooks or norm._forward_pre_hooks or "forward" in norm.__dict__
+    return type(norm).__name__ in _RMS_NORMS and not is_changed
+
 
 class RotaryPredictor(QueryPredictor):
     """Llama, Mistral, Qwen2 and Qwen3: norm, projection, norm of each head where there is one."""
 
-    def predict(self, layer: Any, hidden: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
-        """Return the query; see `QueryPredictor`."""
-        assert rotary is not None
-        attention = layer.self_attn
-        query: torch.Tensor = attention.q_proj(layer.input_layernorm(hidden))
-        query = query.view(*hidden.shape[:-1], -1, attention.head_dim)
+    def enter(self, layer: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """Return hidden states behind the norm."""
+        norm: Any = layer.input_layernorm
+        is_single = hidden.dtype is norm.weight.dtype is torch.float32
+        if is_single and hidden.is_cpu and _is_rms_norm(norm):  # The same bits by one call.
+            return torch.rms_norm(hidden, hidden.shape[-1:], norm.weight, norm.variance_epsilon)
+        normed: torch.Tensor = norm(hidden)
+        return normed
+
+    def project(self, layer: Any, entered: torch.Tensor) -> torch.Tensor:
+        """Return the query before it is turned; see `QueryPredictor`."""
+        attention, query = layer.self_attn, layer.self_attn.q_proj(entered)
+        query = query.view(*entered.shape[:-1], -1, attention.head_dim)
         if hasattr(attention, "q_norm"):
             query = attention.q_norm(query)
-        query = query.transpose(1, 2)
-        # What `apply_rotary_pos_emb` does to a query, without a key to turn beside it.
+        heads: torch.Tensor = query.transpose(1, 2)
+        return heads
+
+    def turn(self, query: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
+        """Do what `apply_rotary_pos_emb` does to a query, without a key to turn beside it."""
+        assert rotary is not None
         cosines, sines = rotary[0].unsqueeze(1), rotary[1].unsqueeze(1)
         first, second = query.chunk(2, -1)
         half_turned = torch.cat((-second, first), -1)
@@ -430,12 +429,14 @@ class QueryHooks:
 
     def __init__(self, model: PreTrainedModel, predictor: QueryPredictor) -> None:
         layers = list(model.get_decoder().layers)
-        self._hooks = [
-            layers[number - 1].register_forward_pre_hook(
-                _Announce(predictor, number, layers[number]), with_kwargs=True
-            )
-            for number in range(FIRST_PREDICTED, len(layers))
-        ]
+        self._hooks = []
+        for number in range(FIRST_PREDICTED, len(layers)):
+            following, coming = layers[number], dict[int, weakref.ref[AttachedCache]]()
+            announce = _Announce(predictor, number, following, coming)
+            self._hooks += [
+                layers[number - 1].register_forward_pre_hook(announce, with_kwargs=True),
+                following.self_attn.v_proj.register_forward_hook(_Begin(number, coming)),
+            ]
 
     def remove(self) -> None:
         """Take the hooks off."""
@@ -444,11 +445,18 @@ class QueryHooks:
         self._hooks = []
 
 
+# In which cache a layer was announced last, by thread.
+_Coming = dict[int, weakref.ref[AttachedCache]]
+
+
 class _Announce(ModelHook):
-    def __init__(self, predictor: QueryPredictor, number: int, following: Any) -> None:
+    def __init__(
+        self, predictor: QueryPredictor, number: int, following: Any, coming: _Coming
+    ) -> None:
         self._predictor = predictor
         self._number = number
         self._following = following
+        self._coming = coming
 
     def __call__(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -465,9 +473,28 @@ class _Announce(ModelHook):
         if not cache.takes_predictions:
             return
         following, predictor = self._following, self._predictor
-        query = predictor.predict(following, hidden, kwargs.get("position_embeddings"))
+        rotary = kwargs.get("position_embeddings")
+        predicted = _Predicted(predictor, following, hidden, rotary)
         cache.spans.announce()
-        cache.announce(self._number, query, predictor.scaling(following))
+        cache.announce(self._number, predicted, predictor.scaling(following))
+        self._coming[threading.get_ident()] = weakref.ref(cache)
         cache.spans.go_on()
 
     _left_out = torch.compiler.disable(__call__)  # type: ignore[no-untyped-call]
+
+
+class _Begin(ModelHook):
+    """Comes when a layer has made its products: their weights are in the caches still."""
+
+    def __init__(self, number: int, coming: _Coming) -> None:
+        self._number = number
+        self._coming = coming
+
+    def __call__(self, *args: Any) -> None:
+        # What is compiled chooses in the layer's turn.
+        if not self._coming or torch.compiler.is_dynamo_compiling():
+            return
+        own = self._coming.pop(threading.get_ident(), None)
+        cache = None if own is None else own()
+        if cache is not None:
+            cache.begin_choice(self._number)

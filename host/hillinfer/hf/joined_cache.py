@@ -9,9 +9,10 @@ from typing import Any, Never
 
 import torch
 
+from hillinfer.engine.queries import Prediction
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.extents.shared_chunks import StoredRowsError
-from hillinfer.hf.attention import AttachedCache, HillInferLayer
+from hillinfer.hf.attention import AttachedCache, HillInferLayer, is_autocast
 from hillinfer.hf.batch import left_padding
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.engine import CacheFamily, Expectation, Use
@@ -297,19 +298,22 @@ class JoinedCache(AttachedCache):
         """Whether the settings leave it open that queries are predicted."""
         return self._members[0].cache.takes_predictions
 
-    def announce(self, layer: int, query: torch.Tensor, scaling: float) -> None:
+    def announce(self, layer: int, predicted: Prediction, scaling: float) -> None:
         """Let every row select for a layer before the layer's own turn."""
         together, joined = self._together, self._engine.runtime.joined
         taken: Collection[int] = ()
         if together and joined is not None:
-            taken = together.keys() - joined.announce(layer, query, scaling)
+            # Attention is computed without autocast.
+            given = predicted.queries() if is_autocast() else predicted
+            taken = together.keys() - joined.announce(layer, given, scaling)
         apart = self._apart(taken)
         if not apart:
             return
+        query = predicted.queries()
 
         def announce() -> None:
             for one in apart:
-                one.cache.announce(layer, query[one.rows], scaling)
+                one.cache.announce_queries(layer, query[one.rows], scaling)
 
         # The drive is given all of it at once: little sets one by one leave it idle in between.
         self._engine.runtime.prefetch.together(announce)

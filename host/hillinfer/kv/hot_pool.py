@@ -135,7 +135,7 @@ class HotPool:
     columns
         What each slot holds and what is known of it, those that are free included; the native
         library owns it.
-    table_address
+    table, table_address
         What decode steps in the native library find rows by.
     """
 
@@ -144,7 +144,7 @@ class HotPool:
         self.policy = policy
         self._row_bytes = row_bytes
         self._library = native_library()
-        self.table_address = self.columns.address
+        self.table, self.table_address = self.columns.table, self.columns.address
 
     @property
     def slot_of_row(self) -> NDArray[np.int32]:

@@ -158,7 +158,7 @@ class RowKeeper:
         self._accountant = accountant
         self._chunks = chunks
         self.sequences: list[Sequence] = []
-        self._library = native_library()
+        self._store_token: Callable[..., int] = native_library().tables.hillinfer_store_token
         self._states = Shape(kv_heads=shape.kv_heads, head_dim=shape.head_dim)
         self._states_address = ctypes.addressof(self._states)
         # What becomes a row by itself: numbers of the stored type, and float32 that becomes FP16.
@@ -407,14 +407,14 @@ class RowKeeper:
         strides, value_strides = keys.stride(), values.stride()
         if not (keys.is_cpu and strides[3] == value_strides[3] == 1):
             return None
-        size = keys.itemsize
-        return self._library.store_token(
+        # A microsecond, for which Python's global lock is kept.
+        return self._store_token(
             sequence.table_addresses[layer],
             self._states_address,
             number_type,
-            keys.data_ptr() + batch_row * strides[0] * size,
+            keys.data_ptr() + batch_row * strides[0] * keys.itemsize,
             strides[1],
-            values.data_ptr() + batch_row * value_strides[0] * size,
+            values.data_ptr() + batch_row * value_strides[0] * keys.itemsize,
             value_strides[1],
         )
 

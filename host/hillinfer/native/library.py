@@ -70,7 +70,7 @@ HOW_TO_BUILD = (
     "tree or install HillInfer again"
 )
 
-_INTERFACE_VERSION = 19
+_INTERFACE_VERSION = 20
 _KEY_BYTES = 32
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int32
@@ -146,6 +146,8 @@ _SIGNATURES = {
     "hillinfer_choose_end": (_INT, [_POINTER]),
     "hillinfer_attend_tokens": (_INT, [_INT, *[_POINTER] * 6]),
     "hillinfer_decode_step": (_INT, [_INT, *[_POINTER] * 6]),
+    "hillinfer_attend_chosen": (_INT, [_POINTER, _INT, *[_POINTER] * 6]),
+    "hillinfer_decode_predicted": (_INT, [_INT, *[_POINTER] * 7]),
     "hillinfer_attend_run": (_INT, [ctypes.POINTER(Attending)]),
     "hillinfer_crc32c": (None, [_POINTER, _LONG, _LONG, *[_POINTER] * 2]),
     **(CODED_SIGNATURES | STATE_SIGNATURES | STEP_SIGNATURES),
@@ -488,10 +490,6 @@ class NativeLibrary:
     def end_choice(self, choice: int) -> None:
         """Return once tokens are chosen; raises as `call` does."""
         self._check("hillinfer_choose_end", self.functions.hillinfer_choose_end(choice))
-
-    def store_token(self, *arguments: int) -> int:
-        """Store the row of a token; see host/native/decode_step.h. It takes a microsecond."""
-        return int(self.tables.hillinfer_store_token(*arguments))
 
 
 @cache

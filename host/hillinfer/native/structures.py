@@ -272,6 +272,8 @@ class DecodeStep(ctypes.Structure):
         ("exact", ctypes.c_int64),
         ("step", _INT),
         ("fade_shift", _INT),
+        ("cosines", ctypes.c_void_p),
+        ("sines", ctypes.c_void_p),
         ("coded_at", ctypes.c_int64),
         ("chosen_at", ctypes.c_int64),
     )

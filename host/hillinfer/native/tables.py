@@ -225,8 +225,8 @@ class PoolTables:
 
     Attributes
     ----------
-    address
-        What calls of the library are told.
+    address, table
+        What calls of the library are told, and what lies there, as long as this is kept.
     data
         uint8 of shape (slots, row_bytes): the rows themselves.
     rows
@@ -239,7 +239,7 @@ class PoolTables:
         self._library = native_library()
         self.address = self._library.open_pool(slots, row_bytes)
         self._handle = Handle(self.address, self._library.closing("hillinfer_pool_close"))
-        self._table = table = PoolTable.from_address(self.address)
+        self.table = table = PoolTable.from_address(self.address)
         view = self._handle.view
         data = view(table.data, slots * row_bytes, np.dtype(np.uint8))
         self.data: NDArray[np.uint8] = data.reshape(slots, row_bytes)
@@ -262,7 +262,7 @@ class PoolTables:
     @property
     def used(self) -> int:
         """Slots that memory is taken for."""
-        return int(self._table.used)
+        return int(self.table.used)
 
     @property
     def free(self) -> int:
@@ -272,7 +272,7 @@ class PoolTables:
     def cover(self, rows: int) -> None:
         """Make room in the table for row numbers below `rows`."""
         self._slot_of_row.grow("hillinfer_pool_cover", rows)
-        self._slot_of_row.look(self._table.slot_of_row, self._table.row_count)
+        self._slot_of_row.look(self.table.slot_of_row, self.table.row_count)
 
     def grow(self, slots: int) -> None:
         """Take more slots, free at first."""

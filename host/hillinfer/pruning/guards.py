@@ -12,8 +12,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hillinfer.errors import HillInferWarning, SettingsError, UnsupportedFeatureError
-from hillinfer.hf.features import NAME
-from hillinfer.hf.hooks import Guard, QueryPredictor, named, predictor_of
+from hillinfer.hf.features import NAME, Guard
+from hillinfer.hf.hooks import QueryPredictor, named, predictor_of
 from hillinfer.hf.joined_cache import JoinedCache
 from hillinfer.pruning.passes import ComingPrompt, Document, coming_prompt
 from hillinfer.pruning.schedule import Schedule

@@ -22,8 +22,7 @@ from transformers import PreTrainedModel
 
 from hillinfer.errors import SettingsError, UnsupportedFeatureError
 from hillinfer.generate.answering import Completed
-from hillinfer.hf.features import check_model
-from hillinfer.hf.hooks import Guard
+from hillinfer.hf.features import Guard, check_model
 from hillinfer.hf.joined_cache import JoinedCache
 from hillinfer.pruning.caches import Documents, staged_cache
 from hillinfer.pruning.decoding import BlockManager, DecodedBlocks, Decoding, Keep

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.extents.slot import ShadowSlot
 from hillinfer.hf.cache import HillInferCache
-from hillinfer.hf.hooks import Guard, ModelHook, nothing
+from hillinfer.hf.features import Guard
+from hillinfer.hf.hooks import ModelHook, nothing
 from hillinfer.model_shape import ModelShape
 from hillinfer.sessions.fingerprint import Fingerprint, weights_digest
 from hillinfer.settings import Settings

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens are chosen by a thread of the native library while a layer computes: the same ones."""
+"""Tokens of predicted queries: chosen in the layer's turn, or aside while a layer computes."""
 
 import numpy as np
 import pytest
 import torch
 from placement_matrix import Budget
 
-from hillinfer.engine.queries import ChoiceAhead
+from hillinfer.engine.queries import ChoiceAhead, Prediction
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import CacheUseError
 from hillinfer.model_shape import ModelShape, StoredType
@@ -51,10 +51,37 @@ def query(seed):
     return torch.randn(SHAPE.query_heads, 1, SHAPE.head_dim, generator=generator)
 
 
+class Unturned(Prediction):
+    """A query before its position turned it, counted each time that somebody asks for it."""
+
+    def __init__(self, before, rotary):
+        self.before, self.rotary, self.asked = before, rotary, 0
+
+    def before_positions(self):
+        self.asked += 1
+        return self.before, self.rotary
+
+    def queries(self):
+        self.asked += 1
+        first, second = self.before.chunk(2, -1)
+        cosines, sines = (one[:, None] for one in self.rotary)
+        return self.before * cosines + torch.cat((-second, first), -1) * sines
+
+
+def unturned(seed, dtype=torch.float32):
+    # As transformers has it: heads behind tokens, seen the other way round.
+    before = query(seed)[None].transpose(1, 2).contiguous().transpose(1, 2)
+    angles = torch.randn(1, 1, SHAPE.head_dim, generator=torch.Generator().manual_seed(seed))
+    return Unturned(before.to(dtype), (angles.cos().to(dtype), angles.sin().to(dtype)))
+
+
 class Run:
     """A runtime with room for all rows and a sequence that took one step."""
 
+    begins = False
+
     def __init__(self, cold_dir, tokens=1100, scope="layer", exact=1.0):
+        cold_dir.mkdir(exist_ok=True)
         settings = CHOSEN.changed(scope=scope, exact=exact, exact_floor=20)
         byte_count = Budget.ALL_HOT.byte_count(SHAPE, settings, tokens + 100)
         self.sets = []
@@ -73,16 +100,18 @@ class Run:
             self.runtime.code_full_segments(layer, self.sequence, keys.half())
         self.step(0)
 
-    def step(self, number, spoil=None):
+    def step(self, number, spoil=None, predicted=query):
         """Announce every layer while the one before it computes, as hooks do; return outputs."""
         self.runtime.begin_step()
         outputs = []
         for layer in range(LAYERS):
             if layer + 1 < LAYERS and number:
-                own = query(10 * number + layer)
+                own = predicted(10 * number + layer)
                 self.runtime.announce(layer + 1, self.sequence, own, SCALING)
                 if spoil is not None:
                     own.fill_(spoil)
+            if self.begins:
+                self.runtime.decode.begin(layer, self.sequence)
             keys, values = states(50 + 10 * number + layer, 1)
             own = layer, self.sequence
             if not self.runtime.append_token(*own, keys[None], values[None], 0):
@@ -129,17 +158,92 @@ def announced(run, layer=1, seed=3):
     run.runtime.announce(layer, run.sequence, query(seed), SCALING)
 
 
-def choice(run, layer=1):
-    own = query(3)
-    return run.runtime.decode.choose_next(layer, run.sequence, own, SCALING)
+def at_once(run):
+    """Let a run choose when a query is announced, and keep none for its layer's turn."""
+    run.runtime.decode.keep = lambda *given: False
+    return run
 
 
-def test_two_threads_choose_aside_and_one_does_not(run, threads):
+def in_turn(run):
+    """Let a run choose when its layer attends."""
+    return run
+
+
+def begun(run):
+    """Let another thread choose once its layer's products are made."""
+    run.begins = True
+    return run
+
+
+@pytest.mark.parametrize("scope", ["layer", "kv_head"])
+@pytest.mark.parametrize("tokens", [1100, 1084])
+@pytest.mark.usefixtures("two_threads")
+def test_what_is_chosen_in_its_turn_is_what_was_chosen_before(tmp_path, scope, tokens):
+    """Also where the steps fill a group and begin the next one."""
+    told = []
+    for way in (at_once, in_turn, begun):
+        folder = tmp_path / way.__name__
+        folder.mkdir()
+        run = way(Run(folder, tokens, scope=scope))
+        outputs = [run.step(number) for number in range(1, 8)]
+        counted = run.runtime.counters
+        told.append((outputs, run.sets, counted.selected_tokens, counted.hot_rows_read))
+        run.runtime.close()
+    outputs, sets, *counted = told[0]
+    for own_outputs, own_sets, *own_counted in told[1:]:
+        assert all(torch.equal(*pair) for pair in zip(outputs, own_outputs, strict=True))
+        assert all(np.array_equal(*pair) for pair in zip(sets, own_sets, strict=True))
+        assert counted == own_counted
+    # The twin: by the query at hand other tokens would be chosen.
+    folder = tmp_path / "true"
+    folder.mkdir()
+    run = Run(folder, tokens, scope=scope)
+    run.runtime.announce = lambda *given: None
+    for number in range(1, 8):
+        run.step(number)
+    assert not all(np.array_equal(*pair) for pair in zip(sets, run.sets, strict=True))
+    run.runtime.close()
+
+
+@pytest.mark.parametrize("way", [in_turn, begun])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.usefixtures("two_threads")
+def test_a_query_is_turned_as_transformers_turns_it(tmp_path, dtype, way):
+    told = []
+    for number, predicted in enumerate(
+        (
+            lambda seed: unturned(seed, dtype),
+            lambda seed: unturned(seed, dtype).queries()[0],
+            lambda seed: unturned(seed, dtype).before[0],
+        )
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        run = way(Run(folder))
+        told.append([run.step(step, predicted=predicted) for step in (1, 2)])
+        run.runtime.close()
+    by_library, by_torch, not_at_all = told
+    assert all(torch.equal(*pair) for pair in zip(by_library, by_torch, strict=True))
+    assert not any(torch.equal(*pair) for pair in zip(by_library, not_at_all, strict=True))
+
+
+def test_a_query_is_computed_in_its_layers_turn(run):
     run.runtime.begin_step()
-    chosen = choice(run)
-    assert isinstance(chosen, ChoiceAhead) is (threads > 1)
-    if threads > 1:
-        chosen.drop()
+    predicted = unturned(3)
+    run.runtime.announce(1, run.sequence, predicted, SCALING)
+    assert not predicted.asked
+    keys, values = states(50, 1)
+    run.runtime.append_token(1, run.sequence, keys[None], values[None], 0)
+    run.runtime.attend_selected(1, run.sequence, query(4), None, SCALING)
+    assert predicted.asked == 1
+
+
+def test_where_rows_were_cold_a_query_is_computed_at_once(run):
+    run.runtime.parts.decode._calls.note_cold(run.runtime.step)
+    run.runtime.begin_step()
+    predicted = unturned(3)
+    run.runtime.announce(1, run.sequence, predicted, SCALING)
+    assert predicted.asked == 1
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -163,11 +267,21 @@ def test_exact_and_coded_tokens_are_chosen_aside(tmp_path):
     assert not np.array_equal(exact, own_exact)
 
 
-@pytest.mark.parametrize(("tokens", "aside"), [(1087, True), (1088, False), (1024, False)])
-def test_where_a_group_or_a_segment_ends_the_caller_chooses(tmp_path, two_threads, tokens, aside):
+@pytest.mark.parametrize(
+    ("tokens", "kept"), [(1086, True), (1087, False), (1088, False), (1089, True), (1024, False)]
+)
+def test_where_a_group_or_a_segment_ends_tokens_are_chosen_at_once(tmp_path, tokens, kept):
     run = Run(tmp_path, tokens)
     run.runtime.begin_step()
-    chosen = choice(run)
+    assert run.runtime.decode.keep(1, run.sequence, query(3), SCALING) is kept
+    run.runtime.close()
+
+
+@pytest.mark.parametrize(("tokens", "aside"), [(1087, True), (1088, False), (1024, False)])
+def test_where_a_group_or_a_segment_ends_the_caller_chooses(tmp_path, two_threads, tokens, aside):
+    run = Run(tmp_path, tokens, exact=0.02)
+    run.runtime.begin_step()
+    chosen = run.runtime.coded.choose_next(1, run.sequence, query(3), SCALING)
     assert isinstance(chosen, ChoiceAhead) is aside
     if aside:
         chosen.drop()
@@ -179,20 +293,35 @@ def test_a_query_that_is_not_finite_is_told_of_by_its_layer(run, two_threads):
     broken = query(3)
     broken[0, 0, 0] = torch.inf
     run.runtime.announce(1, run.sequence, broken, SCALING)
+    keys, values = states(50, 1)
+    run.runtime.append_token(1, run.sequence, keys[None], values[None], 0)
     with pytest.raises(CacheUseError, match="layer 1 made a query that is not finite"):
-        run.runtime.parts.pipeline.take(1, run.sequence)
+        run.runtime.attend_selected(1, run.sequence, query(4), None, SCALING)
 
 
 def test_what_nobody_asks_for_leaves_nothing_behind(run, two_threads):
     announced(run)
     run.runtime.begin_step()
     assert run.runtime.parts.pipeline.announced(1, run.sequence) is None
+    assert not run.runtime.decode.kept
     announced(run, seed=4)
     run.runtime.truncate(run.sequence, 1000)
     assert list(run.sequence.lengths) == [1000] * LAYERS
 
 
-def test_closing_waits_for_what_is_being_chosen(tmp_path, two_threads):
-    made = Run(tmp_path)
-    announced(made)
-    made.runtime.close()
+def test_what_is_being_chosen_is_ended_where_a_pass_breaks_off(tmp_path, two_threads):
+    run, expected = Run(tmp_path / "run"), Run(tmp_path / "expected")
+    announced(run)
+    run.runtime.decode.begin(1, run.sequence)
+    (kept,) = run.runtime.decode.kept.values()
+    assert kept.choice is not None
+    # A second one would be written over it.
+    run.runtime.announce(2, run.sequence, query(5), SCALING)
+    run.runtime.decode.begin(2, run.sequence)
+    assert [one.choice is None for one in run.runtime.decode.kept.values()] == [False, True]
+    assert torch.equal(begun(run).step(1), expected.step(1))
+    announced(run)
+    run.runtime.decode.begin(1, run.sequence)
+    for one in (run, expected):
+        one.runtime.close()
+    assert not run.runtime.decode.kept

@@ -61,6 +61,24 @@ def test_of_a_layers_own_input_the_very_query_is_made(family, dtype):
             assert not torch.equal(predictor.predict(other, hidden, rotary), query)
 
 
+def test_a_norm_that_somebody_changed_is_called():
+    """And one as transformers made it has the bits of a call."""
+    model = TinyModel(layers=3).build()
+    layer, predictor = model.model.layers[1], predictor_of("llama", QuerySource.PREDICTED)
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(50, 1, model.config.hidden_size, generator=generator)
+    hidden *= 10 ** torch.linspace(-3, 3, 50)[:, None, None]
+    with torch.no_grad():
+        layer.input_layernorm.weight.uniform_(-2, 2, generator=generator)
+        expected = layer.input_layernorm(hidden)
+        assert torch.equal(predictor.enter(layer, hidden), expected)
+        hook = layer.input_layernorm.register_forward_hook(lambda *given: given[2] + 1)
+        assert torch.equal(predictor.enter(layer, hidden), expected + 1)
+        hook.remove()
+        layer.input_layernorm.forward = lambda states: states
+        assert torch.equal(predictor.enter(layer, hidden), hidden)
+
+
 def without_part(model, number):
     """Let a layer add nothing to what comes through it."""
     layer = model.get_decoder().layers[number]

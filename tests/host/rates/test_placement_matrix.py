@@ -58,8 +58,8 @@ class Decoded:
             seed = 10_000 + 1000 * number + 10 * step + layer
             query = random(seed, 4, 1, 32)
             self.runtime.announce(layer, sequence, query, SCALING)
-            landed = self.runtime.parts.pipeline.announced(layer, sequence).landed
-            self.landed += landed is not None
+            ahead = self.runtime.parts.pipeline.announced(layer, sequence)
+            self.landed += ahead is not None and ahead.landed is not None
             keys, values = random(seed + 5, 2, 2, 1, 32)
             self.runtime.append(layer, sequence, keys, values)
             out.append(self.runtime.attend_selected(layer, sequence, query, keys, SCALING))

@@ -25,6 +25,10 @@ class PythonDecode(NativeDecode):
     def step(self, *given):
         """Leave the choice to `TokenSelection`; see `NativeDecode.step`."""
 
+    def keep(self, *given):
+        """Keep nothing for a layer's turn; see `NativeDecode.keep`."""
+        return False
+
     def choose_next(self, *given):
         """Leave the choice to `TokenSelection`; see `NativeDecode.choose_next`."""
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import torch
 
+from hillinfer.engine.queries import Prediction
 from hillinfer.errors import CacheUseError, SettingsError, UnsupportedFeatureError
 from hillinfer.hf.attention import AttachedCache, HillInferLayer
 from hillinfer.hf.engine import Use
@@ -122,9 +123,9 @@ class RivalCache(AttachedCache):
         """Whether the rival does anything with them."""
         return self.rival.wants_prediction
 
-    def announce(self, layer: int, query: torch.Tensor, scaling: float) -> None:
+    def announce(self, layer: int, predicted: Prediction, scaling: float) -> None:
         """Hand on what the model's hooks predicted; see `predict`."""
-        self.predict(layer, query, scaling)
+        self.predict(layer, predicted.queries(), scaling)
 
     def attend(self, layer: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
         """Attend with one query of each sequence; see `AttachedCache`."""
