@@ -12,8 +12,36 @@ from numpy.typing import NDArray
 from hillinfer.native.library import native_library
 
 
+class PrefixSums:
+    """Checksums of all groups of a prefix in all layers, and what each begins with.
+
+    Parameters
+    ----------
+    keys
+        Of each group, as long as each other.
+    expected
+        uint32 (layers, groups), the checksums that they were written with.
+
+    Attributes
+    ----------
+    salts, expected
+        uint32 (layers, groups): the checksum of a group's key and its layer's number, and as given.
+    """
+
+    def __init__(self, keys: Sequence[bytes], expected: NDArray[np.uint32]) -> None:
+        layers, groups = expected.shape
+        library = native_library()
+        memory = np.frombuffer(b"".join(keys), np.uint8).reshape(groups, -1)
+        # The same key begins a group's salts in all layers: its own checksum is taken once.
+        begun = library.crc32c(memory, np.zeros(groups, np.uint32))
+        numbers = np.repeat(np.arange(layers, dtype="<i4"), groups).view(np.uint8).reshape(-1, 4)
+        salts = library.crc32c(numbers, np.tile(begun, layers))
+        self.salts = salts.reshape(layers, groups)
+        self.expected = np.ascontiguousarray(expected)
+
+
 class ArrivedRows:
-    """Rows of a chunk in a layer, as a drive gave them.
+    """Rows of neighbouring groups in a layer, as a drive gave them.
 
     Parameters
     ----------
@@ -28,7 +56,7 @@ class ArrivedRows:
     right
         Called with `restored_bytes`, once they are known to be right.
     wrong
-        Called where they are not; raises.
+        Called where they are not, with the number of the first wrong group among them; raises.
 
     Attributes
     ----------
@@ -44,7 +72,7 @@ class ArrivedRows:
         salts: NDArray[np.uint32],
         expected: NDArray[np.uint32],
         right: Callable[..., None],
-        wrong: Callable[[], NoReturn],
+        wrong: Callable[[int], NoReturn],
     ) -> None:
         self.layer, self.position = layer, position
         self.rows, self.salts = rows, salts
@@ -67,8 +95,9 @@ class ArrivedRows:
         """
         if sums is None:
             sums = native_library().crc32c(self.rows.reshape(len(self.salts), -1), self.salts)
-        if (sums != self._expected).any():
-            self._wrong()
+        differs = sums != self._expected
+        if differs.any():
+            self._wrong(int(differs.argmax()))
         if not self.is_checked:
             self.is_checked = True
             self._right(restored_bytes=self.rows.nbytes)

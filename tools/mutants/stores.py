@@ -222,6 +222,50 @@ STORES: tuple[Mutant, ...] = (
         (f"{_STREAMING}::test_a_flipped_bit_is_computed_anew_behind_what_is_right",),
     ),
     Mutant(
+        "dropped-caches-in-a-ring",
+        "What placed the rows of a dropped cache keeps its memory until Python looks for rings.",
+        "host/hillinfer/reuse/streaming.py",
+        "                self._placing = None\n",
+        "",
+        (f"{_STREAMING}::test_memory_of_a_dropped_cache_is_used_again_at_once",),
+    ),
+    Mutant(
+        "first-chunk-blamed",
+        "Of neighbouring chunks that arrive together the first one is blamed for all.",
+        "host/hillinfer/store/prefix.py",
+        "self.chunks[(first + group) // CHUNK_GROUPS], what",
+        "self.chunks[first // CHUNK_GROUPS], what",
+        (f"{_STREAMING}::test_two_damaged_chunks_are_met_one_after_the_other",),
+    ),
+    Mutant(
+        "salts-without-layers",
+        "Rows of another layer pass for those of this one.",
+        "host/hillinfer/arrived_rows.py",
+        'np.arange(layers, dtype="<i4")',
+        'np.zeros(layers, dtype="<i4")',
+        (f"{_TESTS}/store/test_crc32c.py::test_salts_of_a_whole_prefix_are_those_of_its_groups",),
+    ),
+    Mutant(
+        "timetable-reads-nothing",
+        "Doctor's timetable of a pass behind a stored prefix waits for no rows.",
+        "host/hillinfer/doctor/timetables.py",
+        "LayerWork(0.0, window_seconds, 0.0, read)",
+        "LayerWork(0.0, window_seconds, 0.0, 0.0)",
+        (f"{_TESTS}/cli/test_doctor.py::test_doctor_profiles_a_plain_drive_when_asked_to",),
+    ),
+    Mutant(
+        "bench-loads-torch-at-once",
+        "Benchmarks load torch before they say how OpenMP's threads wait.",
+        "tools/hillinfer_bench/cli/frontier.py",
+        "from hillinfer_bench.quality.texts import TextsRequest\n",
+        "from hillinfer_bench.figures.frontier_figure import frontier_figure  # noqa: F401\n"
+        "from hillinfer_bench.quality.texts import TextsRequest\n",
+        (
+            f"{_TESTS}/cli/test_entry.py::"
+            "test_a_command_says_how_threads_wait_before_torch_is_loaded",
+        ),
+    ),
+    Mutant(
         "sums-of-the-first-group",
         "Each group of rows that a pass places is checked as the first one.",
         "host/native/state_rows.cpp",
@@ -360,7 +404,7 @@ STORES: tuple[Mutant, ...] = (
         "streamed-rows-unchecked",
         "Rows of a stream are not compared with their checksums.",
         "host/hillinfer/arrived_rows.py",
-        "        if (sums != self._expected).any():\n",
+        "        if differs.any():\n",
         "        if False:\n",
         (
             f"{_TESTS}/reuse/test_streaming.py::test_a_flipped_bit_is_computed_anew_behind_what_is_right",

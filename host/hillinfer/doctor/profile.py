@@ -13,6 +13,7 @@ import torch
 from hillinfer.devices.opening import make_scorer
 from hillinfer.doctor.coded_need import CodedNeed
 from hillinfer.doctor.finding import Finding, Verdict
+from hillinfer.doctor.timetables import stored_prefix_finding
 from hillinfer.doctor.windows import WindowProfile
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.directories import prepared_cold_dir
@@ -88,6 +89,8 @@ SHAPES: Mapping[str, ModelFigures] = MappingProxyType(
 # --- Rates of a plain drive ---
 
 DEVICE = "nvme"
+# Tokens behind a stored prefix, a point of the grid of windows.
+_QUESTION_TOKENS = 64
 
 
 def plain_rates(
@@ -269,7 +272,12 @@ def profile_findings(
     step = PlainStep(shape, settings, tokens, rates, model.layer_weights, weights)
     findings = tuple(step.findings(name))
     windows = WindowProfile(kept, model, place, tokens)
-    return (*findings, drive_finding(drive), windows.finding(name))
+    findings = *findings, drive_finding(drive), windows.finding(name)
+    longest = windows.longest_in_memory(_QUESTION_TOKENS)
+    if longest is None:
+        return findings
+    parts = shape.layers, shape.row_bytes, longest[1], drive
+    return *findings, stored_prefix_finding(_QUESTION_TOKENS, longest[0], *parts)
 
 
 def drive_finding(rates: DriveRates) -> Finding:

@@ -223,6 +223,15 @@ class WindowProfile:
         )
         return Finding("compute windows", Verdict.OK, self._text(name, unknown - left, left))
 
+    def longest_in_memory(self, new_tokens: int) -> tuple[int, float] | None:
+        """Return the longest prefix that a pass is known behind, and seconds of one layer there.
+
+        None where no pass of so many tokens is known behind any, in a cache in memory.
+        """
+        points = self._points[0]
+        known = [before for before in self._prefixes if before and (new_tokens, before) in points]
+        return (known[-1], points[new_tokens, known[-1]]) if known else None
+
     # --- inside ----------------------------------------------------------------------------
 
     def _text(self, name: str, measured: int, left: int) -> str:

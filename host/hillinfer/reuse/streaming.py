@@ -173,7 +173,7 @@ class Landing:
         self._changed = threading.Condition()
         # Layers all of whose tokens are there, and those whose first tokens are, once less comes.
         self._whole = self._part = 0
-        # Of each layer, chunks that are still to come.
+        # Of each layer, groups that are still to come.
         self._missing = [0] * found.shape.layers
         # How many tokens can still come.
         self._most = tokens
@@ -235,23 +235,28 @@ class Landing:
     def note_computing(self) -> None:
         """Learn that a pass computes and will come for more: rows may wait for it."""
         self._is_computing = True
-        if self._placing is not None:
-            self._placing.let_wait()
+        # The thread that reads may be through at any moment, and leave none.
+        placing = self._placing
+        if placing is not None:
+            placing.let_wait()
 
     def note_end(self) -> None:
         """Learn that a pass comes for no more: rows are placed as they are read."""
         self._is_computing = False
-        if self._placing is not None:
-            self._placing.place_at_once()
+        placing = self._placing
+        if placing is not None:
+            placing.place_at_once()
 
     def stop(self) -> None:
         """Read no more: nobody waits any longer."""
         self._is_stopped = True
-        if self._placing is not None:
-            self._placing.stop()
+        placing = self._placing
+        if placing is not None:
+            placing.stop()
 
     def _has_waiting(self) -> bool:
-        return self._placing is not None and self._placing.has_waiting
+        placing = self._placing
+        return placing is not None and placing.has_waiting
 
     def _is_there(self, layer: int, tokens: int) -> bool:
         return layer < self._whole or (layer < self._part and tokens <= self._most)
@@ -269,12 +274,18 @@ class Landing:
                     except OSError:
                         # Nobody knows which of its bytes the drive still has.
                         self._lose(0)
+        except StoppedError as error:
+            # Its frames know this, and so the memory of a cache that somebody dropped.
+            self._error = error.with_traceback(None)
         except BaseException as error:
             # Whoever waits is told.
             self._error = error
         finally:
             with self._changed:
                 self._has_ended = True
+                # It knows this, too: a ring of objects would keep the memory of a dropped cache
+                # until Python looks for rings.
+                self._placing = None
                 self._counts.read_seconds += time.perf_counter() - started
                 self._changed.notify_all()
 
@@ -291,7 +302,8 @@ class Landing:
         landed = partial(self._landed, most)
         placing = RowPlacing(self._states, most, landed, self._changed, threads)
         with self._changed:
-            self._missing = [chunks] * len(self._missing)
+            groups = sum(one.groups for one in self._found.chunks[:chunks])
+            self._missing = [groups] * len(self._missing)
             self._placing = placing
         if self._is_computing:
             placing.let_wait()
@@ -305,7 +317,7 @@ class Landing:
             # Of a part that is being read anew.
             return
         self._counts.read_bytes += rows.rows.nbytes
-        self._missing[rows.layer] -= 1
+        self._missing[rows.layer] -= len(rows.salts)
         layers = len(self._missing)
         part = max(self._whole, self._part)
         while part < layers and not self._missing[part]:

@@ -14,6 +14,7 @@ pages lie in the tag plane (`secrecy/pages.py`).
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import threading
 from collections import OrderedDict
@@ -102,7 +103,7 @@ class Header:
     has_shadow: bool = False
     tag_bytes: int = 0
 
-    @property
+    @cached_property
     def shape(self) -> ExtentShape:
         """Shape of the extent."""
         return ExtentShape(self.layers, self.row_bytes, self.shadow_bytes, self.tag_bytes)
@@ -284,12 +285,10 @@ def read_sheet(opened: OpenedSheet, pool: bytes, expected: Expected | None = Non
     Its keys are those of its token numbers, or it is none; `expected` spares hashing these where
     they are just those of a prompt.
     """
-    found = read_header(opened.page, pool)
-    if found is None:
+    if (found := read_header(opened.page, pool)) is None:
         return None
-    header, crc = found
-    body, sealing = opened.body, opened.sealing
-    header = replace(header, tag_bytes=sealing.tag_bytes)
+    (header, crc), body, sealing = found, opened.body, opened.sealing
+    header = replace(header, tag_bytes=sealing.tag_bytes) if sealing.tag_bytes else header
     if len(body) != header.shape.body_bytes or checksum(body) != crc:
         return None
     ids = np.frombuffer(body, TOKEN_TYPE, CHUNK_TOKENS)
@@ -452,11 +451,11 @@ class SheetReader:
                 offsets = np.array([chunks[missing[row]].span.offset for row in rows], np.int64)
                 reads = Reads(offsets, places, np.full(len(rows), size))
                 file.read_many(reads, memory, _SHEETS_AT_ONCE)
-        for row, at in enumerate(missing):
-            data = memory[row * size : (row + 1) * size].tobytes()
+        parts = memory[: len(missing) * size].reshape(-1, size)
+        for at, part in zip(missing, parts, strict=True):
             span = chunks[at].span
-            place = place_of(span, self._pool)
-            found[at] = read_sheets(data, shape, place, self._keys, expected[at])
+            given = shape, place_of(span, self._pool), self._keys, expected[at]
+            found[at] = read_sheets(part.tobytes(), *given)
             for slot, sheet in found[at]:
                 self._known.keep(span.drive, span.unit, slot, sheet)
         return found
@@ -471,8 +470,10 @@ class SheetReader:
 
 def checksum(data: bytes) -> int:
     """Return the CRC-32C of some bytes."""
-    memory = np.frombuffer(data, np.uint8).reshape(1, -1)
-    return int(native_library().crc32c(memory, np.zeros(1, np.uint32))[0])
+    # Without numpy, and with Python's lock: either would take longer than these bytes do.
+    both = (ctypes.c_uint32 * 2)()
+    native_library().tables.hillinfer_crc32c(data, len(data), 1, both, ctypes.byref(both, 4))
+    return both[1]
 
 
 def salts(keys: list[bytes], *layers: int) -> NDArray[np.uint32]:

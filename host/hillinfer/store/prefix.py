@@ -10,21 +10,21 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.arrived_rows import ArrivedRows, Taker
+from hillinfer.arrived_rows import ArrivedRows, PrefixSums, Taker
 from hillinfer.drive.calls import Reads
 from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, round_up
 from hillinfer.secrecy.library import WrongTagError
 from hillinfer.secrecy.pages import Pages, PlainPages
 from hillinfer.store.database import Chunk
-from hillinfer.store.extent import Sheet, group_sums, salts
-from hillinfer.store.keys import CHUNK_TOKENS, ExtentShape
+from hillinfer.store.extent import Sheet, group_sums
+from hillinfer.store.keys import CHUNK_GROUPS, ExtentShape
 from hillinfer.store.pool_files import READ_BYTES, PoolFile
 from hillinfer.system.kept_memory import BLOCK_BYTES, KeptMemory
 from hillinfer_model.kernel_spec import GROUP_TOKENS
@@ -165,6 +165,12 @@ class StoredPrefix:
         """Shape of its extents."""
         return self.chunks[0].shape
 
+    @cached_property
+    def _sums(self) -> PrefixSums:
+        keys = [key for one in self.chunks for key in one.sheet.group_keys[: one.groups]]
+        expected = [one.sheet.row_sums[:, : one.groups] for one in self.chunks]
+        return PrefixSums(keys, np.concatenate(expected, axis=1))
+
     @property
     def byte_count(self) -> int:
         """Bytes of its rows in all layers."""
@@ -255,9 +261,7 @@ class StoredPrefix:
         at = chunk.shape.rows_at(layer, first)
         self._files[span.drive].read(into, span.offset + at)
         self._open_pages(chunk, at, into)
-        stop = first + len(into) // GROUP_TOKENS
-        own_salts = salts(chunk.sheet.group_keys[first:stop], layer)
-        self._arrived(chunk, layer, first, into, own_salts).check()
+        self._arrived(layer, chunk.record.position, into, first).check()
 
     def shadows(
         self, numbers: Sequence[int]
@@ -391,15 +395,19 @@ class StoredPrefix:
         self._read(piece, buffer, deadline)
         self._read_tags([self.chunks[number] for number in piece.chunks])
         arrived: list[ArrivedRows] = []
+        layers, every = range(piece.first, piece.stop), piece.chunks
+        # One layer's rows of all chunks lie together; else those of a chunk do, layer by layer.
+        runs = [every] if len(layers) == 1 else [range(one, one + 1) for one in every]
 
         def opened() -> Iterator[ArrivedRows]:
-            for at, number in enumerate(piece.chunks):
-                chunk, layers = self.chunks[number], range(piece.first, piece.stop)
-                own = salts(chunk.sheet.group_keys[: chunk.groups], *layers)
-                for layer, own_salts in zip(layers, own.reshape(len(layers), -1), strict=True):
-                    rows = self._rows(piece, buffer, layer, at)
-                    self._open_pages(chunk, self.shape.rows_at(layer), rows.reshape(-1))
-                    arrived.append(self._arrived(chunk, layer, 0, rows, own_salts))
+            for run in runs:
+                for layer in layers:
+                    for number in run if self.shape.tag_bytes else ():
+                        own = self._rows(piece, buffer, layer, range(number, number + 1))
+                        at = self.shape.rows_at(layer)
+                        self._open_pages(self.chunks[number], at, own.reshape(-1))
+                    rows = self._rows(piece, buffer, layer, run)
+                    arrived.append(self._arrived(layer, run.start, rows))
                     yield arrived[-1]
 
         take(opened())
@@ -409,26 +417,21 @@ class StoredPrefix:
         """Read a piece in long reads, all drives' one after the other."""
         shape, count = self.shape, piece.stop - piece.first
         chunk_bytes = count * shape.object_bytes
-        by_drive: dict[int, list[tuple[int, int, int]]] = {}
-        for at, number in enumerate(piece.chunks):
-            chunk = self.chunks[number]
-            span = chunk.record.span
-            offset = span.offset + shape.rows_at(piece.first)
-            # The last layer's rows end with the last group that is wanted.
-            size = chunk_bytes - shape.object_bytes + chunk.groups * shape.group_bytes
-            parts = Reads.in_pieces(offset, size, READ_BYTES)
-            by_drive.setdefault(span.drive, []).extend(
-                zip(
-                    parts.file_offsets.tolist(),
-                    (parts.buffer_offsets + at * chunk_bytes).tolist(),
-                    parts.byte_counts.tolist(),
-                    strict=True,
-                )
-            )
-        for drive, places in by_drive.items():
-            columns = np.array(places, np.int64).T
+        parts = Reads.in_pieces(0, chunk_bytes, READ_BYTES)
+        chunks = [self.chunks[number] for number in piece.chunks]
+        drives = np.array([one.record.span.drive for one in chunks])
+        # The last layer's rows end with the last group that is wanted.
+        missing = [CHUNK_GROUPS - one.groups for one in chunks]
+        sizes = chunk_bytes - shape.group_bytes * np.array(missing)[:, None]
+        counts = np.minimum(sizes - parts.buffer_offsets, parts.byte_counts)
+        places = chunk_bytes * np.arange(len(chunks))[:, None] + parts.buffer_offsets
+        offsets = shape.rows_at(piece.first) + np.array([one.record.span.offset for one in chunks])
+        starts = offsets[:, None] + parts.file_offsets
+        for drive in set(drives.tolist()):
+            wanted = (counts > 0) & (drives == drive)[:, None]
+            reads = Reads(starts[wanted], places[wanted], counts[wanted])
             with self._files[drive].turns.ahead(deadline):
-                self._files[drive].read_many(Reads(*columns), buffer, _THREADS)
+                self._files[drive].read_many(reads, buffer, _THREADS)
 
     def _read_tags(self, chunks: Sequence[StoredChunk]) -> None:
         """Read the tags of chunks that have none yet; those of a few chunks come together."""
@@ -471,27 +474,24 @@ class StoredPrefix:
         return planes
 
     def _rows(
-        self, piece: _Piece, buffer: NDArray[np.uint8], layer: int, at: int
+        self, piece: _Piece, buffer: NDArray[np.uint8], layer: int, run: range
     ) -> NDArray[np.uint8]:
-        """Return the rows of a layer of one of a piece's chunks, where they lie in its buffer."""
-        shape, chunk = self.shape, self.chunks[piece.chunks[at]]
-        start = at * (piece.stop - piece.first) + layer - piece.first
-        start *= shape.object_bytes
-        rows = buffer[start : start + chunk.groups * shape.group_bytes]
-        return rows.reshape(-1, shape.row_bytes)
+        """Return rows of a layer of some of a piece's chunks; of several if it has one layer."""
+        shape, at = self.shape, run.start - piece.chunks.start
+        start = (at * (piece.stop - piece.first) + layer - piece.first) * shape.object_bytes
+        groups = sum(self.chunks[number].groups for number in run)
+        return buffer[start : start + groups * shape.group_bytes].reshape(-1, shape.row_bytes)
 
-    def _arrived(
-        self,
-        chunk: StoredChunk,
-        layer: int,
-        first: int,
-        rows: NDArray[np.uint8],
-        own_salts: NDArray[np.uint32],
-    ) -> ArrivedRows:
-        position = chunk.record.position * CHUNK_TOKENS + first * GROUP_TOKENS
-        expected = chunk.sheet.row_sums[layer, first : first + len(own_salts)]
-        wrong = partial(self._fail, chunk, f"rows of layer {layer}")
-        return ArrivedRows(layer, position, rows, own_salts, expected, self._count, wrong)
+    def _arrived(self, layer: int, chunk: int, rows: NDArray[np.uint8], at: int = 0) -> ArrivedRows:
+        """Return rows of neighbouring chunks, from some group of the one of some number on."""
+        first = chunk * CHUNK_GROUPS + at
+        own = slice(first, first + len(rows) // GROUP_TOKENS)
+        sums = self._sums.salts[layer, own], self._sums.expected[layer, own]
+        what = f"rows of layer {layer}"
+        return ArrivedRows(
+            layer, first * GROUP_TOKENS, rows, *sums, self._count,
+            lambda group: self._fail(self.chunks[(first + group) // CHUNK_GROUPS], what),
+        )  # fmt: skip
 
     def _fail(self, chunk: StoredChunk, what: str) -> NoReturn:
         error = WrongBytesError(chunk, what)

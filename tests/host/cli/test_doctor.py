@@ -3,6 +3,7 @@
 
 import gc
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -186,6 +187,14 @@ def test_doctor_profiles_a_plain_drive_when_asked_to(command, cold_dir):
     windows = found["compute windows"]["found"]
     assert "behind 4096 tokens takes 20.00 ms for 64 new tokens in memory" in windows
     assert "0 points measured now, 0 left" in windows
+    # 16 layers of 20 ms, and what the timetable says of the rows of the first.
+    prefix = found["stored prefix"]["found"]
+    seconds, waiting = (float(one) for one in re.findall(r"([\d.]+) s[, ]", prefix)[:2])
+    read = float(re.search(r"([\d.]+) ms of reading", prefix)[1]) / 1e3
+    assert prefix.startswith("64 tokens behind 4096 stored ones take ")
+    assert waiting >= round(read, 2) - 0.01
+    assert seconds == pytest.approx(16 * 0.02 + waiting, abs=0.011)
+    assert ("no time to write" in prefix) == (read > 0.02)
     lines = command(*asked, "--context", 8192, "--dram-budget", "50%").out.splitlines()
     assert sum("--query predicted or true is yours to choose" in line for line in lines) == 1
     # What was kept stays; without being asked nothing is said of a step.

@@ -179,3 +179,18 @@ def test_a_command_that_cannot_be_loaded_is_one_line(error):
 def test_the_script_calls_what_takes_signals_first():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["project"]["scripts"] == {"hillinfer": "hillinfer_command:main"}
+
+
+@pytest.mark.parametrize("command", ["hillinfer.cli.main", "hillinfer_bench.cli.main"])
+def test_a_command_says_how_threads_wait_before_torch_is_loaded(command):
+    """OpenMP reads it when torch is loaded: threads that spin would be part of every figure."""
+    asked = f"import sys, os; import {command} as own; print('torch' in sys.modules)"
+    assert program(asked).stdout == "False\n"
+    ran = f"""
+import atexit, os, sys
+import {command} as own
+atexit.register(lambda: print(os.environ["OMP_WAIT_POLICY"]))
+own.main(["--help"])
+"""
+    assert program(ran).stdout.endswith("passive\n")
+    assert program(ran, OMP_WAIT_POLICY="active").stdout.endswith("active\n")

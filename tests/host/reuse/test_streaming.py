@@ -211,6 +211,36 @@ def test_rows_wait_for_a_pass_that_keeps_all_cores_busy(known, pass_threads, bre
         assert same_rows(cache, held)
 
 
+@pytest.fixture
+def _no_collections():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_no_collections")
+def test_memory_of_a_dropped_cache_is_used_again_at_once(known):
+    place, model, ids, *_ = known
+    with Store(place) as store:
+        stored = prompts_of(store, model)
+
+        def used():
+            """Where the keys of a cache lie that is dropped when a pass went through it."""
+            cache = DynamicCache()
+            stored.load_into(cache, ids)
+            rest(model, cache, ids, STORED)
+            return cache.layers[0].keys.data_ptr()
+
+        assert len({used() for _ in range(4)}) == 1
+        # The twin: what somebody keeps is nobody else's.
+        kept = []
+        for _ in range(2):
+            kept.append(DynamicCache())
+            stored.load_into(kept[-1], ids)
+        assert kept[0].layers[0].keys.data_ptr() != kept[1].layers[0].keys.data_ptr()
+
+
 def landing_threads():
     return [one for one in threading.enumerate() if one.name == "hillinfer-store-land"]
 

@@ -4,8 +4,9 @@
 import numpy as np
 import pytest
 
+from hillinfer.arrived_rows import PrefixSums
 from hillinfer.native.library import native_library
-from hillinfer.store.extent import checksum
+from hillinfer.store.extent import checksum, salts
 
 # RFC 3720, appendix B.4, and the check value of the catalogue of CRCs.
 KNOWN = {
@@ -48,3 +49,14 @@ def test_lengths_and_salts(size):
 def test_pieces_that_do_not_fit_their_salts_are_refused():
     with pytest.raises(ValueError, match="2 salts for pieces"):
         native_library().crc32c(np.zeros((3, 8), np.uint8), np.zeros(2, np.uint32))
+
+
+def test_salts_of_a_whole_prefix_are_those_of_its_groups():
+    keys = [bytes([one]) * 32 for one in (3, 1, 2)]
+    expected = np.arange(12, dtype=np.uint32).reshape(4, 3)
+    found = PrefixSums(keys, expected)
+    assert found.expected.tolist() == expected.tolist()
+    assert found.salts.reshape(-1).tolist() == salts(keys, *range(4)).tolist()
+    assert found.salts[2, 1] == golden(keys[1] + bytes([2, 0, 0, 0]))
+    # The twin: another key, or another layer, begins with another one.
+    assert len(set(found.salts.reshape(-1).tolist())) == 12

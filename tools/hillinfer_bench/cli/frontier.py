@@ -13,7 +13,6 @@ from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.system.files import check_apart, prepare_report
 from hillinfer.system.machine import NumberType
 from hillinfer_bench.figures.canvas import require_matplotlib, save_figure
-from hillinfer_bench.figures.frontier_figure import frontier_figure, read_frontier
 from hillinfer_bench.quality.texts import TextsRequest
 
 
@@ -91,5 +90,8 @@ def frontier_picture(
     require_matplotlib()
     check_apart((("FILE", file), ("--out", out)))
     prepare_report(out, "--out", "the picture")
+    # It loads torch, before which a command says how OpenMP's threads wait.
+    from hillinfer_bench.figures.frontier_figure import frontier_figure, read_frontier
+
     save_figure(frontier_figure(read_frontier(file)), out)
     print(out)

@@ -15,6 +15,8 @@ class Part(StrEnum):
     """The same of an encrypted store."""
     OPENING = "opening"
     """Opening a long prefix in place."""
+    SHARED = "shared"
+    """The same in caches that share it: a second one, and decode steps."""
     TOGETHER = "together"
     """Processes that read at once."""
     LOOKUPS = "lookups"

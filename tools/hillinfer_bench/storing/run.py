@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,11 @@ from hillinfer_bench.storing.opening import measure_opening
 from hillinfer_bench.storing.part import Part
 from hillinfer_bench.storing.rivals import LLAMA_CPP, VLLM, RivalRow
 from hillinfer_bench.storing.sealed import SealedRow, measure_sealed
+from hillinfer_bench.storing.shared import measure_shared
 from hillinfer_bench.storing.speed import SHAPES, StreamRow, measure_lookups, measure_stream
 from hillinfer_bench.storing.together import measure_together
 from hillinfer_bench.traces.request_trace import CARRIED_TRACES, RequestTrace
-from hillinfer_bench.traces.table import least_over_lru
+from hillinfer_bench.traces.table import TraceRow, judged_rows
 
 _LONG_TOKENS = 100_000
 _OPEN_LAYERS = 2
@@ -126,16 +128,10 @@ def run(
     try:
         step(Part.STREAMS, lambda: _streams(request, place, say))
         step(Part.SEALED, lambda: _sealed(request, place, say))
-        step(
-            Part.OPENING,
-            lambda: measure_opening(
-                place / "opening",
-                _LONG_TOKENS // CHUNK_TOKENS * CHUNK_TOKENS,
-                _OPEN_LAYERS,
-                request.rounds,
-                say,
-            ),
-        )
+        whole = _LONG_TOKENS // CHUNK_TOKENS * CHUNK_TOKENS
+        for part, measure in ((Part.OPENING, measure_opening), (Part.SHARED, measure_shared)):
+            own = place / part.value
+            step(part, partial(measure, own, whole, _OPEN_LAYERS, request.rounds, say))
         step(
             Part.TOGETHER,
             lambda: measure_together(place / "together", *_TOGETHER, request.rounds, say),
@@ -180,10 +176,10 @@ def _sealed(request: StoreRequest, place: Path, say: Callable[[str], None]) -> S
     return measure_sealed(place / "sealed", name, request.tokens, layers, request.rounds, say)
 
 
-def _saved(say: Callable[[str], None]) -> float:
-    say("traces: the default beside LRU at three capacities")
+def _saved(say: Callable[[str], None]) -> list[TraceRow]:
+    say("traces: the default beside LRU, ARC, Belady's and none at three capacities")
     traces = [RequestTrace.carried(name) for name in CARRIED_TRACES]
-    return least_over_lru(traces, _SHARES)
+    return judged_rows(traces, _SHARES)
 
 
 def _staged(

@@ -20,7 +20,8 @@ _MOST_LINE = 1 << 20
 
 CARRIED = Path(__file__).parent / "data"
 """The traces that come with the benchmark, and their license."""
-CARRIED_TRACES = ("conversation", "synthetic")
+SYNTHETIC = "synthetic"
+CARRIED_TRACES = ("conversation", SYNTHETIC)
 
 
 class TraceError(HillInferError):

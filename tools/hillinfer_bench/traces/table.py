@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
 
@@ -180,19 +180,17 @@ def verdicts(rows: Sequence[TraceRow]) -> list[Verdict]:
     return told
 
 
-def least_over_lru(traces: Sequence[RequestTrace], shares: Sequence[float]) -> float:
-    """Return the least difference of the default to LRU, in points of seconds saved."""
-    default = Case(DEFAULT_EVICTION, DEFAULT_ADMISSION, 0.0)
-    lru = Case(LRU, ALWAYS, 0.0)
-    return min(
-        100
-        * (
-            trace_row(trace, replace(default, share=share)).seconds
-            - trace_row(trace, replace(lru, share=share)).seconds
-        )
+def judged_rows(traces: Sequence[RequestTrace], shares: Sequence[float]) -> list[TraceRow]:
+    """Replay what verdicts need, and what a store that knew the future or forgot nothing does."""
+    wanted = {(name, ALWAYS) for name in (LRU, DEFAULT_EVICTION, BELADY, "arc", "none")}
+    wanted |= {(DEFAULT_EVICTION, SEEN_ONCE), (DEFAULT_EVICTION, DEFAULT_ADMISSION)}
+    return [
+        trace_row(trace, case)
         for trace in traces
         for share in shares
-    )
+        for case in cases(share)
+        if (case.eviction, case.admission) in wanted
+    ]
 
 
 def table_text(rows: Sequence[TraceRow]) -> str:
