@@ -25,8 +25,9 @@ from hillinfer.generate.answering import Completed
 from hillinfer.hf.features import check_model
 from hillinfer.hf.hooks import Guard
 from hillinfer.hf.joined_cache import JoinedCache
+from hillinfer.pruning.blocks.policies import Decoding, Keep
 from hillinfer.pruning.caches import Documents, staged_cache
-from hillinfer.pruning.decoding import BlockManager, DecodedBlocks, Decoding, Keep
+from hillinfer.pruning.decoding import BlockManager, DecodedBlocks
 from hillinfer.pruning.guards import (
     LayerGuard,
     PromptGuard,
