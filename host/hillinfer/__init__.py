@@ -131,7 +131,9 @@ def prune(
     decoding
         Which blocks deeper layers have while tokens are decoded: `keep`, those of the prompt's
         read; `swap`, SlimInfer's KV manager, for ordinary caches alone: where fewer than 90 % of
-        the blocks that decoded tokens want are there, or than ``"swap:0.8"`` says, they change.
+        the blocks that decoded tokens want are there, or than ``"swap:0.8"`` says, they change;
+        ``"blocks:10%"``, the same rule in HillInfer's cache, where layers attend to so many of the
+        prompt's blocks in place of `alpha`.
 
     Raises
     ------
@@ -139,7 +141,7 @@ def prune(
         Where the schedule fits no such model, or a name is unknown.
     """
     # transformers and torch load only when a model is there.
-    from hillinfer.pruning.decoding import make_decoding
+    from hillinfer.pruning.blocks.policies import make_decoding
     from hillinfer.pruning.passes import LaterTurns
     from hillinfer.pruning.rankers import make_ranker
     from hillinfer.pruning.reading import Pruning

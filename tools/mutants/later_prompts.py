@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults in what a later prompt chooses, and what it computes of that."""
+"""Faults in what later prompts and decoded tokens choose, and what is computed of that."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ _STAGES, _READING = "host/hillinfer/pruning/stages.py", "host/hillinfer/pruning/
 _QUALITY = "tools/hillinfer_bench/slim/quality.py"
 _ENTERING = "tests/host/pruning/test_entering.py"
 _ROWS = f"{_ENTERING}::test_rows_that_stay_stay_and_others_are_those_of_a_direct_computation"
+
+_BLOCKS = "tests/host/pruning/test_blocks.py"
+_RULE = f"{_BLOCKS}::test_layers_attend_to_blocks_that_the_rule_wants"
 
 LATER_PROMPTS: tuple[Mutant, ...] = (
     Mutant(
@@ -56,5 +59,37 @@ LATER_PROMPTS: tuple[Mutant, ...] = (
             "tests/host/pruning/test_slim_text.py"
             "::test_a_second_question_computes_what_operations_say",
         ),
+    ),
+    Mutant(
+        "answers-are-no-rows-of-blocks",
+        "Layers attend to blocks of the prompt, and not to the answer.",
+        "host/hillinfer/pruning/decoding.py",
+        "        rows |= positions >= state.tokens\n",
+        "        rows[-1] = True\n",
+        (_RULE,),
+    ),
+    Mutant(
+        "blocks-of-other-bands-are-wanted",
+        "Blocks that a band does not have take places among the candidates.",
+        "host/hillinfer/pruning/decoding.py",
+        "        if among is not None:\n",
+        "        if False:\n",
+        (_RULE,),
+    ),
+    Mutant(
+        "told-rows-stay-told",
+        "Layers attend to what was told for a token before.",
+        "host/hillinfer/kv/sequence.py",
+        "self.told[0] == tokens else None",
+        "self.told[0] else None",
+        (f"{_BLOCKS}::test_what_goes_on_without_pruning_selects_as_ever",),
+    ),
+    Mutant(
+        "told-rows-are-scored-all-the-same",
+        "Where rows are told, a layer chooses by itself in one call.",
+        "host/hillinfer/engine/runtime.py",
+        "if ahead is None and not is_told else ()",
+        "if ahead is None else ()",
+        (_RULE,),
     ),
 )

@@ -64,8 +64,8 @@ PRUNING: tuple[Mutant, ...] = (
         "rows-that-enter-are-those-of-one-layer",
         "What swaps bring is counted of one layer of a band.",
         _DECODING,
-        "BLOCK_TOKENS * len(band),",
-        "BLOCK_TOKENS,",
+        "len(fresh + back) * BLOCK_TOKENS * len(band),",
+        "len(fresh + back) * BLOCK_TOKENS,",
         (_MOVED,),
     ),
     Mutant(
@@ -282,7 +282,7 @@ PRUNING: tuple[Mutant, ...] = (
     Mutant(
         "gamma-is-not-enough",
         "Blocks move where as many of the candidates are there as gamma asks for.",
-        _DECODING,
+        "host/hillinfer/pruning/blocks/policies.py",
         "overlap >= self._gamma",
         "overlap > self._gamma",
         (f"{_DECODING_TESTS}::test_the_papers_gamma_is_taken_where_none_is_given",),

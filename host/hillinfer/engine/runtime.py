@@ -388,17 +388,18 @@ class Runtime:
         """
         length = sequence.lengths[layer]
         ahead = self._pipeline.take(layer, sequence)
-        for whole in self._whole_steps if ahead is None else ():
+        is_told = sequence.told is not None
+        for whole in self._whole_steps if ahead is None and not is_told else ():
             attended = whole.step(layer, sequence, query, scaling, self._step)
             if attended is not None:
                 if self.observe_selected is not None:
                     self.observe_selected(layer, length, whole.chosen)
                 self._rows.offer_filled(layer, sequence, self._step)
                 return attended
-        if ahead is None:
+        if ahead is None or is_told:
             self._settle_arrivals()
             keys = self._rows.newest_keys(layer, sequence) if keys is None else keys
-            ahead = self._selection.own(layer, sequence, query, keys, scaling)
+            ahead = self._selection.own(layer, sequence, query, keys, scaling, ahead)
         selected = ahead.sets
         if self.observe_selected is not None:
             self.observe_selected(layer, length, selected)

@@ -107,6 +107,7 @@ class TokenSelection:
         token_bytes = spec.segment_bytes / spec.segment_tokens
         self._token_work = token_bytes * heads / spec.key_mode.code_bits
         self._scope = scope
+        self._set_count = 1 if scope is Scope.LAYER else spec.kv_heads
         self._accountant = accountant
         self._recorder = recorder
         self._score_bytes = self._room_tokens = 0
@@ -165,8 +166,9 @@ class TokenSelection:
         query: torch.Tensor,
         keys: torch.Tensor,
         scaling: float,
+        before: Ahead | None = None,
     ) -> Ahead:
-        """Select for a token that was just appended, by its own query.
+        """Select for a token that was just appended, by its own query, or take what was told.
 
         Parameters
         ----------
@@ -178,15 +180,20 @@ class TokenSelection:
             The new token's, stored type, (kv_heads, 1, head_dim).
         scaling
             Factor on inner products.
+        before
+            What was read ahead, of rows that were told for a token before; None for nothing.
 
         Raises
         ------
         CacheUseError
             Where the query is not finite.
         """
-        length = sequence.lengths[layer]
+        length, landed = sequence.lengths[layer], None if before is None else before.landed
+        told = sequence.told_rows(length)
+        if told is not None:
+            return Ahead([told] * self._set_count, landed, None)
         if self.selects_all(length, sequence.lacking):
-            return Ahead(self.everything(layer, sequence, keys), None, None)
+            return Ahead(self.everything(layer, sequence, keys), landed, None)
         self.make_room(length)
         with self.scoring, Explained(layer):
             with self._recorder.span(Lane.HOST_SCORING, "code", layer=layer):
@@ -197,13 +204,15 @@ class TokenSelection:
                     host_query(query), scaling, shadows, 0, sequence.lacking
                 )
         sets, exact = both_of(chosen)
-        return Ahead(sets, None, None, exact)
+        return Ahead(sets, landed, None, exact)
 
     def is_quick(self, layer: int, sequence: Sequence) -> bool:
         """Say whether scoring a layer takes no longer than having another thread do it.
 
         It does where the processor scores little, and waits for neither a device nor a drive.
         """
+        if sequence.told is not None:
+            return False
         if not self._is_fast or sequence.lengths[layer] * self._token_work > QUICK_BYTES:
             return False
         # A generator takes five times as long, at every layer.
@@ -232,7 +241,10 @@ class TokenSelection:
         bring
             Returns the predicted query, float32 (query_heads, head_dim) on the CPU; may wait.
         """
-        past, lacking = sequence.lengths[layer], sequence.lacking
+        past, lacking, told = sequence.lengths[layer], sequence.lacking, sequence.told
+        if told is not None:
+            # What a token before attended to is mostly what the one that comes does.
+            return lambda: [told[1]] * self._set_count
         self.make_room(past)
         if sequence.observed[layer] is not None or not self._shadow.codes_from_tail(
             layer, sequence

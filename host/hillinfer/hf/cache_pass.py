@@ -266,9 +266,10 @@ class PassingCache(AttachedCache):
         if self.lengths.waits(layer):
             return
         for share in self._plan.shares:
-            if share.tokens:
-                own = query[share.batch_rows[0]]
-                self._runtime.announce(layer, share.sequence.of(layer), own, scaling)
+            sequence, runtime = share.sequence.of(layer), self._runtime
+            # Where others say what is attended to, rows alone are read ahead.
+            if share.tokens and (sequence.told is None or runtime.decode is not None):
+                runtime.announce(layer, sequence, query[share.batch_rows[0]], scaling)
 
     def attend(self, layer: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
         """Attend to what `store` just completed; zeros for padding, and contiguous."""

@@ -201,6 +201,9 @@ class Sequence:
         `kept_until`, int64, ascending; of later tokens it has every one.
     lacking
         How many tokens of the sequence have no row in this band.
+    told
+        Rows that layers attend to, int64 ascending, whatever they would select, once they have so
+        many tokens; None where nobody says. Behind these it is what may be read ahead.
     lengths, held_starts
         Of each layer its tokens, and the position of the first row in its tail; to be looked at.
     tails
@@ -220,6 +223,7 @@ class Sequence:
         self.deeper: list[Sequence] = []
         self.kept, self.kept_until = np.zeros(0, np.int64), 0
         self.lacking = 0
+        self.told: tuple[int, NDArray[np.int64]] | None = None
         # 4 bytes per token, where a list of numbers takes 36.
         self.token_ids = array("i")
         self.tables = SequenceTables(layers, row_bytes) if tables is None else tables
@@ -244,7 +248,7 @@ class Sequence:
         copy = Sequence(len(self.described), self.tails.shape[2], self.tables.fork(), self.band)
         copy.keep(self.kept, self.kept_until)
         copy.token_ids = self.token_ids[:]
-        copy.observed = list(self.observed)
+        copy.observed, copy.told = list(self.observed), self.told
         return copy
 
     def of(self, layer: int) -> Sequence:
@@ -279,6 +283,14 @@ class Sequence:
         """Say which of the first `until` tokens a deeper band has, int64, ascending."""
         self.kept, self.kept_until = positions, until
         self.lacking = until - len(positions)
+
+    def tell_rows(self, tokens: int, rows: NDArray[np.int64]) -> None:
+        """Say which rows its layers attend to, int64 ascending, once they have so many tokens."""
+        self.told = tokens, rows
+
+    def told_rows(self, tokens: int) -> NDArray[np.int64] | None:
+        """Return what was told for so many tokens; what was told for others does not count."""
+        return self.told[1] if self.told is not None and self.told[0] == tokens else None
 
     def rows_before(self, length: int) -> int:
         """Return how many of the first `length` tokens a deeper band has."""
@@ -316,6 +328,7 @@ class Sequence:
         Of a group that is cut the tail must have the rows that stay.
         """
         gone = self.groups[length // GROUP_TOKENS :]
+        self.told = None
         self.tables.truncate(length)
         self._groups = self.tables.groups()
         self.described = [-1] * len(self.described)

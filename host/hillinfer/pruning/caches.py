@@ -152,6 +152,9 @@ class OrdinaryCache(StagedCache):
         """Return True: they lie in tensors of their own."""
         return True
 
+    def attend_to(self, layers: range, rows: torch.Tensor) -> None:
+        """Do nothing: all that a layer has is attended to."""
+
     def ordinary(self) -> DynamicCache:
         """Return it."""
         return self._cache
@@ -363,12 +366,18 @@ class CacheOnDrive(StagedCache):
         """Return False: they only come behind each other."""
         return False
 
+    def attend_to(self, layers: range, rows: torch.Tensor) -> None:
+        """Let the layers attend to these in place of what they would select."""
+        (sequence,) = self._cache.sequences
+        own = sequence.of(layers.start)
+        own.tell_rows(own.lengths[layers.start] + 1, rows.cpu().numpy())
+
     def ordinary(self) -> DynamicCache:
         """Refuse; see `StagedCache`."""
         raise UnsupportedFeatureError(
             'prune: decoding="swap" moves rows of a DynamicCache, and a cache of new_cache() '
             'selects among the rows of each band by itself: leave decoding="keep", where alpha '
-            "says how many rows a token attends to"
+            'says how many rows a token attends to, or take decoding="blocks:10%"'
         )
 
 

@@ -9,21 +9,21 @@ The paper moves blocks between a GPU and the host while the deciding layer's FFN
 rows lie in the same memory and nothing is read, so nothing is there to overlap: moving is a copy,
 and what enters for the first time is computed by the threads that compute everything else.
 
-A policy overrides `Decoding.active` and gets a line in `DECODINGS`.
+In a cache of an attached model rows only come behind each other, so none moves there: the policy
+says which of a band's blocks a token attends to, and those that enter are read a layer ahead.
 """
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hillinfer.errors import SettingsError, UnsupportedFeatureError
+from hillinfer.pruning.blocks.policies import Decoding
 from hillinfer.pruning.passes import Document, Pass, Window
 from hillinfer.pruning.rankers import kept_blocks
 from hillinfer.pruning.schedule import BLOCK_TOKENS
@@ -32,105 +32,6 @@ from hillinfer.pruning.states import States, gathered_states
 
 if TYPE_CHECKING:
     from hillinfer.pruning.passes import StagedCache
-
-# SlimInfer, implementation details: the least overlap at which nothing moves.
-PAPER_GAMMA = 0.9
-
-# --- policies ---
-
-
-class Decoding(ABC):
-    """Says which of a prompt's blocks a band has while tokens are decoded.
-
-    Attributes
-    ----------
-    moves
-        Whether it may say anything but what the prompt's read kept.
-    """
-
-    moves: ClassVar[bool] = True
-
-    @abstractmethod
-    def active(self, candidates: frozenset[int], active: frozenset[int]) -> frozenset[int]:
-        """Return the blocks that a band has from a decoded token on.
-
-        Parameters
-        ----------
-        candidates
-            Numbers of the prompt's blocks that rank highest before the cut, as many as the band
-            has; the first one and those that the last tokens reach into are among them.
-        active
-            Numbers of those that the band has.
-
-        Returns
-        -------
-        Blocks of these two sets: the prompt's first and last one, and any others.
-        """
-
-
-class Keep(Decoding):
-    """What the prompt's read kept, until the next prompt."""
-
-    moves = False
-
-    def active(self, candidates: frozenset[int], active: frozenset[int]) -> frozenset[int]:
-        """Return what the band has; see `Decoding`."""
-        return active
-
-
-class Swap(Decoding):
-    """SlimInfer's KV manager: all candidates, once too few of them are there (algorithm 1).
-
-    Parameters
-    ----------
-    gamma
-        The least share of the candidates that a band has at which nothing moves, above 0, up to 1.
-
-    Raises
-    ------
-    SettingsError
-        Where it is none.
-    """
-
-    def __init__(self, gamma: float = PAPER_GAMMA) -> None:
-        if not 0 < gamma <= 1:
-            raise SettingsError(
-                f'decoding="swap:{gamma:g}": give a share of the candidates above 0 and up to 1, '
-                f"such as swap:{PAPER_GAMMA}"
-            )
-        self._gamma = gamma
-
-    def active(self, candidates: frozenset[int], active: frozenset[int]) -> frozenset[int]:
-        """Return what the band has, or the candidates; see `Decoding`."""
-        overlap = len(candidates & active) / len(candidates)
-        return active if overlap >= self._gamma else candidates
-
-
-# Made of the numbers behind the name.
-DECODINGS: MappingProxyType[str, Callable[..., Decoding]] = MappingProxyType(
-    {"keep": Keep, "swap": Swap}
-)
-
-
-def make_decoding(text: str) -> Decoding:
-    """Return the policy that a text names: `keep`, `swap`, or `swap:0.8` with its gamma.
-
-    Raises SettingsError where it names none.
-    """
-    name, *given = text.split(":", 1)
-    unknown = SettingsError(
-        f"decoding={text!r}: choose one of {', '.join(DECODINGS)}, or swap:{PAPER_GAMMA} with the "
-        "least share of wanted blocks at which nothing moves"
-    )
-    try:
-        numbers = [float(one) for one in given]
-    except ValueError as error:
-        raise unknown from error
-    try:
-        return DECODINGS[name](*numbers)
-    except (KeyError, TypeError) as error:
-        raise unknown from error
-
 
 # --- what is known of one cache ---
 
@@ -149,7 +50,8 @@ class DecodedBlocks:
     swaps
         At how many of them blocks moved, at each cut.
     computed, put_back
-        Blocks that entered a band for the first time, and those that it had before.
+        Blocks that entered a band for the first time, and those that it had before; where rows stay
+        in their place, those that a token attends to and the one before it did not.
     entered_rows
         Rows of both, one for each token and layer of the band.
     deciding_seconds, swapping_seconds
@@ -157,7 +59,8 @@ class DecodedBlocks:
     aside_bytes
         Of rows that left, and of states that enter later bands; without boundary states.
     active
-        Numbers of the prompt's blocks that each band has, ascending.
+        Numbers of the prompt's blocks that each band has, or that the last token attended to,
+        ascending.
     """
 
     steps: int
@@ -192,6 +95,8 @@ class Swapping:
         For each band, rows of blocks that left it once, by block.
     windows
         By the number of the cut, as they were at the prompt's end.
+    attended
+        For each band, blocks that the last token attended to, where rows stay in their place.
     steps, swaps, computed, put_back, entered_rows, deciding_seconds, swapping_seconds
         As in `DecodedBlocks`.
     """
@@ -200,6 +105,7 @@ class Swapping:
     entering: tuple[Mapping[int, torch.Tensor], ...]
     aside: tuple[Mapping[int, _Rows], ...]
     windows: Mapping[int, Window]
+    attended: tuple[frozenset[int], ...]
     steps: int
     swaps: tuple[int, ...]
     computed: int = 0
@@ -211,14 +117,15 @@ class Swapping:
     @classmethod
     def of_prompt(cls, tokens: int, bands: int, window: Window) -> Swapping:
         """Return what is known at the first cut, where nothing has been decoded yet."""
-        return cls(tokens, ({},) * bands, ({},) * bands, {0: window}, 0, (0,) * bands)
+        none = (frozenset[int](),) * bands
+        return cls(tokens, ({},) * bands, ({},) * bands, {0: window}, none, 0, (0,) * bands)
 
 
 # --- moving blocks ---
 
 
 class BlockManager:
-    """Moves blocks of prompts in ordinary caches as a policy says.
+    """Moves blocks of prompts in ordinary caches as a policy says, or says which are attended to.
 
     Parameters
     ----------
@@ -258,8 +165,13 @@ class BlockManager:
             state.deciding_seconds,
             state.swapping_seconds,
             sum(one.nbytes for one in states) + sum(one.nbytes for pair in rows for one in pair),
-            tuple(tuple(sorted(_blocks(one, state.tokens))) for one in document.positions),
+            tuple(tuple(sorted(one)) for one in self._active(document, state)),
         )
+
+    def _active(self, document: Document, state: Swapping) -> Sequence[frozenset[int]]:
+        if self._policy.share is not None:
+            return state.attended
+        return [_blocks(one, state.tokens) for one in document.positions]
 
     def check(self, cache: StagedCache, rows: int) -> None:
         """Refuse a pass whose blocks could not move.
@@ -274,14 +186,20 @@ class BlockManager:
         Raises
         ------
         UnsupportedFeatureError
-            Where blocks may move, and the cache is not transformers' own or has several rows.
+            Where blocks may move, and the cache is of another kind or has several rows.
         """
         if not self.moves:
             return
-        cache.ordinary()
+        if self._policy.share is None:
+            cache.ordinary()
+        elif cache.rows_move:
+            raise UnsupportedFeatureError(
+                'prune: decoding="blocks" says which rows of a cache of new_cache() are read, and '
+                'a DynamicCache has all of them in memory: take decoding="swap", which moves them'
+            )
         if rows != 1:
             raise UnsupportedFeatureError(
-                f'prune: decoding="swap" moves blocks of one sequence, and {rows} are decoded side '
+                f"prune: decoding moves blocks of one sequence, and {rows} are decoded side "
                 'by side: decode one at a time, or leave decoding="keep"'
             )
 
@@ -295,6 +213,8 @@ class BlockManager:
         elif length == state.tokens:
             # Another answer begins with the queries that the first one began with.
             document.windows.update(state.windows)
+            none = (frozenset[int](),) * len(state.attended)
+            document.swapping = replace(state, attended=none)
 
     def note_prompt(
         self,
@@ -328,13 +248,16 @@ class BlockManager:
         state, end = document.swapping, int(active[-1]) + 1
         assert state is not None
         document.windows[number] = own = Window(window.clone(), end)
+        windows = {**state.windows, number: own}
+        if self._policy.share is not None:
+            # What enters is read, so nobody needs states of it.
+            document.swapping = replace(state, windows=windows)
+            return
         blocks, counts = torch.unique_consecutive(blocks_of(active), return_counts=True)
         states = gathered_states(came, torch.arange(len(active)))
         own_blocks = torch.split(states, counts.tolist(), 1)
         entering = _at(state.entering, number, dict(zip(blocks.tolist(), own_blocks, strict=True)))
-        document.swapping = replace(
-            state, entering=entering, windows={**state.windows, number: own}
-        )
+        document.swapping = replace(state, entering=entering, windows=windows)
 
     def step(self, now: Pass, layer: int, given: dict[str, Any]) -> None:
         """Move blocks of the band that begins with a layer, before a decoded token comes there.
@@ -358,18 +281,16 @@ class BlockManager:
         number, document, state = self._cuts.get(layer), now.document, now.document.swapping
         if number is None or state is None or now.is_prompt or now.tokens != 1:
             return
+        if self._policy.share is not None:
+            document.swapping = self._attended(now, state, number)
+            return
         began = time.perf_counter()
         active = wanted = _blocks(document.positions[number], state.tokens)
         last, before = _last_block(state.tokens), document.positions[number - 1]
         # Where nothing was left out there is nothing to choose from.
         if len(active) < (len(_blocks(before, state.tokens)) if number else last + 1):
             candidates = self._candidates(now, state, number, len(active))
-            wanted = self._policy.active(candidates, active)
-            if not {0, last} <= wanted <= candidates | active:
-                raise SettingsError(
-                    f"decoding: {type(self._policy).__name__} wants the blocks {sorted(wanted)}: "
-                    f"return 0, {last} and any of {sorted(candidates | active)}"
-                )
+            wanted = self._wanted(candidates, active, last)
         decided = time.perf_counter()
         state = replace(
             state,
@@ -389,8 +310,53 @@ class BlockManager:
             layer: Any = now.cache.ordinary().layers[number]
             layer.keys, layer.values = keys, values
 
-    def _candidates(self, now: Pass, state: Swapping, number: int, count: int) -> frozenset[int]:
-        """Return the prompt's blocks that rank highest before a cut, as many as `count`."""
+    def _wanted(
+        self, candidates: frozenset[int], active: frozenset[int], last: int
+    ) -> frozenset[int]:
+        wanted = self._policy.active(candidates, active)
+        if not {0, last} <= wanted <= candidates | active:
+            raise SettingsError(
+                f"decoding: {type(self._policy).__name__} wants the blocks {sorted(wanted)}: "
+                f"return 0, {last} and any of {sorted(candidates | active)}"
+            )
+        return wanted
+
+    def _attended(self, now: Pass, state: Swapping, number: int) -> Swapping:
+        """Say which of a band's blocks a decoded token attends to, where they lie."""
+        began, share = time.perf_counter(), self._policy.share
+        assert share is not None
+        positions, last = now.document.positions[number], _last_block(state.tokens)
+        had, before = _blocks(positions, state.tokens), state.attended[number]
+        count = min(len(had), max(2, round(share * (last + 1))))
+        candidates = self._candidates(now, state, number, count, had)
+        wanted = self._wanted(candidates, before or candidates, last)
+        band, blocks = self._stages.bands[number], blocks_of(positions)
+        rows = torch.isin(blocks, torch.tensor(sorted(wanted), device=blocks.device))
+        rows |= positions >= state.tokens
+        now.cache.attend_to(band, rows.nonzero().flatten())
+        entered = len(wanted - before) if before else 0
+        return replace(
+            state,
+            attended=_at(state.attended, number, wanted),
+            steps=state.steps + (number == 0),
+            swaps=_at(state.swaps, number, state.swaps[number] + (entered > 0)),
+            put_back=state.put_back + entered,
+            entered_rows=state.entered_rows + entered * BLOCK_TOKENS * len(band),
+            deciding_seconds=state.deciding_seconds + time.perf_counter() - began,
+        )
+
+    def _candidates(
+        self,
+        now: Pass,
+        state: Swapping,
+        number: int,
+        count: int,
+        among: frozenset[int] | None = None,
+    ) -> frozenset[int]:
+        """Return the prompt's blocks that rank highest before a cut, as many as `count`.
+
+        Those that are `among` blocks of the prompt alone, where it says so.
+        """
         document = now.document
         window = document.windows[number].states
         before = torch.arange(document.length, device=window.device)
@@ -400,6 +366,10 @@ class BlockManager:
         numbers = torch.unique_consecutive(blocks_of(before))
         # What answers and the window reach into stays; blocks of answers alone take no place.
         last = _last_block(state.tokens)
+        if among is not None:
+            known = torch.tensor(sorted(among), device=numbers.device)
+            others = (numbers <= last) & ~torch.isin(numbers, known)
+            scores = scores.masked_fill(others.to(scores.device), -torch.inf)
         reached = min(last, int(before[-window.shape[1]]) // BLOCK_TOKENS)
         of_answers = int((numbers > last).sum())
         forced = int((numbers >= reached).sum())

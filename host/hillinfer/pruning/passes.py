@@ -325,6 +325,18 @@ class StagedCache(ABC):
         """Whether rows may come between others."""
 
     @abstractmethod
+    def attend_to(self, layers: range, rows: torch.Tensor) -> None:
+        """Learn which rows of a band its layers attend to at the token under way.
+
+        Parameters
+        ----------
+        layers
+            Of the band.
+        rows
+            int64, ascending, the coming token's among them.
+        """
+
+    @abstractmethod
     def ordinary(self) -> DynamicCache:
         """Return transformers' own cache, whose rows may be moved.
 

@@ -24,8 +24,9 @@ from hillinfer.errors import SettingsError, UnsupportedFeatureError
 from hillinfer.generate.answering import Completed
 from hillinfer.hf.features import Guard, check_model
 from hillinfer.hf.joined_cache import JoinedCache
+from hillinfer.pruning.blocks.policies import Decoding, Keep
 from hillinfer.pruning.caches import Documents, staged_cache
-from hillinfer.pruning.decoding import BlockManager, DecodedBlocks, Decoding, Keep
+from hillinfer.pruning.decoding import BlockManager, DecodedBlocks
 from hillinfer.pruning.guards import (
     LayerGuard,
     PromptGuard,

@@ -27,7 +27,7 @@ from transformers import DynamicCache
 
 import hillinfer
 from hillinfer.errors import SettingsError, UnsupportedFeatureError
-from hillinfer.pruning.decoding import DECODINGS, PAPER_GAMMA, Decoding, make_decoding
+from hillinfer.pruning.blocks.policies import DECODINGS, PAPER_GAMMA, Decoding, make_decoding
 from hillinfer.pruning.rankers import RANKERS
 from hillinfer.pruning.reading import Pruning
 from hillinfer.pruning.schedule import Schedule
@@ -481,7 +481,7 @@ class OneLess(Decoding):
 
 def test_a_policy_of_ones_own_is_a_class_with_one_method(monkeypatch):
     monkeypatch.setattr(
-        "hillinfer.pruning.decoding.DECODINGS", {**DECODINGS, "less": OneLess}, raising=True
+        "hillinfer.pruning.blocks.policies.DECODINGS", {**DECODINGS, "less": OneLess}, raising=True
     )
     model = TINY.build()
     with hillinfer.prune(model, SCHEDULE, ranker="paper", decoding="less") as pruning:
@@ -675,7 +675,7 @@ def test_a_gamma_that_is_none_is_refused(text):
 
 @pytest.mark.parametrize("text", ["", "swop", "keep:1", "swap:", "swap:much", "swap:0.5:1"])
 def test_an_unknown_way_to_decode_is_refused(text):
-    with pytest.raises(SettingsError, match=r"choose one of keep, swap, or swap:0\.9"):
+    with pytest.raises(SettingsError, match=r"choose one of keep, swap, blocks, or swap:0\.9"):
         hillinfer.prune(TINY.build(), SCHEDULE, decoding=text)
 
 

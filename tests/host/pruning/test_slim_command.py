@@ -20,6 +20,8 @@ from hillinfer.pruning.needles import needle_document
 from hillinfer.pruning.profile import answer, read
 from hillinfer_bench.cli.main import main
 from hillinfer_bench.slim.decoding import (
+    BLOCKS,
+    BLOCKS_TIGHT,
     DECODED,
     FREE_TOKENS,
     LATE,
@@ -155,10 +157,14 @@ def test_answers_are_decoded_in_every_way(tmp_path):
         assert row["documents"] == 2
         assert 0 <= row["free_right"] <= 2
         assert min(row["seconds"], row["cpu_seconds"], row["nll"]) > 0
-        for name in ("swaps", "computed", "deciding_seconds", "swapping_seconds"):
+        blocks = row["decoding"] in (BLOCKS, BLOCKS_TIGHT)
+        for name in ("computed", "swapping_seconds"):
             assert (row[name] > 0) == (row["decoding"] == SWAP)
+        assert (row["deciding_seconds"] > 0) == (row["decoding"] == SWAP or blocks)
+        # So few blocks are forced ones, which never change.
+        assert (row["swaps"] > 0) == (row["decoding"] == SWAP) or blocks
         # Reads of pages bring more than the rows that are wanted; blocks lie in memory.
-        on_drive = row["decoding"] in (SELECT, TIGHT, LATE)
+        on_drive = row["decoding"] in (SELECT, BLOCKS, TIGHT, BLOCKS_TIGHT, LATE)
         assert (row["moved_bytes"] > 0) == (on_drive or row["decoding"] == SWAP)
         assert (row["read_bytes"] > row["moved_bytes"]) == on_drive
         assert (row["waiting_seconds"] > 0) == on_drive
@@ -222,23 +228,28 @@ def test_decoded_answers_are_those_by_hand(tiny, tmp_path):
         {"decoding": "keep"},
         {"decoding": "swap:0.9"},
         {"alpha": 0.1},
+        {"alpha": 0.1, "decoding": "blocks:10%"},
         {"alpha": 0.1},
+        {"alpha": 0.1, "decoding": "blocks:10%"},
         {"alpha": 0.1, "query": "true"},
     ]
     assert [one.decoding for one in others] == [
         "keep",
         "swap:0.9",
         "alpha=0.1",
+        "blocks:10%",
         "alpha=0.1 25%",
+        "blocks:10% 25%",
         "alpha=0.1 25% late",
     ]
     for row, given in zip(others, hands, strict=True):
         forced, _ = answered_by_hand(model, document, tmp_path, "2:25%", **given)
         assert (row.right, row.nll) == (forced[0], pytest.approx(forced[1]))
     # Where rows lie changes nothing.
-    assert others[2].nll == others[3].nll
+    assert others[2].nll == others[4].nll
+    assert others[3].nll == others[5].nll
     # Twins: no other is another one's, and another share of rows gives another answer.
-    every = [full.nll, *(row.nll for row in (*others[:3], others[4]))]
+    every = [full.nll, *(row.nll for row in (*others[:4], others[6]))]
     forced, _ = answered_by_hand(model, document, tmp_path, "2:25%", alpha=0.9)
     apart = sorted([*every, forced[1]])
     assert min(b - a for a, b in pairwise(apart)) > 1e-4

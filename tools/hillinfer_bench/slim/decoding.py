@@ -27,9 +27,14 @@ from hillinfer_bench.slim.quality import ALPHA, FULL, QUARTER, Held, Way, opened
 KEEP, SWAP, SELECT = "keep", "swap:0.9", f"alpha={ALPHA}"
 # The same where most rows lie on the drive, and there with nothing read before it is wanted.
 TIGHT, LATE = f"{SELECT} {QUARTER}", f"{SELECT} {QUARTER} late"
+# The paper's rule over rows of the same cache: as large a share, in whole blocks.
+BLOCKS = f"blocks:{ALPHA:.0%}"
+BLOCKS_TIGHT = f"{BLOCKS} {QUARTER}"
 # Memory holds all rows, so time goes to computing alone.
 _DRAM = "120%"
-DECODED = (KEEP, SWAP, SELECT, TIGHT, LATE)
+DECODED = (KEEP, SWAP, SELECT, BLOCKS, TIGHT, BLOCKS_TIGHT, LATE)
+# In HillInfer's cache.
+_HELD = DECODED[2:]
 # Of a free answer: what names the number comes first.
 FREE_TOKENS = 24
 
@@ -41,7 +46,8 @@ class DecodingRow:
     Parameters
     ----------
     way, decoding
-        How prompts are read; `full`, `keep`, `swap:0.9` or `alpha=0.1`.
+        How prompts are read; `full`, `keep`, `swap:0.9`, `alpha=0.1`, `blocks:10%`, or one with the
+        memory behind it.
     tokens, documents
         How long documents are, and how many.
     right, nll
@@ -219,11 +225,11 @@ def _row(
 def _asked(model: Any, tokenizer: Any, document: NeedleDocument, way: Way, decoding: str) -> _Asked:
     """Read a prompt for the forced answer, and once more for a free one."""
     question = document.questions[0]
-    if decoding in (SELECT, TIGHT, LATE):
+    if decoding in _HELD:
         way = replace(way, held=Held.DRIVE)
-    budget = _DRAM if decoding == SELECT else QUARTER
+    budget = _DRAM if decoding in (SELECT, BLOCKS) else QUARTER
     query = QuerySource.TRUE if decoding == LATE else QuerySource.AUTO
-    moves = SWAP if decoding == SWAP else KEEP
+    moves = {SWAP: SWAP, BLOCKS: BLOCKS, BLOCKS_TIGHT: BLOCKS}.get(decoding, KEEP)
     tokens = len(document.ids) + len(question.ids) + max(len(question.answer_ids), FREE_TOKENS)
     with opened(model, way, tokens, budget, "keep", moves, query) as (cache, pruning):
         last = _read(model, cache, document, question, pruning)
@@ -240,7 +246,9 @@ def _asked(model: Any, tokenizer: Any, document: NeedleDocument, way: Way, decod
         drive = None if now is None or before is None else now.minus(before)
     row_bytes = ModelShape.from_config(model.config, model.dtype).row_bytes
     moved = 0 if told is None else told.entered_rows * row_bytes
-    moved += 0 if drive is None else drive.cold_useful_bytes
+    if drive is not None:
+        # What enters and is hot does not come.
+        moved = drive.cold_useful_bytes
     free = says_number(tokenizer, question, ids)
     return _Asked(right, nll, free, len(ids) - 1, *spent, told, moved, drive)
 

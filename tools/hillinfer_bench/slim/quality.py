@@ -332,7 +332,7 @@ def _on_drive(model: Any, document: NeedleDocument, way: Way) -> _Asked:
         return _Asked(answers, lost)
 
 
-_ASK: dict[Held, Callable[[Any, NeedleDocument, Way], _Asked]] = {
+_ASK: dict[Held, Callable[..., _Asked]] = {
     Held.ORDINARY: _ordinary,
     Held.ENTERING: partial(_ordinary, later="enter"),
     Held.COMPLETED: _completed,

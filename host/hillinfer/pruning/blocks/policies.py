@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policies of which blocks a band has, or layers attend to, while tokens are decoded.
+
+A policy overrides `Decoding.active` and gets a line in `DECODINGS`. SlimInfer, algorithm 1.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import ClassVar
+
+from hillinfer.errors import SettingsError
+
+# SlimInfer, implementation details: the least overlap at which nothing moves.
+PAPER_GAMMA = 0.9
+
+
+class Decoding(ABC):
+    """Says which of a prompt's blocks a band has while tokens are decoded.
+
+    Attributes
+    ----------
+    moves
+        Whether it may say anything but what the prompt's read kept.
+    share
+        Of the prompt's blocks, how many decoded tokens are to attend to, where rows stay in their
+        place; None where a band has what is said, and nothing else.
+    """
+
+    moves: ClassVar[bool] = True
+    share: float | None = None
+
+    @abstractmethod
+    def active(self, candidates: frozenset[int], active: frozenset[int]) -> frozenset[int]:
+        """Return the blocks that a band has from a decoded token on.
+
+        Parameters
+        ----------
+        candidates
+            Numbers of the prompt's blocks that rank highest before the cut, as many as the band
+            has; the first one and those that the last tokens reach into are among them.
+        active
+            Numbers of those that the band has.
+
+        Returns
+        -------
+        Blocks of these two sets: the prompt's first and last one, and any others.
+        """
+
+
+class Keep(Decoding):
+    """What the prompt's read kept, until the next prompt."""
+
+    moves = False
+
+    def active(self, candidates: frozenset[int], active: frozenset[int]) -> frozenset[int]:
+        """Return what the band has; see `Decoding`."""
+        return active
+
+
+class Swap(Decoding):
+    """SlimInfer's KV manager: all candidates, once too few of them are there (algorithm 1).
+
+    Parameters
+    ----------
+    gamma
+        The least share of the candidates that a band has at which nothing moves, above 0, up to 1.
+
+    Raises
+    ------
+    SettingsError
+        Where it is none.
+    """
+
+    def __init__(self, gamma: float = PAPER_GAMMA) -> None:
+        if not 0 < gamma <= 1:
+            raise SettingsError(
+                f'decoding="swap:{gamma:g}": give a share of the candidates above 0 and up to 1, '
+                f"such as swap:{PAPER_GAMMA}"
+            )
+        self._gamma = gamma
+
+    def active(self, candidates: frozenset[int], active: frozenset[int]) -> frozenset[int]:
+        """Return what the band has, or the candidates; see `Decoding`."""
+        overlap = len(candidates & active) / len(candidates)
+        return active if overlap >= self._gamma else candidates
+
+
+class Blocks(Swap):
+    """The same rule for rows that stay on a drive: a share of the blocks is attended to, whole.
+
+    Parameters
+    ----------
+    share
+        Of the prompt's blocks, above 0 and below 1.
+    gamma
+        As of `Swap`.
+
+    Raises
+    ------
+    SettingsError
+        Where either is none.
+    """
+
+    def __init__(self, share: float, gamma: float = PAPER_GAMMA) -> None:
+        super().__init__(gamma)
+        if not 0 < share < 1:
+            raise SettingsError(
+                f'decoding="blocks:{share:g}": give a share of the prompt\'s blocks above 0 and '
+                "below 1, such as blocks:10%"
+            )
+        self.share = share
+
+
+# Made of the numbers behind the name.
+DECODINGS: MappingProxyType[str, Callable[..., Decoding]] = MappingProxyType(
+    {"keep": Keep, "swap": Swap, "blocks": Blocks}
+)
+
+
+def make_decoding(text: str) -> Decoding:
+    """Return the policy that a text names: `keep`, `swap:0.8` with its gamma, `blocks:10%`, ...
+
+    Raises SettingsError where it names none.
+    """
+    name, *given = text.split(":")
+    unknown = SettingsError(
+        f"decoding={text!r}: choose one of {', '.join(DECODINGS)}, or swap:{PAPER_GAMMA} with the "
+        "least share of wanted blocks at which nothing moves, or blocks:10% with the share of "
+        "blocks that is attended to"
+    )
+    try:
+        numbers = [_number(one) for one in given]
+    except ValueError as error:
+        raise unknown from error
+    try:
+        return DECODINGS[name](*numbers)
+    except (KeyError, TypeError) as error:
+        raise unknown from error
+
+
+def _number(text: str) -> float:
+    return float(text[:-1]) / 100 if text.endswith("%") else float(text)
