@@ -199,3 +199,17 @@ def test_plain_style_leaves_the_chat_template_out(ask_tiny):
     _, chat = ask_tiny()
     _, plain = ask_tiny("--prompt-style", "plain")
     assert chat["prompt_tokens"] == plain["prompt_tokens"] + 3
+
+
+def test_a_question_read_by_one_set_scores_once_for_each_of_its_tokens(ask_tiny, command):
+    _, dense = ask_tiny("--question", "which cat?")
+    _, one = ask_tiny("--question", "which cat?", "--question-reading", "one-set")
+    assert dense["settings"]["question_reading"] == "chunks"
+    assert one["settings"]["question_reading"] == "one-set"
+    assert one["answers"][0]["question_tokens"] == dense["answers"][0]["question_tokens"]
+    _, singly = ask_tiny("--question", "which cat?", "--question-reading", "singly")
+    _, sparse = ask_tiny("--question", "which cat?", "--sparse-question")
+    assert singly["answers"][0]["token_ids"] == sparse["answers"][0]["token_ids"]
+    asked = ("generate", "--model", "/no/model", "--prompt", "a", "--sparse-question")
+    line = command(*asked, "--question-reading", "one-set").error_line()
+    assert "--sparse-question means --question-reading singly, and one-set is named" in line
