@@ -13,6 +13,7 @@ from hillinfer.cli.serving.serve import SHOWN as SHOWN_OF_SERVE
 from hillinfer.cli.serving.serve import serve
 
 HELPS = {"--help", "--help-all"}
+VERSION = re.compile(r"hillinfer(?: \d+\.\d+\.\d+|, of a checkout .*)\n")
 COMMANDS = {"generate": (generate, SHOWN), "serve": (serve, SHOWN_OF_SERVE)}
 
 
@@ -57,3 +58,11 @@ def test_an_option_that_several_commands_have_is_defined_once():
                 assert one.annotation == names[option], (function, option)
                 users[option] += 1
     assert min(users.values()) >= 2
+
+
+def test_the_version_and_short_help(command):
+    told = command("--version")
+    assert told.code == 0
+    assert VERSION.fullmatch(told.out)
+    assert command("-h").out == command("--help").out
+    assert command("serve", "-h").out == command("serve", "--help").out

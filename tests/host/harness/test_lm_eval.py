@@ -10,7 +10,7 @@ import pytest
 pytestmark = [pytest.mark.lm_eval, pytest.mark.model]
 POINT = "hillinfer.harness.model:HillInferLM"
 TASKS = ("hillinfer_needle", "hillinfer_choice", "hillinfer_perplexity", "hillinfer_lines")
-SIZES = json.dumps({"words": 100, "questions": 1, "lines_each": 8})
+SIZES = json.dumps({"words": 300, "questions": 1, "lines_each": 12})
 
 
 def evaluated(tmp_path, *arguments):

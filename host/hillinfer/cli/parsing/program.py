@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
 import typer
@@ -41,6 +42,27 @@ HelpAll = Annotated[
     ),
 ]
 """An option of commands that are given to a `Brief`."""
+
+
+def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it
+    if wanted:
+        try:
+            print(f"hillinfer {version('hillinfer')}")
+        except PackageNotFoundError:
+            print("hillinfer, of a checkout that is not installed")
+        raise typer.Exit
+
+
+_Version = Annotated[
+    bool,
+    typer.Option(
+        "--version",
+        is_eager=True,
+        callback=_show_version,
+        help="Show the version and exit.",
+        show_default=False,
+    ),
+]
 
 
 class Program:
@@ -159,6 +181,7 @@ def _app(
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
     for command in commands:
         if isinstance(command, CommandGroup):
@@ -172,7 +195,7 @@ def _app(
         else:
             app.command(_word(command))(_carrying(command))
 
-    def begin(context: typer.Context) -> None:
+    def begin(context: typer.Context, *, told_version: _Version = False) -> None:
         if context.invoked_subcommand is None:
             print(context.get_help() if beginning is None else beginning)
 
