@@ -29,6 +29,7 @@ from hillinfer.system.files import user_cache_dir
 from hillinfer_hw.cpu_time import cpu_seconds
 from hillinfer_hw.csim import CsimError, CsimExecution
 from hillinfer_hw.csim_build import Scheduling
+from hillinfer_hw.shard import add_shard
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.golden_launch import run_score_launch, run_shadow_launch
 from hillinfer_model.kernel_spec import KernelSpec
@@ -194,12 +195,13 @@ def main() -> int:
     parser.add_argument("--execution", nargs="+", choices=names, default=names)
     parser.add_argument("--model", type=Path, help="folder of the real model; else the fetched one")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    add_shard(parser)
     chosen = parser.parse_args()
 
     recorded = recorded_keys(chosen.model)
     start = time.monotonic()
     rows: list[dict[str, Any]] = []
-    table = list(jobs(chosen.preset, chosen.execution))
+    table = chosen.shard.part(list(jobs(chosen.preset, chosen.execution)))
     with ProcessPoolExecutor(chosen.jobs) as pool:
         for done in as_completed([pool.submit(run, job, recorded) for job in table]):
             for row in done.result():

@@ -42,6 +42,7 @@ from hillinfer_hw.cpu_time import cpu_seconds  # noqa: E402
 from hillinfer_hw.memory_model import IDEAL, REALISTIC, STALLS  # noqa: E402
 from hillinfer_hw.rtl import RtlRun, RtlSession, check_outcome  # noqa: E402
 from hillinfer_hw.rtl_table import Case, Kernel, cases, kernels  # noqa: E402
+from hillinfer_hw.shard import add_shard  # noqa: E402
 from hillinfer_model.choices import KeyMode, Rule, Scope  # noqa: E402
 from hillinfer_model.cycle_model import score_cycles, shadow_cycles  # noqa: E402
 from hillinfer_model.descriptor import Descriptor  # noqa: E402
@@ -218,9 +219,10 @@ def main() -> int:
     parser.add_argument("--rule", nargs="+", choices=list(Rule), default=list(Rule))
     parser.add_argument("--tokens", type=int, default=100_000, help="per scoring kernel, at least")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    add_shard(parser)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "reports" / "rtl.json")
     given = parser.parse_args()
-    table = list(kernels(given.preset, given.mode, given.rule))
+    table = given.shard.part(list(kernels(given.preset, given.mode, given.rule)))
     rows: list[dict[str, Any]] = []
     adversarial: list[dict[str, Any]] = []
     seconds = 0.0

@@ -15,6 +15,7 @@ from pathlib import Path
 from hillinfer_hw.build_cache import BUILD, ROOT
 from hillinfer_hw.cpu_time import cpu_seconds
 from hillinfer_hw.rtl_files import RTL, render_rtl
+from hillinfer_hw.shard import add_shard
 from hillinfer_hw.synth import (
     CAVEATS,
     Area,
@@ -65,7 +66,7 @@ def row_of(case: Case) -> SynthRow:
 def main() -> int:
     """Build what the arguments name, print and write the counts; 1 where they are not as stored."""
     arguments = _arguments()
-    cases = list(_cases(arguments))
+    cases = arguments.shard.part(list(_cases(arguments)))
     stored = json.loads(BASELINES.read_text()) if BASELINES.exists() else {}
     rows: list[SynthRow] = []
     wrong: list[str] = []
@@ -120,6 +121,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--kernel", nargs="+", choices=list(CORES), default=list(CORES))
     parser.add_argument("--part", choices=["kernel", "core"], default="kernel")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    add_shard(parser)
     parser.add_argument("--update-baselines", action="store_true")
     parser.add_argument("--out", type=Path, default=BUILD / "reports" / "synth.json")
     return parser.parse_args()
