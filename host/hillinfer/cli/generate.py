@@ -209,18 +209,22 @@ def generate(
     top_k: Annotated[int, typer.Option(help="Tokens to draw from; 0 for all.")] = 0,
     seed: Annotated[int, typer.Option(help="Of the random numbers.")] = 0,
     alpha: Annotated[
-        float, typer.Option(help="Share of the context that each step selects.")
-    ] = _DEFAULTS.alpha,
+        str,
+        typer.Option(
+            help="Share of the context that each step selects; auto: 0.2 where tokens come as "
+            "codes, else 0.1."
+        ),
+    ] = _AUTO,
     max_selected: Annotated[
         int | None, typer.Option(help="Most tokens a step selects; unlimited by default.")
     ] = None,
     exact: Annotated[
-        float,
+        str,
         typer.Option(
             help="Share of the context that comes as 16-bit rows; what is selected beside it comes "
-            "as 4-bit codes. 1 codes nothing."
+            "as 4-bit codes. 1 codes nothing; auto: 0.02 where codes gain something."
         ),
-    ] = _DEFAULTS.exact,
+    ] = _AUTO,
     exact_floor: Annotated[
         int, typer.Option(help="Tokens that come as rows at least.")
     ] = _DEFAULTS.exact_floor,

@@ -25,7 +25,7 @@ from hillinfer.native.library import native_library
 from hillinfer.secrecy.key_sources import key_source
 from hillinfer.serve.requests import AnswerWishes
 from hillinfer.serve.rules import ServerRules
-from hillinfer.settings import Settings
+from hillinfer.settings import AUTO, Settings
 from hillinfer.system.files import prepare_report, write_whole
 from hillinfer.system.machine import NumberType
 from hillinfer.values import check_threads, format_bytes
@@ -33,7 +33,6 @@ from hillinfer.values import check_threads, format_bytes
 if TYPE_CHECKING:
     from hillinfer.cli.serving.conversation import Conversation
 
-_DEFAULTS = Settings()
 _WORDS = {
     "/open FILE": "read a text; the next question is about it",
     "/save FILE": "write what was said",
@@ -55,8 +54,8 @@ def chat(
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the random numbers.")] = 0,
     alpha: Annotated[
-        float, typer.Option(help="Share of the context that each step selects.")
-    ] = _DEFAULTS.alpha,
+        str, typer.Option(help="Share of the context that each step selects, or auto.")
+    ] = AUTO,
     dram_budget: Annotated[
         str, typer.Option(help="Memory for the cache, like 2GiB, or a share of it.")
     ] = "25%",

@@ -22,7 +22,7 @@ from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.native.library import native_library
 from hillinfer.secrecy.key_sources import key_source
 from hillinfer.serve.rules import KEY_VARIABLE, ApiKeys, ServerRules
-from hillinfer.settings import Settings
+from hillinfer.settings import AUTO, Settings
 from hillinfer.system.machine import NumberType
 from hillinfer.values import ByteSize, check_threads
 
@@ -139,11 +139,12 @@ def serve(
         int, typer.Option(help="Prompt tokens of one forward pass.")
     ] = _RULES.chunk_tokens,
     alpha: Annotated[
-        float, typer.Option(help="Share of the context that each step selects.")
-    ] = _DEFAULTS.alpha,
+        str, typer.Option(help="Share of the context that each step selects, or auto.")
+    ] = AUTO,
     exact: Annotated[
-        float, typer.Option(help="Share of the context that comes as 16-bit rows; 1 codes nothing.")
-    ] = _DEFAULTS.exact,
+        str,
+        typer.Option(help="Share of the context that comes as 16-bit rows, or auto; 1 codes none."),
+    ] = AUTO,
     query: Annotated[str, typer.Option(help="auto, true or predicted.")] = _DEFAULTS.query.value,
     shadow: Annotated[str, typer.Option(help="int8, int4 or int2.")] = "int4",
     dram_budget: Annotated[
