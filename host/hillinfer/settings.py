@@ -99,6 +99,9 @@ class DeviceOptions:
 # --- Settings ---
 
 AUTO = "auto"
+# α with and without coded tokens, and the share of exact ones (docs/results/precision.md).
+CODED_ALPHA, EXACT_ALPHA = 0.2, 0.1
+EXACT_SHARE = 0.02
 # Far more than helps; what is allocated by a count must not be decided by a slip of the keyboard.
 _MOST_OF_A_COUNT = 1 << 20
 
@@ -118,6 +121,7 @@ class Settings:
     ----------
     alpha
         Importance rate α: the share of the current length that is selected, above 0, at most 1.
+        None (text: `auto`) for what `importance_rate` says.
     rule, scope
         How a token is scored and what shares one selected set.
     query
@@ -133,7 +137,8 @@ class Settings:
         Upper bound of the selected tokens; None for no bound.
     exact
         Share of the current length, 0 to 1, that comes as 16-bit rows: the best of the selected
-        tokens. The others come as codes of 4 bits. With 1 all come as rows.
+        tokens. The others come as codes of 4 bits. With 1 all come as rows. None (text: `auto`) for
+        what `exact_share` says.
     exact_floor
         Tokens that come as rows at least, as far as so many are selected.
     dram_budget
@@ -181,7 +186,7 @@ class Settings:
         Reads in flight without io_uring.
     """
 
-    alpha: float = 0.1
+    alpha: float | None = None
     rule: Rule = Rule.WEIGHT_SUM
     scope: Scope = Scope.LAYER
     query: QuerySource = QuerySource.AUTO
@@ -189,7 +194,7 @@ class Settings:
     kept_sinks: int = 4
     kept_recent: int = 32
     max_selected: int | None = None
-    exact: float = 1.0
+    exact: float | None = None
     exact_floor: int = 128
     dram_budget: ByteSize = field(default_factory=lambda: ByteSize(share=0.25))
     pool_policy: str = "decayed"
@@ -214,7 +219,7 @@ class Settings:
         for one in fields(self):
             # The only way to set a field of a frozen instance.
             object.__setattr__(self, one.name, _typed(one.name, getattr(self, one.name)))
-        if not 0 < self.alpha <= 1:
+        if self.alpha is not None and not 0 < self.alpha <= 1:
             raise SettingsError(f"alpha={self.alpha} must be above 0 and at most 1")
         if self.shadow is KeyMode.FP16:
             raise SettingsError("shadow=fp16 keeps no codes on a host: use int8, int4 or int2")
@@ -229,7 +234,7 @@ class Settings:
             )
         if self.max_selected is not None and self.max_selected < 1:
             raise SettingsError(f"max_selected={self.max_selected} must be at least 1")
-        if not 0 <= self.exact <= 1:
+        if self.exact is not None and not 0 <= self.exact <= 1:
             raise SettingsError(f"exact={self.exact} must be a share from 0 to 1; 1 codes nothing")
         if self.exact_floor < 0:
             raise SettingsError(f"exact_floor={self.exact_floor} must be 0 or more tokens")
@@ -263,7 +268,33 @@ class Settings:
 
         Keys of 2 bits are not attended to, so all tokens are exact then.
         """
-        return self.exact < 1 and self.shadow is not KeyMode.INT2
+        return self.exact_share < 1 and self.shadow is not KeyMode.INT2
+
+    @property
+    def exact_share(self) -> float:
+        """The share of tokens that come as rows: as chosen, else 0.02.
+
+        With an α that was chosen it is 1 by default: that α means what it always meant. So it is
+        with a card, which would give its shadows back for what coded tokens weigh.
+        """
+        if self.exact is not None:
+            return self.exact
+        is_coded = self.alpha is None and self.device in HOST_DEVICES
+        return EXACT_SHARE if is_coded else 1.0
+
+    @property
+    def importance_rate(self) -> float:
+        """α: as chosen, else 0.2 where tokens may come as codes, and 0.1 where all are exact."""
+        if self.alpha is not None:
+            return self.alpha
+        return CODED_ALPHA if self.has_coded_tokens else EXACT_ALPHA
+
+    def computed_on(self, device: str) -> Settings:
+        """Return the settings of a model that computes on a torch device, like `cpu` or `cuda`.
+
+        Coded tokens were never timed on a GPU, so there all tokens are exact by default.
+        """
+        return self if device == "cpu" or self.exact is not None else replace(self, exact=1.0)
 
     @property
     def device_options(self) -> DeviceOptions:
@@ -284,7 +315,7 @@ class Settings:
         for name, value in changes.items():
             if name not in known:
                 raise SettingsError(f"{name!r} is no setting: choose one of {', '.join(known)}")
-            if name in ("shadow", "beta") and isinstance(value, str) and value == AUTO:
+            if name in _AUTOMATIC and isinstance(value, str) and value == AUTO:
                 changes[name] = None
             elif name in _NUMBERS and isinstance(value, str):
                 changes[name] = _number(name, value)
@@ -308,7 +339,7 @@ def _number(name: str, value: str) -> float:
     try:
         return float(value) if name in ("alpha", "beta", "exact") else int(value)
     except ValueError as error:
-        what = f"neither a number nor {AUTO}" if name == "beta" else "no number"
+        what = f"neither a number nor {AUTO}" if name in _AUTOMATIC else "no number"
         raise SettingsError(f"{name}={value!r} is {what}") from error
 
 
@@ -336,8 +367,11 @@ _TYPES: dict[str, Callable[[str, Any], Any]] = {
     "xclbin": path,
     "pynq_python": path,
 }
+_AUTOMATIC = frozenset({"alpha", "exact", "shadow", "beta"})
 _OPTIONAL = frozenset(
     {
+        "alpha",
+        "exact",
         "shadow",
         "max_selected",
         "pool_timeline",

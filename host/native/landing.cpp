@@ -141,6 +141,10 @@ private:
     PageOpeners openers_;
 };
 
+int64_t unit_of(const Landing& landing) {
+    return landing.seals ? std::max(landing.unit_bytes, kSealedPageBytes) : landing.unit_bytes;
+}
+
 bool is_sealed_there(const Landing& landing, int64_t row) {
     if (landing.seals_groups && row / kGroupTokens >= landing.seal_count) {
         return false;
@@ -151,6 +155,9 @@ bool is_sealed_there(const Landing& landing, int64_t row) {
 }
 
 bool is_placed(const Landing& landing) {
+    if (landing.unit_bytes < 1) {
+        return false;
+    }
     for (int64_t i = 0; i < landing.count; ++i) {
         const int64_t row = landing.rows[i], place = landing.places[i];
         if (row < 0 || place < 0 || place >= landing.out_rows ||
@@ -193,8 +200,8 @@ Outcome land(const ReadWay& way, Landing& landing) {
     while (landing.landed < landing.count) {
         int64_t next = landing.count;
         if (landing.buffer) {
-            next = plan_batch(sorted, landing.landed, landing.row_bytes, landing.buffer,
-                              landing.buffer_bytes, plan);
+            next = plan_batch(sorted, landing.landed, landing.row_bytes, unit_of(landing),
+                              landing.buffer, landing.buffer_bytes, plan);
         } else {
             plan_in_place(sorted, landing.places, landing.row_bytes, landing.out, plan);
         }

@@ -47,6 +47,8 @@ struct Landing {
     const PageSeal* seals;
     int64_t seal_count;
     int64_t seals_groups;
+    // Reads through the buffer begin and end at multiples of it; at least a page where pages are sealed.
+    int64_t unit_bytes;
 };
 
 // Lands rows, batch after batch, until all are there or reads of a batch did not come whole. These are

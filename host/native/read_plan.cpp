@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "read_plan.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 
 #include "shape.h"
@@ -43,14 +41,13 @@ std::vector<WantedRow> in_file_order(const int64_t* rows, int64_t count, int64_t
 }
 
 int64_t plan_batch(const std::vector<WantedRow>& sorted, int64_t first, int64_t row_bytes,
-                   uint8_t* buffer, int64_t buffer_bytes, ReadPlan& plan) {
-    const int64_t page = sysconf(_SC_PAGESIZE);
+                   int64_t unit_bytes, uint8_t* buffer, int64_t buffer_bytes, ReadPlan& plan) {
     int64_t used = 0, end = 0, next = first;
     plan.runs.clear();
     for (; next < int64_t(sorted.size()); ++next) {
         const int64_t begin = sorted[next].offset;
-        const int64_t own_start = begin / page * page;
-        const int64_t own_end = (begin + row_bytes + page - 1) / page * page;
+        const int64_t own_start = begin / unit_bytes * unit_bytes;
+        const int64_t own_end = (begin + row_bytes + unit_bytes - 1) / unit_bytes * unit_bytes;
         const bool is_new = next == first || own_start > end + kJoinGapBytes;
         const int64_t grown = own_end - (is_new ? own_start : end);
         if (next > first && used + grown > buffer_bytes) {

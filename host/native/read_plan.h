@@ -40,11 +40,11 @@ int64_t row_offset(int64_t row, int64_t row_bytes, const int64_t* starts);
 std::vector<WantedRow> in_file_order(const int64_t* rows, int64_t count, int64_t row_bytes,
                                      const int64_t* starts);
 
-// Plans a batch that begins with the row `first` of the sorted ones: whole pages, joined over small
+// Plans a batch that begins with the row `first` of the sorted ones: whole units, joined over small
 // gaps, one behind the other in a buffer, as many rows as fit and one at least. Returns where the next
 // batch begins.
 int64_t plan_batch(const std::vector<WantedRow>& sorted, int64_t first, int64_t row_bytes,
-                   uint8_t* buffer, int64_t buffer_bytes, ReadPlan& plan);
+                   int64_t unit_bytes, uint8_t* buffer, int64_t buffer_bytes, ReadPlan& plan);
 
 // Plans reads of all rows, of whole pages each, to their places; neighbours in file and memory are
 // read together.

@@ -39,7 +39,7 @@ class HillInferWorker(TransformersWorker):
             "weights": weights,
             "kv": kv,
             "settings": {
-                "alpha": settings.alpha,
+                "alpha": settings.importance_rate,
                 "rule": settings.rule,
                 "scope": settings.scope,
                 "query": settings.query,

@@ -242,11 +242,11 @@ def generate(
     top_p: Annotated[float, typer.Option(help="Probability mass to draw from.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Tokens to draw from; 0 for all.")] = 0,
     seed: SeedOption = 0,
-    alpha: AlphaOption = _DEFAULTS.alpha,
+    alpha: AlphaOption = _AUTO,
     max_selected: Annotated[
         int | None, typer.Option(help="Most tokens a step selects; unlimited by default.")
     ] = None,
-    exact: ExactOption = _DEFAULTS.exact,
+    exact: ExactOption = _AUTO,
     exact_floor: Annotated[
         int, typer.Option(help="Tokens that come as rows at least.")
     ] = _DEFAULTS.exact_floor,

@@ -31,7 +31,7 @@ from hillinfer.doctor.finding import Finding, Verdict
 from hillinfer.errors import SettingsError
 from hillinfer.models.found import found_models
 from hillinfer.models.registry_model import DEFAULT_MODEL, REGISTRY_MODELS, registry_model
-from hillinfer.settings import Settings
+from hillinfer.settings import AUTO, Settings
 from hillinfer.values import ByteSize, format_bytes
 from hillinfer_model.card_figures import CardFigures, LaunchCosts, card_figures
 from hillinfer_model.choices import KeyMode, Rule, Scope
@@ -94,10 +94,10 @@ def doctor(
     dram_budget: Annotated[
         str, typer.Option(help="Memory for the cache, for --profile, like 2GiB or 25%.")
     ] = "25%",
-    alpha: Annotated[float, typer.Option(help="Importance rate, for --profile.")] = 0.1,
+    alpha: Annotated[str, typer.Option(help="Importance rate, for --profile, or auto.")] = AUTO,
     exact: Annotated[
-        float, typer.Option(help="Share of exact tokens, for --profile; 1 codes nothing.")
-    ] = 1.0,
+        str, typer.Option(help="Share of exact tokens, for --profile, or auto; 1 codes nothing.")
+    ] = AUTO,
     store: Annotated[
         Path | None,
         typer.Option(envvar=STORE_VARIABLE, help="Directory of the store that runs would use."),
@@ -298,10 +298,10 @@ def specs(
     rule: Annotated[Rule, typer.Option(help="How a token's score is made.")] = Rule.WEIGHT_SUM,
     scope: Annotated[Scope, typer.Option(help="What shares one selected set.")] = Scope.LAYER,
     tokens: Annotated[int, typer.Option(help="Tokens of the launch.")] = 4096,
-    alpha: Annotated[float, typer.Option(help="Importance rate of a decode step.")] = 0.1,
+    alpha: Annotated[str, typer.Option(help="Importance rate of a decode step, or auto.")] = AUTO,
     exact: Annotated[
-        float, typer.Option(help="Share of exact tokens in a decode step; 1 codes nothing.")
-    ] = 1.0,
+        str, typer.Option(help="Share of exact tokens in a decode step, or auto; 1 codes nothing.")
+    ] = AUTO,
     exact_floor: Annotated[int, typer.Option(help="Tokens that are exact at least.")] = 128,
     dram_budget: Annotated[
         str | None,
@@ -337,7 +337,9 @@ def specs(
     layers = PRESETS[preset].layers
     budget = None if dram_budget is None else ByteSize.parse(dram_budget)
     settings = Settings().changed(alpha=alpha, exact=exact, exact_floor=exact_floor)
-    share = ExactShare(alpha, exact, exact_floor, settings.kept_tokens)
+    share = ExactShare(
+        settings.importance_rate, settings.exact_share, exact_floor, settings.kept_tokens
+    )
     columns: list[Column] = []
     for mode in dict.fromkeys(key_mode or KeyMode):
         spec = preset_spec(preset, mode, rule)

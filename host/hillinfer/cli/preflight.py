@@ -115,7 +115,8 @@ def check_run(
     """
     check_versions()
     check_model(outline.skeleton)
-    settings = with_named_query(request.settings, outline.config.model_type)
+    placed = request.settings.computed_on(outline.device)
+    settings = with_named_query(placed, outline.config.model_type)
     request = replace(request, settings=settings)
     started = time.perf_counter()
     if saved is not None:
@@ -189,6 +190,11 @@ def check_run(
         say(raised)
     if settings.shadow is None:
         say(f"key shadow: {choice.settings.key_mode.value}, chosen for this budget")
+    if settings.has_coded_tokens and not choice.settings.has_coded_tokens:
+        say(
+            "all selected tokens come as 16-bit rows: this budget has no room for the key shadow "
+            "and tables that coded tokens need"
+        )
     if choice.warning:
         say(f"hillinfer: warning: {choice.warning}")
     return CheckedRun(

@@ -50,7 +50,7 @@ def settings_facts(request: GenerateRequest, checked: CheckedRun) -> dict[str, A
     """Return every setting that a repetition of the run needs."""
     settings = checked.settings
     return {
-        "alpha": settings.alpha,
+        "alpha": settings.importance_rate,
         "rule": settings.rule.value,
         "scope": settings.scope.value,
         "query": settings.query.value,
@@ -58,7 +58,7 @@ def settings_facts(request: GenerateRequest, checked: CheckedRun) -> dict[str, A
         "kept_sinks": settings.kept_sinks,
         "kept_recent": settings.kept_recent,
         "max_selected": settings.max_selected,
-        "exact": settings.exact,
+        "exact": settings.exact_share,
         "exact_floor": settings.exact_floor,
         "dram_budget_bytes": settings.dram_budget.byte_count,
         "pool_policy": settings.pool_policy,

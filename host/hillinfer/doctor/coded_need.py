@@ -38,7 +38,10 @@ class CodedNeed:
         """Bytes of one step of all layers."""
         settings = self.settings
         share = ExactShare(
-            settings.alpha, settings.exact, settings.exact_floor, settings.kept_tokens
+            settings.importance_rate,
+            settings.exact_share,
+            settings.exact_floor,
+            settings.kept_tokens,
         )
         spec = kernel_spec(self.shape, settings)
         return step_need(spec, settings.scope, self.shape.layers, self.tokens, share)
@@ -80,7 +83,7 @@ class CodedNeed:
     @property
     def settings_text(self) -> str:
         """What is said of the settings behind alpha."""
-        return f", exact {self.settings.exact:g}" if self.settings.has_coded_tokens else ""
+        return f", exact {self.settings.exact_share:g}" if self.settings.has_coded_tokens else ""
 
     def findings(self) -> Iterator[Finding]:
         """Yield what a step needs and whether all codes fit; nothing where all are exact."""

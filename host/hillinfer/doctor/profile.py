@@ -20,6 +20,7 @@ from hillinfer.drive.directories import prepared_cold_dir
 from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.read_engines import ReadEngine
 from hillinfer.drive.read_turns import QUANTUM_BYTES, Apart
+from hillinfer.engine.budget_growth import ShadowChoice
 from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.errors import SettingsError
 from hillinfer.model_shape import ModelShape, StoredType
@@ -29,7 +30,7 @@ from hillinfer.rates.profiling import PlainProfiling
 from hillinfer.schedule.drive_rates import DriveRates
 from hillinfer.schedule.kept_windows import KeptWindows
 from hillinfer.scoring.scorer import Scorer
-from hillinfer.settings import Settings
+from hillinfer.settings import AUTO, Settings
 from hillinfer.values import format_bytes
 
 # --- Model shapes ---
@@ -155,7 +156,7 @@ class PlainStep:
     def selected_share(self) -> float:
         """Selected over all tokens."""
         most = self.settings.max_selected
-        return min(self.settings.alpha, most / self.tokens if most else 1.0)
+        return min(self.settings.importance_rate, most / self.tokens if most else 1.0)
 
     @property
     def row_share(self) -> float:
@@ -211,7 +212,7 @@ class PlainStep:
             f"{format_bytes(plan.streamed_shadow_bytes)} streamed "
             f"(at most {_ms(layers * self.streaming_seconds)}), "
             f"rows of {self.tokens - self.hosted} tokens cold "
-            f"({_ms(layers * self.reading_seconds)} at alpha {self.settings.alpha:g}"
+            f"({_ms(layers * self.reading_seconds)} at alpha {self.settings.importance_rate:g}"
             f"{self.codes.settings_text})",
         )
         yield from self.codes.findings()
@@ -237,8 +238,8 @@ def profile_findings(
     tokens: int,
     dram_budget: str,
     cold_dir: Path | None,
-    alpha: float = 0.1,
-    exact: float = 1.0,
+    alpha: str = AUTO,
+    exact: str = AUTO,
 ) -> tuple[Finding, ...]:
     """Measure and keep rates of a plain drive and compute windows; say what a decode step takes.
 
@@ -260,6 +261,7 @@ def profile_findings(
         dram_budget=dram_budget, cold_dir=cold_dir, alpha=alpha, exact=exact
     )
     shape = model.whole_kv_shape(2 * tokens)
+    settings = ShadowChoice.of(shape, settings, tokens).settings
     scorer = make_scorer(DEVICE, kernel_spec(shape, settings), settings.scope)
     engine = open_engine(settings.io, settings.io_threads, DriveCalls())
     try:

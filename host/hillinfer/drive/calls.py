@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
+import mmap
 import os
+import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +44,28 @@ class Reads:
     def __len__(self) -> int:
         """Return how many there are."""
         return len(self.file_offsets)
+
+
+# --- What direct I/O asks for ---
+
+_STATX_DIOALIGN = 0x2000
+_AT_EMPTY_PATH = 0x1000
+# Of struct statx: what it tells, and to what memory and offsets of direct I/O are aligned.
+_STATX_BYTES, _STATX_ALIGNMENTS = 256, 0x98
+
+
+def _direct_unit(descriptor: int) -> int:
+    found = ctypes.create_string_buffer(_STATX_BYTES)
+    try:
+        statx = ctypes.CDLL(None, use_errno=True).statx
+    except (OSError, AttributeError):
+        return mmap.PAGESIZE
+    if statx(descriptor, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, found):
+        return mmap.PAGESIZE
+    (told,) = struct.unpack_from("=I", found, 0)
+    unit = max(struct.unpack_from("=2I", found, _STATX_ALIGNMENTS))
+    fits = told & _STATX_DIOALIGN and unit and mmap.PAGESIZE % unit == 0
+    return unit if fits else mmap.PAGESIZE
 
 
 # --- The system calls ---
@@ -103,6 +128,13 @@ class DriveCalls:
     def ring_close(self, ring: int) -> None:
         """Give a ring back."""
         native_library().close_ring(ring)
+
+    def read_unit(self, descriptor: int) -> int:
+        """Return what direct reads of a file are multiples of, in bytes.
+
+        As the file system says it, mostly 512; a page where it does not (Linux before 6.1).
+        """
+        return _direct_unit(descriptor)
 
     def size(self, descriptor: int) -> int:
         """Return how many bytes long an open file is."""

@@ -77,7 +77,8 @@ class ColdFile:
     directory
         An existing directory on the drive.
     mode
-        Direct or buffered I/O; direct needs offsets, lengths and buffers aligned to 4,096 bytes.
+        Direct or buffered I/O; direct needs offsets, lengths and buffers aligned to 4,096 bytes, or
+        of reads to less where the file system says so.
     label
         What the file holds, for errors: `rows of layer 3`.
     calls
@@ -87,6 +88,12 @@ class ColdFile:
     ------
     ColdPoolError
         Where the directory cannot hold a file.
+
+    Attributes
+    ----------
+    read_unit
+        Bytes that offsets and lengths of reads are multiples of. What is read through the page
+        cache comes in pages.
     """
 
     def __init__(
@@ -105,6 +112,9 @@ class ColdFile:
         self._descriptor = _open_nameless(
             directory, os.O_DIRECT if mode is IOMode.DIRECT else 0, self._calls
         )
+        self.read_unit = PAGE_BYTES
+        if mode is IOMode.DIRECT:
+            self.read_unit = self._calls.read_unit(self._descriptor)
 
     def write(self, data: memoryview, offset: int) -> None:
         """Write all of `data` at `offset`, or raise ColdPoolError naming what failed.

@@ -67,6 +67,9 @@ class FileRows:
         rows are wanted; None where they lie one behind the other.
     seals
         What opens the pages that they lie in; None where these are plain.
+    unit_bytes
+        Reads begin and end at multiples of it in the file and the buffer, as direct I/O asks for;
+        a power of two, at most a page. Sealed pages are read whole.
     """
 
     rows: NDArray[np.int64]
@@ -77,6 +80,7 @@ class FileRows:
     coming: Coming | None = None
     starts: NDArray[np.int64] | None = None
     seals: Seals | None = None
+    unit_bytes: int = PAGE_BYTES
 
     def __post_init__(self) -> None:
         if self.out.ndim != 2 or not self.out.flags.c_contiguous or self.out.shape[1] % 64:
@@ -170,6 +174,7 @@ class LandingTable:
             seals=None if wanted.seals is None else wanted.seals.address,
             seal_count=0 if wanted.seals is None else wanted.seals.count,
             seals_groups=0 if wanted.seals is None else wanted.seals.of_groups,
+            unit_bytes=wanted.unit_bytes,
         )
 
     @property

@@ -199,6 +199,11 @@ class ReadFile(Protocol):
         """Number of the open file, for who reads it by itself; it stays open until `close`."""
         ...
 
+    @property
+    def read_unit(self) -> int:
+        """Bytes that offsets and lengths of reads are multiples of, at most a page."""
+        ...
+
     def lend(self, use: Callable[[int], Result]) -> Result:
         """Call `use` with a descriptor that stays open meanwhile, and return what it returns."""
         ...

@@ -58,7 +58,9 @@ class ShadowChoice:
         """Take the format that was named, or INT4 or INT2, the first that leaves half for rows.
 
         Where neither does, INT2 is taken and as much of it streamed from the drive as half the
-        budget for rows asks for.
+        budget for rows asks for. Where tokens may come as codes INT4 is taken as long as all of it
+        fits: most selected tokens need no rows then, and INT2 has all come as rows. Where it does
+        not fit, and nobody chose which tokens are exact, all are.
 
         Parameters
         ----------
@@ -86,6 +88,25 @@ class ShadowChoice:
         sequences: int,
         beside_bytes: int,
     ) -> ShadowChoice:
+        given = tokens, sequences, beside_bytes
+        if settings.exact is None and settings.has_coded_tokens:
+            choice = cls._of_formats(shape, settings, *given)
+            least = choice.plan.required_bytes + beside_bytes
+            fits = choice.plan.budget_bytes >= least and not choice.plan.streamed_shadow_bytes
+            if fits and choice.settings.has_coded_tokens:
+                return choice
+            settings = replace(settings, exact=1.0)
+        return cls._of_formats(shape, settings, *given)
+
+    @classmethod
+    def _of_formats(
+        cls,
+        shape: ModelShape,
+        settings: Settings,
+        tokens: int,
+        sequences: int,
+        beside_bytes: int,
+    ) -> ShadowChoice:
         if settings.shadow is not None:
             plan = BudgetPlan.for_context(shape, settings, tokens, sequences)
             return cls._made(shape, settings, plan, sequences)
@@ -93,7 +114,8 @@ class ShadowChoice:
             named = replace(settings, shadow=mode)
             plan = BudgetPlan.for_context(shape, named, tokens, sequences)
             fits = plan.budget_bytes >= plan.required_bytes + beside_bytes
-            if fits and not plan.streamed_shadow_bytes and plan.leaves_half_for_rows:
+            suits = plan.leaves_half_for_rows or named.has_coded_tokens
+            if fits and suits and not plan.streamed_shadow_bytes:
                 return cls._made(shape, named, plan, sequences)
         if not plan.streamed_shadow_bytes:
             streamed = plan.streamed(kernel_spec(shape, named), shape.layers, sequences)
@@ -308,6 +330,11 @@ class CachePlan:
     @classmethod
     def _in_bytes(cls, shape: ModelShape, settings: Settings) -> CachePlan:
         budget_bytes = settings.dram_budget.resolve(0)
+        if settings.exact is None and settings.has_coded_tokens:
+            # What codes need beside rows grows with the context, and nobody knows how long it gets.
+            plan = BudgetPlan.with_whole_shadow(shape, settings, shape.max_positions)
+            if plan.required_bytes > budget_bytes:
+                settings = replace(settings, exact=1.0)
         limit = open_ended_shadow_limit(shape, settings, budget_bytes)
         return cls(settings, budget_bytes, limit, _warner(shape, settings))
 

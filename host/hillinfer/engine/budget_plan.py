@@ -357,8 +357,10 @@ def coded_bytes(shape: ModelShape, spec: KernelSpec, settings: Settings, tokens:
     if not settings.has_coded_tokens:
         return 0
     kept = settings.kept_tokens
-    count = selected_count(tokens, settings.alpha, kept, settings.max_selected)
-    exact = exact_count(tokens, settings.exact, settings.exact_floor, min(kept, tokens), count)
+    count = selected_count(tokens, settings.importance_rate, kept, settings.max_selected)
+    exact = exact_count(
+        tokens, settings.exact_share, settings.exact_floor, min(kept, tokens), count
+    )
     sets = 1 if settings.scope is Scope.LAYER else spec.kv_heads
     codes = min(tokens, sets * count) * (code_row_bytes(spec) + spec.kv_heads)
     if settings.encrypt_cold_pool is not Encryption.YES:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hillinfer.drive.files import PAGE_BYTES
 from hillinfer.drive.regions import GroupTable, OtherFiles
 from hillinfer.drive.shared_files import Result
 from hillinfer.errors import ColdPoolError, HillInferError, reason_of
@@ -68,6 +69,11 @@ class _PoolRows:
     def descriptor(self) -> int:
         """Number of the open file."""
         return self._file.descriptor
+
+    @property
+    def read_unit(self) -> int:
+        """A page, as whatever a store reads and writes."""
+        return PAGE_BYTES
 
     def lend(self, use: Callable[[int], Result]) -> Result:
         """Call `use` with a descriptor that stays open while the store does."""

@@ -80,7 +80,8 @@ class ShadowedForm(Form):
 
     def seconds(self, rates: FormRates, shape: ModelShape, tokens: int) -> FormSeconds:
         """Return the time to read the selected rows, at the rate that single rows are read with."""
-        selected = self._attachment.settings.alpha * shape.token_bytes * tokens
+        rate = self._attachment.settings.importance_rate
+        selected = rate * shape.token_bytes * tokens
         reading = selected / rates.tier_bytes
         return FormSeconds(reading, rates.token_seconds + reading)
 

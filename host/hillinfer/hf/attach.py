@@ -116,7 +116,8 @@ class Attachment:
         if model.config._attn_implementation == NAME:
             raise UnsupportedFeatureError("this model is attached already: detach it first")
         self.model = model
-        self.settings = with_named_query(settings, model.config.model_type)
+        placed = settings.computed_on(model.device.type)
+        self.settings = with_named_query(placed, model.config.model_type)
         self._seal_beside(prompts)
         self.calls = calls or DriveCalls()
         self._prompts = prompts

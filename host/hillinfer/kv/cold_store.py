@@ -457,9 +457,9 @@ class ColdStore:
         """Bring rows of one file."""
         layer = wanted.layer
         sums = None if self._sums is None else self._sums.expected(layer, 0)
-        started = time.perf_counter_ns()
+        file, started = self._file(layer, part.file), time.perf_counter_ns()
         landed = self._engine.land(
-            self._file(layer, part.file),
+            file,
             FileRows(
                 wanted.rows,
                 wanted.out,
@@ -469,16 +469,12 @@ class ColdStore:
                 wanted.coming,
                 part.starts,
                 self.pages.seals(layer) if part.file == OWN_FILE else self.others.seals(part.file),
+                file.read_unit,
             ),
         )
+        cost, stop = landed.cost, time.perf_counter_ns()
         self._recorder.note(
-            Lane.READS,
-            "rows",
-            started,
-            time.perf_counter_ns(),
-            layer=layer,
-            reads=landed.cost.reads,
-            bytes=landed.cost.byte_count,
+            Lane.READS, "rows", started, stop, layer=layer, reads=cost.reads, bytes=cost.byte_count
         )
         return landed
 

@@ -235,7 +235,7 @@ class PoolKeeper:
         moment = PoolMoment(
             step=step,
             length=max(sequence.lengths[layer], int(candidates.positions[-1]) + 1),
-            alpha=settings.alpha,
+            alpha=settings.importance_rate,
             kept_sinks=settings.kept_sinks,
             kept_recent=settings.kept_recent,
         )

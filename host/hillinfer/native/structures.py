@@ -395,6 +395,7 @@ class Landing(ctypes.Structure):
         ("seals", ctypes.c_void_p),
         ("seal_count", _LONG),
         ("seals_groups", _LONG),
+        ("unit_bytes", _LONG),
     )
 
 

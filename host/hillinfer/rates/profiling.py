@@ -144,6 +144,7 @@ class PlainProfiling:
                 out.reshape(len(places), self.row_bytes),
                 np.arange(len(places)),
                 aligned_buffer(_BATCH_ROWS * whole),
+                unit_bytes=file.read_unit,
             )
             return self._pace(len(places), lambda: self.engine.land(file, wanted))
         finally:
@@ -379,4 +380,4 @@ def share_by_rates(
         return
     most = shadow_limit_bytes // (shape.layers * shadow_bytes(spec))
     model = LATENCY_MODELS[settings.beta_model](rates)
-    shadows.share_by(AutoBeta(model, spec.segment_tokens, settings.alpha, most))
+    shadows.share_by(AutoBeta(model, spec.segment_tokens, settings.importance_rate, most))

@@ -490,10 +490,11 @@ class ImportanceEvaluation:
     def _wanted_of(self, length: int, lacking: int) -> Wanted:
         settings = self._settings
         tokens = length + lacking
-        count = selected_count(tokens, settings.alpha, self._kept, settings.max_selected)
+        rate = settings.importance_rate
+        count = selected_count(tokens, rate, self._kept, settings.max_selected)
         return Wanted(min(count, length), settings.kept_sinks, settings.kept_recent)
 
     def _exact(self, length: int, lacking: int) -> int:
         settings, selected = self._settings, self.wanted(length, lacking).count
         context, kept = length + lacking, min(self._kept, length)
-        return exact_count(context, settings.exact, settings.exact_floor, kept, selected)
+        return exact_count(context, settings.exact_share, settings.exact_floor, kept, selected)

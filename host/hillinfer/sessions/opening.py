@@ -60,7 +60,7 @@ class SessionFile:
     ) -> None:
         self.name = name
         self.byte_count = status.st_size
-        self.io_mode = IOMode.BUFFERED
+        self.io_mode, self.read_unit = IOMode.BUFFERED, PAGE_BYTES
         # What tells it from any other file, and from itself once somebody has written to it.
         self.identity = _identity(status)
         self._directory = directory
@@ -180,6 +180,7 @@ class SessionFile:
             return
         if self.lend(self._reads_direct):
             self.io_mode = IOMode.DIRECT
+            self.read_unit = self.lend(self._calls.read_unit)
 
     def close(self) -> None:
         """Close the file, once nobody reads it any more; harmless when done twice."""

@@ -370,7 +370,8 @@ class CodeFile:
         groups = np.arange(int(rows.max()) // GROUP_TOKENS + 1)
         sums, starts = self._sums.expected(layer, 0), self._starts(layer, groups)
         places = np.arange(len(rows))
-        wanted = FileRows(rows, buffer, places, self._landing, sums, starts=starts)
+        unit = self._file.read_unit
+        wanted = FileRows(rows, buffer, places, self._landing, sums, starts=starts, unit_bytes=unit)
         started = time.perf_counter_ns()
         landed = self._engine.land(self._file, wanted)
         cost, stop = landed.cost, time.perf_counter_ns()

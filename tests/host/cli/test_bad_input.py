@@ -35,7 +35,7 @@ def refuse(command, tiny_folder, cold_dir):
         (("--alpha", "1.5"), "alpha=1.5 must be above 0 and at most 1"),
         (("--alpha", "0"), "alpha=0.0 must be above 0"),
         (("--alpha", "nan"), "alpha=nan must be above 0"),
-        (("--alpha", "much"), "'--alpha'"),
+        (("--alpha", "much"), "alpha='much' is neither a number nor auto"),
         (("--dram-budget", "lots"), "'lots' is not a size: write it like 64MiB"),
         (("--dram-budget", "12parsecs"), "unknown unit 'parsecs'"),
         (("--dram-budget", "0"), "not a size above zero"),

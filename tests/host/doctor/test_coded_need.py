@@ -90,7 +90,7 @@ def test_a_step_reads_exact_rows_and_rows_of_codes_that_are_not_kept():
 
 
 def test_all_exact_is_said_as_before():
-    assert [one.name for one in step("40%").findings("a shape")][1:] == ["query"]
+    assert [one.name for one in step("40%", exact=1).findings("a shape")][1:] == ["query"]
     coded = list(step("40%", **CODED).findings("a shape"))
     assert [one.name for one in coded][1:] == ["coded tokens", "query"]
     assert "at alpha 0.2, exact 0.02)" in coded[0].found

@@ -17,7 +17,8 @@ TOKENS = 32_768
 
 
 def step(budget, rates=RATES, weights=10**7, **changes):
-    settings = Settings().changed(dram_budget=ByteSize.parse(budget), **changes)
+    chosen = {"exact": 1} | changes
+    settings = Settings().changed(dram_budget=ByteSize.parse(budget), **chosen)
     return PlainStep(SHAPE, settings, TOKENS, rates, weights, 1e9)
 
 

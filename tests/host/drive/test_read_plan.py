@@ -4,6 +4,8 @@
 They are seen in the reads that are made, of the native library and of its twin.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from engine_cases import SKIP, kernel_permits_rings
@@ -21,7 +23,7 @@ from landings import (
     wanted_rows,
 )
 
-from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, probe_io_mode, round_up
+from hillinfer.drive.files import PAGE_BYTES, IOMode, aligned_buffer, probe_io_mode, round_up
 from hillinfer.drive.landing import JOIN_GAP_BYTES, MAX_READ_BYTES, FileRows
 
 ROW_BYTES = st.sampled_from([64, 128, 192, 320, 768, 1024, 4096, 4160, 8192])
@@ -214,12 +216,12 @@ def test_buffers_are_whole_pages_on_page_starts(count):
     assert buffer.ctypes.data % PAGE_BYTES == 0
 
 
-def planned_anew(rows, row_bytes, buffer_bytes, gap=JOIN_GAP_BYTES):
+def planned_anew(rows, row_bytes, buffer_bytes, gap=JOIN_GAP_BYTES, unit=PAGE_BYTES):
     """Reads of all batches, planned row by row: offset in the file, place in the buffer, bytes."""
     found, used, end = [], buffer_bytes, None
     for row in sorted(rows.tolist()):
-        start = row * row_bytes // PAGE_BYTES * PAGE_BYTES
-        stop = -(-(row + 1) * row_bytes // PAGE_BYTES) * PAGE_BYTES
+        start = row * row_bytes // unit * unit
+        stop = -(-(row + 1) * row_bytes // unit) * unit
         if end is not None and start <= end + gap and used + stop - end <= buffer_bytes:
             found[-1][2] += stop - end
             used += stop - end
@@ -248,3 +250,52 @@ def test_all_batches_are_those_of_a_plan_row_by_row(way, file, calls, row_bytes)
         other = planned_anew(rows, row_bytes, buffer_bytes, JOIN_GAP_BYTES - PAGE_BYTES)
         seen += in_order(found) != in_order(other)
     assert seen
+
+
+# --- Units smaller than a page ---
+
+
+@pytest.fixture(scope="module")
+def in_cache(tmp_path_factory, content, calls):
+    """A file that any file system reads in any unit: through the page cache."""
+    made = file_of(tmp_path_factory.mktemp("units"), IOMode.BUFFERED, content, calls)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("row_bytes", [64, 128, 768, 5120])
+@pytest.mark.parametrize("unit", [512, 1024])
+def test_reads_are_of_whole_units_of_the_file(way, in_cache, content, calls, row_bytes, unit):
+    seen = 0
+    for seed in range(10):
+        generator = np.random.default_rng(seed)
+        most = min(3000, CONTENT_BYTES // row_bytes)
+        rows = generator.choice(most, int(generator.integers(1, min(400, most))), replace=False)
+        buffer_bytes = row_bytes + int(generator.integers(2, 40)) * PAGE_BYTES
+        wanted = replace(wanted_rows(rows, row_bytes, buffer_bytes), unit_bytes=unit)
+        outcome = land(way, in_cache, wanted, calls)
+        assert_every_row_is_there(content, wanted)
+        in_order = sorted if way == "ring" else list
+        expected = planned_anew(rows, row_bytes, buffer_bytes, unit=unit)
+        assert in_order(outcome.reads) == in_order(expected)
+        whole = planned_anew(rows, row_bytes, buffer_bytes)
+        seen += sum(count for *_, count in expected) < sum(count for *_, count in whole)
+    assert seen
+
+
+def test_a_unit_of_nothing_is_refused(in_cache, calls):
+    with pytest.raises(IndexError):
+        land("threads", in_cache, replace(wanted_rows([1], 64, 1 << 16), unit_bytes=0), calls)
+
+
+def test_a_direct_file_is_read_in_the_unit_that_its_file_system_says(file, content):
+    unit = file.read_unit
+    assert unit & (unit - 1) == 0
+    assert PAGE_BYTES % unit == 0
+    into = aligned_buffer(PAGE_BYTES)[:unit]
+    file.read(into.data, unit)
+    np.testing.assert_array_equal(into, content[unit : 2 * unit])
+
+
+def test_a_file_in_the_page_cache_is_read_in_pages(in_cache):
+    assert in_cache.read_unit == PAGE_BYTES

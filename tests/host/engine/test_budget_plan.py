@@ -130,7 +130,7 @@ def _example():
         stored_type=StoredType.FLOAT16,
         max_positions=10_000,
     )
-    return shape, Settings().changed(block_rows=64, dram_budget="64MiB"), 1500
+    return shape, Settings().changed(exact=1, block_rows=64, dram_budget="64MiB"), 1500
 
 
 def test_the_check_names_the_parts_and_the_ways_out():

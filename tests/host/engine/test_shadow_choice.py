@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hillinfer.engine.budget_growth import AUTO_FORMATS, ShadowChoice
+from hillinfer.engine.budget_growth import AUTO_FORMATS, CachePlan, ShadowChoice
 from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.errors import BudgetError, SettingsError
 from hillinfer.model_shape import ModelShape, StoredType
@@ -27,12 +27,13 @@ TOKENS = 32_768
 MIB = 1 << 20
 
 
-def settings_of(mib, shadow="auto"):
-    return Settings().changed(shadow=shadow, dram_budget=ByteSize(byte_count=int(mib * MIB)))
+def settings_of(mib, shadow="auto", exact=1):
+    budget = ByteSize(byte_count=int(mib * MIB))
+    return Settings().changed(shadow=shadow, exact=exact, dram_budget=budget)
 
 
-def chosen(mib, shadow="auto"):
-    return ShadowChoice.of(SHAPE, settings_of(mib, shadow), TOKENS)
+def chosen(mib, shadow="auto", exact=1):
+    return ShadowChoice.of(SHAPE, settings_of(mib, shadow, exact), TOKENS)
 
 
 # Codes are 1/4, 1/8 and 1/16 of the rows (896, 448 and 224 MiB), copies of probe tokens 1/16 of
@@ -126,3 +127,50 @@ def test_too_small_even_with_the_shadow_on_the_drive():
 def test_a_format_still_to_be_chosen_has_no_kernel_spec():
     with pytest.raises(SettingsError, match="needs the length of the context"):
         kernel_spec(SHAPE, settings_of(400))
+
+
+# --- Where tokens may come as codes ---
+
+
+def least_coded(shadow="int4"):
+    """The least budget, in MiB, of INT4 beside what coded tokens need."""
+    plan = BudgetPlan.with_whole_shadow(SHAPE, settings_of(1, shadow, None), TOKENS)
+    return plan.required_bytes / MIB
+
+
+@pytest.mark.parametrize("shadow", ["auto", "int4"])
+def test_tokens_are_coded_as_long_as_int4_and_their_tables_fit(shadow):
+    choice = chosen(least_coded(), shadow, None)
+    assert choice.settings.has_coded_tokens
+    assert choice.settings.shadow is KeyMode.INT4
+    assert (choice.settings.importance_rate, choice.settings.exact_share) == (0.2, 0.02)
+    assert choice.plan.streamed_shadow_bytes == 0
+    # With all exact INT4 does not leave half for rows there.
+    assert chosen(least_coded()).settings.shadow is KeyMode.INT2
+
+
+@pytest.mark.parametrize("shadow", ["auto", "int4", "int2"])
+def test_below_that_all_tokens_are_exact_as_before(shadow):
+    for mib in (least_coded() - 1, 300, 200):
+        choice, before = (chosen(mib, shadow, exact) for exact in (None, 1))
+        assert choice.settings.importance_rate == 0.1
+        assert not choice.settings.has_coded_tokens
+        assert choice.plan == before.plan
+        assert choice.settings.shadow is before.settings.shadow
+
+
+def test_what_was_chosen_stays_however_little_there_is():
+    choice = chosen(200, "int4", 0.02)
+    assert choice.settings.has_coded_tokens
+    assert choice.plan.streamed_shadow_bytes > 0
+
+
+def test_nothing_is_coded_in_a_budget_of_bytes_that_the_longest_context_outgrows():
+    longest = BudgetPlan.with_whole_shadow(SHAPE, settings_of(1, "int4", None), SHAPE.max_positions)
+    for byte_count, is_coded in (
+        (longest.required_bytes, True),
+        (longest.required_bytes - 1, False),
+    ):
+        settings = settings_of(byte_count / MIB, "int4", None)
+        plan = CachePlan.of(SHAPE, settings, None, 1)
+        assert plan.settings.has_coded_tokens == is_coded

@@ -51,7 +51,7 @@ WRONG = {
         "9" * 400 + "%",
     ),
 }
-OPTIONAL = ("max_selected", "beta", "shadow", *PATHS)
+OPTIONAL = ("alpha", "beta", "exact", "max_selected", "shadow", *PATHS)
 
 
 def test_every_setting_has_a_line_here():

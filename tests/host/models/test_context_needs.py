@@ -27,7 +27,7 @@ ENDLESS = Capacity(memory_bytes=1 << 50, drive_bytes=1 << 50)
 def needs(budget="25%", **changes):
     return ContextNeeds(
         shape=SHAPE,
-        settings=Settings(),
+        settings=changes.pop("settings", Settings()),
         budget=ByteSize.parse(budget) if budget else None,
         loading_bytes=500 * MIB,
         activation_bytes=50 * MIB,
@@ -110,11 +110,14 @@ def test_a_share_of_a_short_context_is_raised_and_said():
 
 
 def test_forks_count():
-    least = BudgetPlan.with_whole_shadow(SHAPE, Settings(), 8000).required_bytes
-    exact = f"{least}"
-    needs(exact).check(8000, ENDLESS)
+    settings = Settings(exact=0.02)
+    least = f"{BudgetPlan.with_whole_shadow(SHAPE, settings, 8000).required_bytes}"
+    needs(least, settings=settings).check(8000, ENDLESS)
     with pytest.raises(BudgetError):
-        needs(exact, fork_bytes=1).check(8000, ENDLESS)
+        needs(least, settings=settings, fork_bytes=1).check(8000, ENDLESS)
+    # Where nobody chose how precise tokens are, a little less holds what all exact ones need.
+    assert not needs(least, fork_bytes=1).choice(8000).settings.has_coded_tokens
+    needs(least, fork_bytes=1).check(8000, ENDLESS)
     assert needs(None, fork_bytes=5 * MIB).footprint(100).budget_bytes == (
         BudgetPlan.with_whole_shadow(SHAPE, Settings(), 100).required_bytes + 5 * MIB
     )

@@ -27,7 +27,7 @@ class ReadBatch(Reads):
     Parameters
     ----------
     file_offsets, buffer_offsets, byte_counts
-        As there, multiples of 4,096.
+        As there, multiples of the unit.
     wanted
         Indices of the rows this batch brings, into the array the plan was made from.
     row_offsets
@@ -50,6 +50,7 @@ def plan_reads(
     row_bytes: int,
     buffer_bytes: int,
     offsets: NDArray[np.int64] | None = None,
+    unit_bytes: int = PAGE_BYTES,
 ) -> Iterator[ReadBatch]:
     """Plan aligned, joined reads of the rows at the given places of a file.
 
@@ -63,12 +64,14 @@ def plan_reads(
         Size of the buffer, at least one row and two pages.
     offsets
         The byte of the file that each row starts at, where it is another.
+    unit_bytes
+        What reads begin and end at multiples of.
     """
     offsets = rows * row_bytes if offsets is None else offsets
     order = np.argsort(offsets, kind="stable")
     first = offsets[order]
-    start = first // PAGE_BYTES * PAGE_BYTES
-    end = -(-(first + row_bytes) // PAGE_BYTES) * PAGE_BYTES
+    start = first // unit_bytes * unit_bytes
+    end = -(-(first + row_bytes) // unit_bytes) * unit_bytes
     if not len(order):
         return
     # Once for all batches: a thread of Python plans while another computes.
@@ -216,7 +219,9 @@ class ThreadEngine:
                 writeable=False,
             )
             size = len(wanted.buffer)
-            for batch in plan_reads(wanted.rows, wanted.row_bytes, size, offsets_of(wanted)):
+            unit = wanted.unit_bytes if wanted.seals is None else PAGE_BYTES
+            given = wanted.rows, wanted.row_bytes, size, offsets_of(wanted)
+            for batch in plan_reads(*given, unit):
                 self.read(file, wanted.buffer, batch)
                 cost += _cost(batch)
                 out[wanted.places[batch.wanted]] = at_64[batch.row_offsets // 64]

@@ -36,21 +36,17 @@ from hillinfer_model.choices import KeyMode
 from hillinfer_model.selection import selected_count
 
 _ROW_BYTES = 4  # Of one channel, keys and values together.
-_SUGGESTED_ALPHA, _SUGGESTED = 0.2, Split(0.02, 128)
 
 
 def exact_split() -> Split:
-    """Return which selected tokens are exact: the product's default, or what is suggested."""
+    """Return which selected tokens are exact by the product's default."""
     settings = Settings()
-    share = getattr(settings, "exact", 1.0)
-    if share >= 1.0:
-        return _SUGGESTED
-    return Split(share, int(getattr(settings, "exact_floor", _SUGGESTED.floor)))
+    return Split(settings.exact_share, settings.exact_floor)
 
 
 def default_alpha() -> float:
     """Return the importance rate that goes with `exact_split`."""
-    return Settings().alpha if getattr(Settings(), "exact", 1.0) < 1.0 else _SUGGESTED_ALPHA
+    return Settings().importance_rate
 
 
 def alpha_settings(alpha: float) -> Settings:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hillinfer.errors import HillInferError
-from hillinfer.settings import Settings
 from hillinfer_bench.decode.measuring import Bed, blank_row, measure_case
 from hillinfer_bench.decode.rates import RateSource
 from hillinfer_bench.decode.run import attached
@@ -92,11 +91,6 @@ def _all(alpha: float) -> None:
     """Return nothing: a full cache attends to everything."""
 
 
-def knows_exact() -> bool:
-    """Return whether the product's settings say which tokens are exact."""
-    return "exact" in {one.name for one in fields(Settings)}
-
-
 def timed_systems(crossings: Mapping[str, Crossing], select: Select) -> dict[str, System]:
     """Return every timed system at its setting, by the name that rows have.
 
@@ -109,7 +103,7 @@ def timed_systems(crossings: Mapping[str, Crossing], select: Select) -> dict[str
     """
     split = exact_split()
     coded = {"exact": split.share, "exact_floor": split.floor}
-    plain = {"exact": 1.0} if knows_exact() else {}
+    plain = {"exact": 1.0}
 
     def at(name: str, system: System, alpha: float) -> System:
         return AtSetting(name, system, alpha, select)

@@ -120,7 +120,9 @@ class SelectionPolicy(ABC):
     def count(self, length: int) -> int:
         """Return k, how many of `length` tokens are selected."""
         settings = self.settings
-        return selected_count(length, settings.alpha, settings.kept_tokens, settings.max_selected)
+        return selected_count(
+            length, settings.importance_rate, settings.kept_tokens, settings.max_selected
+        )
 
     def kept(self, length: int) -> NDArray[np.int64]:
         """Return the kept tokens of `length`, int64 ascending."""

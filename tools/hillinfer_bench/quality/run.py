@@ -181,7 +181,7 @@ def run(request: TextsRequest, say: Callable[[str], None], stage: Stage) -> str:
     full = evaluated.full
     rows = [QualityRow(FULL_CACHE, 1.0, full, full)]
     rows += [
-        QualityRow(configuration.name, configuration.settings.alpha, measures, full)
+        QualityRow(configuration.name, configuration.settings.importance_rate, measures, full)
         for configuration, measures in zip(configurations, evaluated.others, strict=True)
     ]
     if request.out is not None:

@@ -285,8 +285,8 @@ def split_rows(
             found = SplitReplay(trace, split).replayed()
             row = SplitRow(
                 selected.text,
-                settings.alpha,
-                settings.exact,
+                settings.importance_rate,
+                settings.exact_share,
                 budget,
                 share,
                 split.codes,

@@ -29,7 +29,7 @@ class PoolsRequest(TextsRequest):
         for budget in self.budgets:
             Settings().changed(exact=self.exact, dram_budget=budget)
         for settings in self.trace_settings():
-            if settings.alpha == 1.0:
+            if settings.importance_rate == 1.0:
                 raise SettingsError("alpha=1.0 selects everything: give a smaller --alpha")
 
     def trace_settings(self) -> list[Settings]:

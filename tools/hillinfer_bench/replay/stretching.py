@@ -170,7 +170,9 @@ class Stretch:
         selected[:prefix] = chosen[self.source]
         selected[prefix:] = chosen[prefix - self._shift :]
         selected[kept_positions(length, settings.kept_sinks, settings.kept_recent)] = True
-        wanted = selected_count(length, settings.alpha, settings.kept_tokens, settings.max_selected)
+        wanted = selected_count(
+            length, settings.importance_rate, settings.kept_tokens, settings.max_selected
+        )
         surplus = int(selected.sum()) - wanted
         first, end = settings.kept_sinks, prefix - settings.kept_recent
         free = np.flatnonzero(selected[first:end] == (surplus > 0)) + first
@@ -193,7 +195,7 @@ def recording_settings(settings: Settings, recorded: int, stretched: int, steps:
     """
     kept = settings.kept_tokens
     last = stretched + steps
-    wanted = selected_count(last, settings.alpha, kept, settings.max_selected)
+    wanted = selected_count(last, settings.importance_rate, kept, settings.max_selected)
     # Decoded tokens are not repeated, whatever share of them is selected.
     middle = (wanted - kept) * (recorded - kept) / (stretched - kept)
     alpha = min(1.0, (middle + kept + steps / 2) / (recorded + steps))

@@ -150,7 +150,7 @@ def pool_rows(trace: SelectionTrace) -> list[PoolRow]:
             return PoolRow(
                 policy=policy,
                 pool_alphas=pool_alphas,
-                alpha=trace.settings.alpha,
+                alpha=trace.settings.importance_rate,
                 rule=trace.settings.rule.value,
                 shadow=trace.settings.key_mode.value,
                 text=trace.text,
@@ -199,7 +199,10 @@ def replay_policy(trace: SelectionTrace, name: str, slots: int, sizes: PoolSizes
 def _set_size(trace: SelectionTrace) -> int:
     settings = trace.settings
     return selected_count(
-        trace.prefix + trace.steps, settings.alpha, settings.kept_tokens, settings.max_selected
+        trace.prefix + trace.steps,
+        settings.importance_rate,
+        settings.kept_tokens,
+        settings.max_selected,
     )
 
 

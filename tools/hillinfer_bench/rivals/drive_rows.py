@@ -183,8 +183,9 @@ class DriveRows:
         """
         unit_bytes = out.shape[1]
         per_region = self.region_rows * self.row_bytes // unit_bytes
-        wanted = FileRows(row * per_region + units, out, np.arange(len(units)), buffer)
-        landed = self._engine.land(self.files[layer], wanted)
+        file, rows = self.files[layer], row * per_region + units
+        wanted = FileRows(rows, out, np.arange(len(units)), buffer, unit_bytes=file.read_unit)
+        landed = self._engine.land(file, wanted)
         self._meter.count_read(landed.cost.byte_count)
 
     def scatter_buffer_bytes(self, unit_rows: int) -> int:

@@ -76,7 +76,7 @@ class LocalityCheck:
             "text": recorded.text,
             "recorded_tokens": recorded.prefix,
             "context": stretched.prefix,
-            "alpha": stretched.settings.alpha,
+            "alpha": stretched.settings.importance_rate,
             "checked": f"each of the {len(own)} recorded layers that {len(sources)} layers of all "
             f"sequences replay, by itself, in all {recorded.steps} steps",
             "recorded": _mean(before).as_record(),
@@ -176,7 +176,7 @@ class SelectionRecorder:
         settings = replace(settings, shadow=settings.shadow or KeyMode.INT4)
         wanted = recording_settings(settings, self._context, context, steps)
         trace = self.stretched(self._record(wanted, steps), settings, context, layers, batch)
-        few = replace(settings, alpha=min(settings.alpha, exact))
+        few = replace(settings, alpha=min(settings.importance_rate, exact))
         recorded = self._record(recording_settings(few, self._context, context, steps), steps)
         sources = self._sources(recorded, layers, batch)
         best = stretched_trace(recorded, context, few, sources)

@@ -46,14 +46,19 @@ SeedOption = Annotated[int, typer.Option("--seed", help="Of the random numbers."
 # --- The cache ---
 
 AlphaOption = Annotated[
-    float, typer.Option("--alpha", help="Share of the context that each step selects.")
+    str,
+    typer.Option(
+        "--alpha",
+        help="Share of the context that each step selects; auto: 0.2 where tokens come as codes, "
+        "else 0.1.",
+    ),
 ]
 ExactOption = Annotated[
-    float,
+    str,
     typer.Option(
         "--exact",
         help="Share of the context that comes as 16-bit rows; what is selected beside it comes "
-        "as 4-bit codes. 1 codes nothing.",
+        "as 4-bit codes. 1 codes nothing; auto: 0.02 where codes gain something.",
     ),
 ]
 QueryOption = Annotated[

@@ -38,7 +38,7 @@ from hillinfer.native.library import native_library
 from hillinfer.secrecy.key_sources import key_source
 from hillinfer.serve.requests import AnswerWishes
 from hillinfer.serve.rules import ServerRules
-from hillinfer.settings import Settings
+from hillinfer.settings import AUTO, Settings
 from hillinfer.system.files import prepare_report, write_whole
 from hillinfer.system.machine import NumberType
 from hillinfer.values import check_threads, format_bytes
@@ -46,7 +46,6 @@ from hillinfer.values import check_threads, format_bytes
 if TYPE_CHECKING:
     from hillinfer.cli.serving.conversation import Conversation
 
-_DEFAULTS = Settings()
 _WORDS = {
     "/open FILE": "read a text; the next question is about it",
     "/save FILE": "write what was said",
@@ -65,7 +64,7 @@ def chat(
     max_new_tokens: MaxNewTokensOption = 512,
     temperature: TemperatureOption = 0.0,
     seed: SeedOption = 0,
-    alpha: AlphaOption = _DEFAULTS.alpha,
+    alpha: AlphaOption = AUTO,
     dram_budget: BudgetOption = "25%",
     cold_dir: ColdDirOption = None,
     prefill_chunk: PrefillChunkOption = 512,

@@ -38,7 +38,7 @@ from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.native.library import native_library
 from hillinfer.secrecy.key_sources import key_source
 from hillinfer.serve.rules import KEY_VARIABLE, ApiKeys, ServerRules
-from hillinfer.settings import Settings
+from hillinfer.settings import AUTO, Settings
 from hillinfer.system.machine import NumberType
 from hillinfer.values import ByteSize, check_threads
 
@@ -168,8 +168,8 @@ def serve(
         float, typer.Option(help="How long requests may go on after SIGTERM.")
     ] = _RULES.drain_seconds,
     prefill_chunk: PrefillChunkOption = _RULES.chunk_tokens,
-    alpha: AlphaOption = _DEFAULTS.alpha,
-    exact: ExactOption = _DEFAULTS.exact,
+    alpha: AlphaOption = AUTO,
+    exact: ExactOption = AUTO,
     query: QueryOption = _DEFAULTS.query.value,
     shadow: Annotated[str, typer.Option(help="int8, int4 or int2.")] = "int4",
     dram_budget: BudgetOption = "25%",
