@@ -154,8 +154,8 @@ CODED: tuple[Mutant, ...] = (
         "sessions-forget-statistics-of-values",
         "A resumed session takes statistics of its values anew.",
         "host/hillinfer/kv/shadow_keeper.py",
-        "values = None if self.values is None else saved.values(number, layer)",
-        "values = None",
+        "own.values = self._codes.adopted(saved.values(number, layer))",
+        "own.values = None",
         (_SESSION_TESTS,),
     ),
     Mutant(

@@ -16,8 +16,8 @@ FRONTIER: tuple[Mutant, ...] = (
         "modelled-four-bits-judge",
         "A goal is met or missed by a 4-bit cache that nobody timed.",
         f"{_FOLDER}/goals.py",
-        'return FrontierGoal(unjudged(words, points, bound, ""))',
-        "return FrontierGoal(judged(words, points, bound))",
+        'unjudged(words, points, bound, "") if modelled else judged(words, points, bound)',
+        "judged(words, points, bound)",
         (f"{_GOAL_TESTS}::test_a_modelled_four_bit_cache_is_shown_and_judges_nothing",),
     ),
     Mutant(

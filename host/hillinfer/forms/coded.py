@@ -46,8 +46,8 @@ class CodedForm(Form):
         settings = attachment.settings
         if not settings.has_coded_tokens:
             raise SettingsError(
-                f"exact={settings.exact} with shadow {settings.key_mode} codes no token: attach "
-                "with exact below 1, like exact=0.1, and shadow int8 or int4"
+                f"exact={settings.exact_share} with shadow {settings.key_mode} codes no token: "
+                "attach with exact below 1, like exact=0.1, and shadow int8 or int4"
             )
         self._attachment = attachment
 
@@ -94,7 +94,10 @@ class CodedForm(Form):
         """Return the time to read the exact rows, at the rate that single rows are read with."""
         settings = self._attachment.settings
         share = ExactShare(
-            settings.alpha, settings.exact, settings.exact_floor, settings.kept_tokens
+            settings.importance_rate,
+            settings.exact_share,
+            settings.exact_floor,
+            settings.kept_tokens,
         )
         spec = kernel_spec(shape, settings)
         need = step_need(spec, settings.scope, shape.layers, tokens, share)
