@@ -319,7 +319,7 @@ class PoolFile:
         except OSError as error:
             raise StoreError(
                 f"the store's file {path} cannot be used: {reason_of(error)}; "
-                f"{way_out(error, 'name the drive that it lies on, or make the store anew')}"
+                f"{way_out(error, 'put the drive back that it lies on, or make the store anew')}"
             ) from error
 
     @property
