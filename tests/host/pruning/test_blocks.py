@@ -52,8 +52,8 @@ def observed(cache):
 def test_layers_attend_to_blocks_that_the_rule_wants(family, gamma, cold_dir):
     """Rank by the last queries, and change once too few of what is wanted is attended to."""
     model = TinyModel(family, "mha" if family == "opt" else "gqa", layers=5).build()
-    plain, tally = plain_of(model), Counter()
-    with opened(model, cold_dir, f"{NAME}:{gamma}", alpha=1.0) as (hill, pruning):
+    plain, tally, query = plain_of(model), Counter(), "auto" if gamma == 0.9 else "true"
+    with opened(model, cold_dir, f"{NAME}:{gamma}", alpha=0.3, query=query) as (hill, pruning):
         cache = held(model, hill)
         kept, prompt = pruning.read_of(cache).kept[0], torch.arange(TOKENS)
         stays = torch.isin(prompt // 64, kept)
