@@ -9,8 +9,10 @@ from bench_cases import SETTINGS, local_trace
 
 from hillinfer.errors import SettingsError
 from hillinfer.models.loader import load_model
-from hillinfer_bench.quality.texts import standard_library_samples
+from hillinfer_bench.quality.texts import TextSample, standard_library_samples
+from hillinfer_bench.replay.recording import record_selections
 from hillinfer_bench.replay.stretching import Locality, Stretch, recording_settings, stretched_trace
+from hillinfer_bench.systems import replayed_selections
 from hillinfer_bench.systems.replayed_selections import SelectionRecorder
 from hillinfer_bench.systems.system import BenchError
 from hillinfer_model.selection import kept_positions, selected_count
@@ -154,3 +156,25 @@ def test_selections_of_the_real_model_stay_as_local(smollm2_folder):
     # Two sequences of two layers each.
     assert len(check["layers"]) == 4
     assert len(selections.positions(1, 1, 32_769)) == selected_count(32_769, 0.1, 36, None)
+
+
+def test_two_shapes_replay_one_recording(tiny_folder, monkeypatch):
+    loaded = load_model(str(tiny_folder))
+    sample = TextSample("made", tuple(5 + i * 7 % 50 for i in range(620)))
+    recorder, asked = SelectionRecorder(loaded, sample, 600), []
+
+    def counted(*given):
+        asked.append(given)
+        return record_selections(*given)
+
+    monkeypatch.setattr(replayed_selections, "record_selections", counted)
+    few, many = (recorder.selections(SETTINGS, 600, 4, layers, 1) for layers in (1, 2))
+    assert len(asked) == 1
+    fresh = SelectionRecorder(loaded, sample, 600).selections(SETTINGS, 600, 4, 2, 1)
+    for layer in range(2):
+        assert np.array_equal(many.positions(layer, 0, 602), fresh.positions(layer, 0, 602))
+    assert few.positions(0, 0, 602).size
+    # The twin: another importance rate and other steps are recorded anew.
+    recorder.selections(SETTINGS.changed(alpha=0.3), 600, 4, 1, 1)
+    recorder.selections(SETTINGS, 600, 3, 1, 1)
+    assert len(asked) == 4
