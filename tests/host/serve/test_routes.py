@@ -141,7 +141,7 @@ def test_metrics_count_what_was_done(tiny_server, client):
     tiny_server.ask(CHAT, client)
     after = numbers()
     for name, more in (
-        (("hillinfer_requests_total", "length"), 1),
+        (("hillinfer_requests_total", "chat", "length"), 1),
         (("hillinfer_prompt_tokens_total",), len(CHAT[0]["content"]) + 3),
         (("hillinfer_generated_tokens_total",), 12),
         (("hillinfer_time_to_first_token_seconds_count",), 1),
