@@ -74,7 +74,7 @@ model: $(VENV)/installed ## Fetch the real model of the examples and tests (93 M
 
 run: model $(BUILD)/document.txt ## Answer a question over a long text with a quarter of its KV cache in DRAM
 	$(BIN)/hillinfer generate --prompt-file $(BUILD)/document.txt --question "$(QUESTION)" \
-		--max-new-tokens 96 --alpha 0.1 --shadow int4 --dram-budget 25% --report $(BUILD)/reports/run.json
+		--max-new-tokens 96 --shadow int4 --dram-budget 25% --report $(BUILD)/reports/run.json
 
 test: lint tests ## Check the code and run the test suite, all but the long tests of the kernels
 

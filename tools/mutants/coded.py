@@ -20,7 +20,34 @@ _FILE_TESTS = "tests/host/shadow/test_code_file.py"
 _LANES = "tests/host/gpu/test_coded_lanes.py"
 _SESSION_TESTS = "tests/host/sessions/test_coded_sessions.py"
 
+_DEFAULTS = "tests/host/engine/test_precision_defaults.py"
+_SETTINGS = "host/hillinfer/settings.py"
+
 CODED: tuple[Mutant, ...] = (
+    Mutant(
+        "an-alpha-of-one-s-own-codes-tokens",
+        "Whoever chose alpha alone gets coded tokens, and other bits than before.",
+        _SETTINGS,
+        "self.alpha is None and self.device in HOST_DEVICES",
+        "self.device in HOST_DEVICES",
+        (_DEFAULTS,),
+    ),
+    Mutant(
+        "exact-alone-selects-twice-as-much",
+        "With all tokens exact a fifth is selected.",
+        _SETTINGS,
+        "return CODED_ALPHA if self.has_coded_tokens else EXACT_ALPHA",
+        "return CODED_ALPHA",
+        (_DEFAULTS,),
+    ),
+    Mutant(
+        "coded-tokens-in-too-small-a-budget",
+        "Tokens are coded by default where shadow and tables of codes do not fit.",
+        "host/hillinfer/engine/budget_growth.py",
+        "if fits and choice.settings.has_coded_tokens:",
+        "if choice.settings.has_coded_tokens:",
+        ("tests/host/engine/test_shadow_choice.py",),
+    ),
     Mutant(
         "codes-of-other-statistics-are-found",
         "Codes are found by row number alone, whichever statistics they were coded with.",

@@ -190,8 +190,10 @@ def test_sets_of_their_own_may_share_no_token(command):
     assert step["value_code_bytes"] == 32 * 32768 * 520
 
 
-def test_all_tokens_are_exact_by_default(command):
-    step = rows_of(command, "llama-3.1-8b", "--tokens", "32768")["int4"]["step"]
+def test_tokens_are_coded_by_default_and_all_are_exact_where_asked_for(command):
+    plain = ("llama-3.1-8b", "--tokens", "32768")
+    assert rows_of(command, *plain) == rows_of(command, "llama-3.1-8b", *CODED)
+    step = rows_of(command, *plain, "--exact", "1")["int4"]["step"]
     assert (step["exact_tokens"], step["coded_tokens"]) == (3277, 0)
     assert step["exact_row_bytes"] == 32 * 3277 * 4096
     assert (step["all_code_bytes"], step["budget_bytes"]) == (0, None)
@@ -211,5 +213,5 @@ def test_the_table_says_what_a_step_needs(command):
     assert lines["with all ranked keys, of the KV"] == "25.4%"
     assert lines["fit 27%"] == "yes"
     assert "come on top" in outcome.out
-    without = command("specs", "llama-3.1-8b", *mode, "--dram-budget", "27%")
+    without = command("specs", "llama-3.1-8b", *mode, "--exact", "1", "--dram-budget", "27%")
     assert "come on top" not in without.out

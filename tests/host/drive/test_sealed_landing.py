@@ -47,8 +47,12 @@ def sealed(tmp_path, content):
 
 
 def wanted_rows(file, rows, row_bytes, buffer_bytes):
-    """Return rows that nobody has checksums of: what is wrong is known by tags alone."""
-    return replace(plain_rows(rows, row_bytes, buffer_bytes), seals=file.pages.seals)
+    """Return rows that nobody has checksums of: what is wrong is known by tags alone.
+
+    Sealed pages come whole, whatever unit their file is read in.
+    """
+    plain = plain_rows(rows, row_bytes, buffer_bytes)
+    return replace(plain, seals=file.pages.seals, unit_bytes=512)
 
 
 @pytest.mark.parametrize("name", CASES)
