@@ -299,6 +299,8 @@ class LayerCalls:
         is_common = type(policy).tally is PoolPolicy.tally
         self._shift = policy.fade_shift if is_common else _NOT_COUNTED
         self.aside_from = 0
+        # What the last predicted query was turned by.
+        self._turning: Rotary | None = None
 
     def asked(self) -> AskedStep:
         """Return what a kind of call asks for: another thread may still look at another kind's."""
@@ -338,17 +340,20 @@ class LayerCalls:
         if rotary is not None and not self._turns(queries, rotary):
             queries, rotary = predicted.queries(), None
         query = queries[0]
-        step.cosines = step.sines = None
         if not self.tell_query(step, query):
             query = host_query(query)[:, None].contiguous()
             self.tell_query(step, query)
-        elif rotary is not None:
-            step.cosines, step.sines = rotary[0].data_ptr(), rotary[1].data_ptr()
-        return query, rotary
+        # All layers of a step are turned alike.
+        if rotary is not self._turning:
+            self._turning, given = rotary, rotary or ()
+            step.cosines, step.sines = [one.data_ptr() for one in given] or (None, None)
+        return query
 
     def _turns(self, query: torch.Tensor, rotary: Rotary) -> bool:
         """Say whether the library turns a query as torch does."""
         cosines, sines = rotary
+        if rotary is self._turning and query.dtype is torch.float32:
+            return query.is_cpu
         if not query.dtype is cosines.dtype is sines.dtype is torch.float32 or not query.is_cpu:
             return False
         return cosines.shape == self._turn_shape and cosines.stride(2) == sines.stride(2) == 1

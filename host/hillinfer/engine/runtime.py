@@ -13,8 +13,6 @@ import torch
 from hillinfer.devices.opening import DEVICES, OpenDevice
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.engine.budget_growth import BudgetGrowth
-from hillinfer.engine.decode_step import NativeDecode
-from hillinfer.engine.gpu_coded_step import AnyCodedStep
 from hillinfer.engine.opening import open_parts
 from hillinfer.engine.queries import Prediction
 from hillinfer.engine.selection import Sets
@@ -347,8 +345,9 @@ class Runtime:
             and self._selection.is_quick(layer, sequence)
             and self._pipeline.is_idle
         )
-        for whole in self._whole_steps if is_quick else ():
-            chosen = whole.choose_next(layer, sequence, query, scaling)
+        own = layer, sequence, query, scaling
+        for whole in (self.decode, self.coded) if is_quick else ():
+            chosen = None if whole is None else whole.choose_next(*own)
             if chosen is not None:
                 self._pipeline.keep(layer, sequence, chosen)
                 return
@@ -356,10 +355,6 @@ class Runtime:
         select = self._selection.announced(layer, sequence, scaling, bring)
         begin = self._pipeline.select_now if is_quick else self._pipeline.announce
         begin(layer, sequence, past, select)
-
-    @property
-    def _whole_steps(self) -> tuple[NativeDecode | AnyCodedStep, ...]:
-        return tuple(one for one in (self.decode, self.coded) if one is not None)
 
     def attend_selected(
         self,
@@ -388,10 +383,11 @@ class Runtime:
         """
         length = sequence.lengths[layer]
         ahead = self._pipeline.take(layer, sequence)
+        own = layer, sequence, query, scaling
         is_told = sequence.told is not None
-        for whole in self._whole_steps if ahead is None and not is_told else ():
-            attended = whole.step(layer, sequence, query, scaling, self._step)
-            if attended is not None:
+        for whole in (self.decode, self.coded) if ahead is None and not is_told else ():
+            attended = None if whole is None else whole.step(*own, self._step)
+            if whole is not None and attended is not None:
                 if self.observe_selected is not None:
                     self.observe_selected(layer, length, whole.chosen)
                 self._rows.offer_filled(layer, sequence, self._step)
