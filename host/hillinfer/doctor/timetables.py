@@ -47,8 +47,8 @@ def stored_prefix_finding(
     return Finding(
         "stored prefix",
         Verdict.OK,
-        f"{new_tokens} tokens behind {prefix_tokens} stored ones take {table.seconds:.2f} s, "
-        f"{table.bubble_seconds:.2f} s of it waiting for rows, which {left} in slack (modelled "
-        f"from {1e3 * window_seconds:.2f} ms of computing and {1e3 * read:.2f} ms of reading a "
-        "layer)",
+        f"{new_tokens} tokens behind {prefix_tokens} stored ones take {table.seconds:.3f} s, "
+        f"{1e3 * table.bubble_seconds:.2f} ms of it waiting for rows, which {left} in slack "
+        f"(modelled from {1e3 * window_seconds:.2f} ms of computing and {1e3 * read:.2f} ms of "
+        "reading a layer)",
     )

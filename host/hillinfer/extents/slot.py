@@ -67,11 +67,11 @@ class ShadowSlot:
             out[at : at + len(flat)] = flat
 
     def unpack(self, data: NDArray[np.uint8]) -> StoredShadow:
-        """Return what uint8 (byte_count,) holds; codes are a view."""
+        """Return what uint8 (byte_count,) holds; codes and checksums are views."""
         channels = self._heads[0] * self._heads[1]
         exponents = data[self._exponents : self._exponents + channels].view(np.int8)
         means = data[self._means : self._sums].view("<i4").astype(np.int32)
-        sums = data[self._sums : self._sums + 4 * CHUNK_TOKENS].view("<u4").astype(np.uint32)
+        sums = data[self._sums : self._sums + 4 * CHUNK_TOKENS].view("<u4")
         statistics = ChannelStatistics(
             exponents.reshape(self._heads).copy(), means.reshape(self._heads)
         )

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hillinfer_bench.storing.measured import Measured
+from hillinfer_bench.storing.mixed_load import MixedLoad, Work
 from hillinfer_bench.storing.shared import SharedRow, Steps, measure_shared
 from hillinfer_bench.traces.table import TraceRow
 
@@ -60,6 +61,15 @@ def test_opening_a_second_cache_and_steps_have_goals(row):
     assert [missed[name].is_met for name in NAMES] == [False] * 4
     unmeasured = goals_of(Measured())
     assert {unmeasured[name].why for name in NAMES} == {"not in this run"}
+
+
+@pytest.mark.parametrize(("lookups", "is_met"), [(50, True), (49, False)])
+def test_a_mixed_load_that_was_starved_meets_no_goal(lookups, is_met):
+    mixed = MixedLoad(2, 1200, work=[Work(lookups=lookups), Work(lookups=50)])
+    found = goals_of(Measured(mixed=mixed))
+    assert found["mixed_load_lookups"].is_met is is_met
+    assert found["mixed_load_seconds"].is_met
+    assert "mixed_load_lookups" not in goals_of(Measured())
 
 
 # --- traces ---

@@ -189,12 +189,14 @@ def test_doctor_profiles_a_plain_drive_when_asked_to(command, cold_dir):
     assert "0 points measured now, 0 left" in windows
     # 16 layers of 20 ms, and what the timetable says of the rows of the first.
     prefix = found["stored prefix"]["found"]
-    seconds, waiting = (float(one) for one in re.findall(r"([\d.]+) s[, ]", prefix)[:2])
-    read = float(re.search(r"([\d.]+) ms of reading", prefix)[1]) / 1e3
+    seconds = float(re.search(r"take ([\d.]+) s", prefix)[1])
+    waiting, _, read = (float(one) for one in re.findall(r"([\d.]+) ms", prefix))
     assert prefix.startswith("64 tokens behind 4096 stored ones take ")
-    assert waiting >= round(read, 2) - 0.01
-    assert seconds == pytest.approx(16 * 0.02 + waiting, abs=0.011)
-    assert ("no time to write" in prefix) == (read > 0.02)
+    assert waiting >= read - 0.01 > 0
+    assert 1e3 * seconds == pytest.approx(16 * 20 + waiting, abs=0.6)
+    assert re.search(
+        r"which leaves (no time to write|room to write [\d.]+ [KMG]iB) in slack", prefix
+    )
     lines = command(*asked, "--context", 8192, "--dram-budget", "50%").out.splitlines()
     assert sum("--query predicted or true is yours to choose" in line for line in lines) == 1
     # What was kept stays; without being asked nothing is said of a step.

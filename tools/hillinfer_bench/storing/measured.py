@@ -23,6 +23,9 @@ from hillinfer_bench.storing.together import TogetherRow
 from hillinfer_bench.traces.request_trace import SYNTHETIC
 from hillinfer_bench.traces.table import TraceRow, verdicts
 
+# Of a mixed load that says something.
+_LEAST_LOOKUPS = 100
+
 
 @dataclass
 class Measured:
@@ -235,6 +238,9 @@ class Measured:
             yield unmeasured("mixed_load_seconds", ">= 1200", self._why("mixed"))
         else:
             yield at_least("mixed_load_seconds", self.mixed.seconds, 1200)
+            # Of those that came to their end: a starved machine gives each no more than one.
+            looked = sum(one.lookups for one in self.mixed.work)
+            yield at_least("mixed_load_lookups", looked, _LEAST_LOOKUPS)
 
     # --- for reading -----------------------------------------------------------------------
 
