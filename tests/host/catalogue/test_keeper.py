@@ -80,6 +80,8 @@ def test_what_was_measured_is_of_the_document(kept):
         assert 0.5 < measured["int8"].lower < measured["int8"].agreement <= 1
         assert min(document.resting.text, document.resting.rows, document.resting.token) > 0
         assert min(one.opening_seconds for one in document.measured) > 0
+        # All of these hold every token, so that their steps are alike.
+        assert {one.token_seconds for one in document.measured} == {document.resting.token}
 
 
 def test_documents_open_from_their_rest_and_then_from_their_forms(kept):

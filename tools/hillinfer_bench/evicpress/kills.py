@@ -104,13 +104,18 @@ class Killing:
             keeper.close()
 
     def kill_one(self, seconds: float) -> None:
-        """Have a child move forms, and kill it after so many seconds."""
+        """Have a child move forms, and kill it so many seconds after it has begun to."""
+        heard, told = os.pipe()
         child = os.fork()
         if not child:
             try:
-                self._move()
+                self._move(told)
             finally:
                 os._exit(1)
+        os.close(told)
+        began = os.read(heard, 1)
+        os.close(heard)
+        assert began, "the child opened the store"
         time.sleep(seconds)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -137,12 +142,13 @@ class Killing:
         generation.read([*found.opened.unread, *_QUESTION])
         return found.form, list(generation.decode(Sampling(), _ANSWER, frozenset()))
 
-    def _move(self) -> None:
-        """Move forms for ever."""
+    def _move(self, told: int) -> None:
+        """Move forms for ever, and tell when that begins."""
         with Store(self._place) as store, Catalogue(store.places) as catalogue:
             prompts = StoredPrompts(store, self._model)
             keeper = DocumentKeeper(self._model, prompts, store, catalogue, Accountant(1 << 20))
             draw = random.Random(os.getpid())
+            os.write(told, b".")
             while True:
                 for key in self._keys:
                     catalogue.pin(key, draw.choice(_FORMS))

@@ -23,6 +23,8 @@ _MOST_NAME = 60
 # More hulls would hide one another; those that are used most are drawn.
 _MOST_HULLS = 8
 _MOST_BARS = 64
+# Of more documents only chosen forms are named.
+_MOST_NAMED = 2
 
 
 class PlanRecordError(HillInferError):
@@ -160,10 +162,13 @@ def _draw_hulls(axes: Axes, record: PlanRecord) -> None:
         sizes, values = zip(*hull, strict=True)
         axes.plot(sizes, values, color=color, label=plain_text(document.name))
         for one in document.options:
+            place = (one.byte_count / 2**20, one.value)
             if one.is_chosen:
-                place = (one.byte_count / 2**20, one.value)
                 axes.scatter(*place, s=120, facecolors="none", edgecolors=color, marker=mark)
-                axes.annotate(plain_text(one.form), place, fontsize=7)
+            if one.is_chosen or len(busiest) <= _MOST_NAMED:
+                axes.annotate(
+                    plain_text(one.form), place, (5, 5), textcoords="offset points", fontsize=7
+                )
     axes.set_title("What a use of each form is worth: hulls, chosen forms ringed", loc="left")
     axes.set_xlabel("MiB in memory")
     axes.set_ylabel("seconds a use")

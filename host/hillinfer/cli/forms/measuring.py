@@ -264,8 +264,12 @@ def _measure(
     instruction = loaded.tokenizer.encode(_INSTRUCTION, add_special_tokens=False)
     asked = tuple(tuple(prompt.question_ids(one)) for one in wishes.questions)
     told = ProbeWishes(count, wishes.judge, tuple(instruction), asked, wishes.seed)
-    with reading_view(error_console()).stage("measure", len(forms)) as advance:
-        found = measure_document(loaded.model, prompts, ids, forms, told, prefill_seconds, advance)
+    with reading_view(error_console()).stage("measure", len(forms) * len(ids)) as advance:
+
+        def measured(done: int) -> None:
+            advance(done * len(ids))
+
+        found = measure_document(loaded.model, prompts, ids, forms, told, prefill_seconds, measured)
     catalogue.put(replace(document, resting=found.resting, measured=found.forms))
 
 
