@@ -152,6 +152,17 @@ def test_metrics_count_what_was_done(tiny_server, client):
     assert after["hillinfer_dram_budget_bytes",] == 24 << 20
 
 
+def test_what_bodies_may_have_is_told(tiny_server):
+    paths = HTTP.get(f"{tiny_server.url}/openapi.json").json()["paths"]
+    for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
+        content = paths[path]["post"]["requestBody"]["content"]
+        schema = content["application/json"]["schema"]
+        assert schema["properties"]["model"] == {"enum": ["tiny"]}
+        assert set(schema["required"]) <= schema["properties"].keys()
+    assert "multipart/form-data" in paths["/v1/files"]["post"]["requestBody"]["content"]
+    assert "requestBody" not in paths["/v1/models"]["get"]
+
+
 def test_requests_have_names_and_logs_have_no_texts(tiny_server):
     body = {"model": "tiny", "messages": CHAT, "max_tokens": 2, "user": "anna", "odd": 1}
     answer = post(tiny_server, "/v1/chat/completions", body, **{"X-Request-Id": "mine-1"})

@@ -366,7 +366,11 @@ def application(routes: Routes, files: FileRoutes, rules: ServerRules, log: Log)
         ("/v1/files", files.create),
     ):
         app.add_api_route(
-            path, post, methods=["POST"], response_model=None, openapi_extra=body_of(path)
+            path,
+            post,
+            methods=["POST"],
+            response_model=None,
+            openapi_extra=body_of(path, rules.alias),
         )
     app.add_api_route("/v1/files/{name}", files.remove, methods=["DELETE"], response_model=None)
     return Gate(app, rules, log)

@@ -131,10 +131,22 @@ FORM = _object(["file", "purpose"], file={"type": "string", "format": "binary"},
 """Of the form that `POST /v1/files` takes."""
 
 
-def body_of(path: str) -> dict[str, Any]:
-    """Return what OpenAPI says of a route's body; nothing where it has none."""
+def body_of(path: str, model: str | None) -> dict[str, Any]:
+    """Return what OpenAPI says of a route's body; nothing where it has none.
+
+    Parameters
+    ----------
+    path
+        The route.
+    model
+        The one name that requests may have for it; None where that is not known yet.
+    """
     if path in BODIES:
-        content = {"application/json": {"schema": BODIES[path]}}
+        schema = BODIES[path]
+        if model is not None:
+            named = {**schema["properties"], "model": {"enum": [model]}}
+            schema = {**schema, "properties": named}
+        content = {"application/json": {"schema": schema}}
     elif path == "/v1/files":
         content = {"multipart/form-data": {"schema": FORM}}
     else:
