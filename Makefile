@@ -211,6 +211,7 @@ formal: $(VENV)/installed ## Prove the AXI engines' and FIFOs' properties, and r
 	PYTHONPATH=tools $(BIN)/python tools/formal.py --out $(BUILD)/reports/formal.json
 
 synth: $(VENV)/installed ## Estimate the area of the RTL with yosys (a minute and a half per row, 88 rows)
+	PYTHONPATH=tools $(BIN)/python tools/levels.py --out $(BUILD)/reports/levels.json
 	PYTHONPATH=tools $(BIN)/python tools/synth.py --out $(BUILD)/reports/synth.json
 
 pynq-env: $(BUILD)/pynq-env/installed ## Make the environment of the PYNQ front (63 MB to fetch, once)

@@ -47,16 +47,22 @@ Device::Device(const std::string& config) {
     std::ifstream file(config);
     if (!file) throw std::runtime_error("cannot read " + config);
     std::string line;
+    MemoryTiming timing;
     while (std::getline(file, line)) {
         std::istringstream words(line);
         std::string kind, library, name;
         uint64_t base = 0, bytes = 0;
         int pointers = 0, scalars = 0;
+        MemoryTiming told;
         if (!(words >> kind)) continue;
         if (kind == "memory" && words >> bytes && !memory_) {
             memory_ = std::make_unique<DeviceMemory>(bytes);
+        } else if (kind == "timing" && kernels_.empty()
+                   && words >> told.read_min >> told.read_max >> told.write_min >> told.write_max
+                       >> told.shared_bus >> told.refresh_period >> told.refresh_cycles) {
+            timing = told;
         } else if (kind == "rtl" && memory_ && words >> base >> library) {
-            kernels_.push_back({base, make_rtl_kernel(library, *memory_)});
+            kernels_.push_back({base, make_rtl_kernel(library, timing, *memory_)});
         } else if (kind == "hls" && memory_
                    && words >> base >> library >> name >> pointers >> scalars) {
             kernels_.push_back(

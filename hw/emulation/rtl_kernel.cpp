@@ -12,7 +12,7 @@ constexpr uint32_t CONTROL = 0x00, START = 1, IDLE = 4, READY = 8;
 
 class RtlKernel : public Kernel {
 public:
-    RtlKernel(const std::string& path, DeviceMemory& memory)
+    RtlKernel(const std::string& path, const MemoryTiming& timing, DeviceMemory& memory)
         : library_(path),
           read_(library_.find<uint32_t(void*, uint32_t)>("session_read")),
           write_(library_.find<void(void*, uint32_t, uint32_t)>("session_write")),
@@ -22,7 +22,15 @@ public:
         buffer_ = {0, memory.at(0, memory.size()), memory.size(), 1};
         launch_.buffers = &buffer_;
         launch_.buffer_count = 1;
-        launch_.memory.outstanding = 16;
+        Memory& own = launch_.memory;
+        own.read_min = timing.read_min;
+        own.read_max = timing.read_max;
+        own.write_min = timing.write_min;
+        own.write_max = timing.write_max;
+        own.shared_bus = timing.shared_bus;
+        own.refresh_period = timing.refresh_period;
+        own.refresh_cycles = timing.refresh_cycles;
+        own.outstanding = 16;
         launch_.memory.commit_at_response = 1;
         launch_.memory.seed = 1;
         for (int64_t& beat : launch_.memory.read_error) beat = -1;
@@ -73,6 +81,7 @@ private:
 
 }  // namespace
 
-std::unique_ptr<Kernel> make_rtl_kernel(const std::string& library, DeviceMemory& memory) {
-    return std::make_unique<RtlKernel>(library, memory);
+std::unique_ptr<Kernel> make_rtl_kernel(
+    const std::string& library, const MemoryTiming& timing, DeviceMemory& memory) {
+    return std::make_unique<RtlKernel>(library, timing, memory);
 }

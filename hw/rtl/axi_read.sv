@@ -60,8 +60,8 @@ module axi_read #(
         : {command_beat, command_beats, command_rows, command_stride};
 
     // Bursts. How long one is, and whether its row ends with it, is worked out a cycle before it is
-    // asked for: with the command, with the burst before, or in a cycle of its own for the next
-    // row (`fresh`). A row of two beats or more takes the bus for longer than that.
+    // asked for: with a command that did not wait, with the burst before, or in a cycle of its own
+    // (`fresh`) for the next row and for a command from the queue. The bus is busy then.
     logic active, fresh;
     logic [BEAT-1:0] beat, row;
     logic [31:0] whole, beats, stride;
@@ -73,8 +73,8 @@ module axi_read #(
     logic [COUNT:0] bursts;
     logic issue, in_one, row_ends, closes, pop;
 
-    assign offset = active ? beat[STEP-1:0] : next_beat[STEP-1:0];
-    assign whole = active ? beats : next_beats;
+    assign offset = active ? beat[STEP-1:0] : command_beat[STEP-1:0];
+    assign whole = active ? beats : command_beats;
     assign to_boundary = BURST[STEP:0] - {1'b0, offset};
     assign in_one = whole <= {{(31 - STEP){1'b0}}, to_boundary};
     assign issue = active && !fresh && !stop && (!arvalid || arready)
@@ -97,7 +97,7 @@ module axi_read #(
             if (issue) arvalid <= 1'b1;
             if (!active) active <= next_valid && !stop;
             else if (issue && row_ends && rows == 17'd1) active <= 1'b0;
-            fresh <= issue && row_ends;
+            fresh <= active ? (issue && row_ends) : queued;
             free <= free + {{ROOM{1'b0}}, pop}
                 - (issue ? {{(ROOM - STEP){1'b0}}, length} : {(ROOM + 1){1'b0}});
             bursts <= bursts + {{COUNT{1'b0}}, issue} - {{COUNT{1'b0}}, closes};

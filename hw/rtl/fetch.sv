@@ -82,44 +82,53 @@ module fetch #(
         ASK_STATISTICS = 6, ASK_QUERY = 7, ASK_NEXT = 8, LOAD = 9, ENDED = 10;
     logic [3:0] state;
 
-    // Fields (contract, section 10), of the beat that arrives and from then on.
-    logic [511:0] arrived, descriptor;
+    // Fields (contract, section 10): of the beat that has arrived, and, for the checks and what is
+    // worked out beside them, of the one that comes.
+    logic [511:0] arrived;
     logic [63:0] at_0, at_8, at_16, base, at_48;
     logic [31:0] tokens, row_stride, score_stride;
+    assign {at_16, at_8, at_0} = arrived[191:0];
+    assign base = arrived[255:192];
+    assign tokens = arrived[287:256];
+    assign row_stride = arrived[319:288];
+    assign score_stride = arrived[351:320];
+    assign at_48 = arrived[447:384];
+    logic [63:0] new_at_16, new_base, new_at_48;
+    logic [31:0] new_tokens, new_row_stride, new_score_stride;
     logic reserved;
-    assign descriptor = (state == WAIT) ? beat_data : arrived;
-    assign {at_16, at_8, at_0} = descriptor[191:0];
-    assign base = descriptor[255:192];
-    assign tokens = descriptor[287:256];
-    assign row_stride = descriptor[319:288];
-    assign score_stride = descriptor[351:320];
-    assign at_48 = descriptor[447:384];
-    assign reserved = (descriptor[383:352] != 0) || (descriptor[511:448] != 0);
+    assign new_at_16 = beat_data[191:128];
+    assign new_base = beat_data[255:192];
+    assign new_tokens = beat_data[287:256];
+    assign new_row_stride = beat_data[319:288];
+    assign new_score_stride = beat_data[351:320];
+    assign new_at_48 = beat_data[447:384];
+    assign reserved = (beat_data[383:352] != 0) || (beat_data[511:448] != 0);
 
     // Checks, in the words of `check_score_descriptor` and `check_shadow_descriptor`.
     logic wrong;
     always_comb begin
-        wrong = (base[POSITION-1:0] != 0) || (tokens > SEGMENT_TOKENS);
-        if (KIND == 0) wrong = wrong || (row_stride != 0) || (at_48 != 0);
-        else wrong = wrong || (row_stride < ROW_BEATS);
-        if (KIND == 2) wrong = wrong || (at_16 != 0) || (score_stride != 0);
-        else if (scope == 32'd0) wrong = wrong || (score_stride != 0);
-        else wrong = wrong || (scope != 32'd1) || (score_stride < ((tokens + 32'd15) >> 4));
+        wrong = (new_base[POSITION-1:0] != 0) || (new_tokens > SEGMENT_TOKENS);
+        if (KIND == 0) wrong = wrong || (new_row_stride != 0) || (new_at_48 != 0);
+        else wrong = wrong || (new_row_stride < ROW_BEATS);
+        if (KIND == 2) wrong = wrong || (new_at_16 != 0) || (new_score_stride != 0);
+        else if (scope == 32'd0) wrong = wrong || (new_score_stride != 0);
+        else wrong = wrong || (scope != 32'd1) || (new_score_stride < ((new_tokens + 32'd15) >> 4));
     end
 
     // Beats of the keys.
     logic [31:0] shadow_beats, rows_beats;
     logic [5:0] rest;
-    assign rest = tokens[5:0];
-    assign shadow_beats = times({21'd0, tokens[16:6]}, GROUP_BEATS)
+    assign rest = new_tokens[5:0];
+    assign shadow_beats = times({21'd0, new_tokens[16:6]}, GROUP_BEATS)
         + ((rest == 0) ? 32'd0 : KV + times(({26'd0, rest} + TILE - 1) / TILE, KV * SLICES));
-    assign rows_beats = times({15'd0, tokens[16:0]}, ROW_BEATS);
+    assign rows_beats = times({15'd0, new_tokens[16:0]}, ROW_BEATS);
 
     logic [31:0] index;
     logic [15:0] loaded;
-    logic last, linear;
+    logic last, linear, empty;
 
-    assign last = index + 32'd1 == segment_count;
+    // The number of a segment changes two cycles or more before anyone asks for this.
+    always_ff @(posedge clk) last <= (index + 32'd1 == segment_count);
     assign linear = (KIND == 0) || (row_stride == ROW_BEATS);
 
     // What the checks and the multiplications give, a cycle later.
@@ -129,6 +138,7 @@ module fetch #(
         arrived <= beat_data;
         error <= beat_error ? BUS : reserved ? RESERVED : wrong ? BAD_DESCRIPTOR : NO_ERROR;
         total <= (KIND == 0) ? shadow_beats : rows_beats;
+        empty <= new_tokens == 0;
     end
 
     // The first block is asked for as soon as its segment is on record.
@@ -136,7 +146,7 @@ module fetch #(
     localparam logic [3:0] ASK_FIRST = (STATISTICS_BEATS != 0) ? ASK_STATISTICS : ASK_QUERY;
     localparam logic [3:0] AFTER_FIRST = (STATISTICS_BEATS != 0 && QUERY_BEATS != 0) ? ASK_QUERY
         : KEYS;
-    assign ask_first = state == RECORD && record_ready && error == NO_ERROR && tokens != 0;
+    assign ask_first = state == RECORD && record_ready && error == NO_ERROR && !empty;
     assign read_valid = (state == ASK) || (state == ASK_STATISTICS) || (state == ASK_QUERY)
         || (state == ASK_NEXT && !last) || ask_first;
     always_comb begin
@@ -190,7 +200,7 @@ module fetch #(
             WAIT: if (beat_valid) state <= RECORD;
             RECORD: if (record_ready) begin
                 if (error != NO_ERROR) state <= IDLE;
-                else if (tokens == 0) state <= ASK_NEXT;
+                else if (empty) state <= ASK_NEXT;
                 // Before the keys: they wait for the query anyway.
                 else state <= read_ready ? AFTER_FIRST : ASK_FIRST;
             end
@@ -201,7 +211,7 @@ module fetch #(
             ASK_NEXT: if (read_ready || last) begin
                 loaded <= 16'd0;
                 state <= LOAD;
-                if (tokens == 0) begin
+                if (empty) begin
                     index <= index + 32'd1;
                     state <= last ? ENDED : WAIT;
                 end

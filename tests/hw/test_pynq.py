@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PYNQ in front of the RTL on an emulated card: equal to golden, and gone when it fails."""
 
+import json
 import os
 import signal
 import subprocess
@@ -17,10 +18,13 @@ from launch_flips import visible_flip
 
 from hillinfer.devices.xrt.xclbin import SectionKind, Xclbin, XclbinError, spec_record
 from hillinfer.system.processes import processes_in
+from hillinfer_hw.emulation import Engine, make_surrounding
+from hillinfer_hw.emulation_image import PLATFORM
 from hillinfer_hw.toolchain import MissingToolError, find_pynq_python
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.golden_launch import run_score_launch, run_shadow_launch
 from hillinfer_model.kernel_spec import KernelSpec, ProductStyle
+from hillinfer_model.memory_model import IDEAL, REALISTIC
 from hillinfer_pynq.execution import PATIENCE_S, Card, PynqExecution
 from hillinfer_pynq.front_process import FrontProcess, PynqError
 
@@ -108,6 +112,26 @@ def test_two_fronts_work_at_once(emulated, own):
         for execution in (emulated, own):
             assert same(execution.score(SMALL, launch), run_score_launch(SMALL, launch))
     assert emulated.front.folder != own.front.folder
+
+
+def test_realistic_memory_changes_cycles_and_no_score(emulated, tmp_path):
+    """The card that `make hw_emu` generates with; the twin is the ideal one."""
+    launch = random_launch(SMALL, Scope.LAYER, [512, 512, 130])
+    cycles = {}
+    for memory in (IDEAL, REALISTIC):
+        made = make_surrounding(SMALL, Engine.RTL, tmp_path / memory.name, memory)
+        log = tmp_path / f"{memory.name}.log"
+        variables = made.environment | made.for_process() | {"HILLINFER_EMULATION_LOG": str(log)}
+        card = Card(made.xclbin, PLATFORM, variables)
+        own = PynqExecution(emulated.python, lambda spec, card=card: card)
+        try:
+            assert same(own.score(SMALL, launch), run_score_launch(SMALL, launch))
+        finally:
+            own.close()
+        cycles[memory.name] = sum(
+            json.loads(line)["cycles"] for line in log.read_text().splitlines()
+        )
+    assert cycles["realistic"] > cycles["ideal"] + 100
 
 
 # What is refused

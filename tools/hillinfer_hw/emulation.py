@@ -19,6 +19,7 @@ from hillinfer_hw.verilate import build
 from hillinfer_hw.xrt_binding import find_binding
 from hillinfer_hw.xrt_installation import debian_xrt
 from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.memory_model import IDEAL, MemoryModel
 
 EMULATION = ROOT / "hw" / "emulation"
 HARNESS = ROOT / "hw" / "testbench" / "harness.h"
@@ -89,9 +90,18 @@ def build_short_sleep() -> Path:
     return cached("hw_emu-sleep", [source.read_bytes()], make) / "short_sleep.so"
 
 
-def device_config(spec: KernelSpec, engine: Engine) -> str:
-    """Return the device process's configuration, its kernels built for it."""
-    lines = [f"memory {DDR_BYTES}"]
+def device_config(spec: KernelSpec, engine: Engine, memory: MemoryModel = IDEAL) -> str:
+    """Return the device process's configuration, its kernels built for it.
+
+    Parameters
+    ----------
+    spec, engine
+        What the kernels are of.
+    memory
+        How the card's behaves; compiled C++ has no cycles and takes no notice of it.
+    """
+    timing = (*memory.read_latency, *memory.write_latency, int(memory.shared_bus), *memory.refresh)
+    lines = [f"memory {DDR_BYTES}", f"timing {' '.join(map(str, timing))}"]
     for instance in kernel_instances(spec):
         if engine is Engine.RTL:
             lines.append(f"rtl {instance.base} {build(render_rtl(spec, instance.kernel))}")
@@ -103,8 +113,19 @@ def device_config(spec: KernelSpec, engine: Engine) -> str:
     return "\n".join(lines) + "\n"
 
 
-def make_surrounding(spec: KernelSpec, engine: Engine, folder: Path) -> Surrounding:
+def make_surrounding(
+    spec: KernelSpec, engine: Engine, folder: Path, memory: MemoryModel = IDEAL
+) -> Surrounding:
     """Make an emulated card in a folder, which must not have spaces in its path.
+
+    Parameters
+    ----------
+    spec, engine
+        What its kernels are of.
+    folder
+        Where everything of it lies.
+    memory
+        How its memory behaves.
 
     Raises
     ------
@@ -131,7 +152,7 @@ def make_surrounding(spec: KernelSpec, engine: Engine, folder: Path) -> Surround
     )
     files = {
         "simulate.sh": f"#!/bin/sh\nexec {device}\n".encode(),
-        "device.conf": device_config(spec, engine).encode(),
+        "device.conf": device_config(spec, engine, memory).encode(),
     }
     xclbin = folder / "kernels.xclbin"
     xclbin.write_bytes(emulation_image(spec, files).pack())

@@ -17,8 +17,20 @@ from hillinfer_hw.generation_setting import GenerationSetting
 from hillinfer_hw.surrounding import Surrounding
 from hillinfer_hw.xrt_installation import XrtInstallation, debian_xrt
 from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.memory_model import REALISTIC
 
 _LOG_VARIABLE = "HILLINFER_EMULATION_LOG"
+
+
+def make_realistic(spec: KernelSpec, engine: Engine, folder: Path) -> Surrounding:
+    """Make an emulated card whose memory has latency, one data bus and refresh.
+
+    Parameters
+    ----------
+    spec, engine, folder
+        As `make_surrounding` has them.
+    """
+    return make_surrounding(spec, engine, folder, REALISTIC)
 
 
 @dataclass(frozen=True)
@@ -30,7 +42,7 @@ class OwnEmulator:
     build
         Folder below which they are made.
     make
-        Makes the surrounding of a card.
+        Makes the surrounding of a card; by default its memory takes what a real one does.
     find_xrt
         Returns the XRT that is installed.
     """
@@ -39,7 +51,7 @@ class OwnEmulator:
     label: ClassVar[str] = "hw_emu (real XRT, emulated card)"
 
     build: Path
-    make: Callable[[KernelSpec, Engine, Path], Surrounding] = make_surrounding
+    make: Callable[[KernelSpec, Engine, Path], Surrounding] = make_realistic
     find_xrt: Callable[[], XrtInstallation] = debian_xrt
 
     def check(self, setting: GenerationSetting, engines: Sequence[Engine]) -> None:

