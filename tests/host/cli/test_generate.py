@@ -195,6 +195,17 @@ def test_coded_tokens_are_asked_for_and_reported(ask_tiny):
     assert "of selected tokens; codes of" not in outcome.err
 
 
+def test_a_budget_without_room_for_codes_has_all_exact_and_says_so(ask_tiny):
+    said = "all selected tokens come as 16-bit rows: this budget has no room"
+    outcome, report = ask_tiny("--shadow", "int4", "--dram-budget", "0.01%")
+    assert (report["settings"]["alpha"], report["settings"]["exact"]) == (0.2, 0.02)
+    assert said not in outcome.err
+    least = report["settings"]["dram_budget_bytes"]
+    outcome, report = ask_tiny("--shadow", "int4", "--dram-budget", least - 1)
+    assert (report["settings"]["alpha"], report["settings"]["exact"]) == (0.1, 1)
+    assert said in outcome.err
+
+
 def test_plain_style_leaves_the_chat_template_out(ask_tiny):
     _, chat = ask_tiny()
     _, plain = ask_tiny("--prompt-style", "plain")

@@ -61,7 +61,7 @@ def test_a_share_that_is_too_small_is_raised_and_said_once(ask):
 
 
 def test_bytes_that_are_too_few_are_refused_with_two_numbers(command, tiny_folder, cold_dir, ask):
-    arguments = ("--prompt", "abc", "--max-new-tokens", 2)
+    arguments = ("--prompt", "abc", "--max-new-tokens", 2, "--exact", 1)
     least = ask(*arguments, "--shadow", "int4")[1]["dram_budget_bytes"]
     outcome = command(
         *("generate", "--model", tiny_folder, "--cold-dir", cold_dir, *arguments),
