@@ -17,21 +17,21 @@ KEYS = {*GOALS, "kills", "wrong_tokens"}
 def test_a_small_study_plays_every_rival_within_the_budget(command, tiny_folder, tmp_path):
     out = tmp_path / "evicpress.json"
     outcome = command(
-        *("evicpress", "--model", tiny_folder, "--dir", tmp_path, "--documents", 3),
-        *("--requests", 9, "--shortest", 192, "--longest", 320, "--budget", 0.4, "--alpha", 1),
-        *("--probes", 1, "--questions", 2, "--kills", 3, "--out", out),
+        *("evicpress", "--model", tiny_folder, "--dir", tmp_path, "--documents", 2),
+        *("--requests", 6, "--shortest", 128, "--longest", 192, "--budget", 0.4, "--alpha", 1),
+        *("--probes", 1, "--questions", 1, "--kills", 2, "--out", out),
     )
     assert outcome.code == 0, outcome.err
     report = json.loads(out.read_text())
     assert report["figures"].keys() >= KEYS
-    assert (report["figures"]["kills"], report["figures"]["wrong_tokens"]) == (3, 0)
+    assert (report["figures"]["kills"], report["figures"]["wrong_tokens"]) == (2, 0)
     rows = {row["rival"]: row for row in report["rows"]}
     assert len(rows) == len(rivals((1.0,)))
     for name, row in rows.items():
         assert row["dram_peak_bytes"] <= report["budget_bytes"] < report["all_bytes"], name
-        assert sum(row["forms"].values()) == 9
+        assert sum(row["forms"].values()) == 6
         assert 0 < row["first_token_p50"] <= row["first_token_p95"]
-    assert rows["recompute"]["forms"] == {"text": 9}
+    assert rows["recompute"]["forms"] == {"text": 6}
     assert rows["recompute"]["agreement"] == rows["held + LRU"]["agreement"] == 1.0
     assert rows["held + LRU"]["read_bytes"] > 0 == rows["recompute"]["read_bytes"]
     assert rows["int4 + LRU"]["forms"].keys() <= {"rows", "int4"}
