@@ -2,6 +2,7 @@
 """Answers of a form that was asked for: JSON of a schema and calls, with OpenAI's own client."""
 
 import json
+import sys
 from dataclasses import replace
 from typing import Literal
 
@@ -277,3 +278,10 @@ def test_a_tokenizer_that_grammars_cannot_use_is_refused(tiny_server):
     assert refused.value.code == "unsupported_value"
     assert refused.value.param == "response_format"
     assert tiny_server.ask("a").choices[0].message.content is not None
+
+
+def test_a_server_without_the_library_refuses_forms_and_answers_all_else(ask, monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(openai.BadRequestError, match="llguidance"):
+        ask(response_format=ASKED)
+    assert ask(max_tokens=2).usage.completion_tokens == 2

@@ -55,7 +55,7 @@ def test_a_run_that_loads_the_server(command, endless_folder, tmp_path):
     told = command(
         *("serving", "--model", endless_folder, "--dir", place, "--out", out),
         *("--part", "disconnects", "--part", "planted", "--prompt-tokens", 150),
-        *("--disconnects", 16, "--planted", 100),
+        *("--disconnects", 16, "--planted", 64),
     )
     assert told.code == 0, told.err
     record = json.loads(out.read_text())
@@ -63,7 +63,7 @@ def test_a_run_that_loads_the_server(command, endless_folder, tmp_path):
     assert record["disconnects"]["asked"] == 16
     assert 0 < len(record["disconnects"]["cancelled_seconds"]) <= 16
     planted = record["planted"]
-    assert (planted["asked"], planted["answered"], planted["statuses"]) == (100, 100, {})
+    assert (planted["asked"], planted["answered"], planted["statuses"]) == (64, 64, {})
     for name in ("left_behind", "mixed_answers", "leaks"):
         assert record["goals"][name]["reached"] == 0, name
         assert record["goals"][name]["is_met"], name

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from hillinfer.serve.served_model import ServedModel
 
 # What the extra `serve` brings.
-_MODULES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart", "llguidance")
+_MODULES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 _DEFAULTS, _RULES = Settings(), ServerRules()
 # As in `hillinfer generate`.
 SHOWN = frozenset(

@@ -42,8 +42,16 @@ class Grammars:
             Where the grammar is none, asks for what llguidance does not know, or is too large, or
             the tokenizer is of a kind that it cannot use.
         """
-        from llguidance import LLMatcher
-
+        try:
+            from llguidance import LLMatcher
+        except ImportError as error:
+            raise ApiError(
+                400,
+                f"{asked.param} is not supported by this server: it lacks llguidance, of the extra "
+                "serve",
+                "unsupported_value",
+                param=asked.param,
+            ) from error
         matcher = LLMatcher(self._own_tokenizer(asked.param), asked.grammar, log_level=0)
         if matcher.is_error():
             # The first line alone: others repeat the schema.
