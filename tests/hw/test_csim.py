@@ -25,8 +25,8 @@ def error_type():
 
 
 def cast_launch(tokens):
-    """FP16 heads of four beats: the last tells the exponent, and one waits in a register."""
-    spec = KernelSpec(128, 1, 2, key_mode=KeyMode.FP16, segment_tokens=512)
+    """FP16 heads of 80 channels: two and a half beats, so that the third tells the exponent."""
+    spec = small_spec("half-beat", KeyMode.FP16, Rule.WEIGHT_SUM)
     return spec, random_launch(spec, Scope.LAYER, tokens)
 
 
@@ -127,7 +127,7 @@ def test_shadows_of_many_short_segments_with_many_heads():
 
     assert_equal(threads().make_shadow(spec, launch), run_shadow_launch(spec, launch))
     with pytest.raises(error_type(), match=r"exponent_beats is full \(4 of 4"):
-        threads(exponent_beats=4).make_shadow(spec, launch)
+        threads(exponent_beats=4, exponents_to_keep=8).make_shadow(spec, launch)
 
 
 def test_the_last_tile_leaves_though_no_other_segment_comes():

@@ -280,8 +280,8 @@ STAGES = 32
 def centred_margin(spec, depth):
     """Stages that an exponent may lag behind its head's last beat before the two deadlock.
 
-    Without a lag, heads of 128 channels need three places, one of which is a register of the
-    process behind (test_csim.py).
+    Without a lag, half-beat heads of 80 channels need two places (test_csim.py): a third beat waits
+    in a register of the process behind.
     """
     slices = spec.padded_head_dim // 16
     return depth - (slices + 1) // 2 + 1
