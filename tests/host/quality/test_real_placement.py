@@ -31,11 +31,15 @@ class Answer:
     statistics: CacheStatistics
 
 
+# Named, because defaults follow the device.
+SETTINGS = Settings(alpha=0.1, exact=1)
+
+
 def least_bytes(model):
     """The smallest budget: what must be in DRAM and no row more."""
     shape = ModelShape.from_config(model.config, model.dtype)
     context = PROMPT_TOKENS + NEW_TOKENS
-    return BudgetPlan.with_whole_shadow(shape, Settings(), context).required_bytes
+    return BudgetPlan.with_whole_shadow(shape, SETTINGS, context).required_bytes
 
 
 def whole_bytes(model):
@@ -88,7 +92,7 @@ def answers(real_model, real_ids, cold_dir):
     found = {}
     with torch.no_grad():
         for way in WAYS:
-            settings = Settings().changed(
+            settings = SETTINGS.changed(
                 device=WAYS[way].device,
                 cold_dir=cold_dir,
                 dram_budget=ByteSize(WAYS[way].bytes_of(real_model)),
