@@ -11,6 +11,14 @@ _ONE_SET = "tests/host/hf/test_one_set.py"
 
 CATALOGUE = (
     Mutant(
+        "names-that-are-no-characters",
+        "A document whose file's name is no UTF-8 cannot be put.",
+        f"{_ROOM}/catalogue.py",
+        'title = _kept(document.title) if self._keeps_titles else ""',
+        'title = document.title if self._keeps_titles else ""',
+        (f"{_TESTS}/test_catalogue.py",),
+    ),
+    Mutant(
         "plans-move-what-is-pinned",
         "A plan changes the form of a document that a user pinned.",
         f"{_ROOM}/catalogue.py",
@@ -22,8 +30,8 @@ CATALOGUE = (
         "titles-in-the-clear",
         "The catalogue of an encrypted store keeps titles.",
         f"{_ROOM}/catalogue.py",
-        'title = document.title if self._keeps_titles else ""',
-        "title = document.title",
+        'title = _kept(document.title) if self._keeps_titles else ""',
+        "title = _kept(document.title)",
         (f"{_TESTS}/test_catalogue.py",),
     ),
     Mutant(

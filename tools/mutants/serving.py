@@ -10,6 +10,22 @@ _HARNESS = "tests/host/harness/test_selected_model.py"
 
 SERVING: tuple[Mutant, ...] = (
     Mutant(
+        "references-of-parameters-lead-out",
+        "What a function's schema refers to in itself is looked for in the schema of all calls.",
+        "host/hillinfer/serve/formats/asked_format.py",
+        "made[key] = place + value[1:]",
+        "made[key] = value",
+        (f"{_TESTS}/test_formats.py::test_a_schema_may_refer_to_its_own_parts",),
+    ),
+    Mutant(
+        "files-in-results-are-dropped",
+        "A file that a function's result names is left out, and nobody is told.",
+        "host/hillinfer/serve/requests.py",
+        "        if files:\n            raise fields.wrong",
+        "        if not files and not parts:\n            raise fields.wrong",
+        (f"{_TESTS}/test_formats.py::test_a_file_within_a_result_is_refused",),
+    ),
+    Mutant(
         "an-answer-of-one-letter-is-dense",
         "The last token of a context that is scored is read densely.",
         "host/hillinfer/harness/selected_model.py",

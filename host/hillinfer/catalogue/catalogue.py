@@ -128,16 +128,16 @@ class Catalogue:
         CatalogueError
             Where none is called so, or several are.
         """
-        known = self.documents()
-        found = [one for one in known if one.title == name and name]
+        known, title = self.documents(), _kept(name)
+        found = [one for one in known if one.title == title and title]
         if not found:
             wanted = name.lower()
             found = [one for one in known if wanted and one.key.hex().startswith(wanted)]
         if len(found) != 1:
             what = f"{len(found)} documents are" if found else "no document is"
             raise CatalogueError(
-                f"{what} called '{name}': hillinfer documents ls names all {NAME_DIGITS} digits of "
-                "each, and hillinfer documents put adds one"
+                f"{what} called '{title}': hillinfer documents ls names all {NAME_DIGITS} digits "
+                "of each, and hillinfer documents put adds one"
             )
         return found[0]
 
@@ -148,7 +148,7 @@ class Catalogue:
 
         An encrypted store's catalogue is not encrypted: it keeps no titles.
         """
-        title = document.title if self._keeps_titles else ""
+        title = _kept(document.title) if self._keeps_titles else ""
         times = document.resting
         seconds = (None, None, None) if times is None else (times.text, times.rows, times.token)
         values = (
@@ -252,6 +252,11 @@ class Catalogue:
                 self._db.execute("COMMIT")
             except sqlite3.Error as error:
                 raise CatalogueError(f"the catalogue {self._path} failed: {error}") from error
+
+
+def _kept(title: str) -> str:
+    """Return a title as a database takes it: file names may have bytes that are no characters."""
+    return title.encode(errors="backslashreplace").decode()
 
 
 def _document(row: Sequence[Any], measured: tuple[MeasuredForm, ...]) -> KnownDocument:

@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hillinfer.errors import SettingsError
 from hillinfer.generate.answering import Generation
 from hillinfer.hf.attach import Attachment
 from hillinfer.hf.cache import HillInferCache
@@ -39,7 +40,18 @@ class Asked:
         """Return what a model of `most` positions is asked; the oldest tokens are left out.
 
         The last token of a continuation is scored and never read, so it needs no position.
+
+        Raises
+        ------
+        SettingsError
+            Where one is empty, or the continuation alone has more tokens than that.
         """
+        if not context or not 0 < len(continuation) <= most:
+            raise SettingsError(
+                f"a continuation of {len(continuation)} tokens behind {len(context)} cannot be "
+                f"scored: both need one, and it {most} at most; shorten the task's texts or raise "
+                "max_length"
+            )
         whole = (*context, *continuation)[-(most + 1) :]
         split = len(whole) - len(continuation)
         return cls(whole[:split], whole[split:])

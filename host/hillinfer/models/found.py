@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,11 +58,19 @@ def found_models(here: Path, variables: Mapping[str, str]) -> list[FoundModel]:
 def _hub_cache(variables: Mapping[str, str]) -> Path:
     """Return the folder that huggingface_hub keeps, as it finds it, without importing it."""
     if variables.get("HF_HUB_CACHE"):
-        return Path(variables["HF_HUB_CACHE"]).expanduser()
+        return _expanded(variables["HF_HUB_CACHE"])
     home = variables.get("HF_HOME")
     if not home:
         home = f"{variables.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
-    return Path(home).expanduser() / "hub"
+    return _expanded(home) / "hub"
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        # Of a user who is none here, or a process without a home: then it is a folder's name.
+        return Path(path)
 
 
 def _of_the_hub(cache: Path) -> Iterator[FoundModel]:
@@ -77,10 +86,20 @@ def _of_the_hub(cache: Path) -> Iterator[FoundModel]:
 
 def _of_a_folder(here: Path) -> Iterator[FoundModel]:
     for one in _entries(here):
-        if one.suffix == _GGUF and one.is_file():
-            yield FoundModel(f"./{one.name}", "GGUF", one.stat().st_size, "a file here")
+        size = _file_bytes(one) if one.suffix == _GGUF else None
+        if size is not None:
+            yield FoundModel(f"./{one.name}", "GGUF", size, "a file here")
         else:
             yield from _model(one, f"./{one.name}", "a folder here")
+
+
+def _file_bytes(file: Path) -> int | None:
+    """Return how long an ordinary file is; None where it is none, or cannot be looked at."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def _model(folder: Path, name: str, where: str) -> Iterator[FoundModel]:

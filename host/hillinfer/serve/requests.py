@@ -235,7 +235,14 @@ def _result(fields: Fields) -> Mapping[str, Any]:
     fields.take("tool_call_id")
     content = fields.take("content")
     if isinstance(content, list):
-        content = "\n".join(_part(one, "content.", []) or "" for one in content)
+        files: list[str] = []
+        parts = [
+            _part(one, f"{fields.name('content')}[{number}].", files)
+            for number, one in enumerate(content)
+        ]
+        if files:
+            raise fields.wrong("content", content, "texts: files come in messages of the user")
+        content = "\n".join(part for part in parts if part is not None)
     if not isinstance(content, str):
         raise fields.wrong("content", content, "a string or a list of parts")
     text = checked_text(content, fields.name("content"))

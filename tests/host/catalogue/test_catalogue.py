@@ -105,6 +105,19 @@ def test_an_encrypted_store_keeps_no_titles(tmp_path):
     assert b"book.txt" not in (places.directory / FILE).read_bytes()
 
 
+def test_a_title_that_is_no_text_is_kept_as_it_is_shown(places):
+    """Names of files are bytes, of any coding."""
+    title = os.fsdecode(b"caf\xe9.txt")
+    with Catalogue(places) as catalogue:
+        catalogue.put(replace(BOOK, title=title))
+        found = catalogue.find(title)
+        assert found.title == "caf\\udce9.txt"
+        assert catalogue.find(found.title) == found
+        with pytest.raises(CatalogueError, match="no document is called") as refused:
+            catalogue.find(title[:-1])
+    str(refused.value).encode()
+
+
 def test_what_is_no_catalogue_of_this_store_is_refused(places, tmp_path):
     Catalogue(places).close()
     StorePlaces.create(tmp_path / "second", 64 << 20, [])

@@ -126,6 +126,11 @@ def test_bad_input_is_named_with_the_way_out(documents, put, long_document, tmp_
     assert not (tmp_path / "store").exists()
     assert "100 probes of 48 tokens" in put(long_document, *FORMS, "--probes", 100).error_line()
     assert "nothing would be measured" in put(long_document, *FORMS, "--probes", 0).error_line()
+    # Nothing was read for what cannot be measured.
+    for option in ("--probes", "--judge"):
+        outcome = put(long_document, *FORMS, option, -1)
+        assert "give 0 or more" in outcome.error_line()
+        assert outcome.err.count("\n") == 1
     short = tmp_path / "short.txt"
     short.write_text("cat")
     assert "a store keeps whole groups of 64" in put(short, *FORMS).error_line()

@@ -6,6 +6,7 @@ import torch
 from generation_runs import CHUNK, SETTINGS
 from tiny_models import VOCABULARY
 
+from hillinfer.errors import SettingsError
 from hillinfer.harness.selected_model import Asked, Likelihood, SelectedModel
 from hillinfer.harness.tasks import made_texts
 from hillinfer.models.loader import load_model
@@ -97,6 +98,15 @@ def test_the_oldest_tokens_of_what_is_too_long_are_left_out():
     assert Asked.within([1, 2, 3, 4, 5], [6, 7, 8], 7) == Asked((1, 2, 3, 4, 5), (6, 7, 8))
     assert Asked.within([1, 2, 3, 4, 5], [6, 7, 8], 5) == Asked((3, 4, 5), (6, 7, 8))
     assert Asked.within([1, 2, 3, 4, 5], [6, 7, 8], 5).read_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("context", "continuation"), [([1], [2] * 8), ([1, 2, 3], [4] * 9), ([], [1]), ([1], [])]
+)
+def test_what_cannot_be_scored_is_refused_and_not_cut_in_the_middle(context, continuation):
+    with pytest.raises(SettingsError, match="cannot be scored"):
+        Asked.within(context, continuation, 7)
+    assert Asked.within([1], [2] * 7, 7) == Asked((1,), (2,) * 7)
 
 
 # --- texts of the tasks ---

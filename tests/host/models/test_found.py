@@ -59,3 +59,17 @@ def test_what_is_no_model_is_left_out(tmp_path, here):
     (closed / "config.json").chmod(0)
     found = found_models(here, {"HF_HOME": str(tmp_path / "none")})
     assert [one.name for one in found] == (["./closed"] if os.geteuid() == 0 else [])
+
+
+def test_what_cannot_be_looked_at_is_left_out(tmp_path, here):
+    (here / "far.gguf").symlink_to("a" * 300)
+    (here / "round.gguf").symlink_to("round.gguf")
+    os.mkfifo(here / "waits.gguf")
+    model(here / "folder.gguf")
+    found = found_models(here, {"HF_HOME": str(tmp_path / "none")})
+    assert [one.name for one in found] == ["./folder.gguf"]
+
+
+@pytest.mark.parametrize("name", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"])
+def test_a_home_of_nobody_is_an_empty_cache(here, name):
+    assert found_models(here, {name: "~nobody-of-this-name/x"}) == []

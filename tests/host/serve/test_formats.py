@@ -15,7 +15,10 @@ from tiny_folder import byte_tokenizer
 from tiny_models import TinyModel
 from transformers import AutoModelForCausalLM
 
+from hillinfer.serve.fields import parsed
 from hillinfer.serve.formats.asked_format import read_call
+from hillinfer.serve.refusals import ApiError
+from hillinfer.serve.requests import chat_request
 
 WORDS = 272
 TEMPLATE = (
@@ -211,6 +214,63 @@ def test_results_go_back_to_the_model(ask):
     shorter = ask(tools=TOOLS, messages=messages[:1], tool_choice="required").usage.prompt_tokens
     written = f'{{"name": "{call.function.name}", "arguments": {call.function.arguments}}}'
     assert longer - shorter == len(f"assistant: {written}\nuser: The function returned: it rains\n")
+
+
+class Place(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+    city: Literal["Rome", "Oslo"]
+
+
+class Trip(pydantic.BaseModel):
+    """Its schema names that of a place by a reference, as schemas of nested classes do."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+    begin: Place
+    end: Place
+
+
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_a_schema_may_refer_to_its_own_parts(ask, server, choice):
+    tools = [TOOLS[1], openai.pydantic_function_tool(Trip)]
+    assert "$ref" in json.dumps(tools)
+    token = brace(server)
+    answer = ask(tools=tools, tool_choice=choice, logit_bias={token: 100}, n=6, max_tokens=200)
+    calls = [one.message.tool_calls[0].function for one in answer.choices]
+    trips = [call for call in calls if call.name == "Trip"]
+    assert trips
+    for call in trips:
+        Trip.model_validate_json(call.arguments)
+
+
+def test_what_looks_like_a_reference_in_data_stays(ask):
+    given = {"const": {"$ref": "#/a"}, "$defs": {"const": {"type": "integer"}}}
+    own = {**CITY, "properties": {"enum": given}, "required": ["enum"]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": own}}]
+    (choice,) = ask(tools=tools, tool_choice="required", max_tokens=200).choices
+    found = json.loads(choice.message.tool_calls[0].function.arguments)
+    assert found["enum"] == {"$ref": "#/a"}
+
+
+def test_a_file_within_a_result_is_refused(ask):
+    part = {"type": "file", "file": {"file_id": "file-1"}}
+    messages = [*QUESTION, {"role": "tool", "tool_call_id": "a", "content": [part]}]
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(messages=messages)
+    assert refused.value.param == "messages[1].content"
+
+
+def test_no_depth_of_a_schema_is_a_defect():
+    body = {"model": "m", "messages": QUESTION, "tools": [{"type": "function", "function": 0}]}
+    before, after = json.dumps(body).split(" 0")
+    found = set()
+    for deep in range(900, 1000):
+        own = '{"a":' * deep + "{}" + "}" * deep
+        text = f'{before} {{"name": "f", "parameters": {own}}}{after}'
+        try:
+            chat_request(parsed(text.encode()))
+        except ApiError as error:
+            found.add(error.status)
+    assert found == {400}
 
 
 def test_the_model_is_told_of_functions(ask):

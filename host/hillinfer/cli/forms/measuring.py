@@ -114,6 +114,7 @@ def put(
     as_json: Json = False,
 ) -> None:
     """Read a document into a store, and measure what its forms lose."""
+    wishes = _Wishes(probes, judge, tuple(questions or ()), seed)
     key = key_source(key_file, passphrase_file, keyring)
     use = StoreUse.of(store, store_size, "longest", salt, key, insist, named_by(context))
     assert use is not None, "a store is named"
@@ -160,7 +161,6 @@ def put(
         )
         ids = prompt.document_ids()[:tokens]
         catalogue.put(document)
-        wishes = _Wishes(probes, judge, tuple(questions or ()), seed)
         _measure(catalogue, document, loaded, prompts, ids, wanted, wishes, prompt, seconds)
         _tell(opened, catalogue, document, as_json=as_json)
 
@@ -191,6 +191,7 @@ def measure(
     as_json: Json = False,
 ) -> None:
     """Measure forms of a document anew, or others, or by questions that users asked."""
+    wishes = _Wishes(probes, judge, tuple(questions or ()), seed)
     key = key_source(key_file, passphrase_file, keyring)
     with Store(store, raising=insist, key=key) as opened, Catalogue(opened.places) as catalogue:
         document = catalogue.find(name)
@@ -236,12 +237,22 @@ def named_forms(names: Sequence[str] | None) -> list[Form]:
 
 @dataclass(frozen=True)
 class _Wishes:
-    """What options say of probes."""
+    """What options say of probes; SettingsError where nothing would be measured by them."""
 
     probes: int | None
     judge: int
     questions: tuple[str, ...]
     seed: int
+
+    def __post_init__(self) -> None:
+        if self.judge < 0 or (self.probes is not None and self.probes < 0):
+            raise SettingsError(
+                f"--probes {self.probes}, --judge {self.judge}: give 0 or more of each"
+            )
+        if self.probes == 0 and not self.questions:
+            raise SettingsError(
+                "--probes 0 and no --question: nothing would be measured; give one of them"
+            )
 
 
 def _measure(

@@ -18,6 +18,9 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ANY_OBJECT = {"type": "object"}
 _CALL_KEYS = ["name", "arguments"]
+# Keywords of JSON schema whose values are data, and those whose values have schemas by names.
+_DATA = ("const", "enum", "default", "examples")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 
 @dataclass(frozen=True)
@@ -56,19 +59,32 @@ class Function:
     parameters: Mapping[str, Any]
 
     def told(self) -> str:
-        """Return what the model is told of it."""
+        """Return what the model is told of it; ApiError where it is nested too deeply."""
         said = {
             "name": self.name,
             "description": self.description,
             "parameters": dict(self.parameters),
         }
-        return json.dumps(said, ensure_ascii=False)
+        try:
+            return json.dumps(said, ensure_ascii=False)
+        except RecursionError as error:
+            raise _too_deep("tools") from error
 
-    def call(self) -> dict[str, Any]:
-        """Return the schema of a call."""
+    def call(self, place: str) -> dict[str, Any]:
+        """Return the schema of a call, which lies at a place of the whole schema: a JSON pointer.
+
+        Raises
+        ------
+        ApiError
+            Where it is nested too deeply.
+        """
+        try:
+            arguments = _moved(dict(self.parameters), f"{place}/properties/arguments")
+        except RecursionError as error:
+            raise _too_deep("tools") from error
         return {
             "type": "object",
-            "properties": {"name": {"const": self.name}, "arguments": dict(self.parameters)},
+            "properties": {"name": {"const": self.name}, "arguments": arguments},
             "required": _CALL_KEYS,
             "additionalProperties": False,
         }
@@ -101,7 +117,9 @@ class Tools:
 
     def format(self) -> AskedFormat:
         """Return the grammar of answers."""
-        calls = {"anyOf": [one.call() for one in self.functions]}
+        calls = {
+            "anyOf": [one.call(f"#/anyOf/{place}") for place, one in enumerate(self.functions)]
+        }
         if self.required:
             return AskedFormat(f"start: {_json(calls, 'tools')}\n", "tools", may_call=True)
         # Words do not begin with a brace, so the first letter says which it is.
@@ -243,6 +261,28 @@ def _function(given: object, place: str) -> Function:
     return Function(name, fields.text("description") or "", parameters)
 
 
+def _too_deep(param: str) -> ApiError:
+    return invalid(f"{param} is nested too deeply", param)
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """Return a schema that lies within another one: what it refers to in itself lies there too."""
+    if isinstance(schema, list):
+        return [_moved(one, place) for one in schema]
+    if not isinstance(schema, dict) or "$id" in schema:
+        # With a name of its own it is found wherever it lies.
+        return schema
+    made = {}
+    for key, value in schema.items():
+        if key == "$ref" and isinstance(value, str) and value.split("/")[0] == "#":
+            made[key] = place + value[1:]
+        elif key in _NAMED and isinstance(value, dict):
+            made[key] = {name: _moved(one, place) for name, one in value.items()}
+        else:
+            made[key] = value if key in _DATA else _moved(value, place)
+    return made
+
+
 def _json(schema: Mapping[str, Any], param: str) -> str:
     """Return a schema as Lark has it.
 
@@ -255,7 +295,7 @@ def _json(schema: Mapping[str, Any], param: str) -> str:
     try:
         text = checked_text(json.dumps(own, ensure_ascii=False), param)
     except RecursionError as error:
-        raise invalid(f"{param} is nested too deeply", param) from error
+        raise _too_deep(param) from error
     if len(text) > _MOST_SCHEMA_BYTES:
         raise invalid(f"{param} has more than {_MOST_SCHEMA_BYTES} characters", param)
     return f"%json {text}"
