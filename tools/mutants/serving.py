@@ -10,6 +10,16 @@ _HARNESS = "tests/host/harness/test_selected_model.py"
 
 SERVING: tuple[Mutant, ...] = (
     Mutant(
+        "arguments-of-any-kind",
+        "Arguments of a call may be a number where the function's schema names no type.",
+        "host/hillinfer/serve/formats/asked_format.py",
+        'parameters = {"type": "object", **parameters}',
+        "parameters = {**parameters}",
+        (
+            f"{_TESTS}/test_formats.py::test_arguments_are_an_object_also_where_the_schema_does_not_say_so",
+        ),
+    ),
+    Mutant(
         "references-of-parameters-lead-out",
         "What a function's schema refers to in itself is looked for in the schema of all calls.",
         "host/hillinfer/serve/formats/asked_format.py",

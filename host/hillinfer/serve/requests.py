@@ -212,12 +212,12 @@ def _message(given: object, place: str) -> Mapping[str, Any]:
     content = fields.take("content")
     for field in ("function_call", "audio", "refusal"):
         fields.only(field, ([], ""))
-    calls = fields.take("tool_calls")
+    calls, said = fields.take("tool_calls"), ""
     if calls:
         if role != "assistant":
             raise fields.wrong("tool_calls", calls, "in messages of the assistant")
         said = calls_as_text(calls, f"{place}tool_calls.")
-        content = f"{content}\n{said}" if isinstance(content, str) and content else said
+        content = "" if content is None else content
     files: list[str] = []
     if isinstance(content, list):
         parts = [
@@ -226,6 +226,7 @@ def _message(given: object, place: str) -> Mapping[str, Any]:
         content = "\n".join(part for part in parts if part is not None)
     if not isinstance(content, str):
         raise fields.wrong("content", content, "a string or a list of parts")
+    content = "\n".join(one for one in (content, said) if one) if said else content
     text = checked_text(content, fields.name("content"))
     return {"role": _ROLES[role], "content": text, "files": files}
 

@@ -251,6 +251,30 @@ def test_what_looks_like_a_reference_in_data_stays(ask):
     assert found["enum"] == {"$ref": "#/a"}
 
 
+@pytest.mark.parametrize("own", [{}, {"properties": CITY["properties"]}, {"anyOf": [{}, CITY]}])
+def test_arguments_are_an_object_also_where_the_schema_does_not_say_so(ask, own):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": own}}]
+    # The tiny model says any value there may be, digits above all.
+    bias = {str(ord(one)): 100 for one in "0123456789"}
+    answer = ask(tools=tools, tool_choice="required", max_tokens=27, n=4, logit_bias=bias)
+    before = '{"name": "f", "arguments": '
+    assert {one.message.content for one in answer.choices} == {before}
+    longer = ask(tools=tools, tool_choice="required", max_tokens=28, n=4, logit_bias=bias)
+    assert {one.message.content for one in longer.choices} == {before + "{"}
+
+
+@pytest.mark.parametrize("content", ["it is", [{"type": "text", "text": "it is"}]])
+def test_words_beside_a_call_stay(ask, content):
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+    def counted(**message):
+        messages = [*QUESTION, {"role": "assistant", **message}]
+        return ask(messages=messages, max_tokens=1).usage.prompt_tokens
+
+    alone = counted(content=None, tool_calls=[call])
+    assert counted(content=content, tool_calls=[call]) == alone + len("it is\n")
+
+
 def test_a_file_within_a_result_is_refused(ask):
     part = {"type": "file", "file": {"file_id": "file-1"}}
     messages = [*QUESTION, {"role": "tool", "tool_call_id": "a", "content": [part]}]
@@ -322,6 +346,10 @@ def schema(own):
         ({"tools": [*TOOLS, TOOLS[0]]}, "tools"),
         ({"tools": [{"type": "function"}]}, "tools[0].function.name"),
         ({"tools": [{"type": "search"}]}, "tools[0].type"),
+        (
+            {"tools": [{"function": {"name": "f", "parameters": {"type": "string"}}}]},
+            "tools",
+        ),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
     ],
 )

@@ -257,7 +257,11 @@ def _function(given: object, place: str) -> Function:
         parameters = {"type": "object", "properties": {}, "additionalProperties": False}
     if not isinstance(parameters, dict):
         raise fields.wrong("parameters", parameters, "an object")
+    if parameters.get("type", "object") != "object":
+        raise invalid(f"{place}function.parameters must be the schema of an object", "tools")
     fields.take("strict")
+    # Where nothing says so, any value would be one: clients read arguments as objects.
+    parameters = {"type": "object", **parameters}
     return Function(name, fields.text("description") or "", parameters)
 
 
@@ -272,7 +276,7 @@ def _moved(schema: Any, place: str) -> Any:
     if not isinstance(schema, dict) or "$id" in schema:
         # With a name of its own it is found wherever it lies.
         return schema
-    made = {}
+    made: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "$ref" and isinstance(value, str) and value.split("/")[0] == "#":
             made[key] = place + value[1:]
