@@ -190,14 +190,18 @@ class Catalogue:
             )
 
     def pin(self, key: bytes, form: str) -> None:
-        """Have a document lie as a form until it is unpinned."""
-        with self._transaction() as db:
-            db.execute("UPDATE document SET form = ?, is_pinned = 1 WHERE key = ?", (form, key))
+        """Have a document lie as a form until it is unpinned.
+
+        Raises
+        ------
+        CatalogueError
+            Where it was forgotten meanwhile, by another process.
+        """
+        self._change("UPDATE document SET is_pinned = 1, form = ?2 WHERE key = ?1", key, form)
 
     def unpin(self, key: bytes) -> None:
-        """Leave a document to plans again; its form stays until the next one."""
-        with self._transaction() as db:
-            db.execute("UPDATE document SET is_pinned = 0 WHERE key = ?", (key,))
+        """Leave a document to plans again; its form stays until the next one. As `pin`."""
+        self._change("UPDATE document SET is_pinned = 0 WHERE key = ?1", key)
 
     def remove(self, key: bytes) -> None:
         """Forget a document; its stored rows stay."""
@@ -238,6 +242,15 @@ class Catalogue:
                 raise CatalogueError(
                     f"the catalogue {self._path} failed: {error}; {_MADE_ANEW}"
                 ) from error
+
+    def _change(self, statement: str, key: bytes, *values: str) -> None:
+        """Change one document, which must be there."""
+        with self._transaction() as db:
+            if not db.execute(statement, (key, *values)).rowcount:
+                raise CatalogueError(
+                    f"the document {key.hex()[:NAME_DIGITS]} was forgotten meanwhile: hillinfer "
+                    "documents put adds it"
+                )
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

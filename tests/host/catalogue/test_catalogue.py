@@ -105,6 +105,17 @@ def test_an_encrypted_store_keeps_no_titles(tmp_path):
     assert b"book.txt" not in (places.directory / FILE).read_bytes()
 
 
+def test_a_document_that_another_process_forgot_is_not_told_to_be_pinned(places):
+    with Catalogue(places) as catalogue, Catalogue(places) as other:
+        catalogue.put(BOOK)
+        catalogue.pin(BOOK.key, "rows")
+        other.remove(BOOK.key)
+        for change in (lambda: catalogue.pin(BOOK.key, "int4"), lambda: catalogue.unpin(BOOK.key)):
+            with pytest.raises(CatalogueError, match="was forgotten meanwhile"):
+                change()
+        assert other.documents() == []
+
+
 def test_a_title_that_is_no_text_is_kept_as_it_is_shown(places):
     """Names of files are bytes, of any coding."""
     title = os.fsdecode(b"caf\xe9.txt")
