@@ -67,6 +67,14 @@ CATALOGUE = (
         (f"{_TESTS}/test_keeper.py",),
     ),
     Mutant(
+        "forms-of-some-of-a-document",
+        "A form is made of what is left of a document's rows, as if that were all.",
+        f"{_ROOM}/keeper.py",
+        "return form.make(self._model, states) if states.tokens == len(ids) else None",
+        "return form.make(self._model, states)",
+        (f"{_TESTS}/test_keeper.py::test_no_form_is_made_of_some_of_a_document",),
+    ),
+    Mutant(
         "forms-that-stay",
         "A keeper gives no form up when the engine is short.",
         f"{_ROOM}/keeper.py",

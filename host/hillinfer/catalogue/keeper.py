@@ -12,8 +12,9 @@ from typing import Any
 from hillinfer.catalogue.catalogue import Catalogue
 from hillinfer.catalogue.measuring import check_namespace
 from hillinfer.catalogue.planning import Plan, PlanRules, make_plan
-from hillinfer.catalogue.records import RESTING, ROWS, TEXT, KnownDocument
+from hillinfer.catalogue.records import RESTING, ROWS, TEXT, CatalogueError, KnownDocument
 from hillinfer.catalogue.uses import check_stored, document_uses
+from hillinfer.errors import CacheUseError
 from hillinfer.forms.form import DocumentStates, Form, MadeForm, OpenedForm
 from hillinfer.forms.stored_rows import StoredRowsForm
 from hillinfer.forms.stored_states import stored_states
@@ -55,7 +56,8 @@ class Move:
     form
         What it lies as now.
     is_made
-        Whether that is what it shall lie as; else the budget had no room.
+        Whether that is what it shall lie as; else the budget had no room, or the store has not all
+        of its rows.
     """
 
     name: str
@@ -225,19 +227,37 @@ class DocumentKeeper:
                     self._drop(key)
 
     def _move(self, document: KnownDocument) -> Move:
-        """Make one form aside, and put it in place; its bytes are counted before."""
-        form, ids = self._form_of(document.form), self._ids_of(document)
+        """Make one form aside, and put it in place; its bytes are counted before.
+
+        Of a document whose rows the store gave up none is made, and the others' are nevertheless.
+        """
+        resting = Move(document.name, ROWS, is_made=False)
+        try:
+            form, ids = self._form_of(document.form), self._ids_of(document)
+        except CatalogueError:
+            return resting
         size = form.byte_count(self._shape, len(ids))
         if not self._accountant.take_spare(Part.OTHER, size):
-            return Move(document.name, ROWS, is_made=False)
+            return resting
         try:
-            made = form.make(self._model, stored_states(self._prompts, ids))
+            made = self._made(form, ids)
         except BaseException:
             self._accountant.give(Part.OTHER, size)
             raise
+        if made is None:
+            self._accountant.give(Part.OTHER, size)
+            return resting
         with self._lock:
             self._kept[document.key] = _Kept(document.form, made, size, self._clock())
         return Move(document.name, document.form, is_made=True)
+
+    def _made(self, form: Form, ids: tuple[int, ...]) -> MadeForm | None:
+        """Return a form of all of a document; None where the store has only some of it, or none."""
+        try:
+            states = stored_states(self._prompts, ids)
+        except CacheUseError:
+            return None
+        return form.make(self._model, states) if states.tokens == len(ids) else None
 
     def _make_room(self) -> None:
         """Give up forms for whoever is short, those first that were not used for longest."""

@@ -217,3 +217,36 @@ def test_a_document_of_another_model_or_without_rows_is_refused(kept):
     with pytest.raises(CatalogueError, match="the rows of 'gone' are gone from the store"):
         keeper.open("gone")
     assert keeper.open("d0").form == "rows"
+
+
+@pytest.mark.parametrize("opened_before", [False, True])
+def test_a_document_without_rows_holds_no_other_up(kept, opened_before):
+    accountant = Accountant(1 << 20)
+    keeper = kept.keeper(accountant)
+    documents = kept.catalogue.documents()
+    if opened_before:
+        # Its token numbers are known then, and nothing asks the index for them.
+        keeper.open(documents[0].title)
+    kept.catalogue.set_forms([(one.key, "int8") for one in documents])
+    kept.store.remove(documents[0].name)
+    moves = keeper.settle()
+    assert moves[0] == Move(documents[0].name, "rows", is_made=False)
+    assert [one.is_made for one in moves[1:]] == [True, True]
+    assert accountant.held()[Part.OTHER] == 2 * kept.sizes["int8"]
+    for one in documents[1:]:
+        assert kept.answer(keeper, one.title)[0] == "int8"
+
+
+def test_no_form_is_made_of_some_of_a_document(kept, monkeypatch):
+    def of_some(prompts, ids):
+        return stored_states(prompts, ids[:-64])
+
+    accountant = Accountant(1 << 20)
+    keeper = kept.keeper(accountant)
+    kept.catalogue.set_forms([(kept.catalogue.find("d0").key, "int8")])
+    monkeypatch.setattr("hillinfer.catalogue.keeper.stored_states", of_some)
+    (move,) = keeper.settle()
+    assert not move.is_made
+    assert accountant.held()[Part.OTHER] == 0
+    monkeypatch.undo()
+    assert keeper.settle() == [replace(move, form="int8", is_made=True)]
