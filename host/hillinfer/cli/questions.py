@@ -19,12 +19,12 @@ from hillinfer.generate.prompt import bounded, check_text, decoded, read_text
 _STDIN = Path("-")
 
 
-def read_document(file: Path | None, text: str | None) -> str:
+def read_document(file: Path | None, text: str | None, option: str = "--prompt-file") -> str:
     """Return the document.
 
     `file` holds UTF-8 text and is `-` for standard input; `text` is the document itself. Either may
-    be None. Raises PromptError where both or none are given, or what is given cannot be read or is
-    empty.
+    be None. `option` named the file, for errors. Raises PromptError where both or none are given,
+    or what is given cannot be read or is empty.
     """
     if file is not None and text is not None:
         raise PromptError("give the prompt with --prompt or with --prompt-file, not both")
@@ -32,7 +32,7 @@ def read_document(file: Path | None, text: str | None) -> str:
         document, place = _from_stdin(), "standard input"
     elif text is None:
         assert file is not None
-        document, place = read_text(file, "the prompt file", "--prompt-file"), str(file)
+        document, place = read_text(file, "the prompt file", option), str(file)
     else:
         check_text(text, "--prompt")
         document, place = text, "--prompt"

@@ -126,6 +126,7 @@ def test_bad_input_is_named_with_the_way_out(documents, put, long_document, tmp_
     assert not (tmp_path / "store").exists()
     assert "100 probes of 48 tokens" in put(long_document, *FORMS, "--probes", 100).error_line()
     assert "nothing would be measured" in put(long_document, *FORMS, "--probes", 0).error_line()
+    assert put(tmp_path / "none.txt").error_line().endswith("No such file or directory; check FILE")
     # Nothing was read for what cannot be measured.
     for option in ("--probes", "--judge"):
         outcome = put(long_document, *FORMS, option, -1)

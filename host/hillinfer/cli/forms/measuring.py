@@ -118,7 +118,7 @@ def put(
     key = key_source(key_file, passphrase_file, keyring)
     use = StoreUse.of(store, store_size, "longest", salt, key, insist, named_by(context))
     assert use is not None, "a store is named"
-    text = read_document(file, None)
+    text = read_document(file, None, "FILE")
     is_stdin = reads_stdin(file, None)
     request = reading_request(
         model=model,
