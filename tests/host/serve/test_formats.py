@@ -360,6 +360,16 @@ def test_what_cannot_be_asked_for_is_refused_with_its_name(ask, options, param):
     assert len(str(refused.value)) < 600
 
 
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [({"max_tokens": 1 << 20}, "max_tokens"), ({"logit_bias": {"9999": 1}}, "logit_bias")],
+)
+def test_no_grammar_is_made_for_what_is_refused_anyway(ask, options, param):
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(**schema({"type": "nope"}), **options)
+    assert refused.value.param == param
+
+
 def test_a_tokenizer_that_grammars_cannot_use_is_refused(tiny_server):
     with pytest.raises(openai.BadRequestError) as refused:
         tiny_server.ask("a", response_format=ASKED)

@@ -231,13 +231,16 @@ class Routes:
         """Let the model answer, and send what it answers."""
         wishes, delivery = asked.wishes, asked.delivery
         visit, mailbox = visit_of(request.scope), Mailbox()
+        most_tokens = self._most_tokens(served, ids, wishes)
+        _check_bias(wishes, served)
         grammar = None
+        # Last, as it may take seconds.
         if wishes.format is not None:
             grammar = await run_in_threadpool(served.grammars.begin, wishes.format)
         job = Job(
             prompt_ids=ids,
             wishes=wishes,
-            most_tokens=self._most_tokens(served, ids, wishes),
+            most_tokens=most_tokens,
             tenant=visit.tenant,
             tell=mailbox.put,
             deadline=time.monotonic() + self._rules.seconds,
@@ -245,7 +248,6 @@ class Routes:
             endpoint=endpoint,
             trace_parent=request.headers.get("traceparent"),
         )
-        _check_bias(wishes, served)
         visit.notes |= {"prompt_tokens": len(ids), "work": job.number}
         if delivery.unknown:
             visit.notes["unknown_fields"] = [name[:60] for name in delivery.unknown[:20]]
