@@ -165,8 +165,8 @@ CODED: tuple[Mutant, ...] = (
         "a-floor-that-nobody-keeps",
         "The least number of exact tokens is left out.",
         "host/hillinfer/scoring/scorer.py",
-        "exact_count(context, settings.exact_share, settings.exact_floor, kept, selected)",
-        "exact_count(context, settings.exact_share, 0, kept, selected)",
+        "exact_count(context, self._exact_share, settings.exact_floor, kept, selected)",
+        "exact_count(context, self._exact_share, 0, kept, selected)",
         (_KINDS,),
     ),
     Mutant(

@@ -92,4 +92,23 @@ LATER_PROMPTS: tuple[Mutant, ...] = (
         "if ahead is None else ()",
         (_RULE,),
     ),
+    Mutant(
+        "told-rows-are-copied-ahead",
+        "A GPU is sent what a token before was told.",
+        "host/hillinfer/hf/cache_pass.py",
+        "is_read = sequence.told is None or runtime.decode is not None",
+        "is_read = True",
+        (f"{_BLOCKS}::test_a_gpu_is_sent_rows_once_it_is_told_which",),
+    ),
+    Mutant(
+        "broken-placing-is-never-done",
+        "Where placing rows breaks off, the thread that read them waits for ever.",
+        "host/hillinfer/reuse/row_placing.py",
+        "        finally:\n            self._note_done(waiting)",
+        "        else:\n            self._note_done(waiting)",
+        (
+            "tests/host/reuse/test_row_placing.py::"
+            "test_who_read_rows_learns_that_the_pass_broke_off",
+        ),
+    ),
 )

@@ -216,8 +216,8 @@ PRUNING: tuple[Mutant, ...] = (
         "alpha-of-a-bands-own-rows",
         "A band selects a share of the rows that it has, and not of the context.",
         "host/hillinfer/scoring/scorer.py",
-        "        tokens = length + lacking\n        rate =",
-        "        tokens = length\n        rate =",
+        "        tokens = length + lacking\n        count =",
+        "        tokens = length\n        count =",
         (f"{_BANDS}::test_alpha_counts_what_a_band_has_not",),
     ),
     Mutant(

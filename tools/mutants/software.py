@@ -279,8 +279,8 @@ _CAUGHT = (
         "overflow-of-values-not-counted",
         "Values too large for FP16 are not counted, only keys.",
         "host/hillinfer/hf/cache_pass.py",
-        "runtime.count_overflows(sequence, overflows)",
-        "runtime.count_overflows(sequence, overflows if states is keys else 0)",
+        "sum(overflows for _, overflows in own)",
+        "own[0][1]",
         (
             f"{_TESTS}/hf/test_same_as_ordinary_cache.py::test_fp32_values_beyond_fp16_are_saturated_and_counted",
         ),
@@ -456,7 +456,7 @@ _HARD_TO_SEE = (
     Mutant(
         "pool-looked-at-too-early",
         "A step looks for hot rows while some are being promoted.",
-        "host/hillinfer/engine/decode_step.py",
+        "host/hillinfer/engine/queries.py",
         """        self._pools.settle(layer)
         if length > len(""",
         """        if length > len(""",

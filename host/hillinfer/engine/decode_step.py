@@ -304,6 +304,8 @@ class NativeDecode:
         it as the only one of its batch.
         """
         past, lacking, before = sequence.lengths[layer], sequence.lacking, self._before
+        if sequence.told is not None:
+            return False
         asked = past, lacking, scaling
         if before.of != asked:
             # No group begins or becomes full with the token: tables describe what they did before.

@@ -182,6 +182,12 @@ class Batch:
             if id(sequence) not in kept:
                 self._runtime.release(sequence)
 
+    def repeat(self, rows: int) -> None:
+        """Have so many rows, each several times, where that comes out even."""
+        copies, rest = divmod(rows, len(self))
+        if not rest:
+            self.choose([i for i in range(len(self)) for _ in range(copies)])
+
     @property
     def made(self) -> list[tuple[int, Made]]:
         """How rows were made: the first batch row of each sequence, and its own."""

@@ -221,21 +221,16 @@ class PassingCache(AttachedCache):
         is_decoded = plan.tokens == 1 and not self.lengths.is_staged(layer)
         for share in plan.shares:
             sequence = share.sequence.of(layer)
-            if (
-                is_decoded
-                and share.tokens
-                and runtime.append_token(layer, sequence, keys, values, share.batch_rows[0])
-            ):
+            is_single, row = is_decoded and share.tokens, share.batch_rows[0]
+            if is_single and runtime.append_token(layer, sequence, keys, values, row):
                 fresh.append(None)
                 continue
-            rounded = []
-            for states in (keys, values):
-                stored, overflows = layout.round(share.newest(states))
-                runtime.count_overflows(sequence, overflows)
-                rounded.append(stored)
+            own = [layout.round(share.newest(states)) for states in (keys, values)]
+            runtime.count_overflows(sequence, sum(overflows for _, overflows in own))
+            rounded = own[0][0], own[1][0]
             if share.tokens:
-                runtime.append(layer, sequence, rounded[0], rounded[1])
-            fresh.append((rounded[0], rounded[1]))
+                runtime.append(layer, sequence, *rounded)
+            fresh.append(rounded)
         self._fresh[layer] = fresh
         self.lengths.now[layer] += plan.tokens
 
@@ -249,10 +244,10 @@ class PassingCache(AttachedCache):
         plan = self._plan
         assert plan is not None
         # Attention is computed without autocast.
-        if plan.batch > 1 or not plan.shares[0].tokens or is_autocast():
+        if plan.batch > 1 or is_autocast():
             self.announce_queries(layer, predicted.queries(), scaling)
-        elif not self.lengths.waits(layer):
-            self._runtime.announce(layer, plan.shares[0].sequence.of(layer), predicted, scaling)
+        else:
+            self._announce(layer, plan.shares[0], predicted, scaling)
 
     def begin_choice(self, layer: int) -> None:
         """Have tokens of a layer chosen that waited for its turn."""
@@ -263,13 +258,8 @@ class PassingCache(AttachedCache):
     def announce_queries(self, layer: int, query: torch.Tensor, scaling: float) -> None:
         """Do what `announce` does with queries (batch, query_heads, 1, head_dim)."""
         assert self._plan is not None
-        if self.lengths.waits(layer):
-            return
         for share in self._plan.shares:
-            sequence, runtime = share.sequence.of(layer), self._runtime
-            # Where others say what is attended to, rows alone are read ahead.
-            if share.tokens and (sequence.told is None or runtime.decode is not None):
-                runtime.announce(layer, sequence, query[share.batch_rows[0]], scaling)
+            self._announce(layer, share, query[share.batch_rows[0]], scaling)
 
     def attend(self, layer: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
         """Attend to what `store` just completed; zeros for padding, and contiguous."""
@@ -382,6 +372,15 @@ class PassingCache(AttachedCache):
             attended = runtime.attend_dense(layer, sequence, own, *fresh, scaling, among)
         return attended.transpose(0, 1)
 
+    def _announce(
+        self, layer: int, share: SequenceShare, query: torch.Tensor | Prediction, scaling: float
+    ) -> None:
+        sequence, runtime = share.sequence.of(layer), self._runtime
+        # Where others say what is attended to, rows alone are read ahead, and to host memory.
+        is_read = sequence.told is None or runtime.decode is not None
+        if share.tokens and is_read and not self.lengths.waits(layer):
+            runtime.announce(layer, sequence, query, scaling)
+
     def _planned(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> ForwardPlan:
         plan = self._plan
         if plan is None or self._pass is None or not self._pass.is_own:
@@ -430,7 +429,7 @@ class PassingCache(AttachedCache):
             self._prompts.begin_pass()
             if self._prompts.is_tentative and 0 < len(self._batch) < len(ids):
                 # `generate` repeats its ids for beams, and what came from the store with them.
-                self._repeat_rows(len(ids))
+                self._batch.repeat(len(ids))
         shares = self._batch.begin_forward(ids, start, mask)
         plan = ForwardPlan(start=start, tokens=ids.shape[1], batch=ids.shape[0], shares=shares)
         if plan.tokens == 1 or self.takes_one_set:
@@ -460,11 +459,6 @@ class PassingCache(AttachedCache):
         self._batch.truncate(start)
         self._forget_forward()
 
-    def _repeat_rows(self, rows: int) -> None:
-        copies, rest = divmod(rows, len(self._batch))
-        if not rest:
-            self._batch.choose([i for i in range(len(self._batch)) for _ in range(copies)])
-
     def _forget_tokens(self) -> None:
         self._batch.clear()
         self.notes = None
@@ -473,8 +467,7 @@ class PassingCache(AttachedCache):
         self._forget_forward()
 
     def _forget_forward(self) -> None:
-        self._plan = self._pass = None
-        self._fresh = {}
+        self._plan, self._pass, self._fresh = None, None, {}
         self._settle_lengths()
 
     def _settle_lengths(self) -> None:

@@ -178,13 +178,23 @@ class RowPlacing(Taker):
     def _place(self, waiting: Sequence[_Waiting], threads: int) -> None:
         """Place rows; `settle` raises what is wrong with them, and not the pass in its middle."""
         rows = [one for own in waiting for one in own.rows]
-        sums = dict(zip(rows, self._states.land(rows, self._tokens, threads), strict=True))
-        for own in waiting:
-            try:
-                for one in own.rows:
-                    one.check(sums[one])
-            except Exception as error:
-                own.error = error
+        try:
+            sums = dict(zip(rows, self._states.land(rows, self._tokens, threads), strict=True))
+            for own in waiting:
+                try:
+                    for one in own.rows:
+                        one.check(sums[one])
+                except Exception as error:
+                    own.error = error
+        except BaseException as error:
+            # Of an interrupt, too: who read them waits, and the process for that thread at its end.
+            for own in waiting:
+                own.error = error if isinstance(error, Exception) else InterruptedError()
+            raise
+        finally:
+            self._note_done(waiting)
+
+    def _note_done(self, waiting: Sequence[_Waiting]) -> None:
         with self._changed:
             for own in waiting:
                 for one in own.rows:

@@ -335,6 +335,7 @@ class ImportanceEvaluation:
         self._scorer = scorer
         self._settings = settings
         self._kept = settings.kept_tokens
+        self._rate, self._exact_share = settings.importance_rate, settings.exact_share
         self.has_coded = settings.has_coded_tokens
         self.sets = 1 if scorer.scope is Scope.LAYER else scorer.spec.kv_heads
         # Of the length that was asked for last: all layers of a step have the same.
@@ -490,11 +491,10 @@ class ImportanceEvaluation:
     def _wanted_of(self, length: int, lacking: int) -> Wanted:
         settings = self._settings
         tokens = length + lacking
-        rate = settings.importance_rate
-        count = selected_count(tokens, rate, self._kept, settings.max_selected)
+        count = selected_count(tokens, self._rate, self._kept, settings.max_selected)
         return Wanted(min(count, length), settings.kept_sinks, settings.kept_recent)
 
     def _exact(self, length: int, lacking: int) -> int:
         settings, selected = self._settings, self.wanted(length, lacking).count
         context, kept = length + lacking, min(self._kept, length)
-        return exact_count(context, settings.exact_share, settings.exact_floor, kept, selected)
+        return exact_count(context, self._exact_share, settings.exact_floor, kept, selected)

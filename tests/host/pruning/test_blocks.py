@@ -6,6 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from copy_lanes import LateLane
+from generation_runs import attached_with
 from test_bands import attached
 from test_decoding import DECIDE, FED, LAST, WINDOW, feed, plain_of, read, timeless, watched
 from test_reading import IDS, TINY, TOKENS, StruckError, lengths
@@ -108,6 +110,30 @@ def test_bits_are_the_same_wherever_rows_lie(cold_dir):
     # The twin: other blocks are other bits.
     with opened(model, cold_dir, "blocks:20%", cut="2:50%,4:25%", alpha=1.0) as (hill, _):
         assert not torch.equal(feed(model, held(model, hill), FED), found[0][0])
+
+
+def test_a_gpu_is_sent_rows_once_it_is_told_which(cold_dir):
+    """What a token before was told would be copied in vain."""
+    model, logits = TINY.build(), []
+    for query in ("true", "predicted"):
+        given = {"make_lane": lambda devices: LateLane()}
+        with (
+            attached_with(model, cold_dir, given, alpha=0.3, query=query) as hill,
+            hillinfer.prune(model, CUT, decoding=NAME),
+        ):
+            cache, announced = held(model, hill), []
+            announce = cache.engine.runtime.announce
+
+            def noted(layer, sequence, *rest, announce=announce, announced=announced):
+                announced.append(sequence.told)
+                announce(layer, sequence, *rest)
+
+            cache.engine.runtime.announce = noted
+            logits.append(feed(model, cache, FED[:, :4]))
+            # Before the first token nobody was told.
+            assert bool(announced) == (query == "predicted")
+            assert all(one is None for one in announced)
+    assert torch.equal(*logits)
 
 
 def test_all_blocks_are_what_selecting_all_attends_to(cold_dir):

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that wait for a pass, where that breaks off in the middle of placing them."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from hillinfer.reuse.row_placing import RowPlacing
+
+ENOUGH = 20
+
+
+class BrokenOffError(Exception):
+    pass
+
+
+class Row:
+    is_checked = False
+
+
+@pytest.mark.parametrize(
+    ("strikes", "told"), [(KeyboardInterrupt, InterruptedError), (BrokenOffError, BrokenOffError)]
+)
+def test_who_read_rows_learns_that_the_pass_broke_off(strikes, told):
+    """A process that ends waits for the thread that reads, which must not wait for ever."""
+
+    def land(rows, tokens, threads):
+        raise strikes
+
+    landed, found = [], []
+    states = SimpleNamespace(land=land)
+    placing = RowPlacing(states, 64, landed.append, threading.Condition(), 2)
+    placing.let_wait()
+    own = Row()
+    placing.take([own])
+    with pytest.raises(strikes):
+        placing.help()
+
+    def settle():
+        try:
+            placing.settle([own])
+        except Exception as error:
+            found.append(type(error))
+
+    reader = threading.Thread(target=settle, daemon=True)
+    reader.start()
+    reader.join(ENOUGH)
+    assert found == [told]
+    assert not landed
