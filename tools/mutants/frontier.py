@@ -18,7 +18,7 @@ FRONTIER: tuple[Mutant, ...] = (
         f"{_FOLDER}/goals.py",
         'unjudged(words, points, bound, "") if modelled else judged(words, points, bound)',
         "judged(words, points, bound)",
-        (f"{_GOAL_TESTS}::test_a_modelled_four_bit_cache_is_shown_and_judges_nothing",),
+        (f"{_GOAL_TESTS}::test_what_was_not_timed_is_modelled_and_judges_nothing",),
     ),
     Mutant(
         "kl-beyond-the-settings-extrapolated",

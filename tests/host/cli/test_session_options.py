@@ -52,8 +52,10 @@ def test_a_saved_document_answers_as_one_just_read(generate, long_document, tmp_
     assert report["answers"] == []
     assert report["session"]["saved_bytes"] > report["kv_bytes"]
     assert report["session"]["copied_row_bytes"] == 0
-    fresh, expected = generate(*asked, *QUESTIONS)
-    answered, own = generate("--session", tmp_path / "session", *QUESTIONS)
+    # Codes of a session's segments would be written beside its rows.
+    questions = (*QUESTIONS, "--alpha", "0.1")
+    fresh, expected = generate(*asked, *questions)
+    answered, own = generate("--session", tmp_path / "session", *questions)
     assert answered.out == fresh.out
     assert own["document_tokens"] == own["session"]["reused_tokens"] == expected["document_tokens"]
     assert own["prompt_tokens"] == expected["prompt_tokens"]
@@ -61,7 +63,10 @@ def test_a_saved_document_answers_as_one_just_read(generate, long_document, tmp_
         one["token_ids"] for one in expected["answers"]
     ]
     assert own["cold_write_bytes"] < expected["cold_write_bytes"] / 4
-    typed, _ = generate("--session", tmp_path / "session", "--interactive", stdin="which cat?\n")
+    typed, _ = generate(
+        *("--session", tmp_path / "session", "--interactive", "--alpha", "0.1"),
+        stdin="which cat?\n",
+    )
     assert typed.out == fresh.out.splitlines(keepends=True)[0]
 
 

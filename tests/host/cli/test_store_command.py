@@ -163,7 +163,7 @@ def test_an_encrypted_store_answers_with_its_key_and_no_other(
     assert "give --key-file, --passphrase-file or --keyring" in line
     made = command("store", "init", place, "--size", "64MiB", "--encrypt", "--key-file", key)
     assert "encrypted by AES-256-GCM: without its key it is lost" in made.out
-    asked = ("--prompt-file", long_document, "--question", "which cat?")
+    asked = ("--prompt-file", long_document, *ASKED)
     plain, _ = generate(*asked)
     stored = (*asked, "--store", place, "--reuse", "exact")
     first, _ = generate(*stored, "--key-file", key)
@@ -259,7 +259,8 @@ def put(place, command, tiny_folder, cold_dir, long_document):
     return run
 
 
-ASKED = ("--question", "which cat?")
+# Which tokens may be coded follows from what lies in memory beside them, but for a chosen α.
+ASKED = ("--question", "which cat?", "--alpha", "0.1")
 SEALED_TOO = pytest.mark.parametrize("place", ["plain", "encrypted"], indirect=True)
 
 
