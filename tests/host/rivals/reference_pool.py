@@ -35,12 +35,12 @@ class ReferencePool:
         return missing
 
 
-def wire_bytes(units, unit_bytes, first_byte=0):
-    """Bytes of the pages that units touch, and of gaps of up to 8 KiB between them."""
+def wire_bytes(units, unit_bytes, first_byte=0, read_unit=PAGE):
+    """Bytes of the file's read units that units touch, and of gaps of up to 8 KiB between them."""
     read, reached = 0, None
     for unit in sorted(units):
-        start = (first_byte + unit * unit_bytes) // PAGE * PAGE
-        end = -(-(first_byte + (unit + 1) * unit_bytes) // PAGE) * PAGE
+        start = (first_byte + unit * unit_bytes) // read_unit * read_unit
+        end = -(-(first_byte + (unit + 1) * unit_bytes) // read_unit) * read_unit
         if reached is None or start > reached + GAP:
             read += end - start
         else:

@@ -122,7 +122,7 @@ def test_bytes_are_the_formula(cold_dir, shape, batch, prompt, extra, alpha):
         keys = setup.units * rival.held_tokens * half
         assert rival.traffic().dram_bytes == fixed_bytes(setup) + keys + values
         assert rival.traffic().dram_peak_bytes <= fixed_bytes(setup) + extra
-        expected = 0
+        expected, unit = 0, rival.values.files[0].read_unit
         for _ in range(30):
             before = spilled(run.length, recent)
             run.step()
@@ -133,7 +133,7 @@ def test_bytes_are_the_formula(cold_dir, shape, batch, prompt, extra, alpha):
             for (layer, row), positions in expected_sets(run).items():
                 outside = positions[positions < spilled(run.length, recent)]
                 missing = pools[layer, row].misses(outside.tolist())
-                expected += wire_bytes(missing, half, row * region * half)
+                expected += wire_bytes(missing, half, row * region * half, unit)
             ahead = 64 * half if cold else 0
             assert rival.traffic().drive_read_bytes == expected + ahead
         groups = spilled(run.length, recent)

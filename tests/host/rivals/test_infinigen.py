@@ -137,7 +137,7 @@ def test_bytes_are_the_formula(cold_dir, shape, batch, prompt, extra, alpha):
         pools = {unit: ReferencePool(slots) for unit in run.units()}
         for pool in pools.values():
             pool.fill(range(spilled(prompt, 32)))
-        expected = 0
+        expected, read_unit = 0, rival.rows.files[0].read_unit
         for _ in range(30):
             before = run.length
             run.step()
@@ -147,7 +147,8 @@ def test_bytes_are_the_formula(cold_dir, shape, batch, prompt, extra, alpha):
                 for low, high in pairwise(edges):
                     part = positions[(positions >= low) & (positions < high)]
                     missing = pools[layer, row].misses(part.tolist())
-                    expected += wire_bytes(missing, bytes_of_row, row * region * bytes_of_row)
+                    start = row * region * bytes_of_row
+                    expected += wire_bytes(missing, bytes_of_row, start, read_unit)
             assert rival.traffic().drive_read_bytes == expected
         written = setup.units * spilled(run.length, 32) * bytes_of_row
         assert rival.traffic().drive_write_bytes == written

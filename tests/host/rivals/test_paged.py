@@ -205,7 +205,7 @@ def test_bytes_are_the_formula(cold_dir, name, shape, batch, prompt, extra, alph
         pools = {unit: ReferencePool(slots) for unit in run.units()}
         for pool_of_unit in pools.values():
             pool_of_unit.fill(range(spilled(prompt, 32) // 16))
-        expected = 0
+        expected, read_unit = 0, rival.rows.files[0].read_unit
         for _ in range(30):
             before = spilled(run.length, 32)
             run.step()
@@ -213,7 +213,8 @@ def test_bytes_are_the_formula(cold_dir, name, shape, batch, prompt, extra, alph
                 pools[layer, row].fill(range(before // 16, spilled(run.length, 32) // 16))
                 chosen = expected_pages(name, run, layer, row).tolist()
                 missing = pools[layer, row].misses(chosen)
-                expected += wire_bytes(missing, unit_bytes, row * region * shape.row_bytes)
+                start = row * region * shape.row_bytes
+                expected += wire_bytes(missing, unit_bytes, start, read_unit)
             assert rival.traffic().drive_read_bytes == expected
         written = setup.units * spilled(run.length, 32) * shape.row_bytes
         assert rival.traffic().drive_write_bytes == written
