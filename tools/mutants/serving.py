@@ -76,7 +76,7 @@ SERVING: tuple[Mutant, ...] = (
         "host/hillinfer/serve/http/figures.py",
         "self._requests.labels(job.endpoint,",
         'self._requests.labels("chat",',
-        (f"{_TESTS}/test_figures.py::test_requests_are_counted_by_route_and_end",),
+        (f"{_TESTS}/test_served_figures.py::test_requests_are_counted_by_route_and_end",),
     ),
     Mutant(
         "loading-goes-on",
