@@ -59,6 +59,8 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "ring_close": (Fault.DELAY,),
     "ring_enter": (*_ERRORS, Fault.EAGAIN),
     "read_done": (*_ERRORS, *_PARTS),
+    # A system that does not say it is no failure: reads are of pages then.
+    "read_unit": (Fault.DELAY,),
     "size": (Fault.EIO, Fault.DELAY),
     "allocate": (*_ERRORS, *_SPACE),
     "fsync": (*_ERRORS, *_SPACE),
