@@ -156,27 +156,37 @@ def test_layers_compute_while_later_ones_are_read(known, drive):
 
 
 class FirstLayer(Drive):
-    """Gives the rows of one layer, and the others once the gate is open."""
+    """Gives the rows of the first layer, and the others once the gate is open.
 
-    def __init__(self):
+    Threads read side by side, so it knows the first layer by where it lies, and not by who comes
+    first.
+    """
+
+    def __init__(self, begin=None):
         super().__init__()
-        self.done = 0
+        self.begin, self.begins, self.done = begin, [], 0
 
     def read_many(self, way, reads, address):
-        is_rows = reads.byte_counts.max() >= 64 * 1024
-        with self._counting:
-            waits, self.reads = is_rows and self.reads > 0, self.reads + is_rows
-        if waits:
+        is_rows = bool(reads.byte_counts.max() >= 64 * 1024)
+        begin = int(reads.file_offsets.min())
+        if is_rows and self.begin is not None and begin > self.begin:
             assert self.gate.wait(ENOUGH)
         read = DriveCalls.read_many(self, way, reads, address)
-        self.done += is_rows
+        with self._counting:
+            self.done += is_rows
+            self.begins += [begin] * is_rows
         return read
 
 
 @pytest.mark.parametrize("breaks", [False, True])
 def test_rows_wait_for_a_pass_that_keeps_all_cores_busy(known, pass_threads, breaks):
     place, model, ids, held, _ = known
-    drive, placed = FirstLayer(), []
+    every = FirstLayer()
+    with Store(place, calls=every) as store:
+        cache = DynamicCache()
+        prompts_of(store, model).load_into(cache, ids)
+        rest(model, cache, ids, STORED)
+    drive, placed = FirstLayer(min(every.begins)), []
     with Store(place, calls=drive) as store:
         stored = prompts_of(store, model)
         cache = DynamicCache()
@@ -198,9 +208,11 @@ def test_rows_wait_for_a_pass_that_keeps_all_cores_busy(known, pass_threads, bre
         hook = model.model.layers[0].mlp.register_forward_hook(computing)
         drive.gate.clear()
         stored.load_into(cache, ids)
-        with pytest.raises(KeyError) if breaks else nullcontext():
-            rest(model, cache, ids, STORED)
-        hook.remove()
+        try:
+            with pytest.raises(KeyError) if breaks else nullcontext():
+                rest(model, cache, ids, STORED)
+        finally:
+            hook.remove()
         assert (placed[1] > placed[0]) is (pass_threads == 0)
         if breaks:
             # Whoever broke it off comes for no more.
