@@ -242,6 +242,8 @@ def test_memory_of_a_dropped_cache_is_used_again_at_once(known):
             cache = DynamicCache()
             stored.load_into(cache, ids)
             rest(model, cache, ids, STORED)
+            # The thread that read has it too, for as long as it takes to end.
+            until(lambda: not landing_threads())
             return cache.layers[0].keys.data_ptr()
 
         assert len({used() for _ in range(4)}) == 1
