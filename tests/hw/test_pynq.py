@@ -115,8 +115,11 @@ def test_two_fronts_work_at_once(emulated, own):
 
 
 def test_realistic_memory_changes_cycles_and_no_score(emulated, tmp_path):
-    """The card that `make hw_emu` generates with; the twin is the ideal one."""
-    launch = random_launch(SMALL, Scope.LAYER, [512, 512, 130])
+    """The card that `make hw_emu` generates with; the twin is the ideal one.
+
+    The card counts a thousand cycles at a time, so there is work for many thousands.
+    """
+    launch = random_launch(SMALL, Scope.LAYER, [512] * 16)
     cycles = {}
     for memory in (IDEAL, REALISTIC):
         made = make_surrounding(SMALL, Engine.RTL, tmp_path / memory.name, memory)
@@ -131,7 +134,7 @@ def test_realistic_memory_changes_cycles_and_no_score(emulated, tmp_path):
         cycles[memory.name] = sum(
             json.loads(line)["cycles"] for line in log.read_text().splitlines()
         )
-    assert cycles["realistic"] > cycles["ideal"] + 100
+    assert cycles["realistic"] > cycles["ideal"]
 
 
 # What is refused
