@@ -39,7 +39,7 @@ from hillinfer.generate.tokens import Sampling
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.native.library import native_library
 from hillinfer.secrecy.key_sources import key_source
-from hillinfer.settings import QuestionReading, Settings
+from hillinfer.settings import AUTO, QuestionReading, Settings
 from hillinfer.store.pool_files import StoreError, insist
 from hillinfer.store.store import Store
 from hillinfer.store_holdings import token_ids
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from hillinfer.models.loader import LoadedModel
     from hillinfer.reuse.stored_prompts import StoredPrompts
 
-AUTO = "auto"
 ModelOption = Annotated[
     str, typer.Option(help="Registry name, folder, GGUF file, or organisation/name on the hub.")
 ]

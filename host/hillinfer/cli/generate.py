@@ -41,7 +41,7 @@ from hillinfer.kv.pool_policies import POOL_POLICIES, make_pool_policy
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.native.library import native_library
 from hillinfer.secrecy.key_sources import key_source
-from hillinfer.settings import IOChoice, ModelName, QuestionReading, Settings
+from hillinfer.settings import AUTO, IOChoice, ModelName, QuestionReading, Settings
 from hillinfer.store.pool_files import insist
 from hillinfer.system.machine import NumberType
 from hillinfer.values import ByteSize, check_threads
@@ -190,7 +190,6 @@ class GenerateRequest:
 
 # --- The command ---
 
-_AUTO = "auto"
 _DEFAULTS = Settings()
 # The options that people need; the help shows the others where all are asked for.
 SHOWN = frozenset(
@@ -242,11 +241,11 @@ def generate(
     top_p: Annotated[float, typer.Option(help="Probability mass to draw from.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Tokens to draw from; 0 for all.")] = 0,
     seed: SeedOption = 0,
-    alpha: AlphaOption = _AUTO,
+    alpha: AlphaOption = AUTO,
     max_selected: Annotated[
         int | None, typer.Option(help="Most tokens a step selects; unlimited by default.")
     ] = None,
-    exact: ExactOption = _AUTO,
+    exact: ExactOption = AUTO,
     exact_floor: Annotated[
         int, typer.Option(help="Tokens that come as rows at least.")
     ] = _DEFAULTS.exact_floor,
@@ -259,13 +258,13 @@ def generate(
     rule: Annotated[str, typer.Option(help="weight_sum or raw_sum.")] = _DEFAULTS.rule.value,
     scope: Annotated[str, typer.Option(help="layer or kv_head.")] = _DEFAULTS.scope.value,
     query: QueryOption = _DEFAULTS.query.value,
-    shadow: Annotated[str, typer.Option(help="auto, int8, int4 or int2.")] = _AUTO,
+    shadow: Annotated[str, typer.Option(help="auto, int8, int4 or int2.")] = AUTO,
     dram_budget: Annotated[
         str,
         typer.Option(
             help="64MiB, 2GiB, or 25% of the KV cache; auto: 25% or what a shadow in DRAM needs."
         ),
-    ] = _AUTO,
+    ] = AUTO,
     pool_policy: Annotated[
         str, typer.Option(help=f"Which rows are hot: {', '.join(POOL_POLICIES)}.")
     ] = _DEFAULTS.pool_policy,
@@ -293,7 +292,7 @@ def generate(
             help="Host-scored to device-scored segments; 0: the device scores all; auto: by the "
             "rates of this machine."
         ),
-    ] = _AUTO,
+    ] = AUTO,
     beta_model: Annotated[
         str, typer.Option(help=f"What --beta auto makes least: {', '.join(ModelName)}.")
     ] = _DEFAULTS.beta_model.value,
@@ -409,7 +408,7 @@ def generate(
         max_new_tokens=max_new_tokens,
         sampling=Sampling(temperature, top_k, top_p, seed),
         settings=settings,
-        budget=None if dram_budget == _AUTO else ByteSize.parse(dram_budget),
+        budget=None if dram_budget == AUTO else ByteSize.parse(dram_budget),
         chunk_tokens=prefill_chunk,
         threads=threads,
         report=report,

@@ -16,7 +16,6 @@ from hillinfer.catalogue.records import CatalogueError, KnownDocument
 from hillinfer.catalogue.uses import check_stored, document_uses
 from hillinfer.cli.console import error_console, quiet_transformers, reading_view
 from hillinfer.cli.documents import (
-    AUTO,
     DtypeOption,
     ModelOption,
     loaded_prompts,
@@ -40,6 +39,7 @@ from hillinfer.generate.special_tokens import SpecialTokens
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.native.library import native_library
 from hillinfer.secrecy.key_sources import key_source
+from hillinfer.settings import AUTO
 from hillinfer.store.pool_files import insist
 from hillinfer.store.store import Store
 from hillinfer.store_holdings import prefix_ids
