@@ -52,7 +52,7 @@ FUZZ_SECONDS ?= 600
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help evicpress serve-test lm-eval-test browser-test serve-fuzz serve-bench setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality precision frontier pools store slim study query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
+.PHONY: help vllm-store evicpress serve-test lm-eval-test browser-test serve-fuzz serve-bench setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality precision frontier pools store slim study query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -122,6 +122,9 @@ store: model ## Measure the store: rates, first token, lookups, damage (half an 
 	-$(BIN)/python tools/stored_peers.py --out $(BUILD)/reports/store_peers.json --build $(BUILD)/peers
 	$(BIN)/hillinfer-bench storing --out $(BUILD)/reports/store.json \
 		--peers $(BUILD)/reports/store_peers.json $(STORE)
+
+vllm-store: model ## Run vLLM over the store: restarts, damage, a kill (installs vLLM; VLLM_STORE=options)
+	$(BIN)/python tools/vllm_store --out $(BUILD)/reports/vllm_store.json --build $(BUILD)/peers $(VLLM_STORE)
 
 slim: model ## Measure reading in stages beside FLOPs, and which answers are left (SLIM=options)
 	$(BIN)/hillinfer-bench slim --out $(BUILD)/reports/slim.json $(SLIM)

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The KV connector: what vLLM calls, on its scheduler's and on its workers' side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+)
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+from hillinfer_vllm.kv_blocks import KvBlocks
+from hillinfer_vllm.loading import Loads, TransferCounts
+from hillinfer_vllm.scheduling import SchedulerSide
+from hillinfer_vllm.shared_store import ConnectorError, namespace, opened_store
+from hillinfer_vllm.statistics import StoreMetrics, StoreStats
+from hillinfer_vllm.step_plan import StepPlan
+from hillinfer_vllm.storing import Saves
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.attention.backend import AttentionMetadata
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+
+class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
+    """Brings a step's plan to the workers.
+
+    Parameters
+    ----------
+    plan
+        Of one step.
+    """
+
+    def __init__(self, plan: StepPlan) -> None:
+        self.plan = plan
+
+
+class HillInferStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """Stores prompts of vLLM on drives, and loads them layer by layer while layers compute.
+
+    Parameters
+    ----------
+    vllm_config, role, kv_cache_config
+        As vLLM gives them; the store is named in `kv_connector_extra_config`.
+
+    Raises
+    ------
+    ConnectorError
+        Where no store is named, or vLLM is set up in a way that rows cannot be stored for.
+    """
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        specs = _checked(vllm_config, kv_cache_config)
+        spec = next(iter(specs.values()))
+        row_bytes = -(-2 * spec.num_kv_heads * spec.head_size * _item_bytes(spec.dtype) // 64) * 64
+        facts = {"vllm": vllm.__version__, "dtype": str(spec.dtype)}
+        model = vllm_config.model_config
+        config = model.hf_text_config.to_dict()
+        self._layer_count = len(specs)
+        self._namespace = namespace(facts, model.model, config, len(specs), row_bytes)
+        self._store = opened_store(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        self._counts = TransferCounts()
+        self._told = self._counts.by_name()
+        self._scheduler: SchedulerSide | None = None
+        self._loads: Loads | None = None
+        self._saves: Saves | None = None
+        if role is KVConnectorRole.SCHEDULER:
+            block_tokens = vllm_config.cache_config.block_size
+            self._scheduler = SchedulerSide(self._store, self._namespace, block_tokens)
+
+    # A request whose rows are not stored is answered all the same.
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """Whether an answer depends on rows being stored: never."""
+        return False
+
+    # --- the scheduler's side --------------------------------------------------------------
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Return how many tokens the store has behind the computed ones; loads are synchronous."""
+        assert self._scheduler is not None
+        return self._scheduler.matched(request, num_computed_tokens), False
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        """Learn which blocks a request's rows go to."""
+        assert self._scheduler is not None
+        self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        """Return what the worker loads and stores in one step."""
+        assert self._scheduler is not None
+        return StepMetadata(self._scheduler.plan(scheduler_output))
+
+    def request_finished(
+        self, request: Request, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Let go of a request; its blocks are not looked at any more."""
+        assert self._scheduler is not None
+        self._scheduler.finished(request.request_id)
+        return False, None
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Do as `request_finished`, whose one group of layers this is."""
+        return self.request_finished(request, block_ids[0])
+
+    # --- a worker's side -------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Learn where the KV blocks of each layer are, and how rows lie in them."""
+        from vllm._custom_ops import cpu_attn_reshape_and_cache
+        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+        if len(kv_caches) != self._layer_count:
+            raise ConnectorError(
+                f"{len(kv_caches)} layers have KV blocks, and {self._layer_count} were said to: "
+                "layers that share them are not stored; run vLLM without the connector"
+            )
+
+        def put(
+            keys: torch.Tensor,
+            values: torch.Tensor,
+            key_half: torch.Tensor,
+            value_half: torch.Tensor,
+            slots: torch.Tensor,
+        ) -> None:
+            isa = _get_attn_isa(keys.dtype, key_half.shape[2], keys.shape[2])
+            cpu_attn_reshape_and_cache(keys, values, key_half, value_half, slots, isa)
+
+        layers = {name: KvBlocks(kv_caches[name], put) for name in _in_order(kv_caches)}
+        self._loads = Loads(self._store, self._namespace, layers, self._counts)
+        self._saves = Saves(self._store, self._namespace, layers, self._counts)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Learn what a step will compute: `start_load_kv` comes behind it where nothing loads."""
+        super().bind_connector_metadata(connector_metadata)
+        assert isinstance(connector_metadata, StepMetadata)
+        if self._saves is not None:
+            self._saves.begin(connector_metadata.plan.saves)
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        """Have the rows of a step come."""
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, StepMetadata)
+        if self._loads is not None:
+            self._loads.begin(metadata.plan.loads)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Wait until a layer's rows are in their blocks."""
+        if self._loads is not None:
+            self._loads.wait(layer_name)
+
+    def save_kv_layer(
+        self,
+        layer_name: str,
+        kv_layer: torch.Tensor,
+        attn_metadata: AttentionMetadata,
+        **kwargs: Any,
+    ) -> None:
+        """Take the rows that a layer has just computed."""
+        if self._saves is not None:
+            self._saves.take(layer_name)
+
+    def wait_for_save(self) -> None:
+        """End a step: nothing is on its way any more, and what it computed is published."""
+        if self._loads is not None and self._saves is not None:
+            self._saves.end(self._loads.end())
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Learn which requests are over; nothing of theirs is still on its way."""
+        if self._saves is not None:
+            self._saves.finish(finished_req_ids)
+        return None, None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Return blocks whose rows did not come, which vLLM computes anew."""
+        return set() if self._loads is None else self._loads.failed_blocks()
+
+    def shutdown(self) -> None:
+        """Write what waits, and let the store go."""
+        if self._saves is not None:
+            self._saves.close()
+        if self._scheduler is not None:
+            self._scheduler.close()
+        self._store.close()
+
+    # --- statistics ------------------------------------------------------------------------
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        """Return what was loaded and stored since the last call; None where nothing was."""
+        totals = self.totals()
+        stats = StoreStats({name: total - self._told[name] for name, total in totals.items()})
+        self._told = totals
+        return None if stats.is_empty() else stats
+
+    def totals(self) -> dict[str, float]:
+        """Return what was loaded and stored since the start, by the names of `TransferCounts`."""
+        return self._counts.by_name()
+
+    @classmethod
+    def build_kv_connector_stats(
+        cls, data: dict[str, Any] | None = None
+    ) -> KVConnectorStats | None:
+        """Return statistics that came from a worker."""
+        return StoreStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type, type],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVConnectorPromMetrics:
+        """Return what gives the statistics out beside vLLM's own metrics."""
+        return StoreMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+
+# --- what is refused ---
+
+
+def _checked(config: VllmConfig, kv: KVCacheConfig) -> dict[str, FullAttentionSpec]:
+    """Return the layers' KV specifications; ConnectorError where rows cannot be stored for them."""
+    parallel = config.parallel_config
+    if parallel.world_size > 1:
+        raise ConnectorError(
+            f"tensor_parallel_size * pipeline_parallel_size is {parallel.world_size}: the store "
+            "takes the rows of one worker so far; use 1"
+        )
+    groups = kv.kv_cache_groups
+    specs = {name: group.kv_cache_spec for group in groups for name in group.layer_names}
+    kinds = {type(spec).__name__ for spec in specs.values()}
+    if len(groups) != 1 or any(type(spec) is not FullAttentionSpec for spec in specs.values()):
+        raise ConnectorError(
+            f"the model has KV of {', '.join(sorted(kinds)) or 'no kind'} in {len(groups)} groups: "
+            "the store takes models whose layers all have full attention (no sliding windows, no "
+            "MLA, no state spaces)"
+        )
+    if config.cache_config.cache_dtype != "auto":
+        raise ConnectorError(
+            f"kv_cache_dtype is '{config.cache_config.cache_dtype}': the store takes rows in the "
+            "model's own type; use auto"
+        )
+    return specs
+
+
+def _item_bytes(dtype: torch.dtype) -> int:
+    return torch.empty(0, dtype=dtype).element_size()
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    """Return layer names by the numbers in them: rows are loaded in the order of layers."""
+    return sorted(names, key=lambda name: [int(part) for part in name.split(".") if part.isdigit()])

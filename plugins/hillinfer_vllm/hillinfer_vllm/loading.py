@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker's loads: rows of a step's prompts come layer by layer while layers compute."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from hillinfer.store.keys import Namespace
+from hillinfer.store.store import Store
+from hillinfer_model.kernel_spec import GROUP_TOKENS
+from hillinfer_vllm.kv_blocks import KvBlocks
+from hillinfer_vllm.step_plan import PlannedLoad
+
+
+@dataclass
+class TransferCounts:
+    """What loading and storing did, running totals.
+
+    Parameters
+    ----------
+    loaded_tokens, loaded_bytes
+        Rows that were brought to their blocks.
+    waited_seconds
+        What forward passes waited for rows.
+    loading_seconds
+        From the first read to the last row in its block.
+    failed_loads
+        Requests whose rows did not come; vLLM computes them anew.
+    stored_tokens, stored_bytes
+        Rows that were given to the store.
+    storing_seconds
+        What forward passes took to take rows from their blocks.
+    """
+
+    loaded_tokens: int = 0
+    loaded_bytes: int = 0
+    waited_seconds: float = 0.0
+    loading_seconds: float = 0.0
+    failed_loads: int = 0
+    stored_tokens: int = 0
+    stored_bytes: int = 0
+    storing_seconds: float = 0.0
+
+    def by_name(self) -> dict[str, float]:
+        """Return the totals by name."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+
+class _Load:
+    """One request's rows on their way.
+
+    Parameters
+    ----------
+    plan
+        Which rows, and where to.
+    store, namespace
+        Where they come from.
+    layers
+        Blocks of each layer, in the model's order.
+    counts
+        Where it counts.
+    """
+
+    def __init__(
+        self,
+        plan: PlannedLoad,
+        store: Store,
+        namespace: Namespace,
+        layers: Sequence[KvBlocks],
+        counts: TransferCounts,
+    ) -> None:
+        self.plan = plan
+        self.failed = False
+        self._store, self._namespace = store, namespace
+        self._layers, self._counts = layers, counts
+        self._there = [threading.Event() for _ in layers]
+        self._thread = threading.Thread(target=self._run, name="hillinfer-vllm-load")
+        self._thread.start()
+
+    @property
+    def blocks(self) -> set[int]:
+        """Blocks that it fills."""
+        size = self._layers[0].block_tokens
+        return set(self.plan.blocks[self.plan.first // size : self.plan.stop // size])
+
+    def wait(self, layer: int) -> None:
+        """Wait until a layer's rows are in their blocks, or will not come."""
+        self._there[layer].wait()
+
+    def join(self) -> None:
+        """Wait until it is over."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        started = time.perf_counter()
+        try:
+            self._bring()
+        except Exception:
+            # What it was is the store's to say, which was told; here it is a miss.
+            self.failed = True
+            self._counts.failed_loads += 1
+        finally:
+            self._counts.loading_seconds += time.perf_counter() - started
+            for there in self._there:
+                there.set()
+
+    def _bring(self) -> None:
+        plan = self.plan
+        found = self._store.find(self._namespace, plan.prompt.ids, plan.prompt.salt)
+        if found is None:
+            raise LookupError("the stored prefix is gone")
+        with found:
+            if found.tokens < plan.stop:
+                raise LookupError("the stored prefix is shorter than it was")
+            chunks, covered = 0, 0
+            while covered < plan.stop:
+                covered += found.chunks[chunks].groups * GROUP_TOKENS
+                chunks += 1
+            missing = [plan.stop - plan.first] * len(self._layers)
+            for layer, position, rows in found.stream(chunks=chunks):
+                first = max(position, plan.first)
+                stop = min(position + len(rows), plan.stop)
+                if first < stop:
+                    own = rows[first - position : stop - position]
+                    self._layers[layer].scatter(own, first, plan.blocks)
+                    self._counts.loaded_bytes += own.nbytes
+                    missing[layer] -= stop - first
+                if not missing[layer]:
+                    self._there[layer].set()
+        self._counts.loaded_tokens += plan.stop - plan.first
+
+
+class Loads:
+    """Loads of one step; one thread begins and waits for them.
+
+    Parameters
+    ----------
+    store, namespace
+        Where rows come from.
+    layers
+        Blocks of each layer by its name, in the model's order.
+    counts
+        Where it counts.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        namespace: Namespace,
+        layers: Mapping[str, KvBlocks],
+        counts: TransferCounts,
+    ) -> None:
+        self._parts = store, namespace, list(layers.values()), counts
+        self._numbers = {name: number for number, name in enumerate(layers)}
+        self._counts = counts
+        self._under_way: list[_Load] = []
+        self._failed: set[int] = set()
+
+    def begin(self, plans: Sequence[PlannedLoad]) -> None:
+        """Have the rows of a step come."""
+        self._under_way = [_Load(plan, *self._parts) for plan in plans]
+
+    def wait(self, layer: str) -> None:
+        """Wait until one layer's rows are in their blocks."""
+        if not self._under_way:
+            return
+        started = time.perf_counter()
+        for load in self._under_way:
+            load.wait(self._numbers[layer])
+        self._counts.waited_seconds += time.perf_counter() - started
+
+    def end(self) -> set[str]:
+        """Wait until nothing is on its way; return the requests whose rows did not come."""
+        failed = set()
+        for load in self._under_way:
+            load.join()
+            if load.failed:
+                self._failed |= load.blocks
+                failed.add(load.plan.request)
+        self._under_way = []
+        return failed
+
+    def failed_blocks(self) -> set[int]:
+        """Return the blocks whose rows did not come, once."""
+        failed, self._failed = self._failed, set()
+        return failed

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler's side: which prompts the store knows, and what each step loads and stores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hillinfer.store.keys import Namespace
+from hillinfer.store.prefix import StoredPrefix
+from hillinfer.store.store import Store
+from hillinfer_model.kernel_spec import GROUP_TOKENS
+from hillinfer_vllm.step_plan import PlannedLoad, PlannedSave, Prompt, StepPlan
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+
+@dataclass
+class _Known:
+    """A request under way.
+
+    Parameters
+    ----------
+    prompt
+        Its token numbers.
+    found
+        What the store has of it, leased; None where nothing.
+    blocks
+        From its first token on, as vLLM said last.
+    load
+        Token positions that its next step loads; None where none.
+    saved
+        Tokens of it that the store has, or were planned to be stored.
+    """
+
+    prompt: Prompt
+    found: StoredPrefix | None
+    blocks: list[int] = field(default_factory=list)
+    load: tuple[int, int] | None = None
+    saved: int = 0
+
+    @property
+    def stored(self) -> int:
+        """Tokens that the store had when it was asked."""
+        return 0 if self.found is None else self.found.tokens
+
+
+class SchedulerSide:
+    """Looks prompts up once each, and plans steps.
+
+    Parameters
+    ----------
+    store
+        Where rows are looked up.
+    namespace
+        Of the rows of this engine.
+    block_tokens
+        Tokens of a block; loads end with a whole one.
+    """
+
+    def __init__(self, store: Store, namespace: Namespace, block_tokens: int) -> None:
+        self._store = store
+        self._namespace = namespace
+        self._block_tokens = block_tokens
+        self._known: dict[str, _Known] = {}
+
+    def matched(self, request: Request, computed: int) -> int:
+        """Return how many tokens behind the computed ones the store has; asked repeatedly."""
+        known = self._of(request)
+        if known is None:
+            return 0
+        # One token at least is computed: its logits are what the request came for.
+        usable = min(known.stored, len(known.prompt.ids) - 1)
+        return max(0, usable // self._block_tokens * self._block_tokens - computed)
+
+    def allocated(self, request: Request, blocks: list[int], external: int) -> None:
+        """Learn which blocks a request has, and how many tokens of it are to be loaded.
+
+        Parameters
+        ----------
+        request
+            Which one.
+        blocks
+            Its blocks from the first token on.
+        external
+            Tokens that `matched` promised and vLLM counts as computed from here on.
+        """
+        known = self._of(request)
+        if known is None or external <= 0:
+            return
+        usable = min(known.stored, len(known.prompt.ids) - 1)
+        stop = usable // self._block_tokens * self._block_tokens
+        known.load = stop - external, stop
+        known.blocks = list(blocks)
+
+    def plan(self, output: SchedulerOutput) -> StepPlan:
+        """Return what the worker does in one step."""
+        plan = StepPlan()
+        for new in output.scheduled_new_reqs:
+            self._planned(plan, output, new.req_id, new.block_ids[0], new.num_computed_tokens)
+        again = output.scheduled_cached_reqs
+        for at, request in enumerate(again.req_ids):
+            known = self._known.get(request)
+            if known is None:
+                continue
+            new_blocks = again.new_block_ids[at]
+            own = [] if new_blocks is None else list(new_blocks[0])
+            blocks = own if request in again.resumed_req_ids else known.blocks + own
+            self._planned(plan, output, request, blocks, again.num_computed_tokens[at])
+        return plan
+
+    def finished(self, request: str) -> None:
+        """Let go of what a request that is over had leased."""
+        known = self._known.pop(request, None)
+        if known is not None and known.found is not None:
+            known.found.close()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for request in list(self._known):
+            self.finished(request)
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _of(self, request: Request) -> _Known | None:
+        """Return what is known of a request; None where the store does not serve it."""
+        known = self._known.get(request.request_id)
+        if known is None:
+            if _refusal(request) is not None:
+                return None
+            salt = (request.cache_salt or "").encode()
+            prompt = Prompt(tuple(request.prompt_token_ids or ()), salt)
+            found = self._store.find(self._namespace, prompt.ids, salt)
+            known = _Known(prompt, found, saved=0 if found is None else found.tokens)
+            self._known[request.request_id] = known
+        return known
+
+    def _planned(
+        self, plan: StepPlan, output: Any, request: str, blocks: Any, computed: int
+    ) -> None:
+        known = self._known.get(request)
+        if known is None:
+            return
+        known.blocks = list(blocks)
+        if known.load is not None:
+            plan.loads.append(PlannedLoad(request, known.prompt, *known.load, tuple(known.blocks)))
+            known.load = None
+        stop = min(computed + output.num_scheduled_tokens[request], len(known.prompt.ids))
+        if stop // GROUP_TOKENS * GROUP_TOKENS > known.saved:
+            plan.saves.append(
+                PlannedSave(request, known.prompt, known.stored, stop, tuple(known.blocks))
+            )
+            known.saved = stop // GROUP_TOKENS * GROUP_TOKENS
+
+
+def _refusal(request: Request) -> str | None:
+    """Return why the rows of a request are neither loaded nor stored; None where they are."""
+    if request.mm_features:
+        return "images or sound are part of it, of which token numbers say nothing"
+    if request.prompt_embeds is not None:
+        return "its prompt is of embeddings"
+    if request.lora_request is not None:
+        return "an adapter changes its rows"
+    return None

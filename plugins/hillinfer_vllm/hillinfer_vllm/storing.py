@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker's saves: prompt rows leave their blocks as a step computes them, and are published."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.drive.files import aligned_buffer
+from hillinfer.store.keys import Namespace
+from hillinfer.store.prefix import StoredPrefix
+from hillinfer.store.store import Store
+from hillinfer.store.writer import PrefixWriter
+from hillinfer_model.kernel_spec import GROUP_TOKENS
+from hillinfer_vllm.kv_blocks import KvBlocks
+from hillinfer_vllm.loading import TransferCounts
+from hillinfer_vllm.step_plan import PlannedSave
+
+# Rows that wait to be written at once: a drive that is slower holds the passes up behind them.
+_MOST_WAITING_BYTES = 256 << 20
+
+
+class _Save:
+    """One request whose rows are being stored; its methods run in the storing thread.
+
+    Parameters
+    ----------
+    store, namespace
+        Where to.
+    plan
+        Of its first step.
+    """
+
+    def __init__(self, store: Store, namespace: Namespace, plan: PlannedSave) -> None:
+        self._store, self._namespace = store, namespace
+        self._prompt, self._stored = plan.prompt, plan.stored
+        self._found: StoredPrefix | None = None
+        self._writer: PrefixWriter | None = None
+        self._is_open = False
+        # Of the thread that computes: tokens whose rows were taken.
+        self.taken = plan.stored
+
+    def write(self, layer: int, first: int, rows: NDArray[np.uint8]) -> None:
+        """Give rows of full groups to the store."""
+        if not self._is_open:
+            self._is_open = True
+            self._begin()
+        if self._writer is not None:
+            self._writer.write(layer, first // GROUP_TOKENS, rows)
+
+    def publish(self, tokens: int) -> None:
+        """Let everybody find the rows below a position."""
+        if self._writer is not None:
+            self._writer.publish(tokens)
+
+    def close(self) -> None:
+        """End; what was not published is thrown away."""
+        if self._writer is not None:
+            self._writer.close()
+        if self._found is not None:
+            self._found.close()
+        self._writer, self._found = None, None
+
+    def _begin(self) -> None:
+        ids, salt = self._prompt.ids, self._prompt.salt
+        self._found = self._store.find(self._namespace, ids, salt)
+        now = 0 if self._found is None else self._found.tokens
+        # Another engine may have stored more meanwhile, or something was evicted: the rows that
+        # are about to come then do not begin where the store ends.
+        if now == self._stored:
+            self._writer = self._store.writer(self._namespace, ids, self._found, salt)
+
+
+class Saves:
+    """Stores rows of prompts, in a thread of its own.
+
+    Parameters
+    ----------
+    store, namespace
+        Where to.
+    layers
+        Blocks of each layer by its name, in the model's order.
+    counts
+        Where it counts.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        namespace: Namespace,
+        layers: Mapping[str, KvBlocks],
+        counts: TransferCounts,
+    ) -> None:
+        self._store, self._namespace = store, namespace
+        self._layers, self._counts = layers, counts
+        self._numbers = {name: number for number, name in enumerate(layers)}
+        self._requests: dict[str, _Save] = {}
+        self._plans: list[PlannedSave] = []
+        self._writing = ThreadPoolExecutor(1, "hillinfer-vllm-store")
+        self._room = threading.Condition()
+        self._waiting_bytes = 0
+
+    def begin(self, plans: Sequence[PlannedSave]) -> None:
+        """Learn what the step that begins will compute."""
+        self._plans = list(plans)
+        for plan in plans:
+            if plan.request not in self._requests:
+                self._requests[plan.request] = _Save(self._store, self._namespace, plan)
+
+    def take(self, layer: str) -> None:
+        """Take the rows of a layer that the step has just computed."""
+        if not self._plans:
+            return
+        started = time.perf_counter()
+        blocks, number = self._layers[layer], self._numbers[layer]
+        for plan in self._plans:
+            save = self._requests[plan.request]
+            stop = plan.stop // GROUP_TOKENS * GROUP_TOKENS
+            if stop <= save.taken:
+                continue
+            size = (stop - save.taken) * blocks.row_bytes
+            self._make_room(size)
+            rows = aligned_buffer(size)[:size].reshape(-1, blocks.row_bytes)
+            blocks.gather(save.taken, plan.blocks, rows)
+            self._writing.submit(self._write, save, number, save.taken, rows)
+            self._counts.stored_bytes += size
+        self._counts.storing_seconds += time.perf_counter() - started
+
+    def end(self, failed: set[str]) -> None:
+        """Publish what the step computed, once it is written; nobody waits for that.
+
+        Parameters
+        ----------
+        failed
+            Requests whose rows did not come: what was computed behind them is wrong, and thrown
+            away.
+        """
+        for plan in self._plans:
+            save = self._requests[plan.request]
+            stop = plan.stop // GROUP_TOKENS * GROUP_TOKENS
+            if plan.request in failed:
+                # Nothing more of it is stored; the next request with this prompt is.
+                save.taken = len(plan.prompt.ids)
+                self._writing.submit(save.close)
+            elif stop > save.taken:
+                self._counts.stored_tokens += stop - save.taken
+                save.taken = stop
+                self._writing.submit(save.publish, stop)
+        self._plans = []
+
+    def finish(self, requests: set[str]) -> None:
+        """End storing for requests that are over."""
+        for request in requests:
+            save = self._requests.pop(request, None)
+            if save is not None:
+                self._writing.submit(save.close)
+
+    def close(self) -> None:
+        """Write what waits and end."""
+        self.finish(set(self._requests))
+        self._writing.shutdown()
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _make_room(self, size: int) -> None:
+        with self._room:
+            self._room.wait_for(
+                lambda: not self._waiting_bytes or self._waiting_bytes + size <= _MOST_WAITING_BYTES
+            )
+            self._waiting_bytes += size
+
+    def _write(self, save: _Save, layer: int, first: int, rows: NDArray[np.uint8]) -> None:
+        try:
+            save.write(layer, first, rows)
+        finally:
+            with self._room:
+                self._waiting_bytes -= rows.nbytes
+                self._room.notify_all()

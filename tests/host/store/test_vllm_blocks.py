@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of vLLM's KV blocks: whatever way a block lies, rows come back as they went there."""
+
+import numpy as np
+import pytest
+import torch
+
+from hillinfer_vllm.kv_blocks import KvBlocks, UnknownBlocksError
+
+BLOCK, HEADS, DIM = 32, 3, 16
+
+
+def by_rows(keys, values, key_half, value_half, slots):
+    """As on s390x: tokens one behind the other."""
+    for states, half in ((keys, key_half), (values, value_half)):
+        for state, slot in zip(states, slots.tolist(), strict=True):
+            half[slot // BLOCK, :, slot % BLOCK] = state
+
+
+def by_columns(keys, values, key_half, value_half, slots):
+    """As with AVX-512: keys are transposed, values are not."""
+    for key, value, slot in zip(keys, values, slots.tolist(), strict=True):
+        block, at = divmod(slot, BLOCK)
+        columns = key_half[block].view(HEADS, DIM, BLOCK)
+        columns[:, :, at] = key
+        value_half[block, :, at] = value
+
+
+def by_pairs(keys, values, key_half, value_half, slots):
+    """As with AMX: pairs of channels of 16 tokens together, and pairs of tokens of values."""
+    for key, value, slot in zip(keys, values, slots.tolist(), strict=True):
+        block, at = divmod(slot, BLOCK)
+        tiles = key_half[block].view(HEADS, BLOCK // 16, DIM // 2, 16, 2)
+        tiles[:, at // 16, :, at % 16] = key.view(HEADS, DIM // 2, 2)
+        pairs = value_half[block].view(HEADS, BLOCK // 2, DIM, 2)
+        pairs[:, at // 2, :, at % 2] = value
+
+
+def lossy(keys, values, key_half, value_half, slots):
+    """As no one does: the last channel is gone."""
+    by_rows(keys, values, key_half, value_half, slots)
+    key_half[..., -1] = 0
+
+
+LAYOUTS = {"rows": by_rows, "columns": by_columns, "pairs": by_pairs}
+TYPES = [torch.bfloat16, torch.float16, torch.float32]
+# First token and how many: whole blocks, parts of one, and over a border.
+PARTS = [(0, 128), (32, 64), (0, 16), (20, 50), (96, 64)]
+NUMBERS = (7, 2, 5, 0, 9)
+
+
+def blocks_of(put, dtype):
+    blocks = torch.zeros((10, HEADS, BLOCK, 2 * DIM), dtype=dtype)
+    return blocks, KvBlocks(blocks, put)
+
+
+def random_rows(count, row_bytes, dtype, seed=0):
+    states = torch.randn((count, 2 * HEADS * DIM), generator=torch.Generator().manual_seed(seed))
+    rows = np.zeros((count, row_bytes), np.uint8)
+    codes = states.to(dtype).view(torch.uint8).numpy()
+    rows[:, : codes.shape[1]] = codes
+    return rows
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("first", "count"), PARTS)
+@pytest.mark.parametrize("put", LAYOUTS.values(), ids=LAYOUTS)
+def test_rows_come_back_as_they_went(put, first, count, dtype):
+    blocks, own = blocks_of(put, dtype)
+    rows = random_rows(count, own.row_bytes, dtype)
+    own.scatter(rows, first, NUMBERS)
+    found = np.ones_like(rows)
+    own.gather(first, NUMBERS, found)
+    assert np.array_equal(found, rows)
+    # The twin: one bit of one block, and the rows are others.
+    codes = blocks[NUMBERS[first // BLOCK]].view(torch.uint8)
+    codes.view(-1)[:] ^= 1
+    own.gather(first, NUMBERS, found)
+    assert not np.array_equal(found, rows)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("put", LAYOUTS.values(), ids=LAYOUTS)
+def test_blocks_are_as_the_engine_writes_them_itself(put, dtype):
+    """Attention reads what was loaded where it looks for what it computed."""
+    blocks, own = blocks_of(put, dtype)
+    rows = random_rows(2 * BLOCK, own.row_bytes, dtype)
+    own.scatter(rows, BLOCK, NUMBERS)
+    expected = torch.zeros_like(blocks)
+    codes = torch.from_numpy(rows).view(dtype)[:, : 2 * HEADS * DIM]
+    keys, values = codes.view(-1, 2, HEADS, DIM).unbind(1)
+    halves = expected.view(10, HEADS, 2 * BLOCK, DIM).chunk(2, dim=2)
+    slots = torch.tensor([NUMBERS[1 + at // BLOCK] * BLOCK + at % BLOCK for at in range(2 * BLOCK)])
+    put(keys, values, *halves, slots)
+    assert torch.equal(blocks, expected)
+    expected[NUMBERS[1], 0, 0, 0] += 1
+    assert not torch.equal(blocks, expected)
+
+
+def test_what_does_not_come_back_is_refused():
+    with pytest.raises(UnknownBlocksError, match="do not come back"):
+        blocks_of(lossy, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "said"),
+    [
+        ((4, BLOCK, DIM), torch.bfloat16, "of shape"),
+        ((4, HEADS, BLOCK, 2 * DIM), torch.uint8, "type torch.uint8"),
+        ((1, 1, 512, 2 * DIM), torch.bfloat16, "256 at most"),
+    ],
+)
+def test_other_blocks_are_refused(shape, dtype, said):
+    with pytest.raises(UnknownBlocksError, match=said):
+        KvBlocks(torch.zeros(shape, dtype=dtype), by_rows)

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Both sides of vLLM's connector around a real store, stepped as vLLM steps them.
+
+The engine here computes rows by a formula of layer and tokens; `make vllm-store` steps vLLM itself.
+"""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from hillinfer_vllm.kv_blocks import KvBlocks
+from hillinfer_vllm.loading import Loads, TransferCounts
+from hillinfer_vllm.scheduling import SchedulerSide
+from hillinfer_vllm.shared_store import ConnectorError, namespace, opened_store
+from hillinfer_vllm.storing import Saves
+
+BLOCK, HEADS, DIM, LAYERS, BLOCKS = 32, 2, 64, 3, 256
+SIZE = 256 << 20
+NAMES = [f"model.layers.{number}.self_attn.attn" for number in range(LAYERS)]
+IDS = [7 * at % 1000 for at in range(1500)]
+OTHER = [11 * at % 1000 for at in range(1500)]
+
+
+def put(keys, values, key_half, value_half, slots):
+    for states, half in ((keys, key_half), (values, value_half)):
+        half[slots // BLOCK, :, slots % BLOCK] = states
+
+
+def rows_of(layer, ids, start, stop):
+    """Keys and values that depend on every token so far, as those of a model do."""
+    sums = torch.tensor(ids).cumsum(0)[start:stop, None, None, None] + 31 * layer
+    at = torch.arange(2 * HEADS * DIM).view(2, HEADS, DIM)
+    return ((sums * (at + 1)) % 251).to(torch.bfloat16)
+
+
+@dataclass
+class Engine:
+    """Steps requests as vLLM does; its blocks begin empty, as after a restart."""
+
+    store: object
+    space: object
+    blocks: dict = field(init=False)
+
+    def __post_init__(self):
+        shape = (BLOCKS, HEADS, BLOCK, 2 * DIM)
+        self.blocks = {name: torch.zeros(shape, dtype=torch.bfloat16) for name in NAMES}
+        layers = {name: KvBlocks(own, put) for name, own in self.blocks.items()}
+        self.counts = TransferCounts()
+        self.scheduler = SchedulerSide(self.store, self.space, BLOCK)
+        self.loads = Loads(self.store, self.space, layers, self.counts)
+        self.saves = Saves(self.store, self.space, layers, self.counts)
+        self.free = list(np.random.default_rng(0).permutation(BLOCKS))
+
+    def read(self, name, ids, chunk=512, salt=None, computed=0, before_load=None, refused=None):
+        """Read a prompt in chunks; return its blocks, and how many tokens the store gave."""
+        request = SimpleNamespace(
+            request_id=name,
+            prompt_token_ids=ids,
+            cache_salt=salt,
+            mm_features=[1] if refused == "images" else [],
+            prompt_embeds=torch.zeros(1) if refused == "embeddings" else None,
+            lora_request=object() if refused == "adapter" else None,
+        )
+        numbers = [int(self.free.pop()) for _ in range(-(-len(ids) // BLOCK))]
+        external = self.scheduler.matched(request, computed)
+        assert external == self.scheduler.matched(request, computed)
+        self.scheduler.allocated(request, numbers, external)
+        at, failed, is_new = computed + external, set(), True
+        while at < len(ids):
+            stop = min(at + chunk, len(ids))
+            if before_load is not None:
+                before_load()
+            self._step(name, ids, numbers, at, stop, is_new)
+            failed |= self.loads.failed_blocks()
+            is_new, at = False, stop
+        self.scheduler.finished(name)
+        self.saves.finish({name})
+        return numbers, external, failed
+
+    def _step(self, name, ids, numbers, start, stop, is_new):
+        cached = SimpleNamespace(
+            req_ids=[] if is_new else [name],
+            resumed_req_ids=set(),
+            new_block_ids=[] if is_new else [None],
+            num_computed_tokens=[] if is_new else [start],
+        )
+        new = SimpleNamespace(req_id=name, block_ids=(numbers,), num_computed_tokens=start)
+        output = SimpleNamespace(
+            scheduled_new_reqs=[new] if is_new else [],
+            scheduled_cached_reqs=cached,
+            num_scheduled_tokens={name: stop - start},
+        )
+        plan = self.scheduler.plan(output)
+        self.saves.begin(plan.saves)
+        self.loads.begin(plan.loads)
+        slots = torch.tensor([numbers[at // BLOCK] * BLOCK + at % BLOCK for at in range(len(ids))])
+        for layer, layer_name in enumerate(NAMES):
+            self.loads.wait(layer_name)
+            both = rows_of(layer, ids, start, stop)
+            halves = self.blocks[layer_name].view(BLOCKS, HEADS, 2 * BLOCK, DIM).chunk(2, dim=2)
+            put(both[:, 0], both[:, 1], *halves, slots[start:stop])
+            self.saves.take(layer_name)
+        self.saves.end(self.loads.end())
+
+    def holds(self, ids, numbers):
+        """Whether the blocks hold what computing all tokens gives."""
+        return all(
+            torch.equal(self._rows(own, numbers, len(ids)), rows_of(layer, ids, 0, len(ids)))
+            for layer, own in enumerate(self.blocks.values())
+        )
+
+    def _rows(self, own, numbers, count):
+        halves = own.view(BLOCKS, HEADS, 2, BLOCK, DIM)[numbers]
+        return halves.permute(0, 3, 2, 1, 4).reshape(-1, 2, HEADS, DIM)[:count]
+
+    def close(self):
+        self.saves.close()
+        self.scheduler.close()
+
+
+@pytest.fixture
+def space(tmp_path):
+    return space_of(tmp_path)
+
+
+def space_of(folder, weights=b"weights", **facts):
+    model = folder / "model"
+    model.mkdir(exist_ok=True)
+    (model / "model.safetensors").write_bytes(weights)
+    facts = {"vllm": "0.32.0", "dtype": "torch.bfloat16"} | facts
+    return namespace(facts, str(model), {"rope_theta": 10000.0}, LAYERS, 4 * HEADS * DIM)
+
+
+@pytest.fixture
+def opened(tmp_path, space):
+    """Engines one after the other over one store, each as after a restart."""
+    stores = []
+
+    def engine(own=None):
+        if stores:
+            stores[-1][0].close()
+            stores[-1][1].close()
+        store = opened_store({"store": str(tmp_path / "store"), "store_size": "256MiB"})
+        stores.append((Engine(store, own or space), store))
+        return stores[-1][0]
+
+    yield engine
+    stores[-1][0].close()
+    stores[-1][1].close()
+
+
+def damage(folder):
+    """Change a byte in each 4 KiB of what was written."""
+    path = folder / "store" / "pool-0.kv"
+    size = path.stat().st_blocks * 512
+    with path.open("r+b") as file:
+        for at in range(256 << 10, size, 4096):
+            file.seek(at)
+            byte = file.read(1)
+            if byte:
+                file.seek(at)
+                file.write(bytes([byte[0] ^ 1]))
+
+
+@pytest.mark.parametrize("chunk", [64, 500, 2048])
+def test_a_prompt_that_was_read_is_loaded_after_a_restart(opened, chunk):
+    first = opened()
+    numbers, external, _ = first.read("a", IDS, chunk)
+    assert external == 0
+    assert first.holds(IDS, numbers)
+    second = opened()
+    numbers, external, failed = second.read("b", IDS, chunk)
+    # Full groups of 64 tokens are stored, and whole blocks loaded.
+    assert external == len(IDS) // 64 * 64
+    assert not failed
+    assert second.holds(IDS, numbers)
+    assert second.counts.loaded_tokens == external
+    # The twin: one item of one layer.
+    second.blocks[NAMES[1]][numbers[3], 0, 0, 0] += 1
+    assert not second.holds(IDS, numbers)
+
+
+def test_the_last_token_is_computed(opened):
+    """A prompt all of which is stored still needs the logits of its end."""
+    opened().read("a", IDS[:1024])
+    _numbers, external, _ = opened().read("b", IDS[:1024])
+    assert external == 1024 - BLOCK
+
+
+def test_a_longer_prompt_goes_on_from_a_shorter_one(opened):
+    opened().read("a", IDS[:700])
+    longer = opened()
+    numbers, external, _ = longer.read("b", IDS)
+    assert external == 700 // 64 * 64
+    assert longer.holds(IDS, numbers)
+    again = opened()
+    numbers, external, _ = again.read("c", IDS)
+    assert external == len(IDS) // 64 * 64
+    assert again.holds(IDS, numbers)
+
+
+def test_what_the_engine_has_itself_is_not_loaded(opened):
+    opened().read("a", IDS)
+    engine = opened()
+    _, external, _ = engine.read("b", IDS, computed=10 * BLOCK)
+    assert external == len(IDS) // 64 * 64 - 10 * BLOCK
+
+
+@pytest.mark.parametrize("refused", ["images", "embeddings", "adapter"])
+def test_rows_that_tokens_do_not_decide_are_not_stored(opened, refused):
+    engine = opened()
+    engine.read("a", IDS, refused=refused)
+    assert engine.counts.stored_tokens == 0
+    assert opened().read("b", IDS)[1] == 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"weights": b"other"},
+        {"vllm": "0.33.0"},
+        {"dtype": "torch.float16"},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_rows_of_other_makers_are_not_found(opened, tmp_path, other):
+    opened().read("a", IDS)
+    assert opened(space_of(tmp_path, **other)).read("b", IDS)[1] == 0
+    assert opened(space_of(tmp_path)).read("c", IDS)[1] > 0
+
+
+def test_another_salt_finds_nothing(opened):
+    opened().read("a", IDS, salt="one")
+    engine = opened()
+    assert engine.read("b", IDS, salt="two")[1] == 0
+    assert engine.read("c", IDS)[1] == 0
+    assert engine.read("d", IDS, salt="one")[1] > 0
+
+
+def test_damaged_rows_are_told_and_what_lies_behind_them_is_not_stored(opened, tmp_path):
+    opened().read("a", IDS)
+    engine = opened()
+    numbers, external, failed = engine.read("b", IDS, before_load=lambda: damage(tmp_path))
+    assert failed == set(numbers[: external // BLOCK])
+    assert engine.counts.failed_loads == 1
+    # vLLM computes them anew; another engine finds none of what was computed behind them.
+    fresh = opened()
+    numbers, external, failed = fresh.read("c", IDS)
+    assert not failed
+    assert fresh.holds(IDS, numbers)
+
+
+def test_two_engines_share_a_store(opened, tmp_path, space):
+    first = opened()
+    other_store = opened_store({"store": str(tmp_path / "store")})
+    other = Engine(other_store, space)
+    first.read("a", IDS)
+    first.saves.close()
+    numbers, external, _ = other.read("b", IDS)
+    assert external == len(IDS) // 64 * 64
+    assert other.holds(IDS, numbers)
+    other.close()
+    other_store.close()
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({}, "no store is named"),
+        ({"store": 3}, "no store is named"),
+        ({"store": "DIR"}, "add 'store_size'"),
+        ({"store": "DIR", "store_size": "10%"}, "is a share"),
+        ({"store": "DIR", "size": "10GB"}, "'size', which is unknown"),
+    ],
+)
+def test_what_is_said_of_the_store_is_checked(tmp_path, extra, said):
+    extra = {key: str(tmp_path / "none") if one == "DIR" else one for key, one in extra.items()}
+    with pytest.raises(ConnectorError, match=said):
+        opened_store(extra)
+
+
+def test_a_model_without_weights_on_this_machine_is_refused(tmp_path):
+    with pytest.raises(ConnectorError, match="no weights"):
+        namespace({}, str(tmp_path), {}, 1, 64)
