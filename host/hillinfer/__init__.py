@@ -133,7 +133,8 @@ def prune(
         read; `swap`, SlimInfer's KV manager, for ordinary caches alone: where fewer than 90 % of
         the blocks that decoded tokens want are there, or than ``"swap:0.8"`` says, they change;
         ``"blocks:10%"``, the same rule in HillInfer's cache, where layers attend to so many of the
-        prompt's blocks in place of `alpha`.
+        prompt's blocks in place of `alpha`; ``"enter:10%"``, the same of all blocks, of which those
+        that the read dropped are computed, for schedules of one cut.
 
     Raises
     ------

@@ -11,6 +11,11 @@ _ENTERING = "tests/host/pruning/test_entering.py"
 _ROWS = f"{_ENTERING}::test_rows_that_stay_stay_and_others_are_those_of_a_direct_computation"
 
 _BLOCKS = "tests/host/pruning/test_blocks.py"
+_DECODING = "host/hillinfer/pruning/decoding.py"
+_ENTERED = (
+    f"{_BLOCKS}::test_what_enters_has_the_rows_of_its_block_behind_what_the_band_has_before_it"
+)
+_BROKEN = f"{_BLOCKS}::test_forks_cropped_answers_and_broken_steps_go_on_alike"
 _RULE = f"{_BLOCKS}::test_layers_attend_to_blocks_that_the_rule_wants"
 
 LATER_PROMPTS: tuple[Mutant, ...] = (
@@ -99,6 +104,65 @@ LATER_PROMPTS: tuple[Mutant, ...] = (
         "is_read = sequence.told is None or runtime.decode is not None",
         "is_read = True",
         (f"{_BLOCKS}::test_a_gpu_is_sent_rows_once_it_is_told_which",),
+    ),
+    Mutant(
+        "told-rows-are-read-in-their-turn",
+        "What a token before attended to is not read ahead for the next one.",
+        "host/hillinfer/engine/selection.py",
+        "            return lambda: [told[1]] * self._set_count\n",
+        "            return lambda: [told[1][:1]] * self._set_count\n",
+        (f"{_BLOCKS}::test_blocks_are_read_while_the_layer_before_computes",),
+    ),
+    Mutant(
+        "blocks-that-enter-see-all-of-the-band",
+        "A block that enters a cache on a drive sees later blocks, and the answer.",
+        _DECODING,
+        "            seen = (held < places[0]).nonzero().flatten()\n",
+        "            seen = torch.arange(len(held))\n",
+        (_ENTERED,),
+    ),
+    Mutant(
+        "blocks-that-enter-see-themselves-alone",
+        "A layer is not asked which rows a block that enters was to see.",
+        "host/hillinfer/kv/sequence.py",
+        "        return None if told is None else [told]\n",
+        "        return None if told is None else [told[:1]]\n",
+        (_ENTERED,),
+    ),
+    Mutant(
+        "rows-of-a-step-that-broke-off-stay",
+        "Rows of blocks that entered stay behind a step that broke off.",
+        _DECODING,
+        "            self._keep(now, now.held.positions[0])\n",
+        "            pass\n",
+        (_BROKEN,),
+    ),
+    Mutant(
+        "rows-behind-what-was-cut-are-thought-there",
+        "A cache that is cropped is thought to have rows of blocks that lay behind the answer.",
+        "host/hillinfer/pruning/keeping.py",
+        "        if any(_lies_apart(one, length) for one in document.positions):\n",
+        "        if False:\n",
+        (_BROKEN,),
+    ),
+    Mutant(
+        "states-of-answers-are-lost",
+        "States of an answer are not kept where blocks may enter, so nothing can be completed.",
+        _READING,
+        "        if now.stages or self._later.chooses or self._blocks.enters:\n",
+        "        if now.stages or self._later.chooses:\n",
+        (f"{_BLOCKS}::test_what_has_entered_goes_on_to_a_question_and_is_completed",),
+    ),
+    Mutant(
+        "peaks-are-asked-for-whatever-rows-take",
+        "A DRAM peak is asked for that rows which stay and buffers leave no room for.",
+        "tools/hillinfer_bench/slim/run.py",
+        "                most = 1.1 * least\n",
+        "                pass\n",
+        (
+            "tests/host/pruning/test_slim_command.py"
+            "::test_a_peak_is_asked_for_that_rows_and_buffers_leave_room_for",
+        ),
     ),
     Mutant(
         "broken-placing-is-never-done",

@@ -366,7 +366,7 @@ class PassingCache(AttachedCache):
             attended = runtime.attend_selected(layer, sequence, own, keys, scaling)
         else:
             assert fresh is not None
-            among = None
+            among = sequence.told_among(layer)
             if self.takes_one_set and not self.lengths.is_staged(layer):
                 among = runtime.parts.one_set.chosen(layer, sequence, own, scaling)
             attended = runtime.attend_dense(layer, sequence, own, *fresh, scaling, among)

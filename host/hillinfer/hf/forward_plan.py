@@ -169,6 +169,11 @@ class LayerLengths:
         """Learn that they have them."""
         self._stage, self._staged = None, range(0)
 
+    def enter(self, layers: range) -> None:
+        """Learn that layers got other tokens, and that those of the pass under way still come."""
+        for layer in layers:
+            self._before[layer] = self.now[layer]
+
     def is_staged(self, layer: int) -> bool:
         """Whether a stage brings a layer what comes to it now, however few tokens they are."""
         return self._stage is not None and layer in self._staged

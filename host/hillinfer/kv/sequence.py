@@ -292,6 +292,11 @@ class Sequence:
         """Return what was told for so many tokens; what was told for others does not count."""
         return self.told[1] if self.told is not None and self.told[0] == tokens else None
 
+    def told_among(self, layer: int) -> list[NDArray[np.int64]] | None:
+        """Return the one set of rows that a layer's newest tokens were told; None for no such."""
+        told = self.told_rows(self.lengths[layer])
+        return None if told is None else [told]
+
     def rows_before(self, length: int) -> int:
         """Return how many of the first `length` tokens a deeper band has."""
         later = max(0, length - self.kept_until)

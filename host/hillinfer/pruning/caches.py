@@ -152,8 +152,11 @@ class OrdinaryCache(StagedCache):
         """Return True: they lie in tensors of their own."""
         return True
 
-    def attend_to(self, layers: range, rows: torch.Tensor) -> None:
+    def attend_to(self, layers: range, rows: torch.Tensor, coming: int = 1) -> None:
         """Do nothing: all that a layer has is attended to."""
+
+    def enter(self, layers: range) -> None:
+        """Do nothing: nothing is expected of a layer."""
 
     def ordinary(self) -> DynamicCache:
         """Return it."""
@@ -366,18 +369,22 @@ class CacheOnDrive(StagedCache):
         """Return False: they only come behind each other."""
         return False
 
-    def attend_to(self, layers: range, rows: torch.Tensor) -> None:
-        """Let the layers attend to these in place of what they would select."""
+    def attend_to(self, layers: range, rows: torch.Tensor, coming: int = 1) -> None:
+        """Let the layers attend to these in place of what they would."""
         (sequence,) = self._cache.sequences
         own = sequence.of(layers.start)
-        own.tell_rows(own.lengths[layers.start] + 1, rows.cpu().numpy())
+        own.tell_rows(own.lengths[layers.start] + coming, rows.cpu().numpy())
+
+    def enter(self, layers: range) -> None:
+        """See `StagedCache`."""
+        self._cache.lengths.enter(layers)
 
     def ordinary(self) -> DynamicCache:
         """Refuse; see `StagedCache`."""
         raise UnsupportedFeatureError(
             'prune: decoding="swap" moves rows of a DynamicCache, and a cache of new_cache() '
             'selects among the rows of each band by itself: leave decoding="keep", where alpha '
-            'says how many rows a token attends to, or take decoding="blocks:10%"'
+            'says how many rows a token attends to, or take decoding="blocks:10%" or "enter:10%"'
         )
 
 

@@ -10,7 +10,8 @@ rows lie in the same memory and nothing is read, so nothing is there to overlap:
 and what enters for the first time is computed by the threads that compute everything else.
 
 In a cache of an attached model rows only come behind each other, so none moves there: the policy
-says which of a band's blocks a token attends to, and those that enter are read a layer ahead.
+says which blocks a token attends to, and those that enter are read a layer ahead. What the band
+never had runs through it, too, where the policy wants it, and comes behind all other rows.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 
 from hillinfer.errors import SettingsError, UnsupportedFeatureError
 from hillinfer.pruning.blocks.policies import Decoding
+from hillinfer.pruning.blocks.report import DecodedBlocks
 from hillinfer.pruning.passes import Document, Pass, Window
 from hillinfer.pruning.rankers import kept_blocks
 from hillinfer.pruning.schedule import BLOCK_TOKENS
@@ -37,45 +39,6 @@ if TYPE_CHECKING:
 
 # Keys and values of a block, (1, kv_heads, 64, head_dim), in each layer of a band.
 _Rows = tuple[tuple[torch.Tensor, torch.Tensor], ...]
-
-
-@dataclass(frozen=True)
-class DecodedBlocks:
-    """What decoding did with the blocks of a prompt.
-
-    Parameters
-    ----------
-    steps
-        Decoded tokens so far.
-    swaps
-        At how many of them blocks moved, at each cut.
-    computed, put_back
-        Blocks that entered a band for the first time, and those that it had before; where rows stay
-        in their place, those that a token attends to and the one before it did not.
-    entered_rows
-        Rows of both, one for each token and layer of the band.
-    deciding_seconds, swapping_seconds
-        Ranking blocks, and moving and computing them.
-    aside_bytes
-        Of rows that left, and of states that enter later bands; without boundary states.
-    active
-        Numbers of the prompt's blocks that each band has, or that the last token attended to,
-        ascending.
-    """
-
-    steps: int
-    swaps: tuple[int, ...]
-    computed: int
-    put_back: int
-    entered_rows: int
-    deciding_seconds: float
-    swapping_seconds: float
-    aside_bytes: int
-    active: tuple[tuple[int, ...], ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it by name, as a report has it."""
-        return {**vars(self), "swaps": [*self.swaps], "active": [[*one] for one in self.active]}
 
 
 @dataclass(frozen=True)
@@ -136,14 +99,15 @@ class BlockManager:
 
     Attributes
     ----------
-    moves
-        Whether the policy may move any.
+    moves, enters
+        Whether the policy may move any, and of those whose rows stay in their place.
     windows
         The numbers of cuts whose windows are wanted, by the layer that decides.
     """
 
     def __init__(self, stages: Stages, policy: Decoding) -> None:
-        self._stages, self._policy, self.moves = stages, policy, policy.moves
+        self._stages, self._policy = stages, policy
+        self.moves, self.enters = policy.moves, policy.enters
         self._cuts = {band.start: number for number, band in enumerate(stages.bands)}
         self.windows = {
             layer - 1: number for layer, number in self._cuts.items() if self.moves or not number
@@ -194,7 +158,8 @@ class BlockManager:
             cache.ordinary()
         elif cache.rows_move:
             raise UnsupportedFeatureError(
-                'prune: decoding="blocks" says which rows of a cache of new_cache() are read, and '
+                f'prune: decoding="{"enter" if self.enters else "blocks"}" says which rows of a '
+                "cache of new_cache() are read, and "
                 'a DynamicCache has all of them in memory: take decoding="swap", which moves them'
             )
         if rows != 1:
@@ -282,7 +247,7 @@ class BlockManager:
         if number is None or state is None or now.is_prompt or now.tokens != 1:
             return
         if self._policy.share is not None:
-            document.swapping = self._attended(now, state, number)
+            document.swapping = self._attended(now, state, number, given)
             return
         began = time.perf_counter()
         active = wanted = _blocks(document.positions[number], state.tokens)
@@ -306,6 +271,9 @@ class BlockManager:
     def undo(self, now: Pass) -> None:
         """Give layers the rows that they had before a pass that broke off."""
         now.document.swapping = now.held.swapping
+        if now.entered:
+            # What came behind these goes with the tokens of the pass.
+            self._keep(now, now.held.positions[0])
         for number, (keys, values) in now.moved.items():
             layer: Any = now.cache.ordinary().layers[number]
             layer.keys, layer.values = keys, values
@@ -321,29 +289,65 @@ class BlockManager:
             )
         return wanted
 
-    def _attended(self, now: Pass, state: Swapping, number: int) -> Swapping:
-        """Say which of a band's blocks a decoded token attends to, where they lie."""
+    def _attended(self, now: Pass, state: Swapping, number: int, given: dict[str, Any]) -> Swapping:
+        """Say which blocks a decoded token attends to, where they lie."""
         began, share = time.perf_counter(), self._policy.share
         assert share is not None
-        positions, last = now.document.positions[number], _last_block(state.tokens)
-        had, before = _blocks(positions, state.tokens), state.attended[number]
-        count = min(len(had), max(2, round(share * (last + 1))))
-        candidates = self._candidates(now, state, number, count, had)
-        wanted = self._wanted(candidates, before or candidates, last)
-        band, blocks = self._stages.bands[number], blocks_of(positions)
+        last, band = _last_block(state.tokens), self._stages.bands[number]
+        had, before = _blocks(now.document.positions[number], state.tokens), state.attended[number]
+        count = max(2, round(share * (last + 1)))
+        if not self.enters:
+            count = min(len(had), count)
+        candidates = self._candidates(now, state, number, count, None if self.enters else had)
+        wanted, swapping = self._wanted(candidates, before or candidates, last), 0.0
+        if fresh := sorted(wanted - had):
+            decided = time.perf_counter()
+            self._run_in(now, fresh, band, given)
+            swapping = time.perf_counter() - decided
+        positions = now.document.positions[number]
+        blocks = blocks_of(positions)
         rows = torch.isin(blocks, torch.tensor(sorted(wanted), device=blocks.device))
         rows |= positions >= state.tokens
         now.cache.attend_to(band, rows.nonzero().flatten())
-        entered = len(wanted - before) if before else 0
+        entered = len(wanted - before) if before else len(fresh)
         return replace(
             state,
             attended=_at(state.attended, number, wanted),
             steps=state.steps + (number == 0),
             swaps=_at(state.swaps, number, state.swaps[number] + (entered > 0)),
-            put_back=state.put_back + entered,
+            computed=state.computed + len(fresh),
+            put_back=state.put_back + entered - len(fresh),
             entered_rows=state.entered_rows + entered * BLOCK_TOKENS * len(band),
-            deciding_seconds=state.deciding_seconds + time.perf_counter() - began,
+            deciding_seconds=state.deciding_seconds + time.perf_counter() - began - swapping,
+            swapping_seconds=state.swapping_seconds + swapping,
         )
+
+    def _run_in(self, now: Pass, blocks: list[int], band: range, given: dict[str, Any]) -> None:
+        """Run whole blocks through the first band from boundary states; their rows come last.
+
+        Each sees what the band has up to its own tokens, as of a prompt's read.
+        """
+        document, now.entered = now.document, True
+        # The token that comes has no row there yet.
+        held, coming = document.positions[0][:-1], document.positions[0][-1:]
+        for block in blocks:
+            places = _tokens_of([block]).to(held)
+            seen = (held < places[0]).nonzero().flatten()
+            now.cache.attend_to(band, seen, len(places))
+            states = document.boundary.take(places)
+            self._stages.enter_behind(states, places, band, now.cache, given)
+            held = torch.cat([held, places])
+        now.cache.enter(band)
+        document.positions[0] = torch.cat([held, coming])
+        self._keep(now, held)
+
+    @staticmethod
+    def _keep(now: Pass, positions: torch.Tensor) -> None:
+        """Say which of the prompt's tokens the band has, whatever the order of its rows."""
+        state = now.held.swapping
+        assert state is not None
+        inside = positions[positions < state.tokens]
+        now.cache.keep([inside.sort().values], state.tokens)
 
     def _candidates(
         self,

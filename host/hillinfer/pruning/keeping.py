@@ -64,6 +64,9 @@ class DocumentKeeper:
             new = torch.arange(document.length, length)
             document.positions = [torch.cat([one, new.to(one)]) for one in document.positions]
         self._blocks.cut_back(document, length)
+        if any(_lies_apart(one, length) for one in document.positions):
+            # Rows of blocks that entered lay behind what was cut, and went with it.
+            self.empty(document, cache)
         needed = self._later.chooses or document.waits or not document.positions
         if not needed and document.swapping is None:
             document.boundary = document.boundary.forgotten()
@@ -104,3 +107,9 @@ class DocumentKeeper:
             return
         for layers, positions in zip(self._bands, document.positions, strict=True):
             now.cache.undo(layers, len(positions))
+
+
+def _lies_apart(positions: torch.Tensor, length: int) -> bool:
+    """Whether tokens from `length` on have rows before those of earlier tokens."""
+    left = positions[positions < length]
+    return not torch.equal(left, positions[: len(left)])

@@ -325,16 +325,22 @@ class StagedCache(ABC):
         """Whether rows may come between others."""
 
     @abstractmethod
-    def attend_to(self, layers: range, rows: torch.Tensor) -> None:
-        """Learn which rows of a band its layers attend to at the token under way.
+    def attend_to(self, layers: range, rows: torch.Tensor, coming: int = 1) -> None:
+        """Learn which rows of a band its layers attend to at the tokens that come next.
 
         Parameters
         ----------
         layers
             Of the band.
         rows
-            int64, ascending, the coming token's among them.
+            int64, ascending; of a single token its own is among them, of several none.
+        coming
+            How many come.
         """
+
+    @abstractmethod
+    def enter(self, layers: range) -> None:
+        """Learn that a band was brought tokens of the prompt, and gets those of the pass now."""
 
     @abstractmethod
     def ordinary(self) -> DynamicCache:
@@ -368,6 +374,8 @@ class Pass:
         Whether a stage has begun, which first forgets what deeper layers had.
     moved
         Keys and values of layers as they were before blocks moved.
+    entered
+        Whether blocks ran through a band whose rows stay in their place.
     """
 
     cache: StagedCache
@@ -381,6 +389,7 @@ class Pass:
     is_prompt: bool
     emptied: bool = False
     moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    entered: bool = False
 
 
 class ThreadsPass(threading.local):

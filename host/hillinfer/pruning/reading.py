@@ -25,8 +25,9 @@ from hillinfer.generate.answering import Completed
 from hillinfer.hf.features import Guard, check_model
 from hillinfer.hf.joined_cache import JoinedCache
 from hillinfer.pruning.blocks.policies import Decoding, Keep
+from hillinfer.pruning.blocks.report import DecodedBlocks
 from hillinfer.pruning.caches import Documents, staged_cache
-from hillinfer.pruning.decoding import BlockManager, DecodedBlocks
+from hillinfer.pruning.decoding import BlockManager
 from hillinfer.pruning.guards import (
     LayerGuard,
     PromptGuard,
@@ -113,6 +114,11 @@ class Pruning:
             raise SettingsError(
                 f'prune={schedule}: later="enter" has states for one cut alone, and those that '
                 'enter a second band are gone: take later="anew", or one cut'
+            )
+        if decoding is not None and decoding.enters and len(schedule.cuts) > 1:
+            raise SettingsError(
+                f'prune={schedule}: decoding="enter" has states for one cut alone: take '
+                'decoding="blocks", or one cut'
             )
         self.schedule = schedule
         predictor, self._decoder = predictor_for(model), decoder
@@ -392,7 +398,7 @@ class Pruning:
     def _reach_cut(self, now: Pass, hidden: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
         """Let a chunk wait, or take the whole prompt through the deeper layers."""
         document, length = now.document, now.before + now.tokens
-        if now.stages or self._later.chooses:
+        if now.stages or self._later.chooses or self._blocks.enters:
             # Rows of a batch that are one sequence have the same.
             if now.cache.is_alike:
                 piece = now.cache.wait_with(hidden[:1])

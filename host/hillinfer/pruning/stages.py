@@ -175,6 +175,23 @@ class Stages:
             out.append(hidden)
         return torch.cat(out, 1)
 
+    def enter_behind(
+        self,
+        states: torch.Tensor,
+        positions: torch.Tensor,
+        band: range,
+        cache: StagedCache,
+        given: dict[str, Any],
+    ) -> None:
+        """Take a block through a band whose rows only come behind each other; see `enter`.
+
+        What it sees besides itself, `StagedCache.attend_to` was told.
+        """
+        own = self._placed(given, states, positions) | {"attention_mask": None}
+        with cache.piece(band, len(positions)):
+            for number in band:
+                states = self._layers[number].dense(states, own)
+
     def renew(
         self,
         cache: DynamicCache,

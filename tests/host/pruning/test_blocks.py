@@ -1,26 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole blocks that decoded tokens attend to in caches on a drive, beside plain torch."""
 
+import errno
+import sys
+import threading
 from collections import Counter, defaultdict
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 from copy_lanes import LateLane
 from generation_runs import attached_with
-from test_bands import attached
+from test_bands import Failing, attached
 from test_decoding import DECIDE, FED, LAST, WINDOW, feed, plain_of, read, timeless, watched
 from test_reading import IDS, TINY, TOKENS, StruckError, lengths
 from tiny_models import FAMILIES, TinyModel
+from waiting import until
 
 import hillinfer
-from hillinfer.errors import SettingsError, UnsupportedFeatureError
+from hillinfer.errors import ColdPoolError, SettingsError, UnsupportedFeatureError
+from hillinfer.hf.attach import Attachment
 from hillinfer.pruning.blocks.policies import make_decoding
 from hillinfer.pruning.caches import CacheOnDrive
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+from single_reads import SingleReads
+
 # 11 blocks, of which the cut keeps 6, and a token attends to 4 in the layers behind it.
 CUT, BAND, COUNT = "2:50%", range(2, 5), 4
-NAME = "blocks:40%"
+NAME, ENTER = "blocks:40%", "enter:40%"
 
 
 @contextmanager
@@ -49,32 +58,44 @@ def observed(cache):
 
 
 @pytest.mark.parametrize(
-    ("family", "gamma"), [*((family, 0.9) for family in FAMILIES), ("llama", 0.7)]
+    ("name", "family", "gamma"),
+    [
+        *((NAME, family, 0.9) for family in FAMILIES),
+        (NAME, "llama", 0.7),
+        (ENTER, "llama", 0.7),
+        (ENTER, "opt", 0.9),
+    ],
 )
-def test_layers_attend_to_blocks_that_the_rule_wants(family, gamma, cold_dir):
+def test_layers_attend_to_blocks_that_the_rule_wants(name, family, gamma, cold_dir):
     """Rank by the last queries, and change once too few of what is wanted is attended to."""
     model = TinyModel(family, "mha" if family == "opt" else "gqa", layers=5).build()
     plain, tally, query = plain_of(model), Counter(), "auto" if gamma == 0.9 else "true"
-    with opened(model, cold_dir, f"{NAME}:{gamma}", alpha=0.3, query=query) as (hill, pruning):
+    with opened(model, cold_dir, f"{name}:{gamma}", alpha=0.3, query=query) as (hill, pruning):
         cache = held(model, hill)
         kept, prompt = pruning.read_of(cache).kept[0], torch.arange(TOKENS)
         stays = torch.isin(prompt // 64, kept)
-        entered, sets, had = watched(model, plain), observed(cache), None
+        among = prompt[stays] if name == NAME else prompt
+        entered, sets, had, band = watched(model, plain), observed(cache), None, prompt[stays]
         for step, token in enumerate(FED[0]):
             feed(model, cache, token.view(1, 1))
             length = TOKENS + step + 1
             (active,) = pruning.decoding_of(cache).active
-            band = torch.cat([prompt[stays], torch.arange(TOKENS, length)])
+            # What enters lies before the token that it enters for.
+            fresh = sorted({*active} - {*(band // 64).tolist()})
+            places = [torch.arange(64 * one, 64 * one + 64) for one in fresh]
+            band = torch.cat([band, *places, torch.tensor([length - 1])])
+            tally["computed"] += len(fresh)
             expected = (torch.isin(band // 64, torch.tensor(active)) | (band >= TOKENS)).nonzero()
             for layer in BAND:
                 assert sets[layer, len(band)] == [[expected.flatten().tolist()]]
             if step >= WINDOW:
                 with CacheOnDrive(cache).keys(DECIDE[0]) as keys:
+                    places = torch.cat([among, torch.arange(TOKENS, length)])
                     wanted = plain.candidates(
                         0,
                         torch.cat(entered[DECIDE[0]][-WINDOW:], 1),
-                        keys[:, band].float(),
-                        band,
+                        keys[:, places].float(),
+                        places,
                         COUNT,
                         length,
                     )
@@ -84,14 +105,20 @@ def test_layers_attend_to_blocks_that_the_rule_wants(family, gamma, cold_dir):
             had = set(active)
         told = pruning.decoding_of(cache)
         assert told.steps == FED.shape[1]
-        assert {0, LAST} <= had <= set(kept.tolist())
+        assert {0, LAST} <= had <= {*(among // 64).tolist()}
     assert tally["moves"] > 0
     assert tally["same"] + tally["differs"] > 0
     assert told.swaps[0] >= tally["moves"]
-    assert told.entered_rows == 64 * told.put_back * len(BAND)
+    assert told.computed == tally["computed"]
+    assert (told.computed > 0) == (name == ENTER)
+    assert told.entered_rows == 64 * (told.computed + told.put_back) * len(BAND)
 
 
-def test_bits_are_the_same_wherever_rows_lie(cold_dir):
+@pytest.mark.parametrize(
+    ("name", "other", "cut"),
+    [(NAME, "blocks:20%", "2:50%,4:25%"), (ENTER, "enter:20%", CUT)],
+)
+def test_bits_are_the_same_wherever_rows_lie(name, other, cut, cold_dir):
     model, found = TINY.build(), []
     cases = [
         {"dram_budget": "40%"},
@@ -100,7 +127,7 @@ def test_bits_are_the_same_wherever_rows_lie(cold_dir):
         {"dram_budget": "40%", "query": "true"},
     ]
     for settings in cases:
-        with opened(model, cold_dir, cut="2:50%,4:25%", alpha=1.0, **settings) as (hill, pruning):
+        with opened(model, cold_dir, name, cut=cut, alpha=1.0, **settings) as (hill, pruning):
             cache = held(model, hill)
             logits = feed(model, cache, FED)
             found.append((logits, timeless(pruning.decoding_of(cache))))
@@ -108,7 +135,7 @@ def test_bits_are_the_same_wherever_rows_lie(cold_dir):
         assert torch.equal(logits, found[0][0])
         assert told == found[0][1]
     # The twin: other blocks are other bits.
-    with opened(model, cold_dir, "blocks:20%", cut="2:50%,4:25%", alpha=1.0) as (hill, _):
+    with opened(model, cold_dir, other, cut=cut, alpha=1.0) as (hill, _):
         assert not torch.equal(feed(model, held(model, hill), FED), found[0][0])
 
 
@@ -145,14 +172,87 @@ def test_all_blocks_are_what_selecting_all_attends_to(cold_dir):
     assert not torch.allclose(logits["blocks:20%"], logits["keep"], atol=1e-3)
 
 
-@pytest.mark.parametrize("query", ["true", "predicted"])
-def test_forks_cropped_answers_and_broken_steps_go_on_alike(query, cold_dir):
+class NotedReads(SingleReads):
+    """Notes which thread each read of rows is made for."""
+
+    def __init__(self):
+        self.readers = []
+
+    def preadv(self, *given):
+        self.readers.append(threading.current_thread().name)
+        return super().preadv(*given)
+
+    def read_done(self, *given):
+        self.readers.append(threading.current_thread().name)
+        return super().read_done(*given)
+
+
+def waited_reads(model, cold_dir):
+    """Decode with all rows cold, each layer's end held until what was begun to read is there.
+
+    Return by layer how many reads its attention waited for at tokens where blocks entered, and at
+    the others; and how many were made meanwhile by the thread that reads ahead.
+    """
+    calls, ahead = NotedReads(), 0
+    settings = hillinfer.Settings().changed(
+        cold_dir=cold_dir, alpha=0.3, dram_budget="25%", block_rows=256
+    )
+    waited = {True: Counter(), False: Counter()}
+    with (
+        Attachment(model, settings, calls) as hill,
+        hillinfer.prune(model, CUT, ranker="paper", decoding=NAME) as pruning,
+    ):
+        cache = held(model, hill)
+        runtime = cache.engine.runtime
+        own = []
+
+        def hold(module, given):
+            """The layer's attention is over, and its FFN has not begun."""
+            until(lambda: runtime.parts.pipeline.is_idle)
+            until(lambda: all(one.reading.done() for one in runtime.prefetch.unclaimed))
+            own.append([*calls.readers])
+            calls.readers.clear()
+
+        for layer in model.model.layers:
+            layer.mlp.register_forward_pre_hook(hold)
+        # Before the first token nobody was told.
+        feed(model, cache, FED[:, :1])
+        for token in FED[0, 1:]:
+            # Of the token before, and promotions.
+            runtime.statistics()
+            calls.readers.clear()
+            own.clear()
+            before = pruning.decoding_of(cache).put_back
+            feed(model, cache, token.view(1, 1))
+            enters = pruning.decoding_of(cache).put_back > before
+            for layer, readers in enumerate(own):
+                landed = [one.startswith("hillinfer-land") for one in readers]
+                waited[enters][layer] += len(landed) - sum(landed)
+                ahead += sum(landed)
+    return waited, ahead
+
+
+def test_blocks_are_read_while_the_layer_before_computes(cold_dir):
+    """What enters is waited for in the band's first two layers, and nowhere else."""
+    waited, ahead = waited_reads(TinyModel(layers=7).build(), cold_dir)
+    assert ahead > 0
+    assert all(waited[False][layer] == waited[True][layer] == 0 for layer in range(4, 7))
+    # In the band's first layer keys are read besides, by which blocks are ranked. The second one is
+    # the twin: nobody could tell it of blocks that only just entered.
+    assert waited[False][3] == 0 < waited[True][3]
+
+
+@pytest.mark.parametrize(
+    ("name", "query"), [(NAME, "true"), (NAME, "predicted"), (ENTER, "predicted")]
+)
+@torch.no_grad()
+def test_forks_cropped_answers_and_broken_steps_go_on_alike(name, query, cold_dir):
     model = TINY.build()
 
     def strike(*given):
         raise StruckError
 
-    with opened(model, cold_dir, alpha=0.3, query=query) as (hill, pruning):
+    with opened(model, cold_dir, name, alpha=0.3, query=query) as (hill, pruning):
         cache = held(model, hill)
         fork, broken = cache.fork(), cache.fork()
         expected = feed(model, cache, FED)
@@ -169,7 +269,89 @@ def test_forks_cropped_answers_and_broken_steps_go_on_alike(query, cold_dir):
         assert torch.equal(feed(model, half, FED[:, 20:]), expected[20:])
         assert timeless(pruning.decoding_of(half)) == timeless(pruning.decoding_of(cache))
         cache.crop(-FED.shape[1])
+        if name == ENTER:
+            # Rows of blocks that entered lay among those that went, so the prompt is read anew.
+            again = hill.new_cache(expected_tokens=1000)
+            with pruning.prompt(TOKENS + 1):
+                model(IDS, past_key_values=again, logits_to_keep=1)
+                last = feed(model, again, FED[:, :1])
+            expected = torch.cat([last, feed(model, again, FED[:, 1:])])
         assert torch.equal(feed(model, cache, FED), expected)
+
+
+@pytest.mark.parametrize("family", ["llama", "opt"])
+def test_what_enters_has_the_rows_of_its_block_behind_what_the_band_has_before_it(family, cold_dir):
+    """And of nothing behind it: neither later blocks, nor the answer."""
+    model = TinyModel(family, "mha" if family == "opt" else "gqa", layers=5).build()
+    plain, prompt = plain_of(model), torch.arange(TOKENS)
+    with opened(model, cold_dir, "enter:90%", alpha=1.0) as (hill, pruning):
+        cache = held(model, hill)
+        kept = prompt[torch.isin(prompt // 64, pruning.read_of(cache).kept[0])]
+        feed(model, cache, FED[:, :1])
+        (active,) = pruning.decoding_of(cache).active
+        fresh = sorted({*active} - {*(kept // 64).tolist()})
+        assert len(fresh) > 1
+        assert 0 < fresh[0] < int(kept[-1]) // 64
+        _, made = plain.through(BAND, plain.boundary[:, kept], kept)
+        rows, places = dict(zip(BAND, made, strict=True)), kept
+        for block in fresh:
+            own = torch.arange(64 * block, 64 * block + 64)
+            _, made = plain.through(BAND, plain.boundary[:, own], own, places, rows)
+            rows = {
+                layer: tuple(torch.cat(both, 1) for both in zip(rows[layer], new, strict=True))
+                for layer, new in zip(BAND, made, strict=True)
+            }
+            places = torch.cat([places, own])
+        for layer in BAND:
+            with CacheOnDrive(cache).keys(layer) as keys:
+                found = keys.float()
+            assert found.shape[1] == len(places) + 1
+            # Rows are rounded to 16 bits, each layer's from the last one's.
+            torch.testing.assert_close(found[:, :-1], rows[layer][0], atol=2e-2, rtol=2e-2)
+        # The twin: what sees all of the band, later blocks too, has other rows.
+        own = torch.arange(64 * fresh[0], 64 * fresh[0] + 64)
+        first = {layer: tuple(one[:, : len(kept)] for one in rows[layer]) for layer in BAND}
+        _, other = plain.through(BAND, plain.boundary[:, own], own, kept, first, sees_all=True)
+        part = rows[BAND[-1]][0][:, len(kept) : len(kept) + 64]
+        assert not torch.allclose(other[-1][0], part, atol=2e-2, rtol=2e-2)
+
+
+def test_what_has_entered_goes_on_to_a_question_and_is_completed(cold_dir):
+    model = TINY.build()
+    with opened(model, cold_dir, ENTER, alpha=1.0) as (hill, pruning):
+        cache = held(model, hill)
+        feed(model, cache, FED[:, :10])
+        told = pruning.decoding_of(cache)
+        assert told.computed > 0
+        with torch.no_grad():
+            model(FED[:, 10:20], past_key_values=cache, logits_to_keep=1)
+        feed(model, cache, FED[:, 20:30])
+        assert pruning.decoding_of(cache).computed >= told.computed
+        # Boundary states of the answer are there, so all of it can be read whole.
+        assert pruning.complete(cache).is_whole
+        assert lengths(cache) == [TOKENS + 30] * 5
+        found = feed(model, cache, FED[:, 30:32])
+    with attached(model, cold_dir, alpha=1.0) as hill, torch.no_grad():
+        whole = hill.new_cache()
+        model(torch.cat([IDS, FED[:, :30]], 1), past_key_values=whole, logits_to_keep=1)
+        torch.testing.assert_close(found, feed(model, whole, FED[:, 30:32]), atol=2e-3, rtol=2e-3)
+
+
+def test_states_that_do_not_come_back_end_the_step_and_leave_the_cache(cold_dir):
+    model, calls = TINY.build(), Failing()
+    settings = hillinfer.Settings().changed(cold_dir=cold_dir, alpha=0.3)
+    with (
+        Attachment(model, settings, calls) as hill,
+        hillinfer.prune(model, CUT, ranker="paper", decoding=ENTER) as pruning,
+    ):
+        cache = held(model, hill)
+        fork = cache.fork()
+        calls.reading = OSError(errno.EIO, "broken")
+        with pytest.raises(ColdPoolError, match="of states that wait of the cold pool"):
+            feed(model, cache, FED[:, :1])
+        calls.reading = None
+        assert torch.equal(feed(model, cache, FED[:, :9]), feed(model, fork, FED[:, :9]))
+        assert pruning.decoding_of(cache).computed > 0
 
 
 def test_what_goes_on_without_pruning_selects_as_ever(cold_dir):
@@ -192,12 +374,15 @@ def test_what_goes_on_without_pruning_selects_as_ever(cold_dir):
 
 def test_what_blocks_are_not_for_is_refused(cold_dir):
     model = TINY.build()
-    with (
-        hillinfer.prune(model, CUT, decoding=NAME) as pruning,
-        pytest.raises(UnsupportedFeatureError, match='take decoding="swap", which moves them'),
-    ):
-        read(model, pruning)
-    for text in ("blocks", "blocks:half", "blocks:10%:0.9:1"):
+    for name in (NAME, ENTER):
+        with (
+            hillinfer.prune(model, CUT, decoding=name) as pruning,
+            pytest.raises(UnsupportedFeatureError, match=f'"{name[:-4]}" says .* take .*"swap"'),
+        ):
+            read(model, pruning)
+    with pytest.raises(SettingsError, match="has states for one cut alone"):
+        hillinfer.prune(model, "2:50%,4:25%", decoding=ENTER)
+    for text in ("blocks", "blocks:half", "blocks:10%:0.9:1", "enter"):
         with pytest.raises(SettingsError, match="choose one of keep, swap, blocks"):
             make_decoding(text)
     for text in ("blocks:0%", "blocks:100%", "blocks:2"):

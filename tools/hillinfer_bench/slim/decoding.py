@@ -15,10 +15,11 @@ import torch
 from hillinfer.errors import SettingsError
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.model_shape import ModelShape
-from hillinfer.pruning.decoding import DecodedBlocks
+from hillinfer.pruning.blocks.report import DecodedBlocks
 from hillinfer.pruning.needles import NeedleDocument, Question
 from hillinfer.pruning.profile import answer, read
 from hillinfer.pruning.reading import Pruning
+from hillinfer.pruning.schedule import Schedule
 from hillinfer.settings import QuerySource
 from hillinfer.statistics import CacheStatistics
 from hillinfer_bench.slim.quality import ALPHA, FULL, QUARTER, Held, Way, opened
@@ -30,9 +31,11 @@ TIGHT, LATE = f"{SELECT} {QUARTER}", f"{SELECT} {QUARTER} late"
 # The paper's rule over rows of the same cache: as large a share, in whole blocks.
 BLOCKS = f"blocks:{ALPHA:.0%}"
 BLOCKS_TIGHT = f"{BLOCKS} {QUARTER}"
+# And of all blocks: what the read dropped runs through its band. For one cut alone.
+ENTER = f"enter:{ALPHA:.0%}"
 # Memory holds all rows, so time goes to computing alone.
 _DRAM = "120%"
-DECODED = (KEEP, SWAP, SELECT, BLOCKS, TIGHT, BLOCKS_TIGHT, LATE)
+DECODED = (KEEP, SWAP, SELECT, BLOCKS, ENTER, TIGHT, BLOCKS_TIGHT, LATE)
 # In HillInfer's cache.
 _HELD = DECODED[2:]
 # Of a free answer: what names the number comes first.
@@ -46,8 +49,8 @@ class DecodingRow:
     Parameters
     ----------
     way, decoding
-        How prompts are read; `full`, `keep`, `swap:0.9`, `alpha=0.1`, `blocks:10%`, or one with the
-        memory behind it.
+        How prompts are read; `full`, `keep`, `swap:0.9`, `alpha=0.1`, `blocks:10%`, `enter:10%`, or
+        one with the memory behind it.
     tokens, documents
         How long documents are, and how many.
     right, nll
@@ -139,7 +142,10 @@ def measure_decoding(
     say
         Takes a line of progress.
     """
-    every = [(Way(FULL), FULL), *((way, one) for way in ways for one in DECODED)]
+    every = [(Way(FULL), FULL)]
+    for way in ways:
+        has_one_cut = len(Schedule.parse(way.schedule).cuts) == 1
+        every += [(way, one) for one in DECODED if has_one_cut or one != ENTER]
     rows = []
     for way, decoding in every:
         asked = [_asked(model, tokenizer, one, way, decoding) for one in documents]
@@ -227,9 +233,9 @@ def _asked(model: Any, tokenizer: Any, document: NeedleDocument, way: Way, decod
     question = document.questions[0]
     if decoding in _HELD:
         way = replace(way, held=Held.DRIVE)
-    budget = _DRAM if decoding in (SELECT, BLOCKS) else QUARTER
+    budget = _DRAM if decoding in (SELECT, BLOCKS, ENTER) else QUARTER
     query = QuerySource.TRUE if decoding == LATE else QuerySource.AUTO
-    moves = {SWAP: SWAP, BLOCKS: BLOCKS, BLOCKS_TIGHT: BLOCKS}.get(decoding, KEEP)
+    moves = {SWAP: SWAP, BLOCKS: BLOCKS, BLOCKS_TIGHT: BLOCKS, ENTER: ENTER}.get(decoding, KEEP)
     tokens = len(document.ids) + len(question.ids) + max(len(question.answer_ids), FREE_TOKENS)
     with opened(model, way, tokens, budget, "keep", moves, query) as (cache, pruning):
         last = _read(model, cache, document, question, pruning)

@@ -391,15 +391,17 @@ def _drive_goals(rows: Sequence[SpeedRow]) -> list[dict[str, object]]:
         if full is None or row.cache != DRIVE or row.schedule in (FULL, GOOD):
             continue
         if row.new_tokens == 1 and row.dram_peak_bytes and full.dram_peak_bytes:
-            peak = row.dram_peak_bytes / full.dram_peak_bytes
-            goals.append(
-                {
-                    "goal": f"{row.shape}, {row.context} tokens, {row.schedule}: DRAM peak at most "
-                    "0.60 of a whole read's",
-                    "reached": round(peak, 3),
-                    "met": peak <= 0.6,
-                }
+            peak, most = row.dram_peak_bytes / full.dram_peak_bytes, 0.6
+            goal = (
+                f"{row.shape}, {row.context} tokens, {row.schedule}: DRAM peak at most "
+                "0.60 of a whole read's"
             )
+            least = (row.dram_least_bytes or 0) / full.dram_peak_bytes
+            if least > most:
+                # Few layers share the buffers that one layer needs; a tenth more is asked.
+                goal += f"; rows that stay and buffers are {least:.3f} of it, so a tenth more"
+                most = 1.1 * least
+            goals.append({"goal": goal, "reached": round(peak, 3), "met": peak <= most})
         if row.over_ordinary is None:
             continue
         least = 2.5 if row.new_tokens == 1 else 2.2

@@ -56,6 +56,9 @@ class SpeedRow:
         Of hidden states that wait, at most: in memory, or on the drive.
     dram_peak_bytes
         Of rows, shadows and buffers; None where nobody counts.
+    dram_least_bytes
+        Of these, what a cache with all of its rows in memory cannot do without: the rows that it
+        has, and shadows and buffers as they are; None as above.
     """
 
     shape: str
@@ -73,6 +76,7 @@ class SpeedRow:
     choosing_share: float
     boundary_bytes: int
     dram_peak_bytes: int | None
+    dram_least_bytes: int | None
 
     @property
     def flagged(self) -> bool:
@@ -160,6 +164,7 @@ def measure_speed(
             0.0 if pruned is None else pruned.choosing_seconds / own[-1].seconds,
             0 if pruned is None else pruned.boundary_bytes,
             own[-1].dram_peak_bytes,
+            own[-1].dram_least_bytes,
         )
         say(row_text(row))
         rows.append(row)
@@ -192,6 +197,7 @@ class _Read:
     cpu_seconds: float
     pruned: PrunedRead | None
     dram_peak_bytes: int | None
+    dram_least_bytes: int | None
 
 
 @torch.no_grad()
@@ -218,8 +224,12 @@ def _timed(
             logits = read(model, cache, [int(logits.argmax())])
         spent = time.perf_counter() - wall, time.process_time() - cpu
         told = None if pruning is None else pruning.read_of(cache)
-        peak = None
+        peak = least = None
         if attached is not None:
-            peak = cache.statistics().dram_peak_bytes
+            now = cache.statistics()
+            peak = now.dram_peak_bytes
+            # Rows of open groups are among the other bytes, too.
+            around = now.shadow_bytes + now.staging_bytes + now.other_bytes
+            least = min(peak, now.kv_bytes + around)
             cache.close()
-        return _Read(*spent, told, peak)
+        return _Read(*spent, told, peak, least)

@@ -24,12 +24,16 @@ class Decoding(ABC):
     ----------
     moves
         Whether it may say anything but what the prompt's read kept.
+    enters
+        Whether it may want blocks that a band does not have where rows stay in their place: they
+        run through it.
     share
         Of the prompt's blocks, how many decoded tokens are to attend to, where rows stay in their
         place; None where a band has what is said, and nothing else.
     """
 
     moves: ClassVar[bool] = True
+    enters: ClassVar[bool] = False
     share: float | None = None
 
     @abstractmethod
@@ -108,15 +112,24 @@ class Blocks(Swap):
         super().__init__(gamma)
         if not 0 < share < 1:
             raise SettingsError(
-                f'decoding="blocks:{share:g}": give a share of the prompt\'s blocks above 0 and '
+                f"decoding: {share:g} of the prompt's blocks: give a share of them above 0 and "
                 "below 1, such as blocks:10%"
             )
         self.share = share
 
 
+class Enter(Blocks):
+    """The same, of all of the prompt's blocks: what the read dropped runs through the band first.
+
+    Parameters and errors as of `Blocks`.
+    """
+
+    enters = True
+
+
 # Made of the numbers behind the name.
 DECODINGS: MappingProxyType[str, Callable[..., Decoding]] = MappingProxyType(
-    {"keep": Keep, "swap": Swap, "blocks": Blocks}
+    {"keep": Keep, "swap": Swap, "blocks": Blocks, "enter": Enter}
 )
 
 
@@ -128,8 +141,8 @@ def make_decoding(text: str) -> Decoding:
     name, *given = text.split(":")
     unknown = SettingsError(
         f"decoding={text!r}: choose one of {', '.join(DECODINGS)}, or swap:{PAPER_GAMMA} with the "
-        "least share of wanted blocks at which nothing moves, or blocks:10% with the share of "
-        "blocks that is attended to"
+        "least share of wanted blocks at which nothing moves, or blocks:10% or enter:10% with the "
+        "share of blocks that is attended to"
     )
     try:
         numbers = [_number(one) for one in given]
