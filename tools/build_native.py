@@ -36,6 +36,7 @@ COMMON: dict[str, list[str]] = {
     "crc32c": [],
     "launch_thread": [],
     "file_reads": [],
+    "idle_rows": [],
     "landing": [],
     "page_cipher": [],
     "prefix_keys": [],

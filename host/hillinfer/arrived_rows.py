@@ -122,5 +122,9 @@ class Taker:
         for one in arrived:
             one.check()
 
-    def settle(self, arrived: Sequence[ArrivedRows]) -> None:
-        """Return once nobody needs the memory of a piece's rows but whoever they are yielded to."""
+    def settle(self, arrived: Sequence[ArrivedRows]) -> bool:
+        """Return once a piece's rows are in their places, and whether others may use their memory.
+
+        Whoever they are yielded to aside.
+        """
+        return True

@@ -12,7 +12,6 @@
 #include "api.h"
 #include "coded_rows.h"
 #include "crc32c.h"
-#include "thread_pool.h"
 
 namespace hillinfer {
 namespace {
@@ -81,6 +80,8 @@ void place(const StateRows& given) {
     settle();
 }
 
+}  // namespace
+
 // Checks a group and places it at once: its rows are in this processor's cache then.
 void land_group(const CheckedRows& given, int64_t group) {
     StateRows own = given.states;
@@ -94,28 +95,8 @@ void land_group(const CheckedRows& given, int64_t group) {
     place(own);
 }
 
-void land(const CheckedRows* given, int64_t count, int threads) {
-    int64_t groups = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        groups += given[i].states.tokens / kTokens;
-    }
-    run_parallel(threads, groups, [&](int64_t item, int) {
-        const CheckedRows* own = given;
-        for (; item >= own->states.tokens / kTokens; ++own) {
-            item -= own->states.tokens / kTokens;
-        }
-        land_group(*own, item);
-    });
-}
-
-}  // namespace
 }  // namespace hillinfer
 
 HILLINFER_API void hillinfer_place_states(const hillinfer::StateRows* given) {
     hillinfer::place(*given);
-}
-
-HILLINFER_API void hillinfer_land_states(const hillinfer::CheckedRows* given, int64_t count,
-                                         int32_t threads) {
-    hillinfer::land(given, count, threads);
 }

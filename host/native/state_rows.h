@@ -32,4 +32,7 @@ struct CheckedRows {
     uint32_t* sums;
 };
 
+// Checks and places one of these groups, which several threads may do at once.
+void land_group(const CheckedRows& given, int64_t group);
+
 }  // namespace hillinfer

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C interface of rows that become keys and values in memory; see host/native/state_rows.h."""
+"""The C interface of rows that become keys and values in memory.
+
+See host/native/state_rows.h and idle_rows.h.
+"""
 
 from __future__ import annotations
 
@@ -41,5 +44,8 @@ class CheckedRows(ctypes.Structure):
 
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hillinfer_place_states": (None, [ctypes.POINTER(StateRows)]),
-    "hillinfer_land_states": (None, [ctypes.POINTER(CheckedRows), _LONG, _INT]),
+    "hillinfer_offer_rows": (_POINTER, [ctypes.POINTER(CheckedRows), _LONG]),
+    "hillinfer_place_offered": (None, [_POINTER, _INT]),
+    "hillinfer_await_offered": (_INT, [_POINTER, _INT]),
+    "hillinfer_end_offer": (_INT, [_POINTER, _INT]),
 }

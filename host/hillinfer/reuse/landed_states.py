@@ -26,6 +26,53 @@ _STORED_TYPES = {torch.bfloat16: 0, torch.float16: 1}
 _PIECE_NUMBERS = 32767
 
 
+class OfferedRows:
+    """Rows that the native library places when some core has nothing else to do.
+
+    Until somebody needs them: then they are placed at once. Any thread may use it.
+
+    Parameters
+    ----------
+    given
+        What is to be placed, and where.
+    sums
+        What the checksums of its groups come to.
+    kept
+        What `given` points to.
+    """
+
+    def __init__(
+        self, given: ctypes.Array[CheckedRows], sums: list[NDArray[np.uint32]], kept: object
+    ) -> None:
+        self._sums, self._kept = sums, kept
+        self._functions = native_library().functions
+        self._native = self._functions.hillinfer_offer_rows(given, len(given))
+        if not self._native:
+            raise MemoryError("no memory for rows that wait")
+
+    def place(self, threads: int) -> list[NDArray[np.uint32]]:
+        """Place what is left by so many threads; return all checksums, uint32.
+
+        Nobody may use what is there before they were compared.
+        """
+        self._functions.hillinfer_place_offered(self._native, threads)
+        return self._sums
+
+    def is_placed(self, seconds: float) -> bool:
+        """Return whether all of it is in its place so many seconds later, at most."""
+        return bool(self._functions.hillinfer_await_offered(self._native, round(1e3 * seconds)))
+
+    def end(self, seconds: float) -> bool:
+        """Return whether nobody uses the rows any more, so many seconds later at most.
+
+        Who has begun a group waits for a core to end it, where others take them all. To be called
+        until it is so, and by one thread alone.
+        """
+        if self._native and self._functions.hillinfer_end_offer(self._native, round(1e3 * seconds)):
+            self._native = None
+        return self._native is None
+
+
 class LandedStates:
     """Keys and values of every layer, which rows are put to from any number of threads.
 
@@ -91,24 +138,18 @@ class LandedStates:
 
     @property
     def is_native(self) -> bool:
-        """Whether `land` can be used: states are the processor's, and of a type that it knows."""
+        """Whether `offer` can be used: states are the processor's, and of a type that it knows."""
         return self._is_native
 
-    def land(
-        self, arrived: Sequence[ArrivedRows], stop: int, threads: int
-    ) -> list[NDArray[np.uint32]]:
-        """Put rows to their places by several threads; return what their checksums are.
-
-        Nobody may use what is there before the checksums were compared.
+    def offer(self, arrived: Sequence[ArrivedRows], stop: int) -> OfferedRows:
+        """Return rows that go to their places while some core has nothing else to do.
 
         Parameters
         ----------
         arrived
-            Of any layers.
+            Of any layers, which are valid until the offer is ended.
         stop
             The position behind the last row that is wanted.
-        threads
-            How many do it, the caller's among them.
         """
         given = (CheckedRows * len(arrived))()
         sums = [np.empty(len(one.salts), np.uint32) for one in arrived]
@@ -116,8 +157,7 @@ class LandedStates:
             own.states = self._given(one.layer, one.position, one.rows)
             own.placed = max(0, stop - one.position)
             own.salts, own.sums = one.salts.ctypes.data, found.ctypes.data
-        native_library().functions.hillinfer_land_states(given, len(given), threads)
-        return sums
+        return OfferedRows(given, sums, (self, arrived))
 
     # --- inside ----------------------------------------------------------------------------
 

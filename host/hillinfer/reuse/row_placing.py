@@ -3,24 +3,30 @@
 
 Where a pass keeps every core busy, each of its parallel loops ends when its slowest thread does. A
 thread that reads takes a core from one of them and the others wait: what it computes costs the pass
-all of its time, and not the share of a core. So rows stay where they were read until the pass comes
-for them, and then all of its threads put them to their places together.
+all of its time, and not the share of a core. So rows stay where they were read, and a thread that
+has a core only while nobody else wants it puts them to their places. What it has not done when the
+pass comes for them all threads of the pass do together.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from hillinfer.arrived_rows import ArrivedRows, Taker
-from hillinfer.reuse.landed_states import LandedStates
+from hillinfer.reuse.landed_states import LandedStates, OfferedRows
 
 # A pass that does not come for rows is not waited for any longer.
 _PATIENCE_SECONDS = 0.5
+# So often whoever settles looks whether the pass came, and so long it waits for a group that was
+# begun when no core was wanted, and that none is left for.
+_LOOK_SECONDS, _ENDING_SECONDS = 0.02, 0.001
+_NO_HURRY_SECONDS = 1.0
 # Layers that memory must hold of what waits: the one that a pass comes to, and the next.
 _LEAST_LAYERS = 2
 
@@ -43,6 +49,8 @@ class _Waiting:
     ----------
     rows
         Of it.
+    offered
+        Their way to their places.
     is_taken
         Whether somebody places them.
     is_done
@@ -52,9 +60,15 @@ class _Waiting:
     """
 
     rows: list[ArrivedRows]
+    offered: OfferedRows
     is_taken: bool = False
     is_done: bool = False
     error: BaseException | None = None
+
+    @property
+    def layer(self) -> int:
+        """Whose rows they are; the first layer's of several."""
+        return self.rows[0].layer
 
 
 class RowPlacing(Taker):
@@ -89,6 +103,7 @@ class RowPlacing(Taker):
         self.most_layers = 1 if threads else None
         self._waiting: list[_Waiting] = []
         self._of: dict[ArrivedRows, _Waiting] = {}
+        self._ending: list[OfferedRows] = []
         self._is_computing = self._is_stopped = False
 
     @staticmethod
@@ -105,10 +120,9 @@ class RowPlacing(Taker):
         is_worthwhile = states.is_native and layers_ahead >= _LEAST_LAYERS
         return threads_of_passes() if is_worthwhile else 0
 
-    @property
-    def has_waiting(self) -> bool:
-        """Whether `help` has something to do."""
-        return bool(self._waiting)
+    def has_waiting(self, layer: int) -> bool:
+        """Return whether `help` has something to do for a layer."""
+        return any(one.layer <= layer for one in self._waiting)
 
     def take(self, arrived: Iterable[ArrivedRows]) -> None:
         """Place rows, or let them wait while a pass computes; StoppedError after `stop`."""
@@ -121,23 +135,28 @@ class RowPlacing(Taker):
                 with self._changed:
                     self._landed(one)
             return
-        own = _Waiting(list(arrived))
+        rows = list(arrived)
+        own = _Waiting(rows, self._states.offer(rows, self._tokens))
         with self._changed:
             self._of[own.rows[0]] = own
             self._waiting.append(own)
             self._changed.notify_all()
 
-    def settle(self, arrived: Sequence[ArrivedRows]) -> None:
-        """Wait until rows are placed that waited for the pass; raise why they are not right."""
+    def settle(self, arrived: Sequence[ArrivedRows]) -> bool:
+        """Wait until rows are placed that were to wait; raise why they are not right.
+
+        Return whether nobody uses their memory any more.
+        """
         own = self._of.pop(arrived[0], None)
         if own is None:
-            return
+            return True
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while not own.offered.is_placed(_LOOK_SECONDS):
+            if own.is_taken or not self._is_computing or time.monotonic() > until:
+                break
         with self._changed:
-            came = self._changed.wait_for(
-                lambda: own.is_taken or not self._is_computing, _PATIENCE_SECONDS
-            )
             # Some passes end in the middle, and some compute for long.
-            self._is_computing = self._is_computing and came
+            self._is_computing = self._is_computing and time.monotonic() <= until
             is_own = not own.is_taken
             if is_own:
                 self._waiting.remove(own)
@@ -146,16 +165,27 @@ class RowPlacing(Taker):
             self._place([own], 1)
         with self._changed:
             self._changed.wait_for(lambda: own.is_done)
+        is_free = own.offered.end(_ENDING_SECONDS)
+        if not is_free:
+            self._ending.append(own.offered)
         if own.error is not None:
             raise own.error
+        return is_free
 
-    def help(self) -> None:
-        """Place what waits, with all threads of the pass."""
+    def help(self, layer: int) -> None:
+        """Place what waits of a layer and those before it, with all threads of the pass."""
         with self._changed:
-            own, self._waiting = self._waiting, []
+            own = [one for one in self._waiting if one.layer <= layer]
+            self._waiting = [one for one in self._waiting if one.layer > layer]
             for one in own:
                 one.is_taken = True
         self._place(own, self._threads)
+
+    def close(self) -> None:
+        """Wait until nobody uses rows that were not settled, or that could not be ended then."""
+        for one in [*self._ending, *(own.offered for own in self._of.values())]:
+            while not one.end(_NO_HURRY_SECONDS):
+                pass
 
     def let_wait(self) -> None:
         """Let rows wait from here on: a pass computes, and will come for them."""
@@ -177,13 +207,12 @@ class RowPlacing(Taker):
 
     def _place(self, waiting: Sequence[_Waiting], threads: int) -> None:
         """Place rows; `settle` raises what is wrong with them, and not the pass in its middle."""
-        rows = [one for own in waiting for one in own.rows]
         try:
-            sums = dict(zip(rows, self._states.land(rows, self._tokens, threads), strict=True))
             for own in waiting:
+                sums = own.offered.place(threads)
                 try:
-                    for one in own.rows:
-                        one.check(sums[one])
+                    for one, found in zip(own.rows, sums, strict=True):
+                        one.check(found)
                 except Exception as error:
                     own.error = error
         except BaseException as error:

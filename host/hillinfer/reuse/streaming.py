@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeGuard
@@ -208,18 +209,18 @@ class Landing:
                         self._is_there(layer, tokens)
                         or self._has_ended
                         or self._most < tokens
-                        or self._has_waiting()
+                        or self._has_waiting(layer)
                     )
                 )
                 is_there = self._is_there(layer, tokens)
-                placing = self._placing if self._has_waiting() else None
+                placing = self._placing if self._has_waiting(layer) else None
             came = time.perf_counter_ns()
             waited += came - started
             if came - started > _UNTOLD_NS:
                 self._recorder.note(Lane.BUBBLES, "rows", started, came, layer=layer)
             if is_there or placing is None:
                 break
-            placing.help()
+            placing.help(layer)
             stop = time.perf_counter_ns()
             placed += stop - came
             self._recorder.note(Lane.COPIES, "rows placed", came, stop, layer=layer)
@@ -254,9 +255,9 @@ class Landing:
         if placing is not None:
             placing.stop()
 
-    def _has_waiting(self) -> bool:
+    def _has_waiting(self, layer: int) -> bool:
         placing = self._placing
-        return placing is not None and placing.has_waiting
+        return placing is not None and placing.has_waiting(layer)
 
     def _is_there(self, layer: int, tokens: int) -> bool:
         return layer < self._whole or (layer < self._part and tokens <= self._most)
@@ -307,9 +308,13 @@ class Landing:
             self._placing = placing
         if self._is_computing:
             placing.let_wait()
-        for _ in self._found.stream(first, chunks, self._deadline, placing):
-            if self._is_stopped:
-                raise StoppedError
+        try:
+            with closing(self._found.stream(first, chunks, self._deadline, placing)) as coming:
+                for _ in coming:
+                    if self._is_stopped:
+                        raise StoppedError
+        finally:
+            placing.close()
 
     def _landed(self, most: int, rows: ArrivedRows) -> None:
         """Learn that rows of the first so many tokens are in their places."""

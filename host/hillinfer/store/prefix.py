@@ -190,7 +190,7 @@ class StoredPrefix:
         chunks: int | None = None,
         deadline: Callable[[int], float] = _never,
         taker: Taker = _LEAVING,
-    ) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
+    ) -> Generator[tuple[int, int, NDArray[np.uint8]], None, None]:
         """Yield all rows, layer by layer, as the drive gives them in long reads.
 
         Checked: what is not as it was written is not yielded.
@@ -217,7 +217,7 @@ class StoredPrefix:
         OSError, WrongBytesError
             Where a drive fails or gives other bytes.
         """
-        count = len(self.chunks) if chunks is None else chunks
+        count = chunks or len(self.chunks)
         pieces = list(self._pieces(first_layer, count, taker.most_layers))
         objects = max(((one.stop - one.first) * len(one.chunks) for one in pieces), default=0)
         size = objects * self.shape.object_bytes
@@ -226,8 +226,7 @@ class StoredPrefix:
         if taker.most_layers is not None:
             own = sum(one.first == first_layer for one in pieces)
             most = min(_MOST_WAITING[0], _WAITING_LAYERS * own), _MOST_WAITING[1]
-        for _, arrived in self._read_ahead(pieces, size, read, deadline, most):
-            taker.settle(arrived)
+        for _, arrived in self._read_ahead(pieces, size, read, deadline, most, taker.settle):
             for one in arrived:
                 if not one.is_checked:
                     one.check()
@@ -337,6 +336,7 @@ class StoredPrefix:
         read: Callable[[_Piece, NDArray[np.uint8], float], _Read],
         deadline: Callable[[int], float] = _never,
         most: tuple[int, int] = _MOST,
+        settle: Callable[[_Read], bool] = lambda _: True,
     ) -> Iterator[tuple[_Piece, _Read]]:
         """Yield pieces with what was read of each, valid until the next, while others come."""
         fitting = min(most[0], most[1] // max(1, buffer_bytes))
@@ -356,8 +356,9 @@ class StoredPrefix:
                     if not coming:
                         return
                     piece, buffer, job = coming.popleft()
-                    yield piece, job.result()
-                    free.append(buffer)
+                    is_free = settle(found := job.result())
+                    yield piece, found
+                    free.append(buffer if is_free else self._memory.taken(size)[:buffer_bytes])
             finally:
                 for _, _, job in coming:
                     job.cancel()

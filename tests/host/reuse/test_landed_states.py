@@ -18,6 +18,7 @@ from hillinfer.store.extent import group_sums
 from hillinfer.system.kept_memory import KeptMemory
 
 TOKENS, ROOM = 200, 331
+ENOUGH = 20
 TYPES = {StoredType.BFLOAT16: torch.bfloat16, StoredType.FLOAT16: torch.float16}
 
 
@@ -121,7 +122,11 @@ def test_rows_are_checked_and_placed_at_once(stored, kind, threads):
         ArrivedRows(layer, position, own, own_salts, group_sums(own, own_salts), list, list)
         for layer, position, own, own_salts in parts
     ]
-    sums = states.land(arrived, 100, threads)
+    offered = states.offer(arrived, 100)
+    sums = offered.place(threads)
+    assert offered.is_placed(0)
+    assert offered.end(ENOUGH)
+    assert offered.end(0)
     for one, own, (*_, whole, own_salts) in zip(arrived, sums, parts, strict=True):
         assert (own == group_sums(whole, own_salts)).all()
         assert (own != group_sums(whole, own_salts ^ 1)).all()
@@ -133,6 +138,33 @@ def test_rows_are_checked_and_placed_at_once(stored, kind, threads):
             assert torch.equal(bits(own[:, first:end]), bits(one[:, start:stop]))
             assert (own[:, :first] == 7).all()
             assert (own[:, end:] == 7).all()
+
+
+def test_rows_that_nobody_waits_for_come_to_their_places():
+    shape = shape_of(StoredType.BFLOAT16, 64)
+    layout, rows = RowLayout(shape), rows_of(shape)
+    states = LandedStates(shape, layout, ROOM, torch.float32, "cpu", KeptMemory())
+    for own in (one for pair in states.layers for one in pair):
+        own.fill_(7)
+    salts = np.array([3, 77], np.uint32)
+    every = [
+        ArrivedRows(layer, 64, rows[:128], salts, group_sums(rows[:128], salts), dict, list)
+        for layer in range(2)
+    ]
+    waiting = [states.offer([one], 150) for one in every]
+    assert all(one.is_placed(ENOUGH) for one in waiting)
+    # What was placed already is not placed again, and checksums are known all the same.
+    rows_before = rows.copy()
+    rows[:] ^= 255
+    for offered, one in zip(waiting, every, strict=True):
+        (sums,) = offered.place(2)
+        one.check(sums)
+        assert offered.end(ENOUGH)
+    for pair in states.layers:
+        for own, known in zip(pair, expected(layout, rows_before, torch.float32), strict=True):
+            assert torch.equal(bits(own[:, 64:150]), bits(known[:, :86]))
+            assert (own[:, :64] == 7).all()
+            assert (own[:, 150:] == 7).all()
 
 
 def test_whoever_copies_states_copies_no_others():

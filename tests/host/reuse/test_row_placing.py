@@ -16,7 +16,23 @@ class BrokenOffError(Exception):
 
 
 class Row:
-    is_checked = False
+    is_checked, layer = False, 0
+
+
+class Offered:
+    """Rows that no core was left for."""
+
+    def __init__(self, strikes):
+        self.strikes = strikes
+
+    def place(self, threads):
+        raise self.strikes
+
+    def is_placed(self, seconds):
+        return False
+
+    def end(self, seconds):
+        return True
 
 
 @pytest.mark.parametrize(
@@ -25,17 +41,14 @@ class Row:
 def test_who_read_rows_learns_that_the_pass_broke_off(strikes, told):
     """A process that ends waits for the thread that reads, which must not wait for ever."""
 
-    def land(rows, tokens, threads):
-        raise strikes
-
     landed, found = [], []
-    states = SimpleNamespace(land=land)
+    states = SimpleNamespace(offer=lambda rows, tokens: Offered(strikes))
     placing = RowPlacing(states, 64, landed.append, threading.Condition(), 2)
     placing.let_wait()
     own = Row()
     placing.take([own])
     with pytest.raises(strikes):
-        placing.help()
+        placing.help(0)
 
     def settle():
         try:
