@@ -14,6 +14,7 @@ _RATES = f"{_TESTS}/reuse/test_known_rates.py"
 _COMMAND = f"{_TESTS}/cli/test_store_command.py"
 _LOST = "tests/host/faults/test_lost_rows.py"
 _ROOM = "tests/host/store/test_room.py"
+_PLACING = f"{_TESTS}/reuse/test_row_placing.py"
 _LANDED = f"{_TESTS}/reuse/test_landed_states.py"
 _STREAMING = f"{_TESTS}/reuse/test_streaming.py"
 
@@ -211,14 +212,14 @@ STORES: tuple[Mutant, ...] = (
         "host/hillinfer/reuse/row_placing.py",
         "_PATIENCE_SECONDS = 0.5",
         "_PATIENCE_SECONDS = 40.0",
-        (f"{_STREAMING}::test_rows_wait_for_a_pass_that_keeps_all_cores_busy",),
+        (f"{_PLACING}::test_rows_that_no_pass_comes_for_are_placed_in_the_end",),
     ),
     Mutant(
         "waiting-rows-unchecked",
         "What is wrong with rows that a pass placed is told to nobody.",
         "host/hillinfer/reuse/row_placing.py",
-        "                    one.check(sums[one])\n",
-        "                    one.is_checked = True\n",
+        "                        one.check(found)\n",
+        "                        one.is_checked = True\n",
         (f"{_STREAMING}::test_a_flipped_bit_is_computed_anew_behind_what_is_right",),
     ),
     Mutant(
