@@ -142,4 +142,15 @@ LATER_PROMPTS: tuple[Mutant, ...] = (
         "    if False:",
         ("tests/host/store/test_store_damage.py::test_a_header_of_another_shape_is_none",),
     ),
+    Mutant(
+        "kept-memory-is-never-the-system-s",
+        "Memory that nobody takes again stays this process' however short the system is.",
+        "host/hillinfer/system/kept_memory.py",
+        "            if self._is_resting:\n",
+        "            if not self._is_resting:\n",
+        (
+            "tests/host/system/test_kept_memory.py::"
+            "test_the_system_may_have_what_nobody_takes_for_a_while",
+        ),
+    ),
 )

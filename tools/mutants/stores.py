@@ -310,7 +310,7 @@ STORES: tuple[Mutant, ...] = (
         "dropped-states-stay",
         "Memory of a cache that is dropped is not taken again.",
         "host/hillinfer/system/kept_memory.py",
-        "memory = self._kept[size].pop() if self._kept[size] else None",
+        "memory = self._kept[size].pop().memory if self._kept[size] else None",
         "memory = None",
         (f"{_TESTS}/system/test_kept_memory.py::test_a_block_that_was_dropped_is_taken_again",),
     ),
@@ -326,15 +326,15 @@ STORES: tuple[Mutant, ...] = (
         "memory-kept-without-end",
         "All memory that was dropped is kept.",
         "host/hillinfer/system/kept_memory.py",
-        "if self._kept_bytes() + size <= self._most:",
-        "if size:",
+        "if self._kept_bytes() + size > self._most:",
+        "if not size:",
         (f"{_TESTS}/system/test_kept_memory.py::test_no_more_is_kept_than_is_allowed",),
     ),
     Mutant(
         "memory-kept-on-every-kernel",
         "Memory is given up and read into where reclaim may race with direct reads.",
         "host/hillinfer/system/kept_memory.py",
-        "self._most = most_bytes if is_safe else 0",
+        'self._most = most_bytes if is_safe and hasattr(mmap, "MADV_FREE") else 0',
         "self._most = most_bytes",
         (
             f"{_TESTS}/system/test_kept_memory.py::"
