@@ -127,7 +127,7 @@ def _ids_of(store: Store, numbers: Sequence[int], what: str) -> list[int]:
         except OSError as error:
             raise StoreError(f"{what} cannot be read: {reason_of(error)}") from error
         place = place_of(span, store.places.pool)
-        sheets = read_sheets(data.tobytes(), shape, place, store.keys)
+        sheets = read_sheets(data, shape, place, store.keys)
         own = [sheet for _, sheet in sheets if sheet.header.key == key]
         if not own:
             raise StoreError(f"{what} is not whole: run hillinfer store verify")

@@ -10,6 +10,8 @@ _QUALITY = "tools/hillinfer_bench/slim/quality.py"
 _ENTERING = "tests/host/pruning/test_entering.py"
 _ROWS = f"{_ENTERING}::test_rows_that_stay_stay_and_others_are_those_of_a_direct_computation"
 
+_PLACING = "tests/host/reuse/test_row_placing.py"
+_COMING = "tests/host/shadow/test_coming_shadows.py"
 _BLOCKS = "tests/host/pruning/test_blocks.py"
 _DECODING = "host/hillinfer/pruning/decoding.py"
 _ENTERED = (
@@ -170,9 +172,49 @@ LATER_PROMPTS: tuple[Mutant, ...] = (
         "host/hillinfer/reuse/row_placing.py",
         "        finally:\n            self._note_done(waiting)",
         "        else:\n            self._note_done(waiting)",
+        (f"{_PLACING}::test_who_read_rows_learns_that_the_pass_broke_off",),
+    ),
+    Mutant(
+        "forgotten-rows-are-placed",
+        "A pass places rows whose memory others have again.",
+        "host/hillinfer/reuse/row_placing.py",
+        "left, self._waiting = list(self._of.values()), []",
+        "left = list(self._of.values())",
+        (f"{_PLACING}::test_rows_that_nobody_settles_are_placed_by_nobody",),
+    ),
+    Mutant(
+        "memory-of-begun-rows-used-again",
+        "A drive reads into memory that a thread which waits for a core still places rows from.",
+        "host/hillinfer/reuse/row_placing.py",
+        "        return is_free\n",
+        "        return True\n",
+        (f"{_PLACING}::test_memory_stays_whose_rows_somebody_has_begun",),
+    ),
+    Mutant(
+        "huge-pages-for-what-does-not-come",
+        "Memory of shadows that were expected and did not come is counted by nobody.",
+        "host/hillinfer/shadow/arena.py",
+        "if self._joined[page] and not self._is_covered(page):",
+        "if False:",
+        (f"{_COMING}::test_what_was_expected_and_does_not_come_takes_no_memory",),
+    ),
+    Mutant(
+        "sheets-of-other-shapes",
+        "A sheet of an extent of another shape passes for one of this.",
+        "host/hillinfer/store/extent.py",
+        "    if own != (shape.layers, shape.row_bytes, shape.shadow_bytes, shape.tag_bytes):",
+        "    if False:",
+        ("tests/host/store/test_store_damage.py::test_a_header_of_another_shape_is_none",),
+    ),
+    Mutant(
+        "kept-memory-is-never-the-system-s",
+        "Memory that nobody takes again stays this process' however short the system is.",
+        "host/hillinfer/system/kept_memory.py",
+        "            if self._is_resting:\n",
+        "            if not self._is_resting:\n",
         (
-            "tests/host/reuse/test_row_placing.py::"
-            "test_who_read_rows_learns_that_the_pass_broke_off",
+            "tests/host/system/test_kept_memory.py::"
+            "test_the_system_may_have_what_nobody_takes_for_a_while",
         ),
     ),
 )

@@ -14,6 +14,7 @@ _RATES = f"{_TESTS}/reuse/test_known_rates.py"
 _COMMAND = f"{_TESTS}/cli/test_store_command.py"
 _LOST = "tests/host/faults/test_lost_rows.py"
 _ROOM = "tests/host/store/test_room.py"
+_PLACING = f"{_TESTS}/reuse/test_row_placing.py"
 _LANDED = f"{_TESTS}/reuse/test_landed_states.py"
 _STREAMING = f"{_TESTS}/reuse/test_streaming.py"
 
@@ -211,14 +212,14 @@ STORES: tuple[Mutant, ...] = (
         "host/hillinfer/reuse/row_placing.py",
         "_PATIENCE_SECONDS = 0.5",
         "_PATIENCE_SECONDS = 40.0",
-        (f"{_STREAMING}::test_rows_wait_for_a_pass_that_keeps_all_cores_busy",),
+        (f"{_PLACING}::test_rows_that_no_pass_comes_for_are_placed_in_the_end",),
     ),
     Mutant(
         "waiting-rows-unchecked",
         "What is wrong with rows that a pass placed is told to nobody.",
         "host/hillinfer/reuse/row_placing.py",
-        "                    one.check(sums[one])\n",
-        "                    one.is_checked = True\n",
+        "                        one.check(found)\n",
+        "                        one.is_checked = True\n",
         (f"{_STREAMING}::test_a_flipped_bit_is_computed_anew_behind_what_is_right",),
     ),
     Mutant(
@@ -309,7 +310,7 @@ STORES: tuple[Mutant, ...] = (
         "dropped-states-stay",
         "Memory of a cache that is dropped is not taken again.",
         "host/hillinfer/system/kept_memory.py",
-        "memory = self._kept[size].pop() if self._kept[size] else None",
+        "memory = self._kept[size].pop().memory if self._kept[size] else None",
         "memory = None",
         (f"{_TESTS}/system/test_kept_memory.py::test_a_block_that_was_dropped_is_taken_again",),
     ),
@@ -325,15 +326,15 @@ STORES: tuple[Mutant, ...] = (
         "memory-kept-without-end",
         "All memory that was dropped is kept.",
         "host/hillinfer/system/kept_memory.py",
-        "if self._kept_bytes() + size <= self._most:",
-        "if size:",
+        "if self._kept_bytes() + size > self._most:",
+        "if not size:",
         (f"{_TESTS}/system/test_kept_memory.py::test_no_more_is_kept_than_is_allowed",),
     ),
     Mutant(
         "memory-kept-on-every-kernel",
         "Memory is given up and read into where reclaim may race with direct reads.",
         "host/hillinfer/system/kept_memory.py",
-        "self._most = most_bytes if is_safe else 0",
+        'self._most = most_bytes if is_safe and hasattr(mmap, "MADV_FREE") else 0',
         "self._most = most_bytes",
         (
             f"{_TESTS}/system/test_kept_memory.py::"

@@ -239,9 +239,14 @@ class SequenceOpener:
             for number, chunk in enumerate(chunks)
         ]
         planes = stored.prefix.shadows([part.number for part in parts if part.reads_shadow])
+        made = sum(part.reads_shadow and part.count == CHUNK_GROUPS for part in parts)
         read_bytes = 0
         failure: Exception | None = None
-        with closing(planes), self._chunks.leasing(stored.store, chunks):
+        with (
+            closing(planes),
+            self._chunks.leasing(stored.store, chunks),
+            self._shadow.coming.expected(made if stored.has_codes else 0),
+        ):
             try:
                 for part in parts:
                     read_bytes += self._take(sequence, stored, part, planes)

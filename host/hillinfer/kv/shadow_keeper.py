@@ -57,7 +57,7 @@ class ShadowKeeper:
         self.spec: KernelSpec = scorer.spec
         self._layers = layers
         self._gather = gather
-        self._memory = memory
+        self._memory, self.coming = memory, memory.coming
         self._has_device = memory.has_device
         self.values, self._codes = values, None if values is None else KeptCodes(values, file)
         self._key_part, self.value_part = RowPart(layout.keys), RowPart(layout.values)

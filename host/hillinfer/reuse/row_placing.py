@@ -182,8 +182,15 @@ class RowPlacing(Taker):
         self._place(own, self._threads)
 
     def close(self) -> None:
-        """Wait until nobody uses rows that were not settled, or that could not be ended then."""
-        for one in [*self._ending, *(own.offered for own in self._of.values())]:
+        """Forget rows that were not settled; return once nobody uses them, or any other."""
+        with self._changed:
+            left, self._waiting = list(self._of.values()), []
+            for own in left:
+                own.is_done = own.is_done or not own.is_taken
+                own.is_taken = True
+            # The pass may be placing some.
+            self._changed.wait_for(lambda: all(own.is_done for own in left))
+        for one in [*self._ending, *(own.offered for own in left)]:
             while not one.end(_NO_HURRY_SECONDS):
                 pass
 

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.secrecy.key_sources import OPTIONS, KeySource, WithoutKey
@@ -89,8 +88,8 @@ class Sealed:
         return seal_sheet(self._key.number, self._key.secret, place, slot, sizes, page, body)
 
 
-@dataclass(frozen=True)
-class OpenedSheet:
+# A tuple, because a lookup makes one for every chunk.
+class OpenedSheet(NamedTuple):
     """A sheet as it was before it was sealed.
 
     Parameters

@@ -8,8 +8,8 @@ import mmap
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -102,13 +102,30 @@ class HugeRun:
         self._returned: deque[_Holder] = deque()
         self._changing = threading.RLock()
 
-    def take(self) -> NDArray[np.uint8] | None:
-        """Return the first free place, page-aligned zeros, or None where all are taken."""
+    def take(self, coming: int = 0) -> NDArray[np.uint8] | None:
+        """Return the first free place, page-aligned zeros, or None where all are taken.
+
+        Parameters
+        ----------
+        coming
+            Places that are taken right after it: huge pages that they are going to cover come as
+            such when they are first written to. `end_coming` is to follow.
+        """
         try:
             with self._changing:
                 self._clear_returned()
                 place = self._taken.find(0)
-                return None if place < 0 else self._memory_of(place)
+                return None if place < 0 else self._memory_of(place, coming)
+        finally:
+            self._settle()
+
+    def end_coming(self) -> None:
+        """Learn that what was coming has come, or does not come: huge pages are covered again."""
+        try:
+            with self._changing:
+                for page in range(len(self._joined)):
+                    if self._joined[page] and not self._is_covered(page):
+                        self._leave(page)
         finally:
             self._settle()
 
@@ -123,7 +140,7 @@ class HugeRun:
         first = self._address - self._start
         return range(first, first + len(self._mapping))
 
-    def _memory_of(self, place: int) -> NDArray[np.uint8]:
+    def _memory_of(self, place: int, coming: int) -> NDArray[np.uint8]:
         """Take a place; interrupted anywhere, it is free, or soon will be."""
         memory: NDArray[np.uint8] = np.frombuffer(
             self._mapping, np.uint8, self._place_bytes, self._offset(place)
@@ -135,8 +152,14 @@ class HugeRun:
         holder.place = place
         self._taken[place] = 1
         for page in self._pages(place):
+            if self._joined[page]:
+                continue
             if self._is_covered(page):
                 self._join(page)
+            elif coming and self._collapses and self._is_going_to_be(page, place, coming):
+                self._joined[page] = 1
+                with suppress(OSError):
+                    self._advise(mmap.MADV_HUGEPAGE, page)
         return memory
 
     def _settle(self) -> None:
@@ -178,6 +201,17 @@ class HugeRun:
             self._mapping[start : start + self._place_bytes] = bytes(self._place_bytes)
         self._taken[place] = 0
 
+    def _leave(self, page: int) -> None:
+        """Give back what a huge page has beyond places that are taken."""
+        with suppress(OSError):
+            self._advise(mmap.MADV_NOHUGEPAGE, page)
+        self._joined[page] = 0
+        for place in self._places(page):
+            if not self._taken[place]:
+                with suppress(OSError):
+                    start = self._offset(place)
+                    self._system.advise(self._mapping, mmap.MADV_DONTNEED, start, self._place_bytes)
+
     def _join(self, page: int) -> None:
         """Make a huge page of one that is covered, which most of its places were written to."""
         self._joined[page] = 1
@@ -211,13 +245,31 @@ class HugeRun:
         start = place * self._place_bytes
         return range(start // HUGE_BYTES, (start + self._place_bytes - 1) // HUGE_BYTES + 1)
 
+    def _places(self, page: int) -> range:
+        """Return the places that lie in a huge page."""
+        start, stop = page * HUGE_BYTES, (page + 1) * HUGE_BYTES
+        last = (stop - 1) // self._place_bytes
+        return range(start // self._place_bytes, min(last + 1, len(self._taken)))
+
     def _is_covered(self, page: int) -> bool:
         """Say whether taken places cover all of a huge page."""
-        start, stop = page * HUGE_BYTES, (page + 1) * HUGE_BYTES
-        if stop > len(self._taken) * self._place_bytes:
+        if (page + 1) * HUGE_BYTES > len(self._taken) * self._place_bytes:
             return False
-        own = self._taken[start // self._place_bytes : (stop - 1) // self._place_bytes + 1]
-        return all(own)
+        own = self._places(page)
+        return all(self._taken[own.start : own.stop])
+
+    def _is_going_to_be(self, page: int, place: int, coming: int) -> bool:
+        """Say whether a huge page that begins in a place is covered once so many more came."""
+        if (page + 1) * HUGE_BYTES > len(self._taken) * self._place_bytes:
+            return False
+        own = self._places(page)
+        # What lies before it was written to, perhaps, and is there in small pages.
+        begins_here = own.start == place
+        return (
+            begins_here
+            and own.stop - 1 <= place + coming
+            and not any(self._taken[place + 1 : own.stop])
+        )
 
 
 def huge_pages_allowed(switch: Path = _SWITCH) -> bool:
@@ -270,12 +322,25 @@ class ShadowArena:
         self._make_run = make_run
         self._runs: list[HugeRun] = []
         self._growing = threading.Lock()
+        # Places that are going to be taken one after another.
+        self._coming = 0
+
+    def begin_coming(self, places: int) -> None:
+        """Learn that so many places are taken one after another; `end_coming` follows."""
+        self._coming = places
+
+    def end_coming(self) -> None:
+        """Learn that they have come, or do not come."""
+        self._coming = 0
+        for run in self.runs:
+            run.end_coming()
 
     def take(self) -> NDArray[np.uint8]:
         """Return page-aligned zeros, uint8 (place_bytes,), which are free again once forgotten."""
         with self._growing:
+            self._coming = max(0, self._coming - 1)
             for run in self._runs:
-                memory = run.take()
+                memory = run.take(self._coming)
                 if memory is not None:
                     return memory
             memory = self._from_new_run()
@@ -295,4 +360,33 @@ class ShadowArena:
             self._make_run = None
             return None
         self._runs.append(run)
-        return run.take()
+        return run.take(self._coming)
+
+
+class ComingShadows:
+    """Tells arenas how many shadows are about to be made in them, one after another."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._told: list[ShadowArena] = []
+
+    @contextmanager
+    def expected(self, count: int) -> Iterator[None]:
+        """Make so many segments of one sequence in a block.
+
+        Their shadows come in huge pages from the beginning, and not in small ones first.
+        """
+        self._count = count
+        try:
+            yield
+        finally:
+            told, self._told, self._count = self._told, [], 0
+            for arena in told:
+                arena.end_coming()
+
+    def tell(self, arenas: Iterable[ShadowArena]) -> None:
+        """Tell the arenas of a segment that is made, of each layer one."""
+        if self._count and not self._told:
+            self._told = list(arenas)
+            for arena in self._told:
+                arena.begin_coming(self._count)

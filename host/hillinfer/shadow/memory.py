@@ -17,7 +17,7 @@ from hillinfer.drive.shared_files import ShadowBase
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.scoring.layout import ProbeShadow, ShadowLayout, probe_bytes
 from hillinfer.scoring.scorer import SegmentShadow, StreamedShadow
-from hillinfer.shadow.arena import ShadowArena
+from hillinfer.shadow.arena import ComingShadows, ShadowArena
 from hillinfer.shadow.leaving import LeavingShadows
 from hillinfer.shadow.segments import ResidentShadows, Segment, SegmentLayer
 from hillinfer.shadow.store import (
@@ -60,6 +60,8 @@ class ShadowMemory:
     ----------
     full_bytes
         Of full shadows in DRAM, which `limit_bytes` bounds.
+    coming
+        Knows of segments that are being made one after another.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class ShadowMemory:
         # described segments knows whether it still holds.
         self.changes = 0
         self._stream: ShadowStream | None = None
+        self.coming = ComingShadows()
         self._leaving = LeavingShadows(store, counters, self._forget_written, self._drop_probes)
         self._residents = ResidentShadows(device, accountant, self._staging_buffer)
 
@@ -106,9 +109,11 @@ class ShadowMemory:
     def segment(self, layers: int, before: list[Segment]) -> Segment:
         """Return an empty segment, whose shadows will lie beside those of the ones before it."""
         self.changes += 1
-        if before:
-            return Segment(own.arena for own in before[-1].layers)
-        return Segment(ShadowArena(self._store.slot_bytes) for _ in range(layers))
+        every = range(0 if before else layers)
+        arenas = [own.arena for own in before[-1].layers] if before else []
+        arenas += [ShadowArena(self._store.slot_bytes) for _ in every]
+        self.coming.tell(arenas)
+        return Segment(arenas)
 
     def shadows(
         self, layer: int, segments: list[Segment], remake: Callable[[int], NDArray[np.uint8]]

@@ -14,7 +14,6 @@ pages lie in the tag plane (`secrecy/pages.py`).
 
 from __future__ import annotations
 
-import ctypes
 import struct
 import threading
 from collections import OrderedDict
@@ -26,8 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.calls import Reads
-from hillinfer.drive.files import PAGE_BYTES, aligned_buffer
-from hillinfer.native.library import native_library
+from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, round_up
 from hillinfer.secrecy.pages import EPOCH_BYTES, Pages, Place, PlainPages
 from hillinfer.secrecy.sheets import Envelope
 from hillinfer.secrecy.store_keys import OpenedSheet, Plain, Sealing, StoreKeys
@@ -35,12 +33,13 @@ from hillinfer.store.database import Chunk
 from hillinfer.store.keys import (
     CHUNK_GROUPS,
     CHUNK_TOKENS,
-    KEY_BYTES,
     STORE_VERSION,
     TOKEN_TYPE,
     Expected,
     ExtentShape,
+    checksum,
     group_keys,
+    salts,
 )
 from hillinfer.store.pool_files import PoolFile, place_of
 from hillinfer_model.kernel_spec import GROUP_TOKENS
@@ -52,6 +51,8 @@ _SHEET_BYTES = 32 << 20
 # --- What an extent holds ---
 
 _MAGIC = b"HillKV\r\n"
+# A page that begins so was never written to.
+_NOTHING = bytes(len(_MAGIC))
 _HEADER = struct.Struct("<8sI I 16s 32s 32s 32s Q I I I I I d I I")
 _CRC = struct.Struct("<I")
 # Behind what a header says: of each group's pages, and of the shadows'.
@@ -142,7 +143,7 @@ class Sheet:
     shadow_sums: NDArray[np.uint32]
     sealing: Sealing = field(default_factory=Plain)
     epochs: bytes = b""
-    hashed: Sequence[bytes] | None = field(default=None, repr=False, compare=False)
+    hashed: list[bytes] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def empty(cls, header: Header, sealing: Sealing) -> Sheet:
@@ -180,7 +181,7 @@ class Sheet:
             header.namespace == wanted.namespace
             and header.parent == wanted.parent
             and self._id_bytes.startswith(wanted.ids[: size * TOKEN_TYPE.itemsize])
-            and self.group_keys[:groups] == wanted.keys[:groups]
+            and (self.hashed or self.group_keys)[:groups] == wanted.keys[:groups]
         )
         return groups if same else 0
 
@@ -216,11 +217,11 @@ class Sheet:
             one.shadow_bytes,
             one.cost,
             one.turn,
-            checksum(body),
+            checksum(body, len(body)),
         )
         page += self.epochs
         page = page.ljust(PAGE_BYTES - _CRC.size, b"\0")
-        return page + _CRC.pack(checksum(page)), body
+        return page + _CRC.pack(checksum(page, len(page))), body
 
     def sealed(self, place: Place, slot: int) -> tuple[bytes, bytes]:
         """Return the bytes of its header and of its body as they are written.
@@ -256,10 +257,10 @@ def read_header(page: bytes, pool: bytes) -> tuple[Header, int] | None:
     """
     if len(page) < PAGE_BYTES or not page.startswith(_MAGIC):
         return None
-    content, (crc,) = page[: PAGE_BYTES - _CRC.size], _CRC.unpack(page[-_CRC.size :])
-    if checksum(content) != crc:
+    (crc,) = _CRC.unpack_from(page, PAGE_BYTES - _CRC.size)
+    if checksum(page, PAGE_BYTES - _CRC.size) != crc:
         return None
-    _, version, has_shadow, *fields, body_crc = _HEADER.unpack_from(content)
+    _, version, has_shadow, *fields, body_crc = _HEADER.unpack_from(page)
     # In the order in which `Header` has them.
     header = Header(*[*fields, bool(has_shadow)])
     if version != STORE_VERSION or header.pool != pool or not 0 < header.groups <= CHUNK_GROUPS:
@@ -279,8 +280,10 @@ def shape_of(page: bytes, pool: bytes, keys: StoreKeys) -> ExtentShape | None:
     return None if found is None else found[0].shape
 
 
-def read_sheet(opened: OpenedSheet, pool: bytes, expected: Expected | None = None) -> Sheet | None:
-    """Return the sheet that a header page and a body are; None where they are none that is whole.
+def read_sheet(
+    opened: OpenedSheet, pool: bytes, shape: ExtentShape, expected: Expected | None = None
+) -> Sheet | None:
+    """Return the sheet of an extent that a page and a body are; None where none that is whole.
 
     Its keys are those of its token numbers, or it is none; `expected` spares hashing these where
     they are just those of a prompt.
@@ -289,7 +292,11 @@ def read_sheet(opened: OpenedSheet, pool: bytes, expected: Expected | None = Non
         return None
     (header, crc), body, sealing = found, opened.body, opened.sealing
     header = replace(header, tag_bytes=sealing.tag_bytes) if sealing.tag_bytes else header
-    if len(body) != header.shape.body_bytes or checksum(body) != crc:
+    # Number by number: a lookup waits for a shape that is made for every chunk.
+    own = header.layers, header.row_bytes, header.shadow_bytes, header.tag_bytes
+    if own != (shape.layers, shape.row_bytes, shape.shadow_bytes, shape.tag_bytes):
+        return None
+    if len(body) != shape.body_bytes or checksum(body, len(body)) != crc:
         return None
     ids = np.frombuffer(body, TOKEN_TYPE, CHUNK_TOKENS)
     sums = np.frombuffer(body, "<u4", header.layers * (CHUNK_GROUPS + 1), ids.nbytes)
@@ -298,11 +305,11 @@ def read_sheet(opened: OpenedSheet, pool: bytes, expected: Expected | None = Non
     hashed = None if expected is None else expected.keys_of(header.parent, header.groups, body)
     shadows = sums[header.layers * CHUNK_GROUPS :]
     sheet = Sheet(header, ids, rows, shadows, sealing, epochs, hashed)
-    return sheet if sheet.group_keys[-1] == header.key else None
+    return sheet if (hashed or sheet.group_keys)[-1] == header.key else None
 
 
 def read_sheets(
-    data: bytes,
+    data: NDArray[np.uint8],
     shape: ExtentShape,
     place: Place,
     keys: StoreKeys,
@@ -313,7 +320,7 @@ def read_sheets(
     Parameters
     ----------
     data
-        What the extent begins with.
+        What the extent begins with, uint8.
     shape, place
         Of the extent.
     keys
@@ -326,13 +333,16 @@ def read_sheets(
     SecrecyError
         Where there is no key to try.
     """
-    found = []
+    found, view = [], data.data
     for slot in range(2):
-        page = data[slot * PAGE_BYTES : (slot + 1) * PAGE_BYTES]
+        page = view[slot * PAGE_BYTES : (slot + 1) * PAGE_BYTES]
+        if page[: len(_NOTHING)] == _NOTHING:
+            continue
         start = shape.body_at(slot)
-        opened = keys.opened(place, slot, page, data[start : start + shape.body_bytes])
-        sheet = None if opened is None else read_sheet(opened, place.pool, expected)
-        if sheet is not None and sheet.header.shape == shape:
+        body = view[start : start + shape.body_bytes]
+        opened = keys.opened(place, slot, bytes(page), bytes(body))
+        sheet = None if opened is None else read_sheet(opened, place.pool, shape, expected)
+        if sheet is not None:
             found.append((slot, sheet))
     return found
 
@@ -384,7 +394,8 @@ class SheetCache:
 
 def _memory_of(sheet: Sheet) -> int:
     # Its body, its token numbers once more, its keys and what Python takes for the rest.
-    return sheet.header.shape.body_bytes + sheet.ids.nbytes + 3072
+    body = sheet.ids.nbytes + sheet.row_sums.nbytes + sheet.shadow_sums.nbytes
+    return round_up(body, PAGE_BYTES) + sheet.ids.nbytes + 3072
 
 
 class SheetReader:
@@ -455,7 +466,7 @@ class SheetReader:
         for at, part in zip(missing, parts, strict=True):
             span = chunks[at].span
             given = shape, place_of(span, self._pool), self._keys, expected[at]
-            found[at] = read_sheets(part.tobytes(), *given)
+            found[at] = read_sheets(part, *given)
             for slot, sheet in found[at]:
                 self._known.keep(span.drive, span.unit, slot, sheet)
         return found
@@ -463,38 +474,3 @@ class SheetReader:
     def forget(self) -> None:
         """Keep none of the sheets any more that were read."""
         self._known.clear()
-
-
-# --- Checksums ---
-
-
-def checksum(data: bytes) -> int:
-    """Return the CRC-32C of some bytes."""
-    # Without numpy, and with Python's lock: either would take longer than these bytes do.
-    both = (ctypes.c_uint32 * 2)()
-    native_library().tables.hillinfer_crc32c(data, len(data), 1, both, ctypes.byref(both, 4))
-    return both[1]
-
-
-def salts(keys: list[bytes], *layers: int) -> NDArray[np.uint32]:
-    """Return what the checksums of groups with these keys begin with, layer by layer, uint32.
-
-    So bytes of another chunk, of another layer or of an older writer, and zeros, are wrong ones.
-    """
-    tails = [struct.pack("<i", layer) for layer in layers]
-    memory = np.frombuffer(b"".join(key + tail for tail in tails for key in keys), np.uint8)
-    pieces = memory.reshape(-1, KEY_BYTES + len(tails[0]))
-    return native_library().crc32c(pieces, np.zeros(len(pieces), np.uint32))
-
-
-def group_sums(rows: NDArray[np.uint8], own_salts: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the checksums of groups of rows.
-
-    Parameters
-    ----------
-    rows
-        uint8 (groups * 64, row_bytes), contiguous.
-    own_salts
-        uint32, from `salts`, one per group.
-    """
-    return native_library().crc32c(rows.reshape(len(own_salts), -1), own_salts)

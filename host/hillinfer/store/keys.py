@@ -2,13 +2,16 @@
 """What a stored prefix is found by: hashes of its tokens, below a namespace of everything else.
 
 A namespace also says how large its extents are, and so where the parts of each lie (`extent.py`).
+What lies there is known by checksums.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import hmac
 import json
+import struct
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -272,3 +275,38 @@ class Expected(NamedTuple):
 
 def _hashed(data: bytes, hash_key: bytes) -> bytes:
     return hmac.digest(hash_key, data, "sha256") if hash_key else hashlib.sha256(data).digest()
+
+
+# --- Checksums ---
+
+
+def checksum(data: bytes, count: int) -> int:
+    """Return the CRC-32C of the first so many of some bytes."""
+    # Without numpy, and with Python's lock: either would take longer than these bytes do.
+    both = (ctypes.c_uint32 * 2)()
+    native_library().tables.hillinfer_crc32c(data, count, 1, both, ctypes.byref(both, 4))
+    return both[1]
+
+
+def salts(keys: list[bytes], *layers: int) -> NDArray[np.uint32]:
+    """Return what the checksums of groups with these keys begin with, layer by layer, uint32.
+
+    So bytes of another chunk, of another layer or of an older writer, and zeros, are wrong ones.
+    """
+    tails = [struct.pack("<i", layer) for layer in layers]
+    memory = np.frombuffer(b"".join(key + tail for tail in tails for key in keys), np.uint8)
+    pieces = memory.reshape(-1, KEY_BYTES + len(tails[0]))
+    return native_library().crc32c(pieces, np.zeros(len(pieces), np.uint32))
+
+
+def group_sums(rows: NDArray[np.uint8], own_salts: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Return the checksums of groups of rows.
+
+    Parameters
+    ----------
+    rows
+        uint8 (groups * 64, row_bytes), contiguous.
+    own_salts
+        uint32, from `salts`, one per group.
+    """
+    return native_library().crc32c(rows.reshape(len(own_salts), -1), own_salts)

@@ -18,8 +18,8 @@ from hillinfer.secrecy.pages import Pages, Place
 from hillinfer.secrecy.store_keys import StoreKeys
 from hillinfer.store.database import Database, State
 from hillinfer.store.eviction import EvictionPolicy
-from hillinfer.store.extent import Header, Sheet, group_sums, read_sheets, shape_of
-from hillinfer.store.keys import CHUNK_TOKENS, UNIT_BYTES, ExtentShape
+from hillinfer.store.extent import Header, Sheet, read_sheets, shape_of
+from hillinfer.store.keys import CHUNK_TOKENS, UNIT_BYTES, ExtentShape, group_sums
 from hillinfer.store.pool_files import PoolFile, Span, StoreError, place_of
 from hillinfer.store.room import facts_of
 from hillinfer_model.kernel_spec import GROUP_TOKENS
@@ -204,7 +204,7 @@ def _row(
         offsets = (unit + places * shape.units) * UNIT_BYTES
         file.read_many(Reads(offsets, places * size, np.full(count, size)), memory, _THREADS)
         for at in places.tolist():
-            data = memory[at * size : (at + 1) * size].tobytes()
+            data = memory[at * size : (at + 1) * size]
             place = place_of(Span(drive, unit, shape.units), pool)
             found = Found.of(drive, unit, read_sheets(data, shape, place, keys))
             if found is None:
@@ -235,7 +235,7 @@ def _sheets(
         return []
     data = aligned_buffer(shape.sheets_bytes)
     file.read(data, span.offset)
-    return read_sheets(data.tobytes(), shape, place_of(span, pool), keys)
+    return read_sheets(data, shape, place_of(span, pool), keys)
 
 
 # --- What is stored, by the prompts it came from ---

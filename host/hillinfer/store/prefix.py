@@ -23,8 +23,8 @@ from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, round_up
 from hillinfer.secrecy.library import WrongTagError
 from hillinfer.secrecy.pages import Pages, PlainPages
 from hillinfer.store.database import Chunk
-from hillinfer.store.extent import Sheet, group_sums
-from hillinfer.store.keys import CHUNK_GROUPS, ExtentShape
+from hillinfer.store.extent import Sheet
+from hillinfer.store.keys import CHUNK_GROUPS, ExtentShape, group_sums
 from hillinfer.store.pool_files import READ_BYTES, PoolFile
 from hillinfer.system.kept_memory import BLOCK_BYTES, KeptMemory
 from hillinfer_model.kernel_spec import GROUP_TOKENS

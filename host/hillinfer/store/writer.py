@@ -14,7 +14,7 @@ from hillinfer.drive.files import PAGE_BYTES, aligned_buffer
 from hillinfer.secrecy.pages import Pages
 from hillinfer.secrecy.store_keys import Plain, Sealing
 from hillinfer.store.database import Chunk
-from hillinfer.store.extent import Header, Sheet, group_sums, salts
+from hillinfer.store.extent import Header, Sheet
 from hillinfer.store.keys import (
     CHUNK_GROUPS,
     CHUNK_TOKENS,
@@ -22,6 +22,8 @@ from hillinfer.store.keys import (
     ExtentShape,
     Namespace,
     group_keys,
+    group_sums,
+    salts,
 )
 from hillinfer.store.pool_files import PoolFile, Span, place_of
 from hillinfer.store.prefix import StoredChunk, StoredPrefix

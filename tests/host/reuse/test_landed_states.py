@@ -14,7 +14,7 @@ from hillinfer.drive.files import aligned_buffer
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.reuse.landed_states import LandedStates
-from hillinfer.store.extent import group_sums
+from hillinfer.store.keys import group_sums
 from hillinfer.system.kept_memory import KeptMemory
 
 TOKENS, ROOM = 200, 331

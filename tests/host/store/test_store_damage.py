@@ -5,14 +5,16 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from stored_bytes import flip
 
 from hillinfer.store.eviction import EVICTION_POLICIES
+from hillinfer.store.extent import read_sheets
 from hillinfer.store.keys import UNIT_BYTES, ExtentShape
-from hillinfer.store.pool_files import StoreError
+from hillinfer.store.pool_files import StoreError, place_of
 from hillinfer.store.prefix import WrongBytesError
 from hillinfer.store.store import Store
 from hillinfer_bench.storing.made_prompts import check, namespace, prompt, put
@@ -225,3 +227,22 @@ def test_a_killed_writer_loses_nothing_that_was_published(tmp_path, seed):
             total = facts["chunk_bytes"] + facts["free_bytes"]
             assert total == store.files[0].units * UNIT_BYTES
     assert whole
+
+
+def test_a_header_of_another_shape_is_none(place):
+    space, ids = namespace(), prompt(9, 1024)
+    with Store(place) as store:
+        put(store, space, ids)
+        with store.find(space, ids) as found:
+            (chunk,) = found.chunks
+        where = place_of(chunk.record.span, store.places.pool)
+        data = np.fromfile(
+            place / "pool-0.kv", np.uint8, chunk.shape.sheets_bytes, offset=chunk.record.span.offset
+        )
+        sheets = dict(read_sheets(data, chunk.shape, where, store.keys))
+        assert sheets[chunk.slot].header == chunk.sheet.header
+        for change in ("layers", "row_bytes", "shadow_bytes"):
+            # As long as before, so that nothing but the header tells.
+            other = replace(chunk.shape, **{change: getattr(chunk.shape, change) + 64})
+            if other.body_bytes == chunk.shape.body_bytes:
+                assert read_sheets(data, other, where, store.keys) == []

@@ -4,11 +4,15 @@
 import gc
 import mmap
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import until
 
 from hillinfer.system.kept_memory import BLOCK_BYTES, KeptMemory
+
+ROLLUP = Path("/proc/self/smaps_rollup")
 
 
 def place(block):
@@ -100,3 +104,32 @@ def test_threads_never_have_the_same_block():
         one.join()
     assert not wrong
     assert memory.kept_bytes <= 4 * BLOCK_BYTES
+
+
+def offered_bytes():
+    """Return the bytes of this process that the system may have whenever it wants them."""
+    lines = ROLLUP.read_text().splitlines()
+    return sum(int(one.split()[1]) << 10 for one in lines if one.startswith("LazyFree:"))
+
+
+@pytest.mark.skipif(not ROLLUP.exists(), reason="this system does not tell")
+def test_the_system_may_have_what_nobody_takes_for_a_while():
+    memory = KeptMemory(rest_seconds=0.5)
+    block = memory.taken(BLOCK_BYTES)
+    block[:] = 5
+    first, before = place(block), offered_bytes()
+    del block
+    # At once it is still as it was, and whoever takes it again has nothing to pay for.
+    block = memory.taken(BLOCK_BYTES)
+    assert place(block) == first
+    assert (block == 5).all()
+    del block
+    until(lambda: offered_bytes() >= before + BLOCK_BYTES // 2)
+    assert memory.kept_bytes == BLOCK_BYTES
+    block = memory.taken(BLOCK_BYTES)
+    assert place(block) == first
+    block[:] = 6
+    assert (block == 6).all()
+    # What is given back later rests anew.
+    del block
+    until(lambda: offered_bytes() >= before + BLOCK_BYTES // 2)
