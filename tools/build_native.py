@@ -32,6 +32,7 @@ _AVX512 = [
 _ANY_FLOAT = ["-fno-finite-math-only", "-fsigned-zeros"]
 COMMON: dict[str, list[str]] = {
     **{name: [] for name in ("api", "choice", "offsets", "portable", "selection", "sequence")},
+    "aligned_tokens": [],
     "thread_pool": [],
     "crc32c": [],
     "launch_thread": [],

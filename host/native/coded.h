@@ -12,6 +12,8 @@ namespace hillinfer {
 
 constexpr int kBlockTokens = 64;
 constexpr int kMostCodedChannels = 256;
+// KV heads that one thread attends for at once.
+constexpr int kMostBlockHeads = 64;
 // Weights are cut below 2^-40 of a block's largest power of two, and blocks of the largest block's.
 constexpr int kLeastPower = -40;
 

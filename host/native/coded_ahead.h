@@ -31,8 +31,45 @@ struct BlockAt {
     }
 };
 
-// A part of the block after this one, as much of it as `number` is of the range. Its exponents are
-// asked for at once, and so is what this KV head needs of its tokens.
+// Of tokens whose exponents lie apart from their codes.
+inline void fetch_exponents(const CodedTokens& of, HeadRange range, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+        // Exponents of one head lie in one line, or those of all heads.
+        const uint64_t beside = of.exponents[i];
+        if (i == begin || (beside ^ of.exponents[i - 1]) >= 64) {
+            for (int one = range.first; one < range.first + range.count; ++one) {
+                __builtin_prefetch(at(beside) + one * of.exponent_stride, 0, 2);
+            }
+        }
+    }
+}
+
+// Lines of some of a segment's tokens. Exponents that do not lie behind the codes are asked for at once.
+inline Ahead lines_of(const CodedAttention& call, HeadRange range, const CodedTokens& of,
+                      int64_t begin, int64_t end) {
+    const size_t start = size_t(range.first) * call.code_bytes();
+    size_t last = size_t(range.count) * call.code_bytes() - 1;
+    const uint64_t behind = of.exponents[0] - of.code_rows[0];
+    if (behind == uint64_t(call.kv_heads) * call.code_bytes() && of.exponent_stride == 1) {
+        last = behind + size_t(range.first + range.count - 1) - start;
+    } else {
+        fetch_exponents(of, range, begin, end);
+    }
+    return Ahead(of.code_rows + begin, end - begin, start, last);
+}
+
+// Asks for the first block, while rows are attended to.
+inline void fetch_first(const CodedAttention& call, HeadRange range, const CodedTokens* segments,
+                        int64_t count) {
+    if (count && segments->tokens) {
+        Ahead first = lines_of(call, range, *segments, 0, BlockAt{segments, 0}.tokens());
+        while (first.touch()) {
+        }
+    }
+}
+
+// A part of the block after this one, as much of it as `number` is of the range. What this KV head needs
+// of its tokens is asked for at once.
 inline Ahead next_lines(const CodedAttention& call, HeadRange range, const CodedTokens* segment,
                         const CodedTokens* stop, int64_t first, int number) {
     BlockAt next{segment, first};
@@ -55,15 +92,7 @@ inline Ahead next_lines(const CodedAttention& call, HeadRange range, const Coded
     }
     const int64_t begin = next.first + tokens * number / range.count;
     const int64_t end = next.first + tokens * (number + 1) / range.count;
-    for (int64_t i = begin; i < end; ++i) {
-        // Exponents of one head lie in one line, or those of all heads.
-        const uint64_t beside = own.exponents[i];
-        if (i == begin || (beside ^ own.exponents[i - 1]) >= 64) {
-            for (int one = range.first; one < range.first + range.count; ++one) {
-                __builtin_prefetch(at(beside) + one * own.exponent_stride, 0, 2);
-            }
-        }
-    }
+    Ahead lines = lines_of(call, range, own, begin, end);
     // Addresses of the block after that: they are looked at when it is the next one.
     BlockAt later = next;
     if (number == 0 && later.follow(stop)) {
@@ -72,8 +101,7 @@ inline Ahead next_lines(const CodedAttention& call, HeadRange range, const Coded
         fetch_bytes(reinterpret_cast<const uint8_t*>(later.segment->exponents + later.first),
                     later.tokens() * 8);
     }
-    return Ahead(own.code_rows + begin, end - begin, size_t(range.first) * call.code_bytes(),
-                 size_t(range.count) * call.code_bytes());
+    return lines;
 }
 
 }  // namespace

@@ -68,8 +68,9 @@ void attend_coded(int32_t variant, const CodedAttention& call, const uint64_t* r
                   const CodedTokens* segments, int64_t segment_count, float* out) {
     const CodedKernels& kernels = *coded_kernels(variant);
     const OwnWork own(call, count);
-    const int parts = std::max(1, std::min(call.threads, call.head_count));
-    run_parallel(parts, parts, [&](int64_t part, int) {
+    const int least = (call.head_count + kMostBlockHeads - 1) / kMostBlockHeads;
+    const int parts = std::max(least, std::max(1, std::min(call.threads, call.head_count)));
+    run_parallel(std::max(call.threads, 1), parts, [&](int64_t part, int) {
         const int first = int(call.head_count * part / parts);
         const int stop = int(call.head_count * (part + 1) / parts);
         kernels.attend(call, {call.first_head + first, stop - first}, rows, count, segments,

@@ -9,7 +9,7 @@
 
 namespace {
 
-struct Avx2 {
+struct Avx2 : PlainRows<Avx2> {
     static constexpr int kChunkHeads = 4;
     static constexpr int kPairs = kBlockTokens / 2;
 

@@ -6,6 +6,7 @@
 #include <immintrin.h>
 
 #include "coded_kernels.h"
+#include "coded_rows_avx512.h"
 
 namespace {
 
@@ -43,7 +44,7 @@ alignas(64) constexpr double kFine[16] = {
     0x1.09e3ecac6f383p+0, 0x1.0a9c79b1f3919p+0,
 };
 
-struct Avx512 {
+struct Avx512 : RowsAvx512 {
     static constexpr int kChunkHeads = 4;
     static constexpr int kQuads = kBlockTokens / 4;
     static constexpr int kMostVectors = kMostCodedChannels / 128;
@@ -132,19 +133,6 @@ struct Avx512 {
                     power, _mm512_srai_epi32(_mm512_add_epi32(more, _mm512_set1_epi32(128)), 8));
             }
             _mm512_storeu_si512(mantissa + i, power);
-        }
-    }
-
-    static void widen(int32_t stored_type, const uint8_t* from, int count, float* out) {
-        for (int done = 0; done < count; done += 16) {
-            const int left = count - done;
-            const __mmask16 here = left >= 16 ? 0xFFFF : __mmask16((1u << left) - 1);
-            const __m256i items = _mm256_maskz_loadu_epi16(here, from + 2 * done);
-            _mm512_mask_storeu_ps(out + done, here,
-                                  stored_type == hillinfer::kFloat16
-                                      ? _mm512_cvtph_ps(items)
-                                      : _mm512_castsi512_ps(_mm512_slli_epi32(
-                                            _mm512_cvtepu16_epi32(items), 16)));
         }
     }
 

@@ -2,22 +2,22 @@
 // Attention over rows and coded tokens, for one instruction set (scoring contract, section 16).
 //
 // `V` has kChunkHeads (query heads whose sums are taken together), `arrange` and `sums` (codes of a
-// block, and sums of them by addends), `powers` and `widen`. Whatever it has, the bits are the same:
-// sums of codes are integers, and floats are added in the contract's order.
+// block, and sums of them by addends), `powers`, and `products` and `weighted` as `PlainRows` has them.
+// Whatever it has, the bits are the same: sums of codes are integers, and floats are added in the
+// contract's order.
 #pragma once
 #include "coded_ahead.h"
+#include "coded_plain_rows.h"
 #include "coded_weights.h"
 
 namespace {
 
 using hillinfer::BlockPartials;
 using hillinfer::CodedWork;
+using hillinfer::kMostBlockHeads;
 using hillinfer::kMostCodedChannels;
 
-constexpr int kProductLanes = 16;
 constexpr float kExactLimit = 32767.0f;
-// What of a row is asked for early, as there is nothing to compute on before.
-constexpr int kRowsAhead = 6;
 
 template <class V>
 struct CodedHeads {
@@ -27,10 +27,9 @@ struct CodedHeads {
     static void fix_products(const CodedAttention& call, int head, const uint64_t* rows,
                              int64_t count, int32_t* out, uint8_t* broken) {
         const int dim = call.head_dim;
-        const int padded = (dim + kProductLanes - 1) / kProductLanes * kProductLanes;
         const size_t start = size_t(head) * dim * 2;
         alignas(64) float query[V::kChunkHeads][kMostCodedChannels];
-        alignas(64) float key[kMostCodedChannels];
+        alignas(64) float products[V::kChunkHeads][kBlockTokens];
         for (int first = 0; first < call.group_size; first += V::kChunkHeads) {
             const int heads = chunk(call, first);
             for (int h = 0; h < heads; ++h) {
@@ -39,19 +38,12 @@ struct CodedHeads {
                 std::memcpy(query[h], own, size_t(dim) * sizeof *own);
                 broken[first + h] = 0;
             }
-            std::memset(key, 0, sizeof key);
-            for (int64_t row = 0; row < count; ++row) {
-                if (row + kRowsAhead < count) {
-                    fetch_bytes(at(rows[row + kRowsAhead]) + start, dim * 2);
-                }
-                V::widen(call.stored_type, at(rows[row]) + start, dim, key);
+            for (int64_t row = 0; row < count; row += kBlockTokens) {
+                const int tokens = int(count - row < kBlockTokens ? count - row : kBlockTokens);
+                V::products(call.stored_type, rows + row, tokens, start, dim, query, heads, products);
                 for (int h = 0; h < heads; ++h) {
-                    const float x = product(query[h], key, padded);
-                    broken[first + h] |= x != x;
-                    float limited = x != x ? 0.0f : x;
-                    limited = limited > kExactLimit ? kExactLimit : limited;
-                    limited = limited < -kExactLimit ? -kExactLimit : limited;
-                    out[(first + h) * count + row] = int32_t(__builtin_rintf(limited * 65536.0f));
+                    broken[first + h] |=
+                        fix_block(products[h], tokens, out + (first + h) * count + row);
                 }
             }
         }
@@ -66,7 +58,6 @@ struct CodedHeads {
         const size_t start = (size_t(call.kv_heads) + size_t(head)) * dim * 2;
         alignas(64) float outputs[V::kChunkHeads][kMostCodedChannels];
         alignas(64) float weights[V::kChunkHeads][kBlockTokens];
-        alignas(64) float value[kMostCodedChannels];
         for (int first = 0; first < call.group_size; first += V::kChunkHeads) {
             const int heads = chunk(call, first);
             BlockWeights own[V::kChunkHeads];
@@ -80,22 +71,8 @@ struct CodedHeads {
                                          float_of_bits((power - 23 + 127) << 23);
                     weights[h][i] = own[h].power[i] < kLeastPower ? 0.0f : weight;
                 }
-                for (int i = 0; i < dim; ++i) {
-                    outputs[h][i] = 0.0f;
-                }
             }
-            for (int token = 0; token < tokens; ++token) {
-                if (token + kRowsAhead < tokens) {
-                    fetch_bytes(at(rows[token + kRowsAhead]) + start, dim * 2);
-                }
-                V::widen(call.stored_type, at(rows[token]) + start, dim, value);
-                for (int h = 0; h < heads; ++h) {
-                    const float weight = weights[h][token];
-                    for (int i = 0; i < dim; ++i) {
-                        outputs[h][i] = __builtin_fmaf(weight, value[i], outputs[h][i]);
-                    }
-                }
-            }
+            V::weighted(call.stored_type, rows, tokens, start, dim, weights, heads, outputs);
             for (int h = 0; h < heads; ++h) {
                 if (!largest || largest[first + h] - own[h].reference <= -kLeastPower) {
                     hand(first + h, own[h].reference, own[h].total, outputs[h]);
@@ -142,36 +119,71 @@ struct CodedHeads {
         }
     }
 
-    // Softmax over one block of a segment's tokens in one KV head:
+    // At most 64 coded tokens of a segment.
+    struct CodedBlock {
+        CodedBlock(const CodedTokens& of, int64_t first, HeadRange range)
+            : segment(of), start(first),
+              tokens(int(of.tokens - first < kBlockTokens ? of.tokens - first : kBlockTokens)),
+              used((tokens + 7) / 8 * 8), rows(of.code_rows + first), first_head(range.first) {
+            const uint64_t* beside = of.exponents + first;
+            uint64_t some_beside[kBlockTokens];
+            if (tokens < used) {
+                for (int i = 0; i < used; ++i) {
+                    some_rows[i] = rows[i < tokens ? i : tokens - 1];
+                    some_beside[i] = beside[i < tokens ? i : tokens - 1];
+                }
+                rows = some_rows;
+                beside = some_beside;
+            }
+            for (int head = 0; head < range.count; ++head) {
+                const size_t own = size_t(range.first + head) * of.exponent_stride;
+                uint8_t* __restrict const to = exponents[head];
+                // 0 behind the last one.
+                std::memset(to, 0, kBlockTokens);
+#pragma GCC unroll 8
+                for (int i = 0; i < used; ++i) {
+                    to[i] = at(beside[i])[own];
+                }
+            }
+        }
+
+        const uint8_t* exponents_of(int head) const { return exponents[head - first_head]; }
+
+        // Whether a token is invalid in a KV head.
+        bool has_invalid(int head) const {
+            const uint8_t* __restrict const own = exponents_of(head);
+            uint8_t invalid = 0;
+            for (int i = 0; i < kBlockTokens; ++i) {
+                invalid |= own[i] == hillinfer::kInvalidExponent;
+            }
+            return invalid || (segment.invalid_keys &&
+                               any_of(segment.invalid_keys + size_t(head) * segment.stride + start,
+                                      tokens));
+        }
+
+        CodedBlock(const CodedBlock&) = delete;
+
+        const CodedTokens& segment;
+        const int64_t start;
+        const int tokens;
+        // Whole octets of tokens are taken; behind the last one codes are taken 0 times.
+        const int used;
+        const uint64_t* rows;
+        const int first_head;
+        uint64_t some_rows[kBlockTokens];
+        alignas(64) uint8_t exponents[kMostBlockHeads][kBlockTokens];
+    };
+
+    // Softmax over a block in one of its KV heads:
     // hand(query head of the group, R, W, outputs), where outputs(i) is O of the channel whose place
     // is i. `broken` gets 1 where a token is invalid; `largest` is as in `exact_block`.
     template <class Hand>
-    static void coded_block(const CodedAttention& call, int head, const CodedTokens& segment,
-                            int64_t start, const CodedWork& work, const int32_t* largest,
-                            uint8_t* broken, Ahead& ahead, Hand hand) {
-        const int64_t left = segment.tokens - start;
-        const int tokens = int(left < kBlockTokens ? left : kBlockTokens);
+    static void coded_block(const CodedAttention& call, int head, const CodedBlock& block,
+                            const CodedWork& work, const int32_t* largest, uint8_t* broken,
+                            Ahead& ahead, Hand hand) {
+        const CodedTokens& segment = block.segment;
         const int blocks = call.code_bytes() / 16;
-        // Whole octets of tokens are taken; behind the last one codes are taken 0 times.
-        const int used = (tokens + 7) / 8 * 8;
-        alignas(64) uint8_t exponents[kBlockTokens] = {};
-        const uint64_t* rows = segment.code_rows + start;
-        const uint64_t* beside = segment.exponents + start;
-        uint64_t some_rows[kBlockTokens], some_beside[kBlockTokens];
-        if (tokens < used) {
-            for (int i = 0; i < used; ++i) {
-                some_rows[i] = rows[i < tokens ? i : tokens - 1];
-                some_beside[i] = beside[i < tokens ? i : tokens - 1];
-            }
-            rows = some_rows;
-            beside = some_beside;
-        }
-        const size_t own_exponent = size_t(head) * segment.exponent_stride;
-#pragma GCC unroll 8
-        for (int i = 0; i < used; ++i) {
-            exponents[i] = at(beside[i])[own_exponent];
-        }
-        if (has_invalid(segment, head, start, tokens, exponents)) {
+        if (block.has_invalid(head)) {
             std::memset(broken, 1, size_t(call.group_size));
         }
         const float* const means = work.means + size_t(head) * kMostCodedChannels;
@@ -186,8 +198,8 @@ struct CodedHeads {
             typename V::Addends addends;
             alignas(64) int32_t sums[V::kChunkHeads][kMostCodedChannels];
             const int64_t row = int64_t(head) * call.group_size + first;
-            V::weigh_coded(segment.aligned + row * segment.stride + start, segment.stride, heads,
-                           tokens, exponents, addends, weights);
+            V::weigh_coded(segment.aligned + row * segment.stride + block.start, segment.stride,
+                           heads, block.tokens, block.exponents_of(head), addends, weights);
             for (int h = 0; h < heads; ++h) {
                 near[h] = !largest || largest[first + h] - weights[h].reference <= -kLeastPower;
                 any |= near[h];
@@ -196,10 +208,10 @@ struct CodedHeads {
                 continue;
             }
             if (!is_arranged) {
-                V::arrange(rows, size_t(head) * call.code_bytes(), blocks, used, arranged);
+                V::arrange(block.rows, size_t(head) * call.code_bytes(), blocks, block.used, arranged);
                 is_arranged = true;
             }
-            V::sums(arranged, blocks, used, addends, heads, ahead, sums);
+            V::sums(arranged, blocks, block.used, addends, heads, ahead, sums);
             for (int h = 0; h < heads; ++h) {
                 if (!near[h]) {
                     continue;
@@ -234,6 +246,7 @@ struct CodedHeads {
         const int group = call.group_size;
         const size_t dim = size_t(call.head_dim);
         const Places places(call);
+        fetch_first(call, range, segments, segment_count);
         find_powers(call, range, rows, count, segments, segment_count, work);
         for (int head = range.first; head < range.first + range.count; ++head) {
             add_rows(call, places, head, rows, count, work);
@@ -241,12 +254,13 @@ struct CodedHeads {
         for (int64_t i = 0; i < segment_count; ++i) {
             prepare(call, places, range, segments[i], work);
             for (int64_t first = 0; first < segments[i].tokens; first += kBlockTokens) {
+                const CodedBlock block(segments[i], first, range);
                 for (int number = 0; number < range.count; ++number) {
                     Ahead ahead =
                         next_lines(call, range, segments + i, segments + segment_count, first, number);
                     const int head = range.first + number;
                     const BlockPartials sums = work.sums.from(size_t(head) * group, kMostCodedChannels);
-                    coded_block(call, head, segments[i], first, work, sums.powers, sums.broken, ahead,
+                    coded_block(call, head, block, work, sums.powers, sums.broken, ahead,
                                 [&](int h, int32_t reference, int64_t total, auto outputs) {
                                     add(sums, h, places.width, reference, total, outputs);
                                 });
@@ -299,15 +313,16 @@ struct CodedHeads {
         for (int head = call.first_head; head < call.first_head + call.head_count; ++head) {
             const size_t own = size_t(head) * call.group_size;
             for (int64_t first = 0; first < segment.tokens; first += kBlockTokens) {
-                const BlockPartials block =
+                const BlockPartials to =
                     out.from(size_t(first / kBlockTokens) * call.query_heads() + own, dim);
-                std::memset(block.broken, 0, size_t(call.group_size));
-                coded_block(call, head, segment, first, work, nullptr, block.broken, none,
+                std::memset(to.broken, 0, size_t(call.group_size));
+                const CodedBlock block(segment, first, {head, 1});
+                coded_block(call, head, block, work, nullptr, to.broken, none,
                             [&](int h, int32_t reference, int64_t total, auto outputs) {
-                                block.powers[h] = reference;
-                                block.totals[h] = total;
+                                to.powers[h] = reference;
+                                to.totals[h] = total;
                                 for (int i = 0; i < call.head_dim; ++i) {
-                                    block.outputs[h * dim + i] = outputs(places[i]);
+                                    to.outputs[h * dim + i] = outputs(places[i]);
                                 }
                             });
             }
@@ -404,34 +419,31 @@ private:
         return left < V::kChunkHeads ? left : V::kChunkHeads;
     }
 
-    static float product(const float* __restrict query, const float* __restrict key, int padded) {
-        alignas(64) float lanes[kProductLanes] = {};
-        for (int j = 0; j < padded; j += kProductLanes) {
-            for (int l = 0; l < kProductLanes; ++l) {
-                lanes[l] = __builtin_fmaf(query[j + l], key[j + l], lanes[l]);
-            }
+    // X of x; whether one is no number.
+    static bool fix_block(const float* __restrict products, int tokens, int32_t* __restrict out) {
+        int broken = 0;
+        for (int i = 0; i < tokens; ++i) {
+            const float x = products[i];
+            broken |= x != x;
+            float limited = x != x ? 0.0f : x;
+            limited = limited > kExactLimit ? kExactLimit : limited;
+            limited = limited < -kExactLimit ? -kExactLimit : limited;
+            out[i] = int32_t(__builtin_rintf(limited * 65536.0f));
         }
-        for (int half = kProductLanes / 2; half; half /= 2) {
-            for (int l = 0; l < half; ++l) {
-                lanes[l] += lanes[l + half];
-            }
-        }
-        return lanes[0];
+        return broken;
     }
 
-    static bool has_invalid(const CodedTokens& segment, int head, int64_t start, int tokens,
-                            const uint8_t* __restrict exponents) {
-        uint8_t invalid = 0;
-        for (int i = 0; i < kBlockTokens; ++i) {
-            invalid |= exponents[i] == hillinfer::kInvalidExponent;
+    static bool any_of(const uint8_t* bytes, int count) {
+        uint64_t any = 0, word;
+        int i = 0;
+        for (; i + 8 <= count; i += 8) {
+            std::memcpy(&word, bytes + i, sizeof word);
+            any |= word;
         }
-        if (segment.invalid_keys) {
-            const uint8_t* const own = segment.invalid_keys + size_t(head) * segment.stride + start;
-            for (int i = 0; i < tokens; ++i) {
-                invalid |= own[i];
-            }
+        for (; i < count; ++i) {
+            any |= bytes[i];
         }
-        return invalid;
+        return any;
     }
 
     // Adds a block to the sum; a head has room for kMostCodedChannels.

@@ -5,7 +5,7 @@
 
 namespace {
 
-struct PlainCodes {
+struct PlainCodes : PlainRows<PlainCodes> {
     static constexpr int kChunkHeads = 4;
 
     // Codes of a block's tokens, channel by channel.

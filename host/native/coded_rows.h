@@ -16,46 +16,44 @@ inline void fetch_bytes(const uint8_t* from, int64_t bytes) {
     }
 }
 
-// Lines of code rows that come next, touched one at a time while sums are computed: the processor has
-// only so many on their way at once.
+// Lines of code rows that come next, some of a row at a time, touched while sums are computed: the
+// processor has only so many on their way at once. No branch hangs on where lines begin.
 class Ahead {
 public:
     Ahead() = default;
 
-    Ahead(const uint64_t* rows, int64_t count, size_t start, size_t bytes)
-        : row_(rows), stop_(rows + count), start_(start), bytes_(bytes) {
-        open_row();
-    }
+    // `last` is a row's last byte that is needed, from its `start` on.
+    Ahead(const uint64_t* rows, int64_t count, size_t start, size_t last)
+        : row_(rows), stop_(rows + count), start_(start), last_(last) {}
 
-    // The next line; whether there was one.
+    // The next lines; whether there were some.
     bool touch() {
-        if (line_ >= end_) {
+        if (row_ == stop_) {
             return false;
         }
-        __builtin_prefetch(at(line_), 0, 2);
-        line_ += 64;
-        if (line_ >= end_) {
+        const uint8_t* const row = at(*row_) + start_;
+#pragma GCC unroll 4
+        for (int i = 0; i < kLines; ++i) {
+            const size_t place = done_ + size_t(i) * 64;
+            __builtin_prefetch(row + (place < last_ ? place : last_), 0, 2);
+        }
+        done_ += kLines * 64;
+        // A row's last line may begin up to 63 bytes before its last byte.
+        if (done_ >= last_ + 64) {
+            done_ = 0;
             ++row_;
-            open_row();
         }
         return true;
     }
 
 private:
-    void open_row() {
-        if (row_ != stop_) {
-            line_ = (*row_ + start_) & ~uint64_t(63);
-            end_ = *row_ + start_ + bytes_;
-        }
-    }
+    static constexpr int kLines = 3;
 
     const uint64_t* row_ = nullptr;
     const uint64_t* stop_ = nullptr;
     size_t start_ = 0;
-    size_t bytes_ = 0;
-    // Of the row that is open; the line is not below the end where none is left.
-    uint64_t line_ = 0;
-    uint64_t end_ = 0;
+    size_t last_ = 0;
+    size_t done_ = 0;
 };
 
 // Items of a stored row as floats.

@@ -52,8 +52,9 @@ bool list_cold(const LayerTable& table, const PoolTable& pool, const CodeSlots& 
                int32_t segment_tokens, int64_t held, SplitSelection& split) {
     const SelectedSets &exact = *split.exact, &coded = *split.coded;
     split.cold_count = 0;
-    const auto list = [&](int64_t position, int64_t row) {
+    const auto list = [&](int64_t position, int64_t row, int64_t number) {
         split.cold_positions[split.cold_count] = position;
+        split.cold_numbers[split.cold_count] = number;
         split.cold_rows[split.cold_count++] = row;
     };
     for (int64_t i = 0, j = 0; i < exact.count || j < coded.count;) {
@@ -75,9 +76,11 @@ bool list_cold(const LayerTable& table, const PoolTable& pool, const CodeSlots& 
         }
         const int64_t segment = position / segment_tokens;
         // Of tokens whose segment's statistics are not taken it is not known what is missing.
-        if (is_exact || (segment < split.segment_count &&
-                         !find_code(slots, row, split.segments[segment].number))) {
-            list(position, row);
+        if (is_exact) {
+            list(position, row, kNoNumber);
+        } else if (segment < split.segment_count &&
+                   !find_code(slots, row, split.segments[segment].number)) {
+            list(position, row, split.segments[segment].number);
         }
     }
     return true;

@@ -20,6 +20,9 @@ struct SegmentValues {
     const int32_t* means;
 };
 
+// No codes are known under it: a row that is read itself.
+constexpr int64_t kNoNumber = -2;
+
 // Selected sets, what of them is exact and what is coded, and where that lies. Rows and tokens are those
 // that at least one set has.
 struct SplitSelection {
@@ -48,7 +51,8 @@ struct SplitSelection {
     int64_t* numbers;
     uint64_t* sources;
     // Rows that are to be read: of a choice that is made ahead, exact ones and those of tokens without
-    // codes; of one that is attended to, the latter alone, and which of the missing ones they are.
+    // codes, and numbers of these tokens' values; of one that is attended to, the latter alone, and which of
+    // the missing ones they are.
     int64_t* cold_positions;
     int64_t* cold_rows;
     int64_t* cold_numbers;

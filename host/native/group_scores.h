@@ -40,6 +40,22 @@ void group_products(const Shape& shape, const GroupInput& in) {
     }
 }
 
+// Of tiles that are made together with those of some tokens.
+template <class Products>
+void some_group_products(const Shape& shape, const GroupInput& in, uint64_t tokens,
+                         const uint8_t* const* fetches) {
+    const uint8_t* tile = in.group + size_t(shape.kv_heads) * hillinfer::kBeatBytes;
+    const int once = Products::tiles_at_once(shape);
+    const uint64_t own = (uint64_t(1) << (once * shape.tile_tokens())) - 1;
+    for (int number = 0; number < shape.tiles(); number += once) {
+        const int first = number * shape.tile_tokens();
+        if (tokens >> first & own) {
+            Products::tiles(shape, tile + number * shape.tile_bytes(), in.arranged,
+                            in.products + first, *fetches++);
+        }
+    }
+}
+
 inline void align_row(const int32_t* __restrict products, const uint8_t* __restrict exponents,
                       Correction correction, int32_t query_exponent, int32_t offset,
                       int32_t* __restrict out) {
@@ -177,6 +193,32 @@ struct GroupScores {
         }
     }
 
+    static int tokens_at_once(const Shape& shape) {
+        return Products::tiles_at_once(shape) * shape.tile_tokens();
+    }
+
+    static void some_log_weights(const Shape& shape, const GroupInput& in, uint64_t tokens,
+                                 const uint8_t* const* fetches, int32_t* out, int64_t stride) {
+        alignas(64) int32_t exponents[kGroupTokens], far[kGroupTokens];
+        const int32_t nu = largest_nu(shape);
+        some_group_products<Products>(shape, in, tokens, fetches);
+        for (int head = 0, row = 0; head < shape.kv_heads; ++head) {
+            const int32_t largest = near_exponents(in.group + head * kGroupTokens, exponents);
+            for (int i = 0; i < shape.heads; ++i, ++row) {
+                const NearRow own = near_row(shape, in, nu, row, 0);
+                int32_t* to = out + row * stride;
+                if (own.fits(largest)) {
+                    Products::some_values(in.products + row * kGroupTokens, exponents, own, tokens, to);
+                    continue;
+                }
+                align(shape, in, head, row, far);
+                for (uint64_t left = tokens; left; left &= left - 1) {
+                    *to++ = far[__builtin_ctzll(left)];
+                }
+            }
+        }
+    }
+
     static void tuples(const Shape& shape, const GroupInput& first, const int32_t* offsets,
                        int64_t position, int64_t tokens, uint32_t* out, int64_t stride) {
         NearRow* const rows = near_rows(shape, first, offsets);
@@ -274,6 +316,8 @@ constexpr hillinfer::Kernels kernels_of(const char* name) {
             Products::arrange,
             code_query,
             GroupScores<Products>::log_weights,
+            GroupScores<Products>::tokens_at_once,
+            GroupScores<Products>::some_log_weights,
             GroupScores<Products>::tuples,
             GroupScores<Products>::finish,
             log_sum,

@@ -27,6 +27,13 @@ struct Kernels {
     void (*code_query)(const Shape&, const float* scaled, const Segment&, const QueryCodes& out);
     // L' of a group of 64 tokens: rows * 64.
     void (*log_weights)(const Shape&, const GroupInput&, int32_t* out);
+    // Tokens whose products are made together.
+    int (*tokens_at_once)(const Shape&);
+    // L' of some of the 64 tokens, a bit for each: out[row * stride + i] is that of the i-th one. Codes
+    // are read of those alone whose products are made together with theirs; `fetches` has, one behind
+    // the other, what is to be asked for while each of these is made.
+    void (*some_log_weights)(const Shape&, const GroupInput&, uint64_t tokens,
+                             const uint8_t* const* fetches, int32_t* out, int64_t stride);
     // The tuples of a segment's groups from the given one on: out[set * stride + token], `tokens` of
     // them.
     void (*tuples)(const Shape&, const GroupInput&, const int32_t* offsets, int64_t position,

@@ -129,9 +129,18 @@ inline int32_t add_row_weights(const int32_t* __restrict products,
     return largest;
 }
 
-// What a KV head adds to the weights of its tokens, a row after the other. False where a number is
-// large: then the sums are of no use.
 struct NearWeights {
+    // L' of some of a group's tokens, a bit for each, one behind the other.
+    static void some_values(const int32_t* products, const int32_t* exponents, NearRow row,
+                            uint64_t tokens, int32_t* out) {
+        for (; tokens; tokens &= tokens - 1) {
+            const int token = __builtin_ctzll(tokens);
+            *out++ = row.log_weight(products[token], exponents[token]);
+        }
+    }
+
+    // What a KV head adds to the weights of its tokens, a row after the other. False where a number is
+    // large: then the sums are of no use.
     static bool add_near_weights(const uint8_t* stored, const int32_t* products,
                                  const NearRow* rows, int count, int32_t limit, int32_t* sums,
                                  int32_t* valid) {

@@ -10,6 +10,30 @@ namespace {
 struct NearWeightsAvx512 {
     static constexpr int kParts = 4;  // A group's tokens in vectors.
 
+    // As `NearWeights` has it.
+    static void some_values(const int32_t* products, const int32_t* exponents, NearRow row,
+                            uint64_t tokens, int32_t* out) {
+        const __m512i shift = _mm512_set1_epi32(row.shift());
+        const __m512i bias = _mm512_set1_epi32(row.bias());
+        const __m512i most = _mm512_set1_epi32(row.most());
+        const __m512i rounding = _mm512_set1_epi32(row.rounding());
+#pragma GCC unroll 4
+        for (int part = 0; part < kParts; ++part) {
+            const __mmask16 own = __mmask16(tokens >> (16 * part));
+            const int count = __builtin_popcount(own);
+            const __m512i moved = _mm512_sub_epi32(
+                _mm512_sllv_epi32(_mm512_loadu_si512(products + 16 * part), shift), bias);
+            // A shift by more than 31 leaves the sign, as one by 31 does.
+            const __m512i twice = _mm512_srav_epi32(
+                moved, _mm512_sub_epi32(most, _mm512_loadu_si512(exponents + 16 * part)));
+            const __m512i values = _mm512_srai_epi32(_mm512_add_epi32(twice, rounding), 1);
+            // Packed in a register, as to pack into memory is slow on some processors.
+            _mm512_mask_storeu_epi32(out, __mmask16((1u << count) - 1),
+                                     _mm512_maskz_compress_epi32(own, values));
+            out += count;
+        }
+    }
+
     // As `NearWeights`.
     static bool add_near_weights(const uint8_t* stored, const int32_t* products,
                                  const NearRow* rows, int count, int32_t limit, int32_t* sums,

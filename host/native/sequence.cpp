@@ -6,92 +6,17 @@
 #include <memory>
 #include <vector>
 
+#include "group_work.h"
 #include "offsets.h"
 #include "thread_pool.h"
 
 namespace hillinfer {
 namespace {
 
-// Groups that a thread takes at once: few enough that all threads end at about the same time.
-constexpr int64_t kGroupsAtOnce = 16;
-
-template <class T>
-class Aligned {
-public:
-    explicit Aligned(size_t count)
-        : memory_(new uint8_t[count * sizeof(T) + 64]),
-          values_(reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(memory_.get()) + 63) / 64 *
-                                       64)) {}
-    T* get() const { return values_; }
-
-private:
-    std::unique_ptr<uint8_t[]> memory_;
-    T* values_;
-};
-
-int64_t groups_of(int64_t tokens) { return (tokens + kGroupTokens - 1) / kGroupTokens; }
-
 // Threads that it is worth to make tuples of so many tokens' L' with.
 int finishing_threads(const Sequence& sequence, int64_t tokens) {
     const int64_t bytes = tokens * sequence.shape.rows() * int64_t(sizeof(int32_t));
     return worthwhile_threads(sequence.threads, bytes);
-}
-
-// Query codes of all segments, and as the kernels read them.
-class Queries {
-public:
-    Queries(const Kernels& kernels, const Shape& shape, int64_t segments)
-        : kernels_(kernels),
-          shape_(shape),
-          arranged_bytes_((kernels.arranged_bytes(shape) + 63) / 64 * 64),
-          numbers_(size_t(segments) * shape.rows() * 3),
-          arranged_(size_t(segments) * arranged_bytes_) {}
-
-    // `room` holds rows * padded_dim codes on their way.
-    void code(const float* scaled, const Segment& segment, int64_t number, int8_t* room) {
-        QueryCodes out = codes_of(number);
-        out.codes = room;
-        kernels_.code_query(shape_, scaled, segment, out);
-        kernels_.arrange(shape_, out.codes, arranged_of(number));
-    }
-
-    QueryCodes codes_of(int64_t number) {
-        int32_t* own = numbers_.get() + size_t(number) * shape_.rows() * 3;
-        return {nullptr, own, own + shape_.rows(), own + 2 * shape_.rows()};
-    }
-
-    int8_t* arranged_of(int64_t number) { return arranged_.get() + size_t(number) * arranged_bytes_; }
-
-private:
-    const Kernels& kernels_;
-    const Shape& shape_;
-    size_t arranged_bytes_;
-    Aligned<int32_t> numbers_;
-    Aligned<int8_t> arranged_;
-};
-
-// What one thread works in, allocated before any thread starts: none may fail.
-struct Scratch {
-    explicit Scratch(const Shape& shape)
-        : codes(size_t(shape.rows()) * shape.padded_dim),
-          products(size_t(shape.rows()) * kGroupTokens),
-          row_words(size_t(shape.rows()) * kRowWords),
-          log_weights(size_t(shape.rows()) * kGroupTokens),
-          probes(shape.group_bytes()) {}
-
-    Aligned<int8_t> codes;
-    Aligned<int32_t> products;
-    Aligned<int32_t> row_words;
-    Aligned<int32_t> log_weights;
-    Aligned<uint8_t> probes;
-};
-
-std::vector<Scratch> scratches(const Shape& shape, int threads) {
-    std::vector<Scratch> made;
-    for (int i = 0; i < std::clamp(threads, 1, kMostThreads); ++i) {
-        made.emplace_back(shape);
-    }
-    return made;
 }
 
 // One token's codes lie a beat apart. A constant size makes each copy one instruction; the next
@@ -142,8 +67,7 @@ public:
         const std::vector<int32_t> offsets = this->offsets();
         const int64_t per_segment = shape_.segment_tokens / kGroupTokens;
         const int64_t groups = groups_of(tokens_);
-        const int64_t step =
-            std::clamp<int64_t>(groups / (8 * std::max(sequence_.threads, 1)), 1, kGroupsAtOnce);
+        const int64_t step = groups_at_once(groups, sequence_.threads);
         run_parallel(sequence_.threads, (groups + step - 1) / step,
                      [&](int64_t item, int worker) {
                          const int64_t stop = std::min((item + 1) * step, groups);
@@ -388,49 +312,6 @@ void segment_log_weights(const Kernels& kernels, const Sequence& sequence, const
             log_weights + size_t(group) * shape.rows() * kGroupTokens);
         std::memcpy(exponents + size_t(group) * shape.kv_heads * kGroupTokens, from,
                     size_t(shape.kv_heads) * kGroupTokens);
-    });
-}
-
-// L' of single tokens: groups that have none of them are not looked at.
-void aligned_tokens(const Kernels& kernels, const Sequence& sequence, const int64_t* positions,
-                    int64_t count, int32_t* aligned, uint8_t* invalid) {
-    const Shape& shape = sequence.shape;
-    Queries queries(kernels, shape, sequence.segment_count);
-    std::vector<Scratch> own = scratches(shape, sequence.threads);
-    // Where the tokens of each group begin.
-    std::vector<int64_t> starts;
-    for (int64_t i = 0; i < count; ++i) {
-        if (!i || positions[i] / kGroupTokens != positions[i - 1] / kGroupTokens) {
-            const int64_t number = positions[i] / shape.segment_tokens;
-            if (!i || number != positions[i - 1] / shape.segment_tokens) {
-                queries.code(sequence.scaled, sequence.segments[number], number, own[0].codes.get());
-            }
-            starts.push_back(i);
-        }
-    }
-    const int64_t groups = int64_t(starts.size());
-    starts.push_back(count);
-    const int threads = scoring_threads(kernels, shape, groups * kGroupTokens, sequence.threads);
-    run_parallel(threads, groups, [&](int64_t item, int worker) {
-        const int64_t first = starts[item];
-        const int64_t number = positions[first] / shape.segment_tokens;
-        const int64_t group = positions[first] % shape.segment_tokens / kGroupTokens;
-        const uint8_t* from = sequence.segments[number].shadow + size_t(group) * shape.group_bytes();
-        const QueryCodes query = queries.codes_of(number);
-        int32_t* const weights = own[worker].log_weights.get();
-        kernels.log_weights(shape,
-                            {from, &query, queries.arranged_of(number), own[worker].products.get(),
-                             own[worker].row_words.get()},
-                            weights);
-        for (int64_t i = first; i < starts[item + 1]; ++i) {
-            const size_t token = size_t(positions[i] % kGroupTokens);
-            for (int row = 0; row < shape.rows(); ++row) {
-                aligned[row * count + i] = weights[row * kGroupTokens + token];
-            }
-            for (int head = 0; head < shape.kv_heads; ++head) {
-                invalid[head * count + i] = from[head * kGroupTokens + token] == kInvalidExponent;
-            }
-        }
     });
 }
 

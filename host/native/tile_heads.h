@@ -43,21 +43,25 @@ struct TileHeads {
 
     static void tiles(const Shape& shape, const uint8_t* beats, const int8_t* arranged,
                       int32_t* products) {
+        tiles(shape, beats, arranged, products, beats + kFetchAhead);
+    }
+
+    static void tiles(const Shape& shape, const uint8_t* beats, const int8_t* arranged,
+                      int32_t* products, const uint8_t* fetch) {
         switch (shape.code_bits) {
-            case 8: return all_heads<HeadTile<8>>(shape, beats, arranged, products);
-            case 4: return all_heads<HeadTile<4>>(shape, beats, arranged, products);
-            default: return all_heads<HeadTile<2>>(shape, beats, arranged, products);
+            case 8: return all_heads<HeadTile<8>>(shape, beats, fetch, arranged, products);
+            case 4: return all_heads<HeadTile<4>>(shape, beats, fetch, arranged, products);
+            default: return all_heads<HeadTile<2>>(shape, beats, fetch, arranged, products);
         }
     }
 
 private:
     template <class Kernel>
-    static void all_heads(const Shape& shape, const uint8_t* beats, const int8_t* arranged,
-                          int32_t* products) {
+    static void all_heads(const Shape& shape, const uint8_t* beats, const uint8_t* fetch,
+                          const int8_t* arranged, int32_t* products) {
         const int slices = shape.slices();
         const size_t bytes = shape.tile_bytes();
         const size_t stride = size_t(slices) * Kernel::kSliceBytes;
-        const uint8_t* fetch = beats + kFetchAhead;
         for (int head = 0; head < shape.kv_heads; ++head) {
             for (int first = 0; first < shape.heads; first += kHeadsAtOnce) {
                 switch (shape.heads - first) {

@@ -32,7 +32,7 @@ from hillinfer.native.library import native_library
 from hillinfer.native.split_rows import SplitRows
 from hillinfer.scoring.aligned import AlignedWeights
 from hillinfer.scoring.scorer import ImportanceEvaluation
-from hillinfer.shadow.code_file import NO_NUMBER, CodeFile
+from hillinfer.shadow.code_file import CodeFile
 from hillinfer.shadow.segments import SegmentLayer
 from hillinfer.shadow.values import ValueCodes
 from hillinfer.statistics import Counters
@@ -220,12 +220,7 @@ class CodedStep:
         """Begin to read codes that lie in a file, and rows of what else is cold."""
         positions, rows = split.cold
         if self._file is not None:
-            own = self._shadow.known_values(layer, sequence)
-            numbers = np.array([*(one.number for one in own), NO_NUMBER])
-            of_each = numbers[np.minimum(positions // self._segment_tokens, len(own))]
-            # An exact token is so in at least one set.
-            of_each[np.isin(positions, np.concatenate(split.exact_sets))] = NO_NUMBER
-            stay = ~self._file.begin(layer, id(sequence), rows, of_each)
+            stay = ~self._file.begin(layer, id(sequence), rows, split.cold_numbers)
             positions, rows = positions[stay], rows[stay]
         return self._prefetch.begin(layer, positions, rows)
 

@@ -136,7 +136,10 @@ class SplitRows:
 
     @property
     def cold_numbers(self) -> Positions:
-        """Of what is attended to, which of the tokens without codes they are; a copy."""
+        """Of a choice ahead, numbers of the tokens' values, `NO_NUMBER` of exact ones; a copy.
+
+        Of what is attended to, which of the tokens without codes they are.
+        """
         return self._cold[2][: self.table.cold_count].copy()
 
     @property

@@ -31,7 +31,7 @@ from hillinfer_model.value_layout import code_row_bytes
 _ALIGNMENT = 64
 _NUMBER_BYTES = 4
 _NOTHING = -1
-# No codes have it.
+# No codes have it; the native library says so, too (kNoNumber).
 NO_NUMBER = -2
 
 
@@ -64,6 +64,25 @@ class _Coming:
     numbers: NDArray[np.int64]
     buffer: NDArray[np.uint8]
     landed: Future[Landed]
+
+
+def _found_in(
+    coming: _Coming,
+    rows: NDArray[np.int64],
+    numbers: NDArray[np.int64],
+    filled: NDArray[np.bool_],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return which records came of rows that are wanted and not filled, and which these are."""
+    # What was begun is what is wanted, as a rule.
+    if np.array_equal(coming.rows, rows) and np.array_equal(coming.numbers, numbers):
+        (came,) = np.nonzero(~filled)
+        return came, came
+    order = np.argsort(coming.rows)
+    at = np.searchsorted(coming.rows, rows, sorter=order)
+    at = order[np.minimum(at, len(order) - 1)]
+    same = (coming.rows[at] == rows) & (coming.numbers[at] == numbers)
+    (came,) = np.nonzero(same & ~filled)
+    return at[came], came
 
 
 class CodeFile:
@@ -346,12 +365,8 @@ class CodeFile:
                 row = int(coming.rows[landed.wrong])
                 start = int(self._starts(layer, np.array([row // GROUP_TOKENS]))[0])
                 raise self._file.changed(self._size, start + row % GROUP_TOKENS * self._size)
-            order = np.argsort(coming.rows)
-            at = np.searchsorted(coming.rows, rows, sorter=order)
-            at = order[np.minimum(at, len(order) - 1)]
-            same = (coming.rows[at] == rows) & (coming.numbers[at] == numbers)
-            (came,) = np.nonzero(same & ~filled)
-            out[places[came]] = coming.buffer[at[came], : self._row_bytes]
+            at, came = _found_in(coming, rows, numbers, filled)
+            out[places[came]] = coming.buffer[at, : self._row_bytes]
             filled[came] = True
         finally:
             self._give(coming)
