@@ -2,12 +2,13 @@
 """A server keeps documents of its store ready while nobody waits, and answers from their forms."""
 
 import json
+import shutil
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import pytest
 from generation_runs import SETTINGS
-from servers import running
+from servers import HTTP, running
 from waiting import until
 
 from hillinfer.catalogue.catalogue import Catalogue
@@ -27,17 +28,28 @@ QUESTION = f"{BOOK}\n\nwhere is the cat?"
 FORMS = ("--form", "held", "--form", "int8")
 
 
+@pytest.fixture(scope="module")
+def put_once():
+    """What the first test puts, for all of them."""
+    return {}
+
+
 @pytest.fixture
-def library(command, endless_folder, cold_dir, tmp_path):
-    """A store with a document that was put and measured."""
-    file, store = tmp_path / "book.txt", tmp_path / "store"
-    file.write_text(BOOK)
-    told = command(
-        *("documents", "put", file, "--store", store, "--store-size", "64MiB", *FORMS, "--json"),
-        *("--model", endless_folder, "--cold-dir", cold_dir, "--threads", 1, "--probes", 1),
-    )
-    assert told.code == 0, told.err
-    return store, json.loads(told.out)
+def library(put_once, command, endless_folder, cold_dir, tmp_path_factory, tmp_path):
+    """A store of one's own with a document that was put and measured."""
+    if not put_once:
+        put_once["place"] = place = tmp_path_factory.mktemp("library")
+        (place / "book.txt").write_text(BOOK)
+        told = command(
+            *("documents", "put", place / "book.txt", "--store", place / "store", *FORMS, "--json"),
+            *("--model", endless_folder, "--cold-dir", cold_dir, "--store-size", "64MiB"),
+            *("--threads", 1, "--probes", 1),
+        )
+        assert told.code == 0, told.err
+        put_once["told"] = json.loads(told.out)
+    own = tmp_path / "library"
+    shutil.copytree(put_once["place"], own)
+    return own / "store", put_once["told"]
 
 
 def uncounted(passes, model):
@@ -121,6 +133,10 @@ def test_a_plan_places_a_document_and_a_client_with_a_key_does_not_see_it(
     with serving(library, endless_folder, cold_dir, **rules) as server, server.client(KEY) as anna:
         wait_until_placed(server)
         assert list(placed(server).held) == [library[1]["name"]]
+        told = HTTP.get(f"{server.url}/metrics", headers={"authorization": f"Bearer {KEY}"}).text
+        assert "hillinfer_placed_documents 1.0" in told
+        (size,) = placed(server).held.values()
+        assert f"hillinfer_placed_document_bytes {float(size)}" in told
         assert "document_form" not in answered(server, client=anna)[1]
         assert placed(server).failure == ""
 
@@ -197,3 +213,9 @@ def test_profiles_follow_what_users_are_answered(library, endless_folder, cold_d
             assert served.placed.failure == ""
             measured = served.placed._catalogue.find(document.title).of_form(form)
             assert (measured.lower < 1.0) is (form == "int2")
+
+
+def test_a_floor_out_of_range_is_refused(command):
+    for floor in (-0.1, 1.5, "nan"):
+        line = command("serve", "--document-floor", floor).error_line()
+        assert f"document floor={float(floor)} is not from 0 to 1" in line
