@@ -62,6 +62,7 @@ class QuestionReading(StrEnum):
     CHUNKS = "chunks"
     SINGLY = "singly"
     ONE_SET = "one-set"
+    AUTO = "auto"
 
 
 class ModelName(StrEnum):

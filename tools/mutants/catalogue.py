@@ -8,6 +8,7 @@ from mutants.mutant import Mutant
 _ROOM = "host/hillinfer/catalogue"
 _TESTS = "tests/host/catalogue"
 _ONE_SET = "tests/host/hf/test_one_set.py"
+_PLACED = "tests/host/serve/test_placed_documents.py"
 
 CATALOGUE = (
     Mutant(
@@ -37,10 +38,26 @@ CATALOGUE = (
     Mutant(
         "catalogue-for-all",
         "Others may read a catalogue.",
-        f"{_ROOM}/catalogue.py",
-        "scratch.chmod(0o600)",
-        "scratch.chmod(0o644)",
-        (f"{_TESTS}/test_catalogue.py",),
+        "host/hillinfer/system/sqlite_file.py",
+        "path.chmod(0o600)",
+        "path.chmod(0o644)",
+        (f"{_TESTS}/test_catalogue.py", "tests/host/system/test_sqlite_file.py"),
+    ),
+    Mutant(
+        "half-a-change-stays",
+        "What a change did before it failed stays in the database.",
+        "host/hillinfer/system/sqlite_file.py",
+        'self._db.execute("ROLLBACK")',
+        'self._db.execute("COMMIT")',
+        ("tests/host/system/test_sqlite_file.py",),
+    ),
+    Mutant(
+        "a-busy-file-is-to-be-removed",
+        "Whoever finds a catalogue in use is told to remove it.",
+        "host/hillinfer/system/sqlite_file.py",
+        "if self.way_out and not is_passing else",
+        "if self.way_out else",
+        ("tests/host/system/test_sqlite_file.py",),
     ),
     Mutant(
         "plans-without-floors",
@@ -62,7 +79,7 @@ CATALOGUE = (
         "forms-that-nobody-counts",
         "A form is made whether the budget has room or not.",
         f"{_ROOM}/keeper.py",
-        "if not self._accountant.take_spare(Part.OTHER, size):",
+        "if not self._accountant.take_spare(Part.OTHER, counted):",
         "if not self._accountant.take_spare(Part.OTHER, 0):",
         (f"{_TESTS}/test_keeper.py",),
     ),
@@ -97,6 +114,62 @@ CATALOGUE = (
         "if document.namespace != namespace.digest:",
         "if False:",
         (f"{_TESTS}/test_keeper.py",),
+    ),
+    Mutant(
+        "documents-of-others",
+        "A client with a key is answered from a form of a document that is not its own.",
+        "host/hillinfer/serve/served_model.py",
+        "if self._placed is not None and not tenant:",
+        "if self._placed is not None:",
+        (_PLACED,),
+    ),
+    Mutant(
+        "openings-that-nobody-counts",
+        "What a form opens into is in no budget.",
+        f"{_ROOM}/placed.py",
+        "size = self._opened_bytes(tokens) * sequences",
+        "size = 0",
+        (_PLACED,),
+    ),
+    Mutant(
+        "forms-that-give-no-way",
+        "A request is refused while forms of documents take its room.",
+        "host/hillinfer/serve/served_model.py",
+        "if self._placed is None or not self._placed.give_up_oldest():",
+        "if True:",
+        (_PLACED,),
+    ),
+    Mutant(
+        "profiles-that-stay",
+        "A profile stays however much worse answers are.",
+        f"{_ROOM}/checks.py",
+        "fmean(own) < measured.lower - _SLIP",
+        "fmean(own) < 0",
+        (_PLACED,),
+    ),
+    Mutant(
+        "a-lead-that-never-comes",
+        "A document's most-hit rows are not brought.",
+        "host/hillinfer/forms/lead.py",
+        "                generation.step(token)\n",
+        "                pass\n",
+        ("tests/host/forms/test_shadowed_form.py",),
+    ),
+    Mutant(
+        "one-set-whatever-it-takes",
+        "One set is chosen where reading token by token is sooner.",
+        "host/hillinfer/reuse/ways.py",
+        "if seconds < min(others) and saved",
+        "if saved",
+        ("tests/host/reuse/test_ways.py",),
+    ),
+    Mutant(
+        "one-set-of-a-page-each",
+        "Rows of a set count as if no two lay in a page.",
+        "host/hillinfer/reuse/ways.py",
+        "seconds = rates.one_set_seconds(pages * stored, tokens, passes)",
+        "seconds = rates.one_set_seconds(stored, tokens, passes)",
+        ("tests/host/reuse/test_ways.py",),
     ),
     Mutant(
         "one-set-of-all",

@@ -8,10 +8,9 @@ them says what is known here; without a catalogue the store is as it was.
 from __future__ import annotations
 
 import os
-import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from hillinfer.catalogue.records import (
@@ -23,6 +22,7 @@ from hillinfer.catalogue.records import (
 )
 from hillinfer.errors import reason_of, way_out
 from hillinfer.store.pool_files import StorePlaces
+from hillinfer.system.sqlite_file import FileKind, SqliteFile
 
 FILE = "documents.sqlite"
 _VERSION = 1
@@ -43,8 +43,11 @@ _DOCUMENT = (
 _MEASURED = (
     "form, byte_count, agreement, worst, lower, divergence, opening_seconds, token_seconds, judged"
 )
-_BUSY_SECONDS = 10.0
-_MADE_ANEW = "remove it: it is made anew, forms are measured again, and no stored row is lost"
+_KIND = FileKind(
+    "the catalogue",
+    CatalogueError,
+    "remove it: it is made anew, forms are measured again, and no stored row is lost",
+)
 
 
 class Catalogue:
@@ -67,38 +70,15 @@ class Catalogue:
     def __init__(self, places: StorePlaces) -> None:
         self._path = places.directory / FILE
         self._keeps_titles = not places.cipher
-        self._lock = threading.RLock()
         identity = f"{_VERSION}:{places.pool.hex()}"
         if not self._path.exists():
             self._make(identity)
-        try:
-            self._db = sqlite3.connect(
-                f"{self._path.absolute().as_uri()}?mode=rw",
-                uri=True,
-                timeout=_BUSY_SECONDS,
-                isolation_level=None,
-                check_same_thread=False,
-            )
-            try:
-                own = self._db.execute("SELECT value FROM meta WHERE name = 'store'").fetchone()
-                if own != (identity,):
-                    raise sqlite3.DatabaseError("it is another store's, or another version's")
-                # All of it is looked at once: it has a few hundred bytes for each document.
-                ((found,),) = self._db.execute("PRAGMA quick_check(1)").fetchall()
-                if found != "ok":
-                    raise sqlite3.DatabaseError(found)
-            except BaseException:
-                self._db.close()
-                raise
-        except sqlite3.Error as error:
-            raise CatalogueError(
-                f"the catalogue {self._path} cannot be used: {error}; {_MADE_ANEW}"
-            ) from error
+        # All of it is looked at: it has a few hundred bytes for each document.
+        self._file = SqliteFile(_KIND, self._path, identity)
 
     def close(self) -> None:
         """Close the file; harmless when done twice."""
-        with self._lock:
-            self._db.close()
+        self._file.close()
 
     def __enter__(self) -> Catalogue:
         return self
@@ -111,13 +91,15 @@ class Catalogue:
     def documents(self) -> list[KnownDocument]:
         """Return all documents, those that came last first."""
         forms: dict[bytes, list[MeasuredForm]] = {}
-        for key, *values in self._rows(
+        for key, *values in self._file.rows(
             f"SELECT key, {_MEASURED} FROM measured ORDER BY byte_count, form"
         ):
             forms.setdefault(key, []).append(MeasuredForm(*values))
         return [
             _document(row, tuple(forms.get(row[0], ())))
-            for row in self._rows(f"SELECT {_DOCUMENT} FROM document ORDER BY put_at DESC, key")
+            for row in self._file.rows(
+                f"SELECT {_DOCUMENT} FROM document ORDER BY put_at DESC, key"
+            )
         ]
 
     def find(self, name: str) -> KnownDocument:
@@ -155,7 +137,7 @@ class Catalogue:
             document.key, title, document.model, document.namespace, document.tokens,
             document.put_at, *seconds, document.form, document.is_pinned,
         )  # fmt: skip
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             db.execute(
                 f"INSERT INTO document({_DOCUMENT}) VALUES ({', '.join('?' * len(values))}) "
                 "ON CONFLICT(key) DO UPDATE SET title = iif(excluded.title = '', title, "
@@ -184,7 +166,7 @@ class Catalogue:
         forms
             Keys, and names of forms.
         """
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             db.executemany(
                 "UPDATE document SET form = ?2 WHERE key = ?1 AND is_pinned = 0", list(forms)
             )
@@ -205,7 +187,7 @@ class Catalogue:
 
     def remove(self, key: bytes) -> None:
         """Forget a document; its stored rows stay."""
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             for table in ("document", "measured"):
                 db.execute(f"DELETE FROM {table} WHERE key = ?", (key,))
 
@@ -214,13 +196,8 @@ class Catalogue:
     def _make(self, identity: str) -> None:
         scratch = self._path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.part")
         try:
-            # SQLite gives the files beside it the rights of this one.
-            os.close(os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             try:
-                scratch.chmod(0o600)
-                with closing(sqlite3.connect(scratch, isolation_level=None)) as db:
-                    db.executescript(_SCHEMA)
-                    db.execute("INSERT INTO meta VALUES ('store', ?)", (identity,))
+                SqliteFile.make(_KIND, scratch, _SCHEMA, identity)
                 # Of two processes that make it at once the first one's stays.
                 with suppress(FileExistsError):
                     os.link(scratch, self._path)
@@ -231,40 +208,15 @@ class Catalogue:
                 f"the catalogue {self._path} cannot be made: {reason_of(error)}; "
                 f"{way_out(error, 'choose another --store')}"
             ) from error
-        except sqlite3.Error as error:
-            raise CatalogueError(f"the catalogue {self._path} cannot be made: {error}") from error
-
-    def _rows(self, query: str) -> list[Any]:
-        with self._lock:
-            try:
-                return self._db.execute(query).fetchall()
-            except sqlite3.Error as error:
-                raise CatalogueError(
-                    f"the catalogue {self._path} failed: {error}; {_MADE_ANEW}"
-                ) from error
 
     def _change(self, statement: str, key: bytes, *values: str) -> None:
         """Change one document, which must be there."""
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             if not db.execute(statement, (key, *values)).rowcount:
                 raise CatalogueError(
                     f"the document {key.hex()[:NAME_DIGITS]} was forgotten meanwhile: hillinfer "
                     "documents put adds it"
                 )
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            try:
-                self._db.execute("BEGIN IMMEDIATE")
-                try:
-                    yield self._db
-                except BaseException:
-                    self._db.execute("ROLLBACK")
-                    raise
-                self._db.execute("COMMIT")
-            except sqlite3.Error as error:
-                raise CatalogueError(f"the catalogue {self._path} failed: {error}") from error
 
 
 def _kept(title: str) -> str:

@@ -5,22 +5,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hillinfer.catalogue.catalogue import Catalogue
 from hillinfer.catalogue.measuring import check_namespace
-from hillinfer.catalogue.planning import Plan, PlanRules, make_plan
+from hillinfer.catalogue.planning import Plan, PlanRules, make_plan, options_of
 from hillinfer.catalogue.records import RESTING, ROWS, TEXT, CatalogueError, KnownDocument
 from hillinfer.catalogue.uses import check_stored, document_uses
-from hillinfer.errors import CacheUseError
+from hillinfer.errors import BudgetError, CacheUseError
 from hillinfer.forms.form import DocumentStates, Form, MadeForm, OpenedForm
 from hillinfer.forms.stored_rows import StoredRowsForm
 from hillinfer.forms.stored_states import stored_states
 from hillinfer.forms.table import make_form
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.model_shape import ModelShape
+from hillinfer.placement.options import Option
 from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.store.store import Store
 from hillinfer.store_holdings import prefix_ids
@@ -46,6 +47,26 @@ class OpenedDocument:
 
 
 @dataclass(frozen=True)
+class ReadyDocument:
+    """A document that a prompt begins with, and whose form is made.
+
+    Parameters
+    ----------
+    key, form
+        Its key, and the form's name.
+    made
+        What to open.
+    stored_tokens
+        How many of the prompt's first tokens the store has, of what was asked before too.
+    """
+
+    key: bytes
+    form: str
+    made: MadeForm
+    stored_tokens: int
+
+
+@dataclass(frozen=True)
 class Move:
     """What became of one document's form.
 
@@ -68,9 +89,12 @@ class Move:
 @dataclass
 class _Kept:
     form: str
+    ids: tuple[int, ...]
     made: MadeForm
     byte_count: int
     last_used: float
+    # What of it this class counts; of a form that an engine holds, nothing.
+    counted: int
 
 
 class DocumentKeeper:
@@ -137,7 +161,7 @@ class DocumentKeeper:
         """
         document = self._catalogue.find(name)
         check_namespace(document, self._prompts.namespace, document.model)
-        ids = self._ids_of(document)
+        ids = self.ids_of(document)
         with self._lock:
             kept = self._kept.get(document.key)
             if kept is not None:
@@ -151,6 +175,46 @@ class DocumentKeeper:
         rest = make_form(TEXT) if document.form == TEXT else StoredRowsForm(self._prompts)
         return OpenedDocument(rest.name, ids, rest.make(self._model, states).open())
 
+    def made_for(self, ids: Sequence[int]) -> ReadyDocument | None:
+        """Return the longest made form that a prompt begins with; that is a use.
+
+        Parameters
+        ----------
+        ids
+            Token numbers of the prompt, of which one at least comes behind the document.
+        """
+        with self._lock:
+            fitting = [
+                (len(one.ids), key)
+                for key, one in self._kept.items()
+                if len(one.ids) < len(ids) and one.ids == tuple(ids[: len(one.ids)])
+            ]
+            if not fitting:
+                return None
+            _, key = max(fitting)
+            kept = self._kept[key]
+            kept.last_used = self._clock()
+        stored = self._prompts.stored_key(ids)
+        return ReadyDocument(key, kept.form, kept.made, 0 if stored is None else stored[1])
+
+    def ids_of(self, document: KnownDocument) -> tuple[int, ...]:
+        """Return a document's token numbers.
+
+        Raises
+        ------
+        CatalogueError
+            Where the store has its rows no more.
+        """
+        with self._lock:
+            known = self._ids.get(document.key)
+        if known is None:
+            uses = document_uses(self._store.database, [document.key], self._clock())
+            check_stored(document, uses)
+            known = tuple(prefix_ids(self._store, document.key))
+            with self._lock:
+                self._ids[document.key] = known
+        return known
+
     @property
     def held(self) -> dict[str, int]:
         """Bytes of the forms that are made, by the names of their documents."""
@@ -159,8 +223,15 @@ class DocumentKeeper:
 
     # --- moving ----------------------------------------------------------------------------
 
-    def plan(self, rules: PlanRules) -> Plan:
-        """Plan anew by what the store counted, and have the catalogue say so; nothing moves yet."""
+    def plan(
+        self,
+        rules: PlanRules,
+        options: Callable[[KnownDocument], Sequence[Option]] = options_of,
+    ) -> Plan:
+        """Plan anew by what the store counted, and have the catalogue say so; nothing moves yet.
+
+        Parameters as in `make_plan`.
+        """
         documents = [
             one
             for one in self._catalogue.documents()
@@ -170,8 +241,9 @@ class DocumentKeeper:
         self._store.room.write_touched()
         keys = [one.key for one in documents]
         uses = document_uses(self._store.database, keys, self._clock())
-        made = make_plan(documents, uses, rules)
-        self._catalogue.set_forms([(one.document.key, one.after) for one in made.changes])
+        made = make_plan(documents, uses, rules, options)
+        if made.changes:
+            self._catalogue.set_forms([(one.document.key, one.after) for one in made.changes])
         return made
 
     def settle(self, is_over: Callable[[], bool] = lambda: False) -> list[Move]:
@@ -200,6 +272,14 @@ class DocumentKeeper:
                 moves.append(self._move(document))
             return moves
 
+    def give_up_oldest(self) -> bool:
+        """Give up the form that was not used for longest; False where there is none."""
+        with self._lock:
+            key = min(self._kept, key=lambda key: self._kept[key].last_used, default=None)
+            if key is not None:
+                self._drop(key)
+        return key is not None
+
     def close(self) -> None:
         """Give all forms up; what was opened from them stays."""
         with self._moving, self._lock:
@@ -207,17 +287,6 @@ class DocumentKeeper:
                 self._drop(key)
 
     # --- inside ----------------------------------------------------------------------------
-
-    def _ids_of(self, document: KnownDocument) -> tuple[int, ...]:
-        with self._lock:
-            known = self._ids.get(document.key)
-        if known is None:
-            uses = document_uses(self._store.database, [document.key], self._clock())
-            check_stored(document, uses)
-            known = tuple(prefix_ids(self._store, document.key))
-            with self._lock:
-                self._ids[document.key] = known
-        return known
 
     def _give_up(self, wanted: dict[bytes, KnownDocument]) -> None:
         """Give up forms of documents that are gone, or shall lie as something else."""
@@ -233,36 +302,45 @@ class DocumentKeeper:
         """
         resting = Move(document.name, ROWS, is_made=False)
         try:
-            form, ids = self._form_of(document.form), self._ids_of(document)
+            form, ids = self._form_of(document.form), self.ids_of(document)
         except CatalogueError:
             return resting
         size = form.byte_count(self._shape, len(ids))
-        if not self._accountant.take_spare(Part.OTHER, size):
+        counted = 0 if form.lies_in_engine else size
+        if not self._accountant.take_spare(Part.OTHER, counted):
             return resting
         try:
             made = self._made(form, ids)
         except BaseException:
-            self._accountant.give(Part.OTHER, size)
+            self._accountant.give(Part.OTHER, counted)
             raise
         if made is None:
-            self._accountant.give(Part.OTHER, size)
+            self._accountant.give(Part.OTHER, counted)
             return resting
         with self._lock:
-            self._kept[document.key] = _Kept(document.form, made, size, self._clock())
+            kept = _Kept(document.form, ids, made, size, self._clock(), counted)
+            self._kept[document.key] = kept
         return Move(document.name, document.form, is_made=True)
 
     def _made(self, form: Form, ids: tuple[int, ...]) -> MadeForm | None:
-        """Return a form of all of a document; None where the store has only some of it, or none."""
+        """Return a form of all of a document; None where the store has not all of it.
+
+        Nor is there one of an engine that has no room beside what is open in it.
+        """
         try:
-            states = stored_states(self._prompts, ids)
-        except CacheUseError:
+            states = DocumentStates(ids, ())
+            if form.reads_states:
+                states = stored_states(self._prompts, ids)
+            return form.make(self._model, states) if states.tokens == len(ids) else None
+        except (CacheUseError, BudgetError):
             return None
-        return form.make(self._model, states) if states.tokens == len(ids) else None
 
     def _make_room(self) -> None:
         """Give up forms for whoever is short, those first that were not used for longest."""
         with self._lock:
-            for key in sorted(self._kept, key=lambda key: self._kept[key].last_used):
+            # What an engine holds of others cannot go in the middle of what it does for one.
+            own = [key for key, one in self._kept.items() if one.counted]
+            for key in sorted(own, key=lambda key: self._kept[key].last_used):
                 if not self._accountant.short_bytes:
                     return
                 self._drop(key)
@@ -270,4 +348,4 @@ class DocumentKeeper:
     def _drop(self, key: bytes) -> None:
         kept = self._kept.pop(key)
         kept.made.close()
-        self._accountant.give(Part.OTHER, kept.byte_count)
+        self._accountant.give(Part.OTHER, kept.counted)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hillinfer.catalogue.records import RESTING, ROWS, TEXT, CatalogueError, KnownDocument
@@ -53,6 +53,28 @@ class PlanRules:
                 f"utility={self.utility!r} is unknown: choose one of {', '.join(UTILITIES)}"
             )
         make_placement_policy(self.policy)
+
+
+@dataclass(frozen=True)
+class DocumentRules:
+    """How documents of a store are placed by a program that answers.
+
+    Parameters
+    ----------
+    floor
+        Least quality of a form that an answer comes from, unless a user pinned it.
+    alpha
+        Seconds that quality 1 is worth.
+    """
+
+    floor: float = 0.9
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse what means nothing."""
+        if not 0 <= self.floor <= 1:
+            raise SettingsError(f"document floor={self.floor} is not from 0 to 1")
+        PlanRules(0, self.alpha, self.floor)
 
 
 @dataclass(frozen=True)
@@ -173,7 +195,10 @@ def options_of(document: KnownDocument) -> list[Option]:
 
 
 def make_plan(
-    documents: Sequence[KnownDocument], uses: Mapping[bytes, DocumentUse], rules: PlanRules
+    documents: Sequence[KnownDocument],
+    uses: Mapping[bytes, DocumentUse],
+    rules: PlanRules,
+    options: Callable[[KnownDocument], Sequence[Option]] = options_of,
 ) -> Plan:
     """Return where documents had better go, from where they are.
 
@@ -185,6 +210,8 @@ def make_plan(
         How often each is asked for; those without are not stored any more.
     rules
         By which.
+    options
+        Returns what may be chosen for a document, the form that it is pinned as among them.
 
     Raises
     ------
@@ -199,7 +226,7 @@ def make_plan(
     taking_part = [one for one in documents if one.name not in left_out]
     stock = Stock((Tier(DRAM, rules.dram_budget), Tier(REST)))
     for one in taking_part:
-        stock.put(_context(one, uses[one.key], rules))
+        stock.put(_context(one, options(one), uses[one.key], rules))
     _check_pinned(taking_part, rules)
     _lie_as_before(stock, taking_part)
     before = stock.utility()
@@ -212,8 +239,9 @@ def make_plan(
 # --- inside ---
 
 
-def _context(document: KnownDocument, use: DocumentUse, rules: PlanRules) -> Context:
-    every = options_of(document)
+def _context(
+    document: KnownDocument, every: Sequence[Option], use: DocumentUse, rules: PlanRules
+) -> Context:
     pinned_form = document.form if document.is_pinned else None
     # Whoever pins a form below the floor has chosen it.
     kept = [*above_floor(every, rules.floor)]

@@ -16,6 +16,17 @@ from hillinfer.cli.console import (
     reading_view,
 )
 from hillinfer.cli.generate import STOCK, Asking, GenerateRequest
+from hillinfer.cli.parsing.shared import (
+    ColdDirOption,
+    DtypeOption,
+    ModelOption,
+    PrefillChunkOption,
+    ProjectionsOption,
+    PromptStyleOption,
+    ReuseOption,
+    SpecialTokensOption,
+    ThreadsOption,
+)
 from hillinfer.cli.questions import read_document, reads_stdin
 from hillinfer.cli.store import (
     SaltOption,
@@ -51,11 +62,12 @@ if TYPE_CHECKING:
     from hillinfer.models.loader import LoadedModel
     from hillinfer.reuse.stored_prompts import StoredPrompts
 
-ModelOption = Annotated[
-    str, typer.Option(help="Registry name, folder, GGUF file, or organisation/name on the hub.")
-]
-DtypeOption = Annotated[
-    NumberType, typer.Option(help="auto: the model's own, float32 where a CPU is slow at it.")
+# Of one text, and not of all that a program has open.
+ReadingBudgetOption = Annotated[
+    str,
+    typer.Option(
+        "--dram-budget", help="64MiB, 2GiB, or 25% of the KV cache, while the text is read."
+    ),
 ]
 
 
@@ -68,28 +80,16 @@ def put(
         Path | None, typer.Option(help="Text to read; - for standard input.")
     ] = None,
     prompt: Annotated[str | None, typer.Option(help="The text itself.")] = None,
-    prompt_style: Annotated[
-        PromptStyle, typer.Option(help="auto uses the model's chat template, plain does not.")
-    ] = PromptStyle.AUTO,
-    special_tokens: Annotated[
-        SpecialTokens, typer.Option(help="How special tokens in the text are read, as in generate.")
-    ] = SpecialTokens.TEXT,
-    prefill_chunk: Annotated[int, typer.Option(help="Prompt tokens of one forward pass.")] = 1024,
-    dram_budget: Annotated[
-        str, typer.Option(help="64MiB, 2GiB, or 25% of the KV cache, while it is read.")
-    ] = AUTO,
-    cold_dir: Annotated[
-        Path | None, typer.Option(help="Directory on the drive, for rows while it is read.")
-    ] = None,
+    prompt_style: PromptStyleOption = PromptStyle.AUTO,
+    special_tokens: SpecialTokensOption = SpecialTokens.TEXT,
+    prefill_chunk: PrefillChunkOption = 1024,
+    dram_budget: ReadingBudgetOption = AUTO,
+    cold_dir: ColdDirOption = None,
     dtype: DtypeOption = NumberType.AUTO,
-    threads: Annotated[int | None, typer.Option(help="Compute threads.")] = None,
-    projections: Annotated[
-        str, typer.Option(help="How linear layers are computed, as in generate.")
-    ] = STOCK,
+    threads: ThreadsOption = None,
+    projections: ProjectionsOption = STOCK,
     store_size: SizeOption = None,
-    reuse: Annotated[
-        str, typer.Option(help="longest or exact, as the runs that are to find it say.")
-    ] = "longest",
+    reuse: ReuseOption = "longest",
     salt: SaltOption = "",
     key_file: KeyFileOption = None,
     passphrase_file: PassphraseOption = None,

@@ -22,9 +22,11 @@ from hillinfer.cli.parsing.shared import (
     ModelOption,
     PrefillChunkOption,
     ProjectionsOption,
+    PromptStyleOption,
     QueryOption,
     ReuseOption,
     SeedOption,
+    SpecialTokensOption,
     StoreOption,
     TemperatureOption,
     ThreadsOption,
@@ -226,16 +228,8 @@ def generate(
     interactive: Annotated[
         bool, typer.Option("--interactive", help="Ask for questions, a line each, until an end.")
     ] = False,
-    prompt_style: Annotated[
-        PromptStyle, typer.Option(help="auto uses the model's chat template, plain does not.")
-    ] = PromptStyle.AUTO,
-    special_tokens: Annotated[
-        SpecialTokens,
-        typer.Option(
-            help="Special tokens in texts and questions, like <|im_end|>: text reads them as "
-            "characters, control obeys them."
-        ),
-    ] = SpecialTokens.TEXT,
+    prompt_style: PromptStyleOption = PromptStyle.AUTO,
+    special_tokens: SpecialTokensOption = SpecialTokens.TEXT,
     max_new_tokens: MaxNewTokensOption = 128,
     temperature: TemperatureOption = 0.0,
     top_p: Annotated[float, typer.Option(help="Probability mass to draw from.")] = 1.0,
@@ -326,8 +320,8 @@ def generate(
         QuestionReading | None,
         typer.Option(
             help="chunks: question tokens attend to all; singly: each selects, as in decode; "
-            "one-set: a chunk attends to one selected set. By default chunks, or singly where that "
-            "is sooner behind a store's document."
+            "one-set: a chunk attends to one selected set; auto: whichever rates say is soonest "
+            "behind a store's document. By default chunks, or singly where that is sooner there."
         ),
     ] = None,
     dtype: DtypeOption = NumberType.AUTO,

@@ -41,6 +41,7 @@ class CodedForm(Form):
     """
 
     selects = True
+    lies_in_engine = True
 
     def __init__(self, attachment: Attachment) -> None:
         settings = attachment.settings

@@ -105,6 +105,18 @@ class MadeForm(ABC):
     def open(self) -> OpenedForm:
         """Return a cache of its own that answers from it."""
 
+    def open_for(self, tokens: int, sequences: int) -> OpenedForm:
+        """Return a cache as `open` does, which is said to get so long, in so many forks.
+
+        Only an engine wants to know: it refuses what its budget does not hold.
+
+        Raises
+        ------
+        BudgetError
+            Then.
+        """
+        return self.open()
+
     def close(self) -> None:
         """Give back what it takes; what was opened from it stays."""
         # Most forms are memory, which goes with them.
@@ -120,10 +132,16 @@ class Form(ABC):
         Whether answers are those of all rows, so that nothing need be measured.
     selects
         Whether a token that is read by itself attends to what it selects, and a chunk to all.
+    lies_in_engine
+        Whether an engine holds it, which counts by itself what that takes, and what it opens into.
+    reads_states
+        Whether it is made of keys and values; else of token numbers alone.
     """
 
     drops_nothing: bool = False
     selects: bool = False
+    lies_in_engine: bool = False
+    reads_states: bool = True
 
     @property
     @abstractmethod

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.errors import CacheUseError
 from hillinfer.forms.form import (
@@ -21,6 +23,7 @@ from hillinfer.forms.form import (
 )
 from hillinfer.hf.attach import Attachment
 from hillinfer.hf.cache import HillInferCache
+from hillinfer.hf.stored_cache import StoredCache
 from hillinfer.model_shape import ModelShape
 from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.shadow.store import shadow_bytes
@@ -39,6 +42,8 @@ class ShadowedForm(Form):
     """
 
     selects = True
+    lies_in_engine = True
+    reads_states = False
 
     def __init__(self, attachment: Attachment, prompts: StoredPrompts) -> None:
         self._attachment, self._prompts = attachment, prompts
@@ -66,9 +71,14 @@ class ShadowedForm(Form):
         BudgetError
             Where the attachment's budget has no room for its shadows.
         """
-        cache = self._attachment.new_cache()
+        cache = self._attachment.new_cache(expected_tokens=max(1, states.tokens))
         # As in `stored_states`: two tokens that nobody asks for.
-        found = self._prompts.fill(cache, [*states.ids, 0, 0]).found_tokens
+        ids = [*states.ids, 0, 0]
+        found = 0
+        if isinstance(cache, StoredCache):
+            # So what comes behind it is read in the soonest way, and stored, as behind any prefix.
+            found = cache.look_up(torch.tensor([ids]))
+        found = found or self._prompts.fill(cache, ids).found_tokens
         if found < states.tokens:
             cache.close()
             raise CacheUseError(
@@ -109,6 +119,10 @@ class MadeShadows(MadeForm):
     def open(self) -> OpenedForm:
         """Return a fork, which reads and copies nothing."""
         return OpenedForm(self._cache.fork())
+
+    def open_for(self, tokens: int, sequences: int) -> OpenedForm:
+        """Return a fork that the engine makes room for, and counts, as for a cache of its own."""
+        return OpenedForm(self._cache.fork_for(tokens, sequences))
 
     def close(self) -> None:
         """Close the cache; forks of it stay."""

@@ -31,6 +31,7 @@ class StoredRowsForm(Form):
     """
 
     drops_nothing = True
+    reads_states = False
 
     def __init__(self, prompts: StoredPrompts) -> None:
         self._prompts = prompts

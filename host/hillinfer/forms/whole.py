@@ -39,6 +39,7 @@ class TextForm(Form):
     """Token numbers only: the document is read again."""
 
     drops_nothing = True
+    reads_states = False
 
     @property
     def name(self) -> str:

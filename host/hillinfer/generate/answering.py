@@ -6,13 +6,14 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hillinfer.errors import CacheUseError, Failure, Finish, SettingsError
 from hillinfer.generate.prompt import QuestionPrompt
 from hillinfer.generate.run_report import Answer
+from hillinfer.generate.stages import Completed, NoStages, Stages
 from hillinfer.generate.tokens import Sampling, TextStream, TokenChooser
 from hillinfer.settings import QuestionReading
 from hillinfer.statistics import CacheStatistics, Counters
@@ -87,10 +88,31 @@ class Generation:
         Parameters as in `read`. An ordinary cache has no sets: there every token attends to all.
         """
         with getattr(self.cache, "one_set", nullcontext)():
-            for start in range(0, len(token_ids), self._chunk_tokens):
-                chunk = token_ids[start : start + self._chunk_tokens]
-                self._forward(chunk)
-                on_progress(start + len(chunk))
+            self._read_chunks(token_ids, on_progress)
+
+    def read_soonest(
+        self, token_ids: Sequence[int], on_progress: Callable[[int], None] = lambda done: None
+    ) -> None:
+        """Read a question densely, token by token or by one set, whichever rates say is soonest.
+
+        Only behind what a store brought; else as `read`. What was chosen, and why, the cache's
+        `read_from_store` tells. Parameters as in `read`.
+        """
+        chosen = getattr(self.cache, "question_way", lambda tokens: None)(len(token_ids))
+        if chosen is None:
+            self.read(token_ids, on_progress)
+        elif chosen.is_read_singly:
+            self.read_singly(token_ids, on_progress)
+        elif chosen.is_read_by_one_set:
+            self.read_by_one_set(token_ids, on_progress)
+        else:
+            self._read_chunks(token_ids, on_progress)
+
+    def _read_chunks(self, token_ids: Sequence[int], on_progress: Callable[[int], None]) -> None:
+        for start in range(0, len(token_ids), self._chunk_tokens):
+            chunk = token_ids[start : start + self._chunk_tokens]
+            self._forward(chunk)
+            on_progress(start + len(chunk))
 
     def decode(
         self, sampling: Sampling, max_new_tokens: int, stop_ids: frozenset[int]
@@ -186,64 +208,6 @@ class Generation:
 
 
 # --- Answers ---
-
-
-@dataclass(frozen=True)
-class Completed:
-    """How far a prompt that was read in stages is read whole.
-
-    Parameters
-    ----------
-    tokens
-        Of the prompt, and of answers behind it.
-    done
-        How many of them every layer has.
-    seconds
-        What that took so far; 0 where nothing was left out.
-    """
-
-    tokens: int
-    done: int
-    seconds: float = field(default=0.0, compare=False)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every layer has every token."""
-        return self.done == self.tokens
-
-
-class Stages(Protocol):
-    """What reads prompts in stages, where anything does: it must know how long they are."""
-
-    def prompt(
-        self, tokens: int, question_tokens: int | None = None
-    ) -> AbstractContextManager[None]:
-        """Return what encloses reading, in any chunks, of a prompt that ends behind so many."""
-
-    def told_of(self, cache: Any) -> dict[str, Any] | None:
-        """Return what a cache's prompt lost, for a report; None where it lost nothing."""
-
-    def complete(self, cache: Any, is_over: Callable[[], bool]) -> Completed:
-        """Read whole what a cache's prompt lost, as far as it goes until `is_over()`."""
-
-
-class NoStages:
-    """Reads every token in every layer."""
-
-    def prompt(
-        self, tokens: int, question_tokens: int | None = None
-    ) -> AbstractContextManager[None]:
-        """Return what encloses nothing."""
-        return nullcontext()
-
-    def told_of(self, cache: Any) -> dict[str, Any] | None:
-        """Return None."""
-        return None
-
-    def complete(self, cache: Any, is_over: Callable[[], bool]) -> Completed:
-        """Return that nothing is missing."""
-        tokens = int(cache.get_seq_length())
-        return Completed(tokens, tokens)
 
 
 Progress = Callable[[int], None]
@@ -446,6 +410,7 @@ class Answering:
             QuestionReading.CHUNKS: generation.read,
             QuestionReading.SINGLY: generation.read_singly,
             QuestionReading.ONE_SET: generation.read_by_one_set,
+            QuestionReading.AUTO: generation.read_soonest,
         }[self._options.question_reading]
         try:
             with self._stages.prompt(self._held(generation) + len(ids), len(ids)):

@@ -129,12 +129,12 @@ class PassWay:
     tokens, before
         Read, and those in the cache before them.
     way
-        `streamed`, all of them at once while the rows before them stream by, or `opened in place`,
-        token by token.
+        `streamed`, all of them at once while the rows before them stream by, `opened in place`,
+        token by token, or `one set`, all at once behind one selected set per layer.
     reason
         Why, for people.
-    streamed_seconds, in_place_seconds
-        What either way was expected to take; None where nobody knew.
+    streamed_seconds, in_place_seconds, one_set_seconds
+        What each way was expected to take; None where nobody knew, or it was not asked about.
     """
 
     tokens: int
@@ -143,11 +143,17 @@ class PassWay:
     reason: str
     streamed_seconds: float | None = None
     in_place_seconds: float | None = None
+    one_set_seconds: float | None = None
 
     @property
     def is_read_singly(self) -> bool:
         """Whether the tokens are read one by one."""
         return self.way == "opened in place"
+
+    @property
+    def is_read_by_one_set(self) -> bool:
+        """Whether they attend to one selected set per layer."""
+        return self.way == "one set"
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ from hillinfer.hf.hooks import (
 from hillinfer.hf.joined_cache import JoinedCache
 from hillinfer.hf.prompts import CachePrompts, PromptCall, PromptStore
 from hillinfer.hf.stored_cache import StoredCache
+from hillinfer.memory_budget import Accountant
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.library import native_library
 from hillinfer.secrecy.cold_pages import with_store
@@ -284,6 +285,12 @@ class Attachment:
         """
         engine = self._shared_engine
         return None if engine is None or engine.is_inherited else engine.statistics()
+
+    @property
+    def accountant(self) -> Accountant | None:
+        """What counts the budget of the engine that is open, None where none is."""
+        engine = self._shared_engine
+        return None if engine is None or engine.is_closed else engine.runtime.parts.accountant
 
     @property
     def _shared_engine(self) -> Engine | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Never, Self, TypeVar
 
@@ -20,7 +21,7 @@ from hillinfer.generate.run_report import StoreFacts
 from hillinfer.hf.attention import without_autocast
 from hillinfer.hf.batch import Batch
 from hillinfer.hf.cache_pass import PassingCache
-from hillinfer.hf.engine import CacheFamily, Engine, Use
+from hillinfer.hf.engine import CacheFamily, Engine, Expectation, Use
 from hillinfer.hf.features import ModelInUse
 from hillinfer.hf.forward_plan import ForwardPlan, SequenceShare
 from hillinfer.hf.prompts import CachePrompts, ends_singly
@@ -81,6 +82,14 @@ class HillInferCache(PassingCache):
         `copy.copy` and `copy.deepcopy` of a cache are forks.
         """
         return self._regaining(self._forked)
+
+    def fork_for(self, expected_tokens: int, sequences: int = 1) -> Self:
+        """Return a fork that is expected to get so long, as `Attachment.new_cache` says.
+
+        Its statistics are its own. BudgetError where the budget does not hold it beside others.
+        """
+        family = self._engine.open_family(Expectation(expected_tokens, sequences))
+        return self._regaining(partial(self._forked, family))
 
     @contextmanager
     def one_set(self) -> Iterator[None]:
@@ -404,10 +413,10 @@ class HillInferCache(PassingCache):
 
     # --- inside ----------------------------------------------------------------------------
 
-    def _forked(self) -> Self:
+    def _forked(self, family: CacheFamily | None = None) -> Self:
         with self._alone(Use(sys._getframe())):
             batch = self._batch.fork()
-            return self._beside(batch)
+            return self._beside(batch, family)
 
     def _regaining(self, act: Callable[[], _Result]) -> _Result:
         """Do something that reads rows back, once more where rows of a store had to be regained."""
@@ -422,10 +431,12 @@ class HillInferCache(PassingCache):
                 raise
         return act()
 
-    def _beside(self, batch: Batch | None) -> Self:
-        """Return a cache of this family with these rows."""
+    def _beside(self, batch: Batch | None, family: CacheFamily | None = None) -> Self:
+        """Return a cache with these rows; of this one's family where none is named."""
         prompts = None if self._prompts is None else self._prompts.fork()
-        copy = type(self)(self._engine, self._family, batch, self._identity, self._model, prompts)
+        copy = type(self)(
+            self._engine, family or self._family, batch, self._identity, self._model, prompts
+        )
         copy.notes = None if self.notes is None else self.notes.fork()
         copy.passes = self.passes
         return copy

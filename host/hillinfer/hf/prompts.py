@@ -134,6 +134,9 @@ class Prompts(Protocol):
     def way(self, before: int, tokens: int) -> PassWay:
         """Return how tokens behind so many, of which a store brought the first, are best read."""
 
+    def question_way(self, before: int, tokens: int, alpha: float) -> PassWay:
+        """Return how a question is best read, behind one set of α among the ways."""
+
     def whole(self, tokens: int) -> int:
         """Return how many tokens, at most so many, end where a stored prefix may end."""
 
@@ -356,6 +359,16 @@ class CachePrompts:
         way = self.store.way(length, tokens)
         self._ways.append(way)
         return way.is_read_singly
+
+    def question_way(self, length: int, tokens: int, alpha: float) -> PassWay | None:
+        """Return how a question that comes to a cache of this length is best read.
+
+        None where the cache did not begin with a stored prefix; what is chosen is told in `facts`.
+        """
+        if not self._ways or not tokens:
+            return None
+        self._ways.append(self.store.question_way(length, tokens, alpha))
+        return self._ways[-1]
 
     def begin_pass(self) -> None:
         """Learn that a pass begins."""

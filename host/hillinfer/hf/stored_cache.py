@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.generate.run_report import StoreFacts
+from hillinfer.generate.run_report import PassWay, StoreFacts
 from hillinfer.hf.batch import left_padding
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.engine import Use
@@ -102,6 +102,15 @@ class StoredCache(HillInferCache):
         """Whether so many tokens that come next are sooner read one by one, behind stored ones."""
         prompts = self._prompts
         return prompts is not None and prompts.reads_singly(self.get_seq_length(), tokens)
+
+    def question_way(self, tokens: int) -> PassWay | None:
+        """Return how a question of so many tokens is best read behind what is here, by rates.
+
+        None where no store brought it, and nobody knows.
+        """
+        prompts, alpha = self._prompts, self.settings.importance_rate
+        length: int = self.get_seq_length()
+        return None if prompts is None else prompts.question_way(length, tokens, alpha)
 
     def end_forward(self) -> None:
         """Learn that the forward pass got through, and how long a single token took."""

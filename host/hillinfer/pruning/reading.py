@@ -21,7 +21,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hillinfer.errors import SettingsError, UnsupportedFeatureError
-from hillinfer.generate.answering import Completed
+from hillinfer.generate.stages import Completed
 from hillinfer.hf.features import Guard, check_model
 from hillinfer.hf.joined_cache import JoinedCache
 from hillinfer.pruning.blocks.policies import Decoding, Keep

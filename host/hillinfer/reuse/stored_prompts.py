@@ -114,7 +114,7 @@ class StoredPrompts:
         if reuse is Reuse.EXACT:
             rates = NoRates("exact reads all at once")
         rates = rates or NoRates("no rates were given")
-        self._ways = WayChooser(rates, self._shape.token_bytes, chunk_tokens)
+        self._ways = WayChooser(rates, self._shape, chunk_tokens)
         self._memory = KeptMemory()
         self.loaded = LoadingCounts()
         self.windows = SlackTable()
@@ -361,6 +361,10 @@ class StoredPrompts:
     def way(self, before: int, tokens: int) -> PassWay:
         """Return how tokens behind so many, of which a store brought the first, are best read."""
         return self._ways.way(before, tokens)
+
+    def question_way(self, before: int, tokens: int, alpha: float) -> PassWay:
+        """Return how a question's tokens are best read; parameters as of `WayChooser`."""
+        return self._ways.question_way(before, tokens, alpha)
 
     def _copied(self, cache: HillInferCache, stored: StoredRows) -> OpenedRows:
         """Copy the first tokens of a sealed prompt into an empty cache: it could not read them."""

@@ -9,8 +9,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
+from hillinfer.attention.one_set import MOST_QUERIES
+from hillinfer.drive.files import PAGE_BYTES
 from hillinfer.extents.recording import Recording
 from hillinfer.generate.run_report import PassWay, StoreFacts
+from hillinfer.model_shape import ModelShape
 
 
 class Way(StrEnum):
@@ -20,6 +23,8 @@ class Way(StrEnum):
     """Token by token, each gathers the rows that it selects."""
     STREAMED = "streamed"
     """All tokens at once attend to all rows, which stream by once."""
+    ONE_SET = "one set"
+    """All tokens at once attend to one selected set per layer, whose rows are read."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,21 @@ class PassRates:
         """Return what streaming and reading singly take; parameters as in `way`."""
         return passes * prefix_bytes / self.read_bytes_per_second, tokens * self.step_seconds
 
+    def one_set_seconds(self, set_bytes: float, tokens: int, passes: int = 1) -> float:
+        """Return what reading behind one selected set takes at most.
+
+        Each query that is scored takes no longer than a whole step of one token.
+
+        Parameters
+        ----------
+        set_bytes
+            Of the pages that the set's rows lie in.
+        tokens, passes
+            As in `way`.
+        """
+        queries = min(tokens, passes * MOST_QUERIES)
+        return queries * self.step_seconds + passes * set_bytes / self.read_bytes_per_second
+
 
 @dataclass(frozen=True)
 class NoRates:
@@ -92,14 +112,15 @@ class WayChooser:
     ----------
     rates
         By which it chooses.
-    token_bytes
-        Bytes of one token's rows in all layers.
+    shape
+        Of the model.
     chunk_tokens
         Tokens of one forward pass; None: all of them.
     """
 
-    def __init__(self, rates: RateSource, token_bytes: int, chunk_tokens: int | None) -> None:
-        self._rates, self._token_bytes, self._chunk_tokens = rates, token_bytes, chunk_tokens
+    def __init__(self, rates: RateSource, shape: ModelShape, chunk_tokens: int | None) -> None:
+        self._rates, self._chunk_tokens = rates, chunk_tokens
+        self._token_bytes, self._row_bytes = shape.token_bytes, shape.row_bytes
 
     def way(self, before: int, tokens: int) -> PassWay:
         """Return how so many tokens behind so many others are best read."""
@@ -116,6 +137,36 @@ class WayChooser:
         if rates.source:
             reason += f", {rates.source}"
         return PassWay(tokens, before, str(way), reason, streamed, singly)
+
+    def question_way(self, before: int, tokens: int, alpha: float) -> PassWay:
+        """Return how a question's tokens are best read, one selected set among the ways.
+
+        Parameters
+        ----------
+        before, tokens
+            Of the document, and of the question.
+        alpha
+            Share of the document's tokens that a set has.
+        """
+        known = self.way(before, tokens)
+        stored = before * self._token_bytes
+        rates = self._rates.at(before, stored, tokens)
+        if known.streamed_seconds is None or isinstance(rates, NoRates):
+            return known
+        passes = -(-tokens // (self._chunk_tokens or tokens))
+        # Reads are whole pages: a set of α lies in more than α of them where rows are small.
+        pages = 1 - (1 - alpha) ** max(1.0, PAGE_BYTES / self._row_bytes)
+        seconds = rates.one_set_seconds(pages * stored, tokens, passes)
+        told = replace(
+            known,
+            reason=f"{known.reason}; one set {_short(seconds)} at most",
+            one_set_seconds=seconds,
+        )
+        others = known.streamed_seconds, known.in_place_seconds or 0.0
+        saved = known.streamed_seconds - seconds
+        if seconds < min(others) and saved >= rates.least_saving_seconds:
+            return replace(told, way=str(Way.ONE_SET))
+        return told
 
 
 def _short(seconds: float) -> str:

@@ -21,6 +21,8 @@ from hillinfer.serve.served_model import ServedModel
 from hillinfer.store.pool_files import StoreFailedError
 
 _RETRY_SECONDS = 5
+# So often documents are planned anew while nothing else is to be done.
+_REST_SECONDS = 10.0
 
 
 class State(StrEnum):
@@ -209,11 +211,9 @@ class Inference:
     def _work(self, scheduler: Scheduler) -> None:
         try:
             while True:
-                with self._changed:
-                    while scheduler.is_idle and not self._is_stopping:
-                        self._changed.wait()
-                    if self._is_stopping:
-                        return
+                self._rest(scheduler)
+                if self._is_stopping:
+                    return
                 scheduler.turn()
         except BaseException as error:
             self._error = error
@@ -223,6 +223,16 @@ class Inference:
                 # Whoever submits from here on is refused, and waits for nobody.
                 self._is_stopping = True
             scheduler.end_all(self._error or _unready(State.DRAINING))
+
+    def _rest(self, scheduler: Scheduler) -> None:
+        """Wait until there is something to do; documents move meanwhile, now and then."""
+        while scheduler.is_idle and not self._is_stopping:
+            served = self._served
+            if served is not None:
+                served.rest(lambda: self._is_stopping or not scheduler.is_idle)
+            with self._changed:
+                if scheduler.is_idle and not self._is_stopping:
+                    self._changed.wait(_REST_SECONDS)
 
     def _note_end(self, job: Job, error: BaseException | None) -> None:
         if isinstance(error, ColdPoolError | StoreFailedError):

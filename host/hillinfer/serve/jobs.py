@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from hillinfer.generate.answering import Generation
 from hillinfer.serve.answers import AnswerText, Piece
@@ -14,6 +15,9 @@ from hillinfer.serve.choosing import WishedTokens
 from hillinfer.serve.formats.grammars import GrammarState
 from hillinfer.serve.refusals import ApiError
 from hillinfer.serve.requests import AnswerWishes
+
+if TYPE_CHECKING:
+    from hillinfer.serve.served_model import Begun
 
 # --- What is told ---
 
@@ -92,6 +96,7 @@ class Choice:
     chooser: WishedTokens
     text: AnswerText
     token_id: int = -1
+    answer_ids: list[int] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -144,6 +149,8 @@ class Job:
     last_turn: int = 0
     is_looked_up: bool = False
     cached_tokens: int = 0
+    # What it began with: a document's form, where one was ready.
+    origin: Begun | None = None
     started_choices: int = 0
     running: list[Choice] = field(default_factory=list)
     answer_tokens: int = 0
@@ -157,6 +164,18 @@ class Job:
     def tokens(self) -> int:
         """Most tokens that each of its sequences has."""
         return len(self.prompt_ids) + self.most_tokens
+
+    @property
+    def form(self) -> str | None:
+        """Name of the form that its document was opened from; None where none was ready."""
+        return None if self.origin is None else self.origin.form
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether each token of its answers is the most probable one, and nothing else counts."""
+        wishes = self.wishes
+        is_changed = wishes.bias or wishes.presence or wishes.frequency or self.grammar
+        return not (self.is_background or wishes.sampling.temperature or is_changed)
 
     @property
     def has_choices(self) -> bool:

@@ -190,7 +190,7 @@ class Scheduler:
         job = waiting[0]
         try:
             together = min(job.wishes.choices, self._parallel)
-            generation = self._model.begin(job.tenant, job.tokens, together)
+            begun = self._model.begin(job.tenant, job.prompt_ids, job.tokens, together)
         except BudgetError as error:
             if self.running:
                 # Once others have ended there is more.
@@ -202,8 +202,8 @@ class Scheduler:
             waiting.popleft()
             self._fail(job, error)
             return True
-        job.generation, job.begun = generation, time.monotonic()
-        job.steps = generation.reading(job.prompt_ids)
+        job.generation, job.begun = begun.generation, time.monotonic()
+        job.steps, job.origin = begun.reading(job.prompt_ids), begun
         # Whoever is reading has had no turn since.
         job.last_turn = self._turn
         # In this order: who asks meanwhile whether all are answered sees it in both, not in none.
@@ -268,16 +268,20 @@ class Scheduler:
         # Those that began in this turn have a token already, which goes in with the others.
         if not running:
             return
+        joining = [choice for choice in running if self._model.joins(choice.generation)]
+        alone = [choice for choice in running if choice not in joining]
         try:
-            self._step(running)
+            if joining:
+                self._step(joining)
         except Exception as error:
-            if len(running) == 1:
-                self._fail(running[0].job, error)
-                return
-            # Whose fault it is shows alone; the others go on.
-            for choice in running:
-                if choice.job.finish is None:
-                    self._guarded(choice.job, partial(self._step, [choice]))
+            if len(joining) == 1:
+                self._fail(joining[0].job, error)
+            else:
+                # Whose fault it is shows alone; the others go on.
+                alone += joining
+        for choice in alone:
+            if choice.job.finish is None:
+                self._guarded(choice.job, partial(self._step, [choice]))
 
     def _step(self, choices: list[Choice]) -> None:
         self._model.step([one.generation for one in choices], [one.token_id for one in choices])
@@ -292,6 +296,7 @@ class Scheduler:
         chosen = choice.chooser.choose(choice.generation.logits)
         piece = choice.text.push(chosen)
         choice.token_id = chosen.token_id
+        choice.answer_ids.append(chosen.token_id)
         job.answer_tokens += 1
         if job.first_token is None:
             job.first_token = time.monotonic()
@@ -300,6 +305,8 @@ class Scheduler:
         if piece.finish is None:
             return
         job.running.remove(choice)
+        if job.origin is not None and job.is_greedy:
+            self._model.note_answer(job.origin, job.prompt_ids, choice.answer_ids)
         if job.running or job.has_choices:
             if choice.generation is not job.generation:
                 defect = _close(choice.generation)

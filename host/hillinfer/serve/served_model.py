@@ -4,11 +4,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from hillinfer.catalogue.checks import ServedAnswer
+from hillinfer.catalogue.keeper import Move
+from hillinfer.catalogue.placed import PlacedDocuments
+from hillinfer.catalogue.planning import DocumentRules
+from hillinfer.errors import BudgetError
 from hillinfer.generate.answering import Generation
 from hillinfer.hf.attach import Attachment
 from hillinfer.hf.cache import HillInferCache
@@ -37,12 +42,40 @@ class StoreOfServer:
         Of requests without a key; those with one have salts of their own behind it.
     made_by
         What else decides which bits rows have.
+    documents
+        How its documents are placed while nobody waits; None: they rest.
     """
 
     store: Store
     reuse: Reuse = Reuse.LONGEST
     salt: bytes = b""
     made_by: Mapping[str, object] = field(default_factory=dict)
+    documents: DocumentRules | None = field(default_factory=DocumentRules)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A sequence that a prompt is read into.
+
+    Parameters
+    ----------
+    generation
+        Of the sequence.
+    held
+        How many tokens of the prompt it has.
+    form, document
+        Name of the form that they came from, and its document's key; None where the store is still
+        to be asked.
+    """
+
+    generation: Generation
+    held: int = 0
+    form: str | None = None
+    document: bytes | None = None
+
+    def reading(self, ids: Sequence[int]) -> Iterator[int]:
+        """Read a prompt as `Generation.reading` does, those that are held counted among them."""
+        return (self.held + done for done in self.generation.reading(ids[self.held :]))
 
 
 class ServedModel:
@@ -85,6 +118,7 @@ class ServedModel:
         self._tenants: dict[bytes, ModelPrompts] = {}
         self._anchor: HillInferCache | None = None
         self._counted: CacheStatistics | None = None
+        self._placed: PlacedDocuments | None = None
         self._telling = threading.Lock()
         self.name = rules.alias or loaded.name
         positions = loaded.shape.max_positions
@@ -121,21 +155,44 @@ class ServedModel:
         self.let_go()
         # The engine goes with its last cache: this one has no tokens and stays.
         self._anchor = self._attachment.new_cache(expected_tokens=1)
+        self._placed = self._placing()
         self.count()
 
     def let_go(self) -> None:
         """Let the engine go; harmless when done twice."""
+        placed, self._placed = self._placed, None
+        if placed is not None:
+            placed.close()
         anchor, self._anchor = self._anchor, None
         if anchor is not None:
             anchor.close()
 
-    def begin(self, tenant: bytes, tokens: int, sequences: int = 1) -> Generation:
-        """Return a generation with an empty cache.
+    def rest(self, is_over: Callable[[], bool]) -> list[Move]:
+        """Make forms of stored documents while nobody waits, until all are or `is_over()`."""
+        return [] if self._placed is None else self._placed.settle(is_over)
+
+    def note_answer(self, begun: Begun, ids: Sequence[int], answer: Sequence[int]) -> None:
+        """Learn what was answered from a form to a prompt, each token the most probable one."""
+        if self._placed is not None and begun.form is not None and begun.document is not None:
+            served = ServedAnswer(begun.form, tuple(ids[begun.held :]), tuple(answer))
+            self._placed.note(begun.document, served)
+
+    @property
+    def placed(self) -> PlacedDocuments | None:
+        """The documents that are kept ready; None without a store, or where they rest."""
+        return self._placed
+
+    def begin(self, tenant: bytes, ids: Sequence[int], tokens: int, sequences: int = 1) -> Begun:
+        """Return a generation for a prompt, behind a document's form where one is made.
+
+        Forms give way where the budget does not hold what is begun beside them.
 
         Parameters
         ----------
         tenant
             Whose stored prompts it finds, and whoever's it leaves.
+        ids
+            Token numbers of the prompt.
         tokens, sequences
             Most that it will have, and of how many forks at once.
 
@@ -146,12 +203,12 @@ class ServedModel:
         HillInferError
             As `Attachment.new_cache` says.
         """
-        cache: HillInferCache = self._attachment.new_cache(
-            expected_tokens=min(tokens, self.context_tokens),
-            sequences=sequences,
-            prompts=self._prompts_of(tenant),
-        )
-        return Generation(self._loaded.model, cache, self._chunk_tokens)
+        while True:
+            try:
+                return self._begun(tenant, ids, min(tokens, self.context_tokens), sequences)
+            except BudgetError:
+                if self._placed is None or not self._placed.give_up_oldest():
+                    raise
 
     def step(self, generations: list[Generation], token_ids: list[int]) -> None:
         """Give each generation a token, in one forward pass.
@@ -163,6 +220,10 @@ class ServedModel:
             return
         joined = self._attachment.join([one.cache for one in generations])
         Generation.step_together(self._loaded.model, joined, generations, token_ids)
+
+    def joins(self, generation: Generation) -> bool:
+        """Return whether a generation can step with others: not in an ordinary cache."""
+        return isinstance(generation.cache, HillInferCache)
 
     def count(self) -> None:
         """Note what the engine did until now, for `statistics`."""
@@ -177,6 +238,31 @@ class ServedModel:
             return self._counted
 
     # --- inside ----------------------------------------------------------------------------
+
+    def _begun(self, tenant: bytes, ids: Sequence[int], tokens: int, sequences: int) -> Begun:
+        # Of other tenants nothing is told, not even by how soon an answer comes.
+        if self._placed is not None and not tenant:
+            found = self._placed.open(ids, tokens, sequences)
+            if found is not None:
+                return Begun(found.generation, found.tokens, found.form, found.key)
+        cache: HillInferCache = self._attachment.new_cache(
+            expected_tokens=tokens, sequences=sequences, prompts=self._prompts_of(tenant)
+        )
+        return Begun(Generation(self._loaded.model, cache, self._chunk_tokens))
+
+    def _placing(self) -> PlacedDocuments | None:
+        """Return what keeps documents ready beside the engine that is open."""
+        stored, accountant = self._stored, self._attachment.accountant
+        if stored is None or self._base is None or stored.documents is None or accountant is None:
+            return None
+        return PlacedDocuments(
+            self._attachment,
+            self._base,
+            stored.store,
+            accountant,
+            stored.documents,
+            self._chunk_tokens,
+        )
 
     def _prompts_of(self, tenant: bytes) -> ModelPrompts | None:
         if self._base is None or self._stored is None or not tenant:

@@ -5,21 +5,23 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.leftovers import ScratchPath, sweep
 from hillinfer.errors import reason_of, way_out
 from hillinfer.store.keys import STORE_VERSION
 from hillinfer.store.pool_files import ABOUT, Span, StoreError, StorePlaces
+from hillinfer.system.sqlite_file import FileKind, SqliteFile
 
+_INDEX = FileKind("the store's index", StoreError)
 _SCHEMA = """
+PRAGMA journal_mode = WAL;
 CREATE TABLE meta(name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE namespace(
   id INTEGER PRIMARY KEY, digest BLOB UNIQUE, about TEXT, layers INT, row_bytes INT,
@@ -45,7 +47,6 @@ CREATE INDEX leased ON lease(chunk);
 CREATE TABLE free(drive INT, unit INT, units INT, PRIMARY KEY(drive, unit))
   WITHOUT ROWID;
 """
-_BUSY_SECONDS = 10.0
 # The log is copied into the database when it has so many pages, SQLite's own default.
 _LOG_PAGES = 1000
 _MOST_LOG_PAGES = 1500
@@ -112,7 +113,7 @@ def chunk_of(row: Sequence[object]) -> Chunk:
     return Chunk(number, namespace, Span(drive, unit, units), *rest)  # type: ignore[arg-type]
 
 
-class Database:
+class Database(SqliteFile):
     """One process' connection; any of its threads may use it.
 
     Parameters
@@ -129,35 +130,12 @@ class Database:
     """
 
     def __init__(self, path: Path, pool: bytes) -> None:
-        self._path = path
-        self._lock = threading.RLock()
-        try:
-            self._db = sqlite3.connect(
-                f"{path.absolute().as_uri()}?mode=rw",
-                uri=True,
-                timeout=_BUSY_SECONDS,
-                isolation_level=None,
-                check_same_thread=False,
-                cached_statements=_PREPARED,
-            )
-            try:
-                # What a power cut loses of the last transactions the drives' headers contradict.
-                self._db.execute("PRAGMA synchronous = NORMAL")
-                ((pages,),) = self._db.execute("PRAGMA page_count").fetchall()
-                ((size,),) = self._db.execute("PRAGMA page_size").fetchall()
-                if pages * size <= _CHECKED_BYTES:
-                    self._check()
-                own = self._db.execute("SELECT value FROM meta WHERE name = 'store'").fetchone()
-                if own != (_identity(pool),):
-                    raise sqlite3.DatabaseError("it is another store's, or another version's")
-            except BaseException:
-                self._db.close()
-                raise
-        except sqlite3.Error as error:
-            raise StoreError(f"the store's index {path} cannot be used: {error}") from error
+        super().__init__(_INDEX, path, _identity(pool), _CHECKED_BYTES, _PREPARED)
+        # What a power cut loses of the last transactions the drives' headers contradict.
+        self.rows("PRAGMA synchronous = NORMAL")
 
     @classmethod
-    def make(cls, path: Path, pool: bytes, capacity: Sequence[int]) -> Database:
+    def create(cls, path: Path, pool: bytes, capacity: Sequence[int]) -> Database:
         """Make a new, empty database and return a connection to it.
 
         Parameters
@@ -174,18 +152,12 @@ class Database:
         StoreError
             Where SQLite refuses.
         """
-        # SQLite gives the files beside it the rights of this one.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        path.chmod(0o600)
-        try:
-            with closing(sqlite3.connect(path, isolation_level=None)) as db:
-                db.execute("PRAGMA journal_mode = WAL")
-                db.executescript(_SCHEMA)
-                db.execute("INSERT INTO meta VALUES ('store', ?)", (_identity(pool),))
-                # The first unit says whose file it is.
-                db.executemany("INSERT INTO free VALUES (?, 1, ?)", [*enumerate(capacity)])
-        except sqlite3.Error as error:
-            raise StoreError(f"the store's index {path} cannot be made: {error}") from error
+
+        def fill(db: sqlite3.Connection) -> None:
+            # The first unit says whose file it is.
+            db.executemany("INSERT INTO free VALUES (?, 1, ?)", [*enumerate(capacity)])
+
+        cls.make(_INDEX, path, _SCHEMA, _identity(pool), fill)
         return cls(path, pool)
 
     @contextmanager
@@ -194,7 +166,7 @@ class Database:
 
         Copying the log into the database waits for the drive, which a lookup should not.
         """
-        with self._lock:
+        with self.alone():
             self.rows(f"PRAGMA wal_autocheckpoint = {_MOST_LOG_PAGES}")
             try:
                 with self.transaction() as db:
@@ -202,26 +174,15 @@ class Database:
             finally:
                 self.rows(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
 
-    def close(self) -> None:
-        """Close the connection."""
-        with self._lock:
-            self._db.close()
-
     def check(self) -> None:
         """Look at all of it, seconds for a gigabyte; StoreError where it is broken."""
-        with self._lock:
-            try:
-                self._check()
-            except sqlite3.Error as error:
-                raise StoreError(
-                    f"the store's index {self._path} is broken: {error}; end what uses it and "
-                    "remove it, and it is made anew from what the drives hold"
-                ) from error
-
-    def _check(self) -> None:
-        ((found,),) = self._db.execute("PRAGMA quick_check(1)").fetchall()
-        if found != "ok":
-            raise sqlite3.DatabaseError(found)
+        try:
+            super().check()
+        except StoreError as error:
+            raise StoreError(
+                f"{error}; end what uses it and remove it, and it is made anew from what the "
+                "drives hold"
+            ) from error
 
     def note(self, name: str) -> object:
         """Return what was noted by a name, None where nothing was."""
@@ -233,14 +194,6 @@ class Database:
         with self.transaction() as db:
             db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", notes.items())
 
-    def rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
-        """Return the rows that a query finds, outside of a transaction."""
-        with self._lock:
-            try:
-                return self._db.execute(query, values).fetchall()
-            except sqlite3.Error as error:
-                raise StoreError(f"the store's index {self._path} failed: {error}") from error
-
     @staticmethod
     def generation(db: sqlite3.Connection) -> int:
         """Return a number higher than any that a header has, inside a transaction."""
@@ -249,21 +202,6 @@ class Database:
             "ON CONFLICT DO UPDATE SET value = value + 1 RETURNING value"
         ).fetchone()
         return int(value)
-
-    @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Change all or nothing, alone; what SQLite refuses becomes a StoreError."""
-        with self._lock:
-            try:
-                self._db.execute("BEGIN IMMEDIATE")
-                try:
-                    yield self._db
-                except BaseException:
-                    self._db.execute("ROLLBACK")
-                    raise
-                self._db.execute("COMMIT")
-            except sqlite3.Error as error:
-                raise StoreError(f"the store's index {self._path} failed: {error}") from error
 
 
 def _identity(pool: bytes) -> str:
@@ -311,7 +249,7 @@ def opened_database(
             scratch = ScratchPath.make_directory(places.directory, DriveCalls())
             try:
                 beside = scratch.path / path.name
-                with closing(Database.make(beside, places.pool, units)) as new:
+                with closing(Database.create(beside, places.pool, units)) as new:
                     fill(new)
                 beside.rename(path)
             finally:

@@ -261,3 +261,41 @@ def test_no_form_is_made_of_some_of_a_document(kept, monkeypatch):
     assert accountant.held()[Part.OTHER] == 0
     monkeypatch.undo()
     assert keeper.settle() == [replace(move, form="int8", is_made=True)]
+
+
+def test_a_prompt_finds_the_longest_document_that_it_begins_with(kept):
+    keeper = kept.keeper(Accountant(4 * kept.sizes["held"]))
+    document = kept.catalogue.find("d0")
+    ids = keeper.ids_of(document)
+    assert keeper.made_for([*ids, 1]) is None
+    for name, form in (("d0", "held"), ("d1", "int8")):
+        kept.catalogue.pin(kept.catalogue.find(name).key, form)
+    keeper.settle()
+    found = keeper.made_for([*ids, 1])
+    assert (found.key, found.form, found.made.tokens) == (document.key, "held", TOKENS)
+    # One token at least must come behind it, and all of it before.
+    assert keeper.made_for(ids) is None
+    assert keeper.made_for([*ids[:-1], ids[-1] + 1, 1]) is None
+    assert keeper.made_for([1, *ids]) is None
+
+
+def test_what_was_not_used_for_longest_goes_first(kept):
+    now = iter(range(1000))
+    keeper = DocumentKeeper(
+        kept.model,
+        kept.prompts,
+        kept.store,
+        kept.catalogue,
+        Accountant(4 * kept.sizes["held"]),
+        clock=lambda: float(next(now)),
+    )
+    for name in ("d0", "d1"):
+        kept.catalogue.pin(kept.catalogue.find(name).key, "int8")
+    keeper.settle()
+    first, second = (kept.catalogue.find(name) for name in ("d0", "d1"))
+    keeper.made_for([*keeper.ids_of(first), 1])
+    assert keeper.give_up_oldest()
+    assert list(keeper.held) == [first.name]
+    assert keeper.give_up_oldest()
+    assert (keeper.held, keeper.give_up_oldest()) == ({}, False)
+    assert second.name != first.name

@@ -6,6 +6,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from hillinfer.catalogue.catalogue import Catalogue
+from hillinfer.store.store import Store
+
 FORMS = ("--form", "held", "--form", "int4", "--form", "knorm-0.5")
 
 
@@ -171,6 +174,16 @@ def test_a_document_whose_rows_went_is_told(documents, put, command, long_docume
     # Put again it is as it was, what was measured too.
     assert put(long_document, "--form", "int8", "--json")["tier"] == "drive"
     assert len(documents("ls", "--json")[0]["measured"]) == 4
+
+
+def test_what_a_server_chose_is_not_pinned_as_it_is(documents, put, long_document, tmp_path):
+    told = put(long_document, "--form", "held", "--json")
+    with Store(tmp_path / "store") as store, Catalogue(store.places) as catalogue:
+        catalogue.set_forms([(catalogue.documents()[0].key, "shadow-int4")])
+    line = documents("pin", told["name"]).error_line()
+    assert "'long.txt' lies as shadow-int4, which a server chose" in line
+    assert documents("plan", "--dram-budget", "100%").code == 0
+    assert "  shadow-int4  " in documents("ls").out
 
 
 def test_a_plan_is_drawn(documents, put, command, long_document, tmp_path):

@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from hillinfer.cli import documents
+from hillinfer.cli.forms import measuring
 from hillinfer.cli.generate import SHOWN, generate
 from hillinfer.cli.parsing import shared
 from hillinfer.cli.serving.chat import chat
@@ -50,11 +52,16 @@ def test_an_option_that_several_commands_have_is_defined_once():
     names = {one.__metadata__[0].default: one for one in defined.values()}
     assert len(names) == len(defined)
     users = dict.fromkeys(names, 0)
-    for function in (generate, serve, chat):
+    others = {(generate, "--dram-budget"), (measuring.measure, "--model")}
+    # A text that is stored has a budget of its own, commands of a store must have one, and their
+    # seed is of places in a text.
+    for function in (documents.put, measuring.put, measuring.measure):
+        others |= {(function, "--dram-budget"), (function, "--store"), (function, "--seed")}
+    for function in (generate, serve, chat, documents.put, measuring.put, measuring.measure):
         for one in inspect.signature(function, eval_str=True).parameters.values():
             option = f"--{one.name.replace('_', '-')}"
             # `generate` chooses a budget by itself where none is named.
-            if option in names and (function, option) != (generate, "--dram-budget"):
+            if option in names and (function, option) not in others:
                 assert one.annotation == names[option], (function, option)
                 users[option] += 1
     assert min(users.values()) >= 2

@@ -106,6 +106,38 @@ def test_the_command_reads_behind_a_stored_document_as_rates_say(
     assert {one["way"] for one in report["store"]["passes"]} == {"streamed"}
 
 
+@pytest.mark.parametrize(
+    ("way", "step", "rate"),
+    [("one set", 0.2, 1e4), ("opened in place", 1e-4, 1e4), ("streamed", 1.0, 1e9)],
+)
+def test_a_question_is_read_in_the_soonest_of_three_ways(
+    generate, long_document, tmp_path, tiny_folder, monkeypatch, way, step, rate
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    place, question = tmp_path / "store", "which cat sat where, and on which mat of all those mats?"
+    Store.create(place, 64 << 20)
+    shape = ModelShape.from_config(AutoConfig.from_pretrained(tiny_folder), torch.float32)
+    key = WindowKey.of(torch.get_num_threads(), single_passes(place), shape)
+    asked = ("--prompt-file", long_document, "--question", question, "--store", place)
+    asked += ("--alpha", 0.01, "--question-reading", "auto")
+    generate(*asked)
+    kept = KeptWindows.of_user()
+    kept.keep(key, SlackTable.measured(lambda new, before: step))
+    kept.keep_drive(place, DriveRates((1 << 20,), (rate,), rate, 0.0))
+    _, report = generate(*asked)
+    assert report["settings"]["question_reading"] == "auto"
+    told = report["store"]["passes"][-1]
+    assert told["way"] == way
+    assert told["tokens"] == report["answers"][0]["question_tokens"] > 32
+    expected = {
+        "one set": told["one_set_seconds"],
+        "opened in place": told["in_place_seconds"],
+        "streamed": told["streamed_seconds"],
+    }
+    assert min(expected, key=expected.get) == way
+    assert "one set" in told["reason"]
+
+
 def test_a_store_is_made_looked_into_and_emptied(generate, command, long_document, tmp_path):
     place = tmp_path / "store"
     assert "a store of 64.0 MiB" in command("store", "init", place, "--size", "64MiB").out

@@ -2,24 +2,42 @@
 """The study of many documents in little memory: small, whole, and with what its goals name."""
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 
 from hillinfer.errors import SettingsError
 from hillinfer_bench.evicpress.harness import Played
+from hillinfer_bench.evicpress.rates import first_tokens_at, rate_curve
 from hillinfer_bench.evicpress.rivals import rivals
 from hillinfer_bench.evicpress.run import GOALS, EvicPressRequest, compared
 from hillinfer_bench.evicpress.workload import WorkloadSize, mooncake_workload
+from hillinfer_bench.figures.evicpress_figure import StudyRecordError, read_rivals
 
 KEYS = {*GOALS, "kills", "wrong_tokens"}
 
 
+def test_what_is_no_report_is_not_drawn(tmp_path):
+    file = tmp_path / "report.json"
+    row = {"rival": "one", "first_token_p50": 1.0, "agreement": 1.0, "rate_curve": [[1, 2]]}
+    file.write_text(json.dumps({"rows": [row]}))
+    assert read_rivals(file)[0].curve == ((1.0, 2.0),)
+    for changes in ({"rate_curve": [[1]]}, {"agreement": -1}, {"first_token_p50": "1"}):
+        file.write_text(json.dumps({"rows": [row | changes]}))
+        with pytest.raises(StudyRecordError, match="is not of hillinfer-bench evicpress"):
+            read_rivals(file)
+    with pytest.raises(StudyRecordError, match="cannot read"):
+        read_rivals(tmp_path / "none")
+
+
 def test_a_small_study_plays_every_rival_within_the_budget(command, tiny_folder, tmp_path):
+    pytest.importorskip("matplotlib", reason="pip install 'hillinfer[figures]'")
     out = tmp_path / "evicpress.json"
     outcome = command(
         *("evicpress", "--model", tiny_folder, "--dir", tmp_path, "--documents", 2),
         *("--requests", 6, "--shortest", 128, "--longest", 192, "--budget", 0.4, "--alpha", 1),
         *("--probes", 1, "--questions", 1, "--kills", 2, "--out", out),
+        *("--picture", tmp_path / "evicpress.svg"),
     )
     assert outcome.code == 0, outcome.err
     report = json.loads(out.read_text())
@@ -36,9 +54,26 @@ def test_a_small_study_plays_every_rival_within_the_budget(command, tiny_folder,
     assert rows["held + LRU"]["read_bytes"] > 0 == rows["recompute"]["read_bytes"]
     assert rows["int4 + LRU"]["forms"].keys() <= {"rows", "int4"}
     assert rows["int4 + LRU"]["moves"] > 0
+    for row in rows.values():
+        rates, seconds = zip(*row["rate_curve"], strict=True)
+        assert list(rates) == sorted(rates)
+        assert min(seconds) >= row["first_token_p50"] * 0.99
+    drawn = ElementTree.parse(tmp_path / "evicpress.svg").getroot()
+    assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
+    (lru,) = (one for one in read_rivals(out) if one.name == "held + LRU")
+    assert (lru.agreement, len(lru.curve)) == (1.0, 9)
     assert list(tmp_path.glob("tmp*")) == []
     for name in ("share_of_optimum", "ttft_vs_int8_lru"):
         assert f"{name}: " in outcome.out
+
+
+def test_who_waits_waits_for_those_before():
+    # The second comes while the first is answered, the third when all is done.
+    assert first_tokens_at([0.0, 1.0, 10.0], [0.5, 0.5, 0.5], [2.0, 2.0, 2.0]) == [0.5, 1.5, 0.5]
+    curve = rate_curve([5.0, 6.0, 7.0, 8.0], [1.0] * 4, [1.0] * 4)
+    assert [round(rate, 6) for rate, _ in curve] == [round(n / 10, 6) for n in range(1, 10)]
+    # Arrivals in even steps never wait below the rate that one answers at.
+    assert {seconds for _, seconds in curve[:6]} == {1.0}
 
 
 def test_identities_come_back_in_the_order_of_the_trace(tiny_folder):

@@ -16,7 +16,7 @@ from transformers import DynamicCache
 
 import hillinfer
 from hillinfer.errors import CacheUseError, ColdPoolError, SessionError, UnsupportedFeatureError
-from hillinfer.generate.answering import Completed
+from hillinfer.generate.stages import Completed
 from hillinfer.hf.attach import Attachment
 from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.store.store import Store

@@ -11,7 +11,7 @@ from test_reading import NEW, SCHEDULE, TINY, generated, lengths, reference
 from tiny_models import FAMILIES, TinyModel, prompts
 
 import hillinfer
-from hillinfer.generate.answering import Completed
+from hillinfer.generate.stages import Completed
 from hillinfer.pruning.rankers import make_ranker
 from hillinfer.pruning.stages import layer_work
 from hillinfer.store.store import Store

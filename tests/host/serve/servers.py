@@ -19,6 +19,7 @@ from hillinfer.serve.http.running import Server, in_background
 from hillinfer.serve.rules import ServerRules
 from hillinfer.serve.served_model import StoreOfServer, served_model
 from hillinfer.settings import Settings
+from hillinfer.store.store import Store
 
 CHAT = [{"role": "user", "content": "the cat sat on the mat"}]
 CHUNK = 64
@@ -97,8 +98,14 @@ class Running:
 
 
 @contextmanager
-def running(folder, cold_dir, store=None, around=None, made=None, spans=None, **rules):
-    """Run a server of a tiny model; `around` is entered in the inference thread."""
+def running(
+    folder, cold_dir, store=None, around=None, made=None, spans=None, counts=Passes.put_on, **rules
+):
+    """Run a server of a tiny model; `around` is entered in the inference thread.
+
+    A model whose passes are counted stores rows of its own: whoever wants those of a command has
+    `counts` do nothing.
+    """
     lines, passes = [], Passes()
     allowed = ServerRules(**({"port": 0, "alias": "tiny", "chunk_tokens": CHUNK} | rules))
     settings = Settings().changed(cold_dir=cold_dir, **(SETTINGS | (made or {})))
@@ -109,8 +116,8 @@ def running(folder, cold_dir, store=None, around=None, made=None, spans=None, **
             if around is not None:
                 opened.enter_context(around())
             loaded = load_model(str(folder), say=lines.append)
-            passes.put_on(loaded.model)
-            stored = None if store is None else StoreOfServer(store)
+            counts(passes, loaded.model)
+            stored = StoreOfServer(store) if isinstance(store, Store) else store
             yield opened.enter_context(served_model(loaded, settings, allowed, stored))
 
     server = Server(allowed, opening, Log(lines.append), spans=spans)

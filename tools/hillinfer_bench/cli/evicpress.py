@@ -10,6 +10,9 @@ import typer
 
 from hillinfer.cli.console import error_console, quiet_transformers
 from hillinfer.models.registry_model import DEFAULT_MODEL
+from hillinfer.system.files import check_apart, prepare_report
+from hillinfer_bench.figures.canvas import require_matplotlib, save_figure
+from hillinfer_bench.figures.evicpress_figure import evicpress_figure, read_rivals
 
 
 def evicpress(
@@ -39,8 +42,15 @@ def evicpress(
     out: Annotated[Path, typer.Option(help="Where the figures go as JSON.")] = Path(
         "build/reports/evicpress.json"
     ),
+    picture: Annotated[
+        Path | None, typer.Option(help="SVG or PNG file of quality and rate by first token.")
+    ] = None,
 ) -> None:
     """Play requests for many documents in little memory to EvicPress' policy, rivals and ours."""
+    if picture is not None:
+        require_matplotlib()
+        check_apart((("--out", out), ("--picture", picture)))
+        prepare_report(picture, "--picture", "the picture")
     quiet_transformers()
     from hillinfer_bench.evicpress.run import EvicPressRequest, run
     from hillinfer_bench.evicpress.workload import WorkloadSize
@@ -51,3 +61,5 @@ def evicpress(
         model, directory, out, size, budget, alphas, probes, questions, kills
     )
     print(run(request, error_console().print))
+    if picture is not None:
+        save_figure(evicpress_figure(read_rivals(out)), picture)

@@ -25,6 +25,7 @@ from hillinfer.placement.options import Context, FirstTokenUtility, Option, Tier
 from hillinfer.placement.placing import Placing
 from hillinfer.placement.stock import Change, Stock
 from hillinfer.reuse.stored_prompts import StoredPrompts
+from hillinfer_bench.evicpress.rates import rate_curve
 from hillinfer_bench.evicpress.rivals import Rival
 from hillinfer_bench.evicpress.workload import AskedDocument, Workload
 from hillinfer_bench.placement.optimum import optimum
@@ -81,6 +82,14 @@ class Played:
     read_bytes: int = 0
     moves: int = 0
     moving_seconds: float = 0.0
+
+    def rate_curve(self, arrivals: Sequence[float]) -> list[tuple[float, float]]:
+        """Return requests a second and the median first token then, computed; see `rate_curve`."""
+        taken = [
+            first + _DECODED * token
+            for first, token in zip(self.first_tokens, self.token_seconds, strict=True)
+        ]
+        return rate_curve(arrivals, self.first_tokens, taken)
 
     def utility(self, alpha: float) -> float:
         """Return the sum of α · agreement − time to first token of all requests."""

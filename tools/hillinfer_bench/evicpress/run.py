@@ -115,7 +115,11 @@ def run(request: EvicPressRequest, say: Callable[[str], None]) -> str:
             for rival in rivals(request.alphas):
                 played[rival] = harness.play(rival)
                 say(_line(rival.name, played[rival].figures()))
-    rows = [{"rival": rival.name, **own.figures()} for rival, own in played.items()]
+    arrivals = [one.time for one in workload.requests]
+    rows = [
+        {"rival": rival.name, **own.figures(), "rate_curve": own.rate_curve(arrivals)}
+        for rival, own in played.items()
+    ]
     figures = {**compared(played), **_killed(request.kills)}
     record = {
         "figures": figures,

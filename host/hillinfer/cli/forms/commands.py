@@ -91,6 +91,11 @@ def pin(name: DocumentName, *, store: Directory, as_json: Json = False) -> None:
     with opened_catalogue(store) as opened:
         document = opened.catalogue.find(name)
         check_stored(document, opened.uses)
+        if document.form not in RESTING and document.of_form(document.form) is None:
+            raise CatalogueError(
+                f"'{document.shown}' lies as {document.form}, which a server chose and no command "
+                f"measures: hillinfer documents form {document.name} FORM pins it as another"
+            )
         opened.catalogue.pin(document.key, document.form)
     _told(document, f"pinned as {document.form}", document.form, as_json=as_json)
 

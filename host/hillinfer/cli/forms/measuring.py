@@ -16,13 +16,21 @@ from hillinfer.catalogue.records import CatalogueError, KnownDocument
 from hillinfer.catalogue.uses import check_stored, document_uses
 from hillinfer.cli.console import error_console, quiet_transformers, reading_view
 from hillinfer.cli.documents import (
-    DtypeOption,
-    ModelOption,
+    ReadingBudgetOption,
     loaded_prompts,
     reading_request,
 )
 from hillinfer.cli.forms.shown import document_facts, document_line, form_lines
 from hillinfer.cli.generate import STOCK
+from hillinfer.cli.parsing.shared import (
+    ColdDirOption,
+    DtypeOption,
+    ModelOption,
+    PrefillChunkOption,
+    PromptStyleOption,
+    SpecialTokensOption,
+    ThreadsOption,
+)
 from hillinfer.cli.questions import read_document, reads_stdin
 from hillinfer.cli.store import SaltOption, SizeOption, StoreUse, named_by
 from hillinfer.cli.store_keys import (
@@ -86,21 +94,13 @@ def put(
         str | None, typer.Option(help="What to call it; by default the file's name.")
     ] = None,
     model: ModelOption = DEFAULT_MODEL,
-    prompt_style: Annotated[
-        PromptStyle, typer.Option(help="auto uses the model's chat template, plain does not.")
-    ] = PromptStyle.AUTO,
-    special_tokens: Annotated[
-        SpecialTokens, typer.Option(help="How special tokens in the text are read, as in generate.")
-    ] = SpecialTokens.TEXT,
-    prefill_chunk: Annotated[int, typer.Option(help="Prompt tokens of one forward pass.")] = 1024,
-    dram_budget: Annotated[
-        str, typer.Option(help="64MiB, 2GiB, or 25% of the KV cache, while it is read.")
-    ] = AUTO,
-    cold_dir: Annotated[
-        Path | None, typer.Option(help="Directory on the drive, for rows while it is read.")
-    ] = None,
+    prompt_style: PromptStyleOption = PromptStyle.AUTO,
+    special_tokens: SpecialTokensOption = SpecialTokens.TEXT,
+    prefill_chunk: PrefillChunkOption = 1024,
+    dram_budget: ReadingBudgetOption = AUTO,
+    cold_dir: ColdDirOption = None,
     dtype: DtypeOption = NumberType.AUTO,
-    threads: Annotated[int | None, typer.Option(help="Compute threads.")] = None,
+    threads: ThreadsOption = None,
     store_size: SizeOption = None,
     forms: FormsOption = None,
     probes: ProbesOption = None,
@@ -180,9 +180,7 @@ def measure(
     probes: ProbesOption = None,
     judge: JudgeOption = 0,
     questions: QuestionsOption = None,
-    prompt_style: Annotated[
-        PromptStyle, typer.Option(help="Of the questions: as the document was put.")
-    ] = PromptStyle.AUTO,
+    prompt_style: PromptStyleOption = PromptStyle.AUTO,
     seed: SeedOption = 0,
     salt: SaltOption = "",
     key_file: KeyFileOption = None,

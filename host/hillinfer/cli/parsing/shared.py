@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that `generate`, `chat` and `serve` share: each is named and explained once."""
+"""Options that several commands share: each is named and explained once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from hillinfer.generate.prompt import PromptStyle
+from hillinfer.generate.special_tokens import SpecialTokens
 from hillinfer.settings import Encryption
 from hillinfer.system.machine import NumberType
 
@@ -33,6 +35,21 @@ ProjectionsOption = Annotated[
 ]
 PrefillChunkOption = Annotated[
     int, typer.Option("--prefill-chunk", help="Prompt tokens of one forward pass.")
+]
+
+# --- Texts ---
+
+PromptStyleOption = Annotated[
+    PromptStyle,
+    typer.Option("--prompt-style", help="auto uses the model's chat template, plain does not."),
+]
+SpecialTokensOption = Annotated[
+    SpecialTokens,
+    typer.Option(
+        "--special-tokens",
+        help="Special tokens in texts and questions, like <|im_end|>: text reads them as "
+        "characters, control obeys them.",
+    ),
 ]
 
 # --- Answers ---

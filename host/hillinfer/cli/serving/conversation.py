@@ -187,7 +187,8 @@ class Conversation:
         """Return what goes on with these tokens, and how many of them it has."""
         generation = self._generation
         if generation is not None:
-            rows = generation.cache.token_ids
+            # An ordinary cache, of a document's form, does not know its tokens: it is opened anew.
+            rows = getattr(generation.cache, "token_ids", ())
             own = rows[0] if rows else []
             # One at least is read: its logits are wanted.
             pairs = zip(own, ids[:-1], strict=False)
@@ -198,9 +199,9 @@ class Conversation:
                 return generation, held
             self.close()
         # Of nothing that it has: a new one asks the store.
-        generation = self._served.begin(b"", len(ids) + self._most_tokens)
-        self._generation = generation
-        return generation, 0
+        begun = self._served.begin(b"", ids, len(ids) + self._most_tokens)
+        self._generation = begun.generation
+        return begun.generation, begun.held
 
 
 @contextmanager

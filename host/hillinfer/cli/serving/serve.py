@@ -7,12 +7,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hillinfer.catalogue.planning import DocumentRules
 from hillinfer.cli.console import error_console, panics_unsaid, quiet_transformers
 from hillinfer.cli.generate import STOCK
 from hillinfer.cli.parsing.program import HelpAll
@@ -68,6 +70,19 @@ SHOWN = frozenset(
 )
 
 
+class DocumentsKept(StrEnum):
+    """Whether a program that answers keeps stored documents ready."""
+
+    PLACED = "placed"
+    RESTING = "resting"
+
+
+def rules_of(kept: DocumentsKept, floor: float) -> DocumentRules | None:
+    """Return how documents are placed; SettingsError where the floor is out of range."""
+    rules = DocumentRules(floor)
+    return rules if kept is DocumentsKept.PLACED else None
+
+
 @dataclass(frozen=True)
 class ServeRequest:
     """One run of `hillinfer serve`.
@@ -80,6 +95,8 @@ class ServeRequest:
         Of the caches, and of the server.
     store
         The store to look prompts up in; None for none.
+    documents
+        How documents of the store are placed; None: they rest.
     threads
         Compute threads; None for torch's own choice.
     projections
@@ -93,6 +110,7 @@ class ServeRequest:
     store: StoreUse | None
     threads: int | None
     projections: str
+    documents: DocumentRules | None = None
 
     @contextmanager
     def opened(self) -> Iterator[ServedModel]:
@@ -116,7 +134,9 @@ class ServeRequest:
             stored = None
             if store is not None and self.store is not None:
                 made_by = {} if self.projections == STOCK else {"projections": self.projections}
-                stored = StoreOfServer(store, self.store.reuse, self.store.salt, made_by)
+                stored = StoreOfServer(
+                    store, self.store.reuse, self.store.salt, made_by, self.documents
+                )
             with served_model(loaded, self.settings, self.rules, stored) as served:
                 yield served
         finally:
@@ -181,6 +201,16 @@ def serve(
     store: StoreOption = None,
     store_size: SizeOption = None,
     reuse: ReuseOption = "longest",
+    documents: Annotated[
+        DocumentsKept,
+        typer.Option(
+            help="placed: documents that were put and measured are kept in memory where they gain "
+            "most, while nobody waits; resting: each is read from the store."
+        ),
+    ] = DocumentsKept.PLACED,
+    document_floor: Annotated[
+        float, typer.Option(help="Least quality of a form that a document is placed as.")
+    ] = DocumentRules.floor,
     salt: SaltOption = "",
     key_file: KeyFileOption = None,
     passphrase_file: PassphraseOption = None,
@@ -231,6 +261,7 @@ def serve(
         ),
         threads=threads,
         projections=projections,
+        documents=rules_of(documents, document_floor),
     )
     # Said before anything that takes time.
     native_library()

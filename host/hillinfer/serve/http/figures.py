@@ -136,6 +136,12 @@ class _Engine(Collector):
                 ("drive_wait_seconds", "Waited for the drive.", "drive_wait_seconds"),
             ):
                 yield CounterMetricFamily(f"hillinfer_{name}", told, getattr(counted, field))
+        placed = served.placed
+        if placed is not None:
+            held = placed.held
+            told = "Documents of the store that are ready in memory."
+            yield _gauge("placed_documents", told, len(held))
+            yield _gauge("placed_document_bytes", "What their forms take.", sum(held.values()))
         if served.store is not None:
             for name, value in served.store.metrics().items():
                 family = CounterMetricFamily if name in _COUNTED else GaugeMetricFamily

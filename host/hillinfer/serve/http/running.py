@@ -170,6 +170,7 @@ class Server:
             facts |= {
                 "prompt_tokens": usage.prompt_tokens,
                 "cached_tokens": usage.cached_tokens,
+                "document_form": job.form,
                 "answer_tokens": usage.answer_tokens,
                 "queue_seconds": round(usage.queue_seconds, 4),
                 "seconds": round(usage.seconds, 4),

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Documents of a store that are kept ready beside an engine, within its one budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hillinfer.catalogue.catalogue import FILE, Catalogue
+from hillinfer.catalogue.checks import OnlineChecks, ServedAnswer
+from hillinfer.catalogue.keeper import DocumentKeeper, Move
+from hillinfer.catalogue.planning import DRAM, REST, DocumentRules, PlanRules, options_of
+from hillinfer.catalogue.records import KnownDocument
+from hillinfer.catalogue.uses import document_uses
+from hillinfer.errors import HillInferError
+from hillinfer.forms.form import Form
+from hillinfer.forms.lead import LeadForm
+from hillinfer.forms.shadowed import ShadowedForm
+from hillinfer.forms.table import make_form
+from hillinfer.forms.whole import states_bytes
+from hillinfer.generate.answering import Generation
+from hillinfer.hf.attach import Attachment
+from hillinfer.memory_budget import Accountant, Part
+from hillinfer.model_shape import ModelShape
+from hillinfer.placement.options import Option
+from hillinfer.reuse.model_prompts import ModelPrompts
+from hillinfer.store.store import Store
+
+# Of a budget in bytes; the other half is for what answers need.
+_PART = 0.5
+# Share of a document's rows that leads, beside its shadows.
+_LEAD = 0.1
+
+
+@dataclass(frozen=True)
+class OpenedPrefix:
+    """A prompt whose first tokens came from a form.
+
+    Parameters
+    ----------
+    key, form
+        Of the document, and the form's name.
+    tokens
+        How many came.
+    generation
+        What goes on behind them.
+    """
+
+    key: bytes
+    form: str
+    tokens: int
+    generation: Generation
+
+
+class PlacedDocuments:
+    """Makes and opens forms of a store's documents, while nobody waits for an answer.
+
+    Documents are those of the store's catalogue, once it has one. To what was measured of them
+    come the engine's own forms, of documents that stay open in it: their answers are those of
+    documents that rest, and sooner. A form that opens into an ordinary cache takes part where the
+    budget has room for both, and what it opens into is counted while an answer needs it.
+
+    Used by the thread that owns the model.
+
+    Parameters
+    ----------
+    attachment
+        With an engine that is open as long as this is.
+    prompts, store
+        The store, as the attached model uses it, and itself; looked at once documents were put.
+    accountant
+        That engine's.
+    rules
+        How documents are placed.
+    chunk_tokens
+        Tokens of a forward pass that reads what follows a document.
+    """
+
+    def __init__(
+        self,
+        attachment: Attachment,
+        prompts: ModelPrompts,
+        store: Store,
+        accountant: Accountant,
+        rules: DocumentRules,
+        chunk_tokens: int,
+    ) -> None:
+        self._attachment, self._model = attachment, attachment.model
+        self._prompts, self._store = prompts, store
+        self._accountant, self._rules, self._chunk_tokens = accountant, rules, chunk_tokens
+        self._shape = ModelShape.from_config(self._model.config, self._model.dtype)
+        self._engine_forms: dict[str, Form] = {}
+        self._checks: OnlineChecks | None = None
+        self._catalogue: Catalogue | None = None
+        self._keeper: DocumentKeeper | None = None
+        self.failure = ""
+
+    # --- while nobody waits ----------------------------------------------------------------
+
+    def settle(self, is_over: Callable[[], bool]) -> list[Move]:
+        """Plan by what the store counted until now, and make forms until all are or `is_over()`.
+
+        What fails costs answers time alone; it is told in `failure`.
+        """
+        self.failure = ""
+        try:
+            keeper = self._opened()
+            if keeper is None:
+                return []
+            rules = PlanRules(self._budget(), self._rules.alpha, self._rules.floor)
+            self._check(keeper, is_over)
+            keeper.plan(rules, self._options)
+            return keeper.settle(is_over)
+        except Exception as error:
+            # Nobody asked for it: answers come from where documents rest.
+            self.failure = str(error) if isinstance(error, HillInferError) else repr(error)
+            return []
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Bytes of the forms that are made, by the names of their documents."""
+        return {} if self._keeper is None else self._keeper.held
+
+    # --- answers ---------------------------------------------------------------------------
+
+    def open(self, ids: Sequence[int], tokens: int, sequences: int) -> OpenedPrefix | None:
+        """Open the form of the longest document that a prompt begins with; None where none is made.
+
+        Parameters
+        ----------
+        ids
+            Token numbers of the prompt.
+        tokens, sequences
+            Most that prompt and answer will have, and of how many answers.
+
+        Raises
+        ------
+        BudgetError
+            Where the engine has no room for them.
+        """
+        found = None if self._keeper is None else self._keeper.made_for(ids)
+        if found is None:
+            return None
+        made = found.made
+        if found.stored_tokens - made.tokens > self._chunk_tokens:
+            # A conversation that went on: the store has more of it than would be read again.
+            return None
+        if self._form_of(found.form).lies_in_engine:
+            cache = made.open_for(tokens, sequences).cache
+            own = Generation(self._model, cache, self._chunk_tokens)
+            return OpenedPrefix(found.key, found.form, made.tokens, own)
+        size = self._opened_bytes(tokens) * sequences
+        if not self._accountant.take_spare(Part.OTHER, size):
+            return None
+        generation = CountedGeneration(
+            self._model, made.open().cache, self._chunk_tokens, self._accountant, size
+        )
+        return OpenedPrefix(found.key, found.form, made.tokens, generation)
+
+    def note(self, key: bytes, answer: ServedAnswer) -> None:
+        """Remember an answer from a form, to be compared with all rows while nobody waits."""
+        if self._checks is not None and not self._form_of(answer.form).lies_in_engine:
+            self._checks.note(key, answer)
+
+    def give_up_oldest(self) -> bool:
+        """Give up the form that was not used for longest; False where there is none."""
+        return self._keeper is not None and self._keeper.give_up_oldest()
+
+    def close(self) -> None:
+        """Give all forms up; harmless when done twice."""
+        keeper, self._keeper = self._keeper, None
+        catalogue, self._catalogue = self._catalogue, None
+        if keeper is not None:
+            keeper.close()
+        if catalogue is not None:
+            catalogue.close()
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _opened(self) -> DocumentKeeper | None:
+        """Return the keeper, once somebody has put a document; None before."""
+        if self._keeper is None and (self._store.places.directory / FILE).exists():
+            self._catalogue = Catalogue(self._store.places)
+            prompts = self._prompts.divided(self._chunk_tokens)
+            own = (
+                ShadowedForm(self._attachment, prompts),
+                LeadForm(self._attachment, prompts, _LEAD),
+            )
+            self._engine_forms = {one.name: one for one in own}
+            self._checks = OnlineChecks(self._model, prompts)
+            self._keeper = DocumentKeeper(
+                self._model,
+                prompts,
+                self._store,
+                self._catalogue,
+                self._accountant,
+                self._form_of,
+            )
+        return self._keeper
+
+    def _check(self, keeper: DocumentKeeper, is_over: Callable[[], bool]) -> None:
+        """Compare answers with all rows, and measure anew what lost more than its profile says.
+
+        Both need all rows in memory, which are counted; where there is no room nothing is compared.
+        """
+        assert self._checks is not None
+        assert self._catalogue is not None
+        for key in self._checks.waiting:
+            document = self._catalogue.find(key.hex())
+            ids = keeper.ids_of(document)
+            # Beside all rows, one form as it opens, and room for what is asked.
+            size = 3 * self._opened_bytes(document.tokens)
+            if not self._accountant.take_spare(Part.OTHER, size):
+                continue
+            try:
+                while not is_over() and self._checks.compare(document, ids) is not None:
+                    pass
+                if not is_over() and self._checks.slipped(document):
+                    self._catalogue.put(self._checks.renewed(document, ids))
+            finally:
+                self._accountant.give(Part.OTHER, size)
+
+    def _form_of(self, name: str) -> Form:
+        own = self._engine_forms.get(name)
+        return make_form(name) if own is None else own
+
+    def _budget(self) -> int:
+        """Return the bytes that forms may take: of a budget that is a share, that of documents."""
+        size = self._attachment.settings.dram_budget
+        if size.share is None:
+            return int(_PART * size.resolve(0))
+        assert self._catalogue is not None
+        documents = self._catalogue.documents()
+        uses = document_uses(self._store.database, [one.key for one in documents], 0.0)
+        stored = sum(one.tokens for one in documents if one.key in uses)
+        return size.resolve(stored * self._shape.token_bytes)
+
+    def _options(self, document: KnownDocument) -> list[Option]:
+        """Return what a document may lie as here: its rest, what there is room for, the engine's.
+
+        Where it rests, an answer selects as behind the engine's forms: their quality is the same.
+        """
+        assert self._keeper is not None
+        assert document.resting is not None
+        room = self._accountant.bytes_for_hot_rows + sum(self._keeper.held.values())
+        opened = self._opened_bytes(document.tokens)
+        chosen = document.form if document.is_pinned else None
+        options = [
+            one
+            for one in options_of(document)
+            if one.tier == REST or one.form == chosen or one.byte_count + opened <= room
+        ]
+        resting, all_bytes = document.resting, self._shape.token_bytes * document.tokens
+        for form in self._engine_forms.values():
+            size = form.byte_count(self._shape, document.tokens)
+            # What lies in memory is not read again when the document is opened.
+            first = resting.rows * max(0.0, 1 - size / all_bytes)
+            options.append(Option(form.name, DRAM, size, 1.0, first, resting.token))
+        return options
+
+    def _opened_bytes(self, tokens: int) -> int:
+        """Return the bytes of an ordinary cache of so many tokens, in the model's own type."""
+        number: int = self._model.dtype.itemsize
+        return states_bytes(self._shape, tokens) * number // 2
+
+
+class CountedGeneration(Generation):
+    """A generation in an ordinary cache, whose bytes are counted until it is closed.
+
+    Parameters
+    ----------
+    model, cache, chunk_tokens
+        As in `Generation`.
+    accountant, byte_count
+        Who counts, and how many bytes are counted already.
+    """
+
+    def __init__(
+        self, model: Any, cache: Any, chunk_tokens: int, accountant: Accountant, byte_count: int
+    ) -> None:
+        super().__init__(model, cache, chunk_tokens)
+        self._accountant, self._counted = accountant, byte_count
+
+    def close(self) -> None:
+        """Let the cache go; harmless when done twice."""
+        counted, self._counted = self._counted, 0
+        self._accountant.give(Part.OTHER, counted)
+        self.cache = None

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A database file: one connection that any thread may use, whose failures are of its owner."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hillinfer.errors import HillInferError
+
+_BUSY_SECONDS = 10.0
+# What says nothing against the file itself: it is in use, or its drive is full or failing.
+_PASSING = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_NOMEM,
+    }
+)
+
+
+@dataclass(frozen=True)
+class FileKind:
+    """What a database file is to its users.
+
+    Parameters
+    ----------
+    name
+        As errors call it, like `the catalogue`.
+    error
+        What is raised where it fails.
+    way_out
+        What to do where its contents are broken; empty where its owner says that itself.
+    """
+
+    name: str
+    error: type[HillInferError]
+    way_out: str = ""
+
+    def failure(self, path: Path, what: str, error: sqlite3.Error) -> HillInferError:
+        """Return what to raise where SQLite refuses; `what` is like `cannot be used`."""
+        is_passing = getattr(error, "sqlite_errorcode", 0) & 0xFF in _PASSING
+        advice = f"; {self.way_out}" if self.way_out and not is_passing else ""
+        return self.error(f"{self.name} {path} {what}: {error}{advice}")
+
+
+class SqliteFile:
+    """One process' connection to an existing file; any of its threads may use it.
+
+    Parameters
+    ----------
+    kind
+        What it is to its users.
+    path
+        Where it lies.
+    identity
+        What its table `meta` must have noted as `store`.
+    checked_bytes
+        A file up to this size is looked at as a whole first; None for any size.
+    prepared
+        Texts of queries that are kept prepared.
+
+    Raises
+    ------
+    HillInferError
+        The kind's, where the file is broken, or another store's or version's.
+    """
+
+    def __init__(
+        self,
+        kind: FileKind,
+        path: Path,
+        identity: str,
+        checked_bytes: int | None = None,
+        prepared: int = 128,
+    ) -> None:
+        self.kind, self.path = kind, path
+        self._lock = threading.RLock()
+        try:
+            self._db = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode=rw",
+                uri=True,
+                timeout=_BUSY_SECONDS,
+                isolation_level=None,
+                check_same_thread=False,
+                cached_statements=prepared,
+            )
+            try:
+                ((pages,),) = self._db.execute("PRAGMA page_count").fetchall()
+                ((size,),) = self._db.execute("PRAGMA page_size").fetchall()
+                if checked_bytes is None or pages * size <= checked_bytes:
+                    self._check()
+                own = self._db.execute("SELECT value FROM meta WHERE name = 'store'").fetchone()
+                if own != (identity,):
+                    raise sqlite3.DatabaseError("it is another store's, or another version's")
+            except BaseException:
+                self._db.close()
+                raise
+        except sqlite3.Error as error:
+            raise kind.failure(path, "cannot be used", error) from error
+
+    @staticmethod
+    def make(
+        kind: FileKind,
+        path: Path,
+        schema: str,
+        identity: str,
+        fill: Callable[[sqlite3.Connection], object] = lambda db: None,
+    ) -> None:
+        """Make a new file, for its owner only.
+
+        Parameters
+        ----------
+        kind, path, identity
+            As above; there is no file yet.
+        schema
+            Statements that make its tables, `meta(name, value)` among them.
+        fill
+            Puts into it what it begins with.
+
+        Raises
+        ------
+        OSError
+            Where the file cannot be made.
+        HillInferError
+            The kind's, where SQLite refuses.
+        """
+        # SQLite gives the files beside it the rights of this one.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        path.chmod(0o600)
+        try:
+            with closing(sqlite3.connect(path, isolation_level=None)) as db:
+                db.executescript(schema)
+                db.execute("INSERT INTO meta VALUES ('store', ?)", (identity,))
+                fill(db)
+        except sqlite3.Error as error:
+            raise kind.failure(path, "cannot be made", error) from error
+
+    def close(self) -> None:
+        """Close the connection; harmless when done twice."""
+        with self._lock:
+            self._db.close()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other threads of this process waiting."""
+        with self._lock:
+            yield
+
+    def check(self) -> None:
+        """Look at all of it, seconds for a gigabyte.
+
+        Raises
+        ------
+        HillInferError
+            The kind's, where it is broken.
+        """
+        with self._lock:
+            try:
+                self._check()
+            except sqlite3.Error as error:
+                raise self.kind.failure(self.path, "is broken", error) from error
+
+    def rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
+        """Return the rows that a query finds, outside of a transaction."""
+        with self._lock:
+            try:
+                return self._db.execute(query, values).fetchall()
+            except sqlite3.Error as error:
+                raise self.kind.failure(self.path, "failed", error) from error
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Change all or nothing, alone; what SQLite refuses becomes the kind's error."""
+        with self._lock:
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                try:
+                    yield self._db
+                except BaseException:
+                    self._db.execute("ROLLBACK")
+                    raise
+                self._db.execute("COMMIT")
+            except sqlite3.Error as error:
+                raise self.kind.failure(self.path, "failed", error) from error
+
+    def _check(self) -> None:
+        ((found,),) = self._db.execute("PRAGMA quick_check(1)").fetchall()
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server keeps documents of its store ready while nobody waits, and answers from their forms."""
+
+import json
+import shutil
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import pytest
+from generation_runs import SETTINGS
+from servers import HTTP, running
+from waiting import until
+
+from hillinfer.catalogue.catalogue import Catalogue
+from hillinfer.errors import BudgetError
+from hillinfer.generate.tokens import Sampling
+from hillinfer.memory_budget import Part
+from hillinfer.models.loader import load_model
+from hillinfer.serve import inference
+from hillinfer.serve.rules import ApiKeys, ServerRules
+from hillinfer.serve.served_model import StoreOfServer, served_model
+from hillinfer.settings import Settings
+from hillinfer.store.store import Store
+
+KEY = "sk-of-anna-0001"
+BOOK = "".join(f"cat {i} sat on mat {i * 7 % 61}. " for i in range(40))
+QUESTION = f"{BOOK}\n\nwhere is the cat?"
+FORMS = ("--form", "held", "--form", "int8")
+
+
+@pytest.fixture(scope="module")
+def put_once():
+    """What the first test puts, for all of them."""
+    return {}
+
+
+@pytest.fixture
+def library(put_once, command, endless_folder, cold_dir, tmp_path_factory, tmp_path):
+    """A store of one's own with a document that was put and measured."""
+    if not put_once:
+        put_once["place"] = place = tmp_path_factory.mktemp("library")
+        (place / "book.txt").write_text(BOOK)
+        told = command(
+            *("documents", "put", place / "book.txt", "--store", place / "store", *FORMS, "--json"),
+            *("--model", endless_folder, "--cold-dir", cold_dir, "--store-size", "64MiB"),
+            *("--threads", 1, "--probes", 1),
+        )
+        assert told.code == 0, told.err
+        put_once["told"] = json.loads(told.out)
+    own = tmp_path / "library"
+    shutil.copytree(put_once["place"], own)
+    return own / "store", put_once["told"]
+
+
+def uncounted(passes, model):
+    """Leave the model as the command that put the document had it."""
+
+
+@contextmanager
+def serving(library, folder, cold_dir, documents=None, **rules):
+    with Store(library[0]) as store:
+        stored = StoreOfServer(store) if documents is None else StoreOfServer(store, documents=None)
+        with running(folder, cold_dir, store=stored, counts=uncounted, **rules) as server:
+            yield server
+
+
+def pinned(library, form):
+    with Store(library[0]) as store, Catalogue(store.places) as catalogue:
+        catalogue.pin(catalogue.documents()[0].key, form)
+
+
+def placed(server):
+    return server.inference.served.placed
+
+
+def wait_until_placed(server):
+    until(lambda: placed(server).held or placed(server).failure)
+    assert placed(server).failure == ""
+
+
+def answered(server, content=QUESTION, client=None):
+    """Return an answer's text, and what the log says of it."""
+    before = len(server.logged("answered"))
+    answer = server.ask(content, client)
+    until(lambda: len(server.logged("answered")) > before)
+    return answer.choices[0].message.content, server.logged("answered")[-1]
+
+
+def test_answers_come_from_what_is_placed_and_are_those_of_a_document_at_rest(
+    library, endless_folder, cold_dir
+):
+    with serving(library, endless_folder, cold_dir, documents="resting") as server:
+        resting, told = answered(server)
+        other, _ = answered(server, f"{BOOK}\n\n((((( 99")
+        assert "document_form" not in told
+        assert server.inference.served.placed is None
+    pinned(library, "shadow-int4")
+    with serving(library, endless_folder, cold_dir) as server:
+        wait_until_placed(server)
+        text, told = answered(server)
+        assert told["document_form"] == "shadow-int4"
+        assert told["cached_tokens"] == library[1]["tokens"]
+        assert text == resting
+        # The twin: another question has another answer.
+        assert answered(server, f"{BOOK}\n\n((((( 99")[0] == other != resting
+        # What comes behind is stored, and a prompt that the store has more of comes from there.
+        longer = f"{QUESTION} {'mat ' * 60}"
+        assert answered(server, longer)[1]["document_form"] == "shadow-int4"
+        _, again = answered(server, f"{longer}?")
+        assert "document_form" not in again
+        assert again["cached_tokens"] > told["cached_tokens"] + 128
+        # A prompt that is another document's has nothing of it.
+        assert "document_form" not in answered(server, f"x{BOOK}")[1]
+        # Answers together, of which only some begin with the document.
+        four = server.ask(QUESTION, n=3)
+        assert {one.message.content for one in four.choices} == {resting}
+    pinned(library, "held")
+    with serving(library, endless_folder, cold_dir) as server:
+        wait_until_placed(server)
+        accountant = server.inference.served._attachment.accountant
+        held = accountant.held()[Part.OTHER]
+        _, told = answered(server)
+        assert (told["document_form"], told["cached_tokens"]) == ("held", library[1]["tokens"])
+        # What an answer needs is counted while it is needed.
+        assert accountant.peak()[Part.OTHER] > held
+        assert accountant.held()[Part.OTHER] == held
+
+
+def test_a_plan_places_a_document_and_a_client_with_a_key_does_not_see_it(
+    library, endless_folder, cold_dir
+):
+    rules = {"keys": ApiKeys((KEY,))}
+    with serving(library, endless_folder, cold_dir, **rules) as server, server.client(KEY) as anna:
+        wait_until_placed(server)
+        assert list(placed(server).held) == [library[1]["name"]]
+        told = HTTP.get(f"{server.url}/metrics", headers={"authorization": f"Bearer {KEY}"}).text
+        assert "hillinfer_placed_documents 1.0" in told
+        (size,) = placed(server).held.values()
+        assert f"hillinfer_placed_document_bytes {float(size)}" in told
+        assert "document_form" not in answered(server, client=anna)[1]
+        assert placed(server).failure == ""
+
+
+def test_a_document_that_comes_later_is_placed_when_nobody_waits(
+    command, library, endless_folder, cold_dir, monkeypatch
+):
+    monkeypatch.setattr(inference, "_REST_SECONDS", 0.05)
+    removed = command("documents", "rm", library[1]["name"], "--store", library[0])
+    assert removed.code == 0
+    with serving(library, endless_folder, cold_dir) as server:
+        assert "document_form" not in answered(server)[1]
+        assert placed(server).held == {}
+        again = command(
+            *("documents", "put", library[0].parent / "book.txt", "--store", library[0], *FORMS),
+            *("--model", endless_folder, "--cold-dir", cold_dir, "--threads", 1, "--probes", 1),
+        )
+        assert again.code == 0, again.err
+        wait_until_placed(server)
+        assert answered(server)[1]["document_form"] in {"held", "int8", "shadow-int4"}
+        # Of what somebody takes back nothing stays.
+        pinned(library, "rows")
+        until(lambda: not placed(server).held, seconds=20)
+        assert "document_form" not in answered(server)[1]
+
+
+def served_alone(library, folder, cold_dir, opened, **settings):
+    """Return a model as a server has it, without one."""
+    stored = StoreOfServer(opened.enter_context(Store(library[0])))
+    made = Settings().changed(cold_dir=cold_dir, **(SETTINGS | settings))
+    loaded = load_model(str(folder), say=lambda line: None)
+    return opened.enter_context(served_model(loaded, made, ServerRules(chunk_tokens=64), stored))
+
+
+def test_forms_give_way_to_answers_that_need_their_room(library, endless_folder, cold_dir):
+    pinned(library, "shadow-int4")
+    with ExitStack() as opened:
+        served = served_alone(library, endless_folder, cold_dir, opened, dram_budget="4MiB")
+        (moved,) = served.rest(lambda: False)
+        assert moved.is_made
+        # A single answer has room beside the form, and so have more of them, until it goes.
+        for sequences in range(1, 40):
+            had = bool(served.placed.held)
+            served.begin(b"", [7] * 100, 4000, sequences).generation.close()
+            if not served.placed.held:
+                break
+        assert (had, sequences > 1) == (True, True)
+        # With no form left, what has no room is refused.
+        with pytest.raises(BudgetError):
+            served.begin(b"", [7] * 100, 4000, 40)
+
+
+def test_profiles_follow_what_users_are_answered(library, endless_folder, cold_dir):
+    """A form whose answers are worse than its profile says is measured anew, and a good one not."""
+    for form, lower in (("int2", 1.0), ("held", 1.0)):
+        with Store(library[0]) as store, Catalogue(store.places) as catalogue:
+            (document,) = catalogue.documents()
+            flawless = replace(document.of_form("int8"), form=form, lower=lower, agreement=lower)
+            catalogue.put(replace(document, measured=(flawless,)))
+            catalogue.pin(document.key, form)
+        with ExitStack() as opened:
+            served = served_alone(library, endless_folder, cold_dir, opened, dram_budget="64MiB")
+            served.rest(lambda: False)
+            ids = [*served.placed._keeper.ids_of(document), *range(5, 17)]
+            for number in range(4):
+                begun = served.begin(b"", [*ids, number], 2000)
+                assert begun.form == form
+                for _ in begun.reading([*ids, number]):
+                    pass
+                answer = list(begun.generation.decode(Sampling(), 12, frozenset()))
+                begun.generation.close()
+                served.note_answer(begun, [*ids, number], answer)
+            served.rest(lambda: False)
+            assert served.placed.failure == ""
+            measured = served.placed._catalogue.find(document.title).of_form(form)
+            assert (measured.lower < 1.0) is (form == "int2")
+
+
+def test_a_floor_out_of_range_is_refused(command):
+    for floor in (-0.1, 1.5, "nan"):
+        line = command("serve", "--document-floor", floor).error_line()
+        assert f"document floor={float(floor)} is not from 0 to 1" in line
