@@ -81,9 +81,8 @@ class SplitRoom:
         """Return room for sets of so many positions, so many of them exact, of so many tokens."""
         if not self.split.holds(count, exact, tokens):
             # Each token makes it a little more.
-            self.split = SplitRows(
-                self._sets, *map(with_more, (count, exact, tokens)), self._code_bytes
-            )
+            room = with_more(count), with_more(exact), with_more(tokens)
+            self.split = SplitRows(self._sets, *room, self._code_bytes)
         coded = self._sets * (count - exact)
         self._weighed.expect(coded)
         self._codes = self._arrived.take(min(coded, tokens))
