@@ -10,6 +10,7 @@
 #include "halves.h"
 #include "kernels.h"
 #include "sequence.h"
+#include "step_rows.h"
 
 namespace hillinfer {
 namespace {
@@ -231,20 +232,28 @@ bool end_split(int32_t variant, const LayerTable& table, const CodeSlots& slots,
     return true;
 }
 
+// Finds exact rows and codes, and counts nothing.
+Found find_all(const LayerTable& table, const PoolTable& pool, const CodeSlots& slots,
+               const DecodeStep& step, SplitSelection& split, Misses& misses) {
+    SelectedSets& exact = *split.exact;
+    misses.count = misses.arrived = 0;
+    if (!split_sets(split, table.length) || !are_weighed(table, step, split)) {
+        return kNowhere;
+    }
+    const Found found =
+        find_selected(table, pool, step, exact.positions, exact.count, false, exact.addresses);
+    const bool is_placed = find_split(table, pool, slots, step.shape.segment_tokens, misses, split);
+    return is_placed ? found : kNowhere;
+}
+
 // Finds everything, codes what is here, and where that is all ends the step; kCold where rows are to be
 // read.
 int32_t attend_split(int32_t variant, const LayerTable& table, const PoolTable& pool,
                      const CodeSlots& slots, const DecodeStep& step, SplitSelection& split,
                      Misses& misses, float* out) {
     SelectedSets& exact = *split.exact;
-    misses.count = misses.arrived = 0;
-    if (!split_sets(split, table.length) || !are_weighed(table, step, split)) {
-        return kMisplaced;
-    }
-    const Found found =
-        find_selected(table, pool, step, exact.positions, exact.count, false, exact.addresses);
-    if (found == kNowhere ||
-        !find_split(table, pool, slots, step.shape.segment_tokens, misses, split)) {
+    const Found found = find_all(table, pool, slots, step, split, misses);
+    if (found == kNowhere) {
         return kMisplaced;
     }
     if (step.fade_shift >= 0) {
@@ -259,6 +268,56 @@ int32_t attend_split(int32_t variant, const LayerTable& table, const PoolTable& 
         return kCold;
     }
     return end_split(variant, table, slots, step, split, out) ? kDone : kNotFinite;
+}
+
+// --- Several sequences that take a step together ---
+
+// Chooses for a row.
+void choose_row(StepRow& own, const StepRows& asked) {
+    SplitSelection& split = *own.split;
+    ask(own.step, asked.query, own.row);
+    bool finite = true;
+    own.outcome = guarded([&] {
+        LayerTable& table = own.tables[asked.layer];
+        finite = choose_of(own, table, asked, split.sets, split.exact->sets);
+        split.set_rows = own.step.count;
+        split.exact->set_rows = own.step.exact;
+    });
+    if (own.outcome == kDone && !finite) {
+        own.outcome = kNotFinite;
+    }
+}
+
+// Finds what a row has chosen, and counts it where nothing is to be read. One row after the other: pools
+// are shared.
+void count_row(StepRow& own, const StepRows& asked, const PoolTable& pool, const CodeSlots& slots) {
+    const LayerTable& table = own.tables[asked.layer];
+    SplitSelection& split = *own.split;
+    const SelectedSets& exact = *split.exact;
+    const Found found = find_all(table, pool, slots, own.step, split, *own.misses);
+    if (found == kNowhere || found == kSomeCold || split.cold_count) {
+        own.outcome = found == kNowhere ? kMisplaced : kCold;
+        return;
+    }
+    if (own.step.fade_shift >= 0) {
+        tally(table, own.step, exact.positions, exact.count);
+    }
+    want_codes(slots, split.rows, split.settled_count);
+}
+
+void attend_row(StepRow& own, const StepRows& asked) {
+    const LayerTable& table = own.tables[asked.layer];
+    const DecodeStep& step = own.step;
+    const int64_t numbers = int64_t(step.shape.kv_heads) * step.group_size * step.shape.head_dim;
+    bool finite = true;
+    own.outcome = guarded([&] {
+        code_here(*scoring_kernels(asked.variant), table, step, *own.split);
+        finite = SplitAttention(asked.variant, table, step, *own.split)
+                     .run(asked.out + own.row * numbers);
+    });
+    if (own.outcome == kDone && !finite) {
+        own.outcome = kNotFinite;
+    }
 }
 
 }  // namespace
@@ -350,4 +409,33 @@ HILLINFER_API int32_t hillinfer_end_split(int32_t variant, const LayerTable* tab
     const int32_t failed =
         guarded([&] { finite = end_split(variant, *table, *slots, *step, *split, out); });
     return failed != kDone ? failed : finite ? kDone : kNotFinite;
+}
+
+// Attends for all rows that are not left out, whose tokens are exact or coded. What became of each is its
+// outcome; of one that is kCold nothing is counted: it is to be attended to by itself, with its sets.
+HILLINFER_API int32_t hillinfer_attend_split_rows(const StepRows* asked, const PoolTable* pool,
+                                                  const CodeSlots* slots) {
+    return guarded([&] {
+        for_each_row(*asked, [&](StepRow& own) { choose_row(own, *asked); });
+        const auto each_chosen = [&](const auto& act) {
+            for (int64_t number = 0; number < asked->count; ++number) {
+                StepRow& own = asked->rows[number];
+                if (!own.is_left_out && own.outcome == kDone) {
+                    act(own);
+                }
+            }
+        };
+        each_chosen([&](StepRow& own) { count_row(own, *asked, *pool, *slots); });
+        for_each_row(*asked, [&](StepRow& own) {
+            if (own.outcome == kDone) {
+                attend_row(own, *asked);
+            }
+        });
+        // Behind all of them: what gives way for new codes was attended to.
+        each_chosen([&](StepRow& own) {
+            if (own.split->missing_count) {
+                offer(*slots, *own.split);
+            }
+        });
+    });
 }

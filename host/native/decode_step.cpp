@@ -153,11 +153,12 @@ bool choose_tokens(const Kernels& kernels, LayerTable& table, DecodeStep& step, 
     return finite;
 }
 
-bool choose_before(const Kernels& kernels, LayerTable& table, DecodeStep& ahead, int64_t* sets) {
+bool choose_before(const Kernels& kernels, LayerTable& table, DecodeStep& ahead, int64_t* sets,
+                   int64_t* exact) {
     LayerTable before = table;
     --before.length;
     ahead.coming = 1;
-    const bool finite = choose_tokens(kernels, before, ahead, sets);
+    const bool finite = choose_tokens(kernels, before, ahead, sets, exact);
     table.coded = before.coded;
     return finite;
 }

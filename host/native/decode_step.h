@@ -57,7 +57,8 @@ bool choose_tokens(const Kernels& kernels, LayerTable& table, DecodeStep& step, 
 
 // Chooses for the newest token, which is stored, as `choose_tokens` did before it was: by a predicted
 // query among the others, with the newest the last of each set.
-bool choose_before(const Kernels& kernels, LayerTable& table, DecodeStep& ahead, int64_t* sets);
+bool choose_before(const Kernels& kernels, LayerTable& table, DecodeStep& ahead, int64_t* sets,
+                   int64_t* exact = nullptr);
 
 // Counts positions as hits and lets those of before fade.
 void tally(const LayerTable& table, const DecodeStep& step, const int64_t* positions,

@@ -2,7 +2,6 @@
 #include "step_rows.h"
 
 #include "api.h"
-#include "thread_pool.h"
 
 namespace hillinfer {
 namespace {
@@ -12,35 +11,16 @@ const void* row_of(const RowStates& states, int64_t row) {
     return static_cast<const uint8_t*>(states.numbers) + row * states.row_stride * size;
 }
 
-void ask(DecodeStep& step, const RowStates& states, int64_t row) {
-    step.query = row_of(states, row);
-    step.head_stride = states.head_stride;
-    step.query_type = int32_t(states.number_type);
-}
-
-// False where the query is not finite.
-bool choose_of(StepRow& own, LayerTable& table, const StepRows& asked) {
-    const Kernels& kernels = *scoring_kernels(asked.variant);
-    if (!asked.predicted.numbers) {
-        return choose_tokens(kernels, table, own.step, own.selected->sets);
-    }
-    DecodeStep ahead = own.step;
-    ahead.factor = asked.predicted_factor;
-    ask(ahead, asked.predicted, own.row);
-    return choose_before(kernels, table, ahead, own.selected->sets);
-}
-
-void attend_row(StepRow& own, const PoolTable& pool, const StepRows& asked, int threads) {
+void attend_row(StepRow& own, const PoolTable& pool, const StepRows& asked) {
     LayerTable& table = own.tables[asked.layer];
     DecodeStep& step = own.step;
     ask(step, asked.query, own.row);
-    step.threads = threads;
     own.misses->count = own.misses->arrived = 0;
     const int64_t numbers = int64_t(step.shape.kv_heads) * step.group_size * step.shape.head_dim;
     bool finite = true;
     Found found = kAllHot;
     own.outcome = guarded([&] {
-        finite = choose_of(own, table, asked);
+        finite = choose_of(own, table, asked, own.selected->sets, nullptr);
         if (finite) {
             own.selected->set_rows = step.count;
             join_sets(*own.selected, table.length);
@@ -54,6 +34,25 @@ void attend_row(StepRow& own, const PoolTable& pool, const StepRows& asked, int 
 }
 
 }  // namespace
+
+void ask(DecodeStep& step, const RowStates& states, int64_t row) {
+    step.query = row_of(states, row);
+    step.head_stride = states.head_stride;
+    step.query_type = int32_t(states.number_type);
+}
+
+bool choose_of(StepRow& own, LayerTable& table, const StepRows& asked, int64_t* sets,
+               int64_t* exact) {
+    const Kernels& kernels = *scoring_kernels(asked.variant);
+    if (!asked.predicted.numbers) {
+        return choose_tokens(kernels, table, own.step, sets, exact);
+    }
+    DecodeStep ahead = own.step;
+    ahead.factor = asked.predicted_factor;
+    ask(ahead, asked.predicted, own.row);
+    return choose_before(kernels, table, ahead, sets, exact);
+}
+
 }  // namespace hillinfer
 
 using namespace hillinfer;
@@ -61,17 +60,8 @@ using namespace hillinfer;
 // Attends for all rows that are not left out. What became of each is its outcome; kCold where rows of
 // it are to be read first.
 HILLINFER_API int32_t hillinfer_attend_rows(const StepRows* asked, const PoolTable* pool) {
-    // Where rows are few each of them gets all threads, one row after the other.
-    const bool is_row_a_thread = asked->count >= asked->threads;
-    const int at_once = is_row_a_thread ? asked->threads : 1;
-    const int own_threads = is_row_a_thread ? 1 : asked->threads;
     return guarded([&] {
-        run_parallel(at_once, asked->count, [&](int64_t number, int) {
-            StepRow& own = asked->rows[number];
-            if (!own.is_left_out) {
-                attend_row(own, *pool, *asked, own_threads);
-            }
-        });
+        for_each_row(*asked, [&](StepRow& own) { attend_row(own, *pool, *asked); });
     });
 }
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -10,11 +12,14 @@ from numpy.typing import NDArray
 from hillinfer.engine.queries import AskedStep, LayerCalls
 from hillinfer.kv.sequence import Sequence
 from hillinfer.memory_budget import Accountant, Part
+from hillinfer.native.coming import MissList
 from hillinfer.native.library import native_library
+from hillinfer.native.selected_rows import SelectedRows
 from hillinfer.native.split_rows import SplitRows
 from hillinfer.shadow.code_file import CodeFile
 from hillinfer.shadow.values import ValueCodes
 from hillinfer.trace.recorder import Lane, Recorder
+from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 # --- Memory that is used again ---
 
@@ -49,6 +54,72 @@ class CountedMemory:
         if more:
             self._accountant.take(Part.STAGING, more * self._token_bytes)
             self._tokens += more
+
+
+class SplitRoom:
+    """Memory that the library chooses in, for one sequence of a step, counted when it grows.
+
+    Parameters
+    ----------
+    sets
+        How many are chosen.
+    code_bytes, weighed_bytes
+        Of a token's codes, and of what weighs it.
+    accountant
+        Counts them.
+    """
+
+    def __init__(
+        self, sets: int, code_bytes: int, weighed_bytes: int, accountant: Accountant
+    ) -> None:
+        self._sets, self._code_bytes = sets, code_bytes
+        self._arrived = ReusedRows(code_bytes, accountant)
+        self._weighed = CountedMemory(weighed_bytes, accountant)
+        self.split = SplitRows(sets, 0, 0, 0, code_bytes)
+
+    def take(self, count: int, exact: int, tokens: int) -> SplitRows:
+        """Return room for sets of so many positions, so many of them exact, of so many tokens."""
+        if not self.split.holds(count, exact, tokens):
+            # Each token makes it a little more.
+            room = with_more(count), with_more(exact), with_more(tokens)
+            self.split = SplitRows(self._sets, *room, self._code_bytes)
+        coded = self._sets * (count - exact)
+        self._weighed.expect(coded)
+        self._codes = self._arrived.take(min(coded, tokens))
+        self.split.table.arrived = self._codes.ctypes.data
+        self.split.tell_weights(None)
+        return self.split
+
+
+def with_more(count: int) -> int:
+    """Return room for a count that grows by little each step."""
+    return count + count // 8 + GROUP_TOKENS
+
+
+@dataclass
+class JoinedPart:
+    """One sequence of a step, and the memory that the library chooses for it in.
+
+    Parameters
+    ----------
+    row
+        Of the batch.
+    sequence
+        Whose token comes.
+    past
+        Tokens that it had before.
+    selected, misses
+        What is chosen for it in a layer, and what of that is on the drive alone.
+    split
+        Instead of `selected`, where some of it is coded.
+    """
+
+    row: int
+    sequence: Sequence
+    past: int
+    selected: SelectedRows
+    misses: MissList
+    split: SplitRows | None = None
 
 
 # --- The calls ---

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.engine.budget_plan import most_coded, weighed_bytes
-from hillinfer.engine.coded_call import CountedMemory, ReusedRows, SplitCall
+from hillinfer.engine.coded_call import CountedMemory, ReusedRows, SplitCall, SplitRoom, with_more
 from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.queries import (
     AskedStep,
@@ -103,6 +104,7 @@ class CodedStep:
         self._cold = cold
         self._calls = calls
         self._log = log
+        self._accountant = accountant
         self._counters = counters
         self._recorder = recorder
         self._is_recorded = recorder is not SILENT
@@ -125,6 +127,39 @@ class CodedStep:
     def chosen(self) -> Sets:
         """The sets that the last `step` chose."""
         return self._split.sets
+
+    def room(self) -> SplitRoom:
+        """Return memory for a sequence that takes steps with others."""
+        weighed = weighed_bytes(self._weights.spec)
+        return SplitRoom(self._evaluation.sets, self._code_bytes, weighed, self._accountant)
+
+    def look(
+        self, layer: int, splits: Iterable[tuple[Sequence, SplitRows]], call: Callable[[int], bool]
+    ) -> None:
+        """Have a call of the library look at codes of a layer, given the address of their table.
+
+        Parameters
+        ----------
+        layer
+            Which one.
+        splits, call
+            Whose tokens are looked at, and the call.
+        """
+        for sequence, split in splits:
+            split.tell_values(self._complete_words(layer, sequence))
+        # They stay, whoever makes room meanwhile.
+        chunks = self._values.chunks(layer)
+        self._values.look(layer, call)
+        del chunks
+
+    def end_joined(self, layer: int, sequence: Sequence, split: SplitRows) -> None:
+        """Count coded tokens that were attended to in a step with others."""
+        coded = split.coded.table
+        for counters in (self._counters, sequence.counters):
+            counters.coded_tokens += coded.set_count * coded.set_rows
+            counters.coded_arrivals += split.missing_count
+        # Not while anybody looks at codes: to make room may take some away.
+        self._values.cover(int(split.table.rows_end))
 
     def begin_step(self) -> None:
         """Note that a forward pass begins; what one that broke off began to read is dropped."""
@@ -352,7 +387,11 @@ class CodedStep:
         if not self._split.holds(count, exact, tokens):
             # Each token makes it a little more.
             self._split = SplitRows(
-                self._evaluation.sets, _more(count), _more(exact), _more(tokens), self._code_bytes
+                self._evaluation.sets,
+                with_more(count),
+                with_more(exact),
+                with_more(tokens),
+                self._code_bytes,
             )
         return self._split
 
@@ -453,7 +492,3 @@ class CodedStep:
         # Not while anybody looks at codes: to make room may take some away.
         self._values.cover(int(split.table.rows_end))
         return out if query.dtype is torch.float32 else out.to(query.dtype)
-
-
-def _more(count: int) -> int:
-    return count + count // 8 + GROUP_TOKENS

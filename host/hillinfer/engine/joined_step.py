@@ -6,19 +6,28 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from hillinfer.attention.native import NativeAttention
+from hillinfer.engine.coded_call import JoinedPart, SplitRoom
+from hillinfer.engine.coded_step import CodedStep
 from hillinfer.engine.cold_rows import ColdRows
-from hillinfer.engine.queries import STEPS_AFTER_COLD, LayerCalls, Prediction, explained
+from hillinfer.engine.queries import (
+    STEPS_AFTER_COLD,
+    AnnouncedLayer,
+    LayerCalls,
+    Prediction,
+    explained,
+    readable_states,
+    row_states,
+)
 from hillinfer.engine.selection import Sets, TokenSelection
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import LayerStepLog
 from hillinfer.kv.pool_policies import PoolPolicy
-from hillinfer.kv.sequence import NUMBER_TYPES, Sequence
+from hillinfer.kv.sequence import Sequence
 from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.model_shape import StoredType
 from hillinfer.native.coming import ComingAttention, MissList
@@ -36,60 +45,13 @@ from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 
-@dataclass
-class _Part:
-    """One sequence of a step, and the memory that the library chooses for it in.
-
-    Parameters
-    ----------
-    row
-        Of the batch.
-    sequence
-        Whose token comes.
-    past
-        Tokens that it had before.
-    room
-        Most positions of a set, and most tokens that they are of.
-    selected, misses
-        What is chosen for it in a layer, and what of that is on the drive alone.
-    """
-
-    row: int
-    sequence: Sequence
-    past: int
-    room: tuple[int, int]
-    selected: SelectedRows
-    misses: MissList
-
-
-@dataclass
-class _Ahead:
-    """What is known of a layer before its turn.
-
-    Parameters
-    ----------
-    query
-        Predicted, (batch, query_heads, 1, head_dim), or what computes it.
-    scaling
-        Factor on its inner products.
-    segments
-        Of each part its last segment; None for one that is announced by itself.
-    held
-        What else the library looks at until it has chosen.
-    """
-
-    query: torch.Tensor | Prediction
-    scaling: float
-    segments: list[SegmentLayer | None]
-    held: list[object] = field(default_factory=list)
-
-
 class JoinedStep:
     """Stores, chooses and attends for the sequences of a joined batch, a row in each thread.
 
     It is for rows of one new token each that the native library chooses and attends for over its
-    tables, as `NativeDecode` has it do for one. Tokens of a predicted query are chosen when the
-    layer's turn comes: where all rows are hot nothing is to be read before.
+    tables, as `NativeDecode` and `CodedStep` have it do for one. Tokens of a predicted query are
+    chosen when the layer's turn comes: where all rows are hot nothing is to be read before. Of
+    rows some of whose selected tokens are coded, and rows that have none, the more are taken.
 
     Parameters
     ----------
@@ -107,6 +69,8 @@ class JoinedStep:
         Takes what was read in each layer and step.
     counters
         Where tokens are counted.
+    coded
+        Has codes of values, and attends to a row that misses some; None where no token is coded.
 
     Attributes
     ----------
@@ -127,8 +91,9 @@ class JoinedStep:
         calls: LayerCalls,
         log: LayerStepLog,
         counters: Counters,
+        coded: CodedStep | None = None,
     ) -> None:
-        self._library = native_library()
+        self._library, self._coded = native_library(), coded
         self._evaluation, self._selection, self._shadow = evaluation, selection, shadow
         self._pools, self._cold, self._log = pools, cold, log
         self._counters = counters
@@ -146,8 +111,9 @@ class JoinedStep:
         )
         self._table = (StepRow * 0)()
         self._memory: list[tuple[tuple[int, int], SelectedRows, MissList]] = []
-        self.parts: list[_Part] = []
-        self._ahead: dict[int, _Ahead] = {}
+        self._rooms: list[SplitRoom] = []
+        self.parts: list[JoinedPart] = []
+        self._ahead: dict[int, AnnouncedLayer] = {}
         self._scaling: float | None = None
         self._observe: Callable[[int, int, Sets], None] | None = None
         # The newest step, and the first from which on rows are thought to be hot again.
@@ -190,7 +156,11 @@ class JoinedStep:
         The batch rows that are taken in; the others go on by themselves.
         """
         self.forget()
-        taken = [(row, one) for row, one in rows if self._takes(one)]
+        kinds = {row: self._has_codes(one) for row, one in rows}
+        of_each = [
+            [(row, one) for row, one in rows if kinds[row] is kind] for kind in (False, True)
+        ]
+        taken = max(of_each, key=len)
         if len(taken) < 2:
             return []
         if len(self._table) != len(taken):
@@ -230,8 +200,8 @@ class JoinedStep:
         self._library.tables.hillinfer_store_rows(
             self._asked,
             self._heads,
-            _states(keys),
-            _states(values),
+            row_states(keys),
+            row_states(values),
             overflows.ctypes.data,
         )
         if overflows.any():
@@ -256,7 +226,7 @@ class JoinedStep:
         The batch rows that are to be announced, and to attend, by themselves.
         """
         alone = {one.row for one in self.parts}
-        ahead = self._ahead[layer] = _Ahead(query, scaling, [])
+        ahead = self._ahead[layer] = AnnouncedLayer(query, scaling, [])
         # Where something may have to be read it is chosen now, and read while the layer before
         # computes.
         is_hot = self._step >= self._hot_from and math.isfinite(scaling)
@@ -297,25 +267,21 @@ class JoinedStep:
         CacheUseError
             Where a query is not finite.
         """
-        query, ahead = _readable(query), self._ahead.pop(layer, None)
+        query, ahead = readable_states(query), self._ahead.pop(layer, None)
         if not math.isfinite(scaling) and ahead is None:
             return {one.row for one in self.parts}
         self._settle(layer)
         if scaling != self._scaling:
             self._scale(scaling)
         asked = self._asked
-        asked.layer, asked.out, asked.query = layer, out.data_ptr(), _states(query)
+        asked.layer, asked.out, asked.query = layer, out.data_ptr(), row_states(query)
         asked.predicted = RowStates()
         if ahead is not None:
-            predicted = _readable(ahead.query)
-            asked.predicted = _states(predicted)
+            predicted = readable_states(ahead.query)
+            asked.predicted = row_states(predicted)
             asked.predicted_factor = query_factor(ahead.scaling)
         with self._selection.scoring:
-            segments = (
-                [self._last_segment(layer, one.sequence, one.past + 1) for one in self.parts]
-                if ahead is None
-                else ahead.segments
-            )
+            segments = self._last_segments(layer, ahead)
             alone = set()
             for own, part, last in zip(self._table, self.parts, segments, strict=True):
                 own.is_left_out = last is None
@@ -323,32 +289,58 @@ class JoinedStep:
                     alone.add(part.row)
             if len(alone) == len(self.parts):
                 return alone
+            cold: list[JoinedPart] = []
             with self._pools.attending:
-                self._library.call(
-                    "hillinfer_attend_rows", asked, self._pools.layers[layer].table_address
-                )
+                self._call(layer)
                 for own, part, last in zip(self._table, self.parts, segments, strict=True):
                     if last is not None:
                         last.coded_tokens = part.sequence.tables.coded[layer]
-                        self._end(layer, part, own, out)
+                        if part.split is None:
+                            self._end(layer, part, own, out)
+                        elif not self._end_split(layer, part, own):
+                            cold.append(part)
+        for part in cold:
+            self._attend_cold(layer, part, query, scaling, out)
         return alone
 
     # --- inside ----------------------------------------------------------------------------
 
-    def _takes(self, sequence: Sequence) -> bool:
-        """Say whether a sequence's next token is chosen for over its tables, in every layer.
+    def _has_codes(self, sequence: Sequence) -> bool | None:
+        """Say whether some of what a sequence's next token selects is coded.
 
-        Its group neither begins nor becomes full with the token.
+        None where it is not chosen for over its tables in every layer: its group neither begins nor
+        becomes full with the token.
         """
         past, lacking = sequence.tokens, sequence.lacking
         if sequence.deeper or not 0 < past % GROUP_TOKENS < GROUP_TOKENS - 1:
-            return False
+            return None
         if self._evaluation.codes(past + 1, lacking):
-            return False
-        return self._evaluation.wanted(past + 1, lacking).count <= past
+            return None if self._coded is None else True
+        return False if self._evaluation.wanted(past + 1, lacking).count <= past else None
 
-    def _part(self, number: int, row: int, sequence: Sequence) -> _Part:
+    def _split_part(
+        self, number: int, row: int, sequence: Sequence, coded: CodedStep
+    ) -> JoinedPart:
         past = sequence.tokens
+        wanted, exact = self._evaluation.wanted_split(past + 1, sequence.lacking)
+        for one in (wanted, exact):
+            one.check(past + 1, 0)
+        if number == len(self._rooms):
+            self._rooms.append(coded.room())
+        split = self._rooms[number].take(wanted.count, exact.count, past + 1)
+        own = self._table[number]
+        own.tables, own.row = sequence.table_addresses[0], row
+        own.split, own.misses = split.address, split.misses.address
+        own.step = self._described
+        asked = own.step
+        asked.sinks, asked.recent, asked.count = wanted.sinks, wanted.recent, wanted.count
+        asked.step, asked.exact = self._step, exact.count
+        return JoinedPart(row, sequence, past, split.exact, split.misses, split)
+
+    def _part(self, number: int, row: int, sequence: Sequence) -> JoinedPart:
+        past = sequence.tokens
+        if self._coded is not None and self._has_codes(sequence):
+            return self._split_part(number, row, sequence, self._coded)
         wanted = self._evaluation.wanted(past + 1, sequence.lacking)
         wanted.check(past + 1, 0)
         if number == len(self._memory):
@@ -361,18 +353,34 @@ class JoinedStep:
             self._memory[number] = room, selected, misses
         own = self._table[number]
         own.tables, own.row = sequence.table_addresses[0], row
-        own.selected, own.misses = selected.address, misses.address
+        own.selected, own.misses, own.split = selected.address, misses.address, None
         own.step = self._described
         asked = own.step
         asked.sinks, asked.recent, asked.count = wanted.sinks, wanted.recent, wanted.count
         asked.step = self._step
-        return _Part(row, sequence, past, room, selected, misses)
+        return JoinedPart(row, sequence, past, selected, misses)
 
     def _scale(self, scaling: float) -> None:
         factor = query_factor(scaling)
         for own in self._table:
             own.step.scaling, own.step.factor = scaling, factor
         self._scaling = scaling
+
+    def _last_segments(self, layer: int, ahead: AnnouncedLayer | None) -> list[SegmentLayer | None]:
+        """Describe every part's shadow; None for one that attends by itself."""
+        now = [
+            self._last_segment(layer, one.sequence, one.past + 1)
+            if ahead is None or one.split is not None
+            else None
+            for one in self.parts
+        ]
+        if ahead is None:
+            return now
+        # What is coded is weighed over the tables of its own turn, too.
+        return [
+            announced if one.split is None or own is not None else None
+            for one, own, announced in zip(self.parts, now, ahead.segments, strict=True)
+        ]
 
     def _last_segment(self, layer: int, sequence: Sequence, stop: int) -> SegmentLayer | None:
         """Describe a sequence's shadow; None where the library does not choose over it."""
@@ -388,22 +396,75 @@ class JoinedStep:
             if one.past >= len(hits.counts[layer]):
                 self._pools.cover_hits(hits, layer, one.past + 1)
 
-    def _end(self, layer: int, part: _Part, own: StepRow, out: torch.Tensor) -> None:
+    def _call(self, layer: int) -> None:
+        """Have the library choose and attend for the rows that are not left out."""
+        asked, pool = self._asked, self._pools.layers[layer].table_address
+        if self._coded is None or self.parts[0].split is None:
+            self._library.call("hillinfer_attend_rows", asked, pool)
+            return
+
+        def attend(slots: int) -> bool:
+            self._library.call("hillinfer_attend_split_rows", asked, pool, slots)
+            return True
+
+        splits = [(one.sequence, one.split) for one in self.parts if one.split is not None]
+        self._coded.look(layer, splits, attend)
+
+    def _is_hot(self, layer: int, own: StepRow) -> bool:
+        """Say whether a row's output is there; CacheUseError where its query is not finite."""
+        outcome = int(own.outcome)
+        try:
+            return not outcome or self._library.are_here("hillinfer_attend_rows", outcome)
+        except NonFiniteQueryError as error:
+            raise explained(layer, error) from error
+
+    def _count(self, layer: int, part: JoinedPart, selected: int, sets: Callable[[], Sets]) -> None:
+        """Count so many tokens of a set as selected, and show them to whoever observes."""
+        length = part.past + 1
+        for counters in (self._counters, part.sequence.counters):
+            counters.scored_tokens += length * self._sets
+            counters.selected_tokens += selected * self._sets
+        if self._observe is not None:
+            self._observe(layer, length, sets())
+
+    def _end_split(self, layer: int, part: JoinedPart, own: StepRow) -> bool:
+        """Count what a part's token selected; False where it is to be attended to by itself."""
+        sequence, length, split = part.sequence, part.past + 1, part.split
+        assert split is not None
+        assert self._coded is not None
+        is_hot = self._is_hot(layer, own)
+        self._count(layer, part, int(split.table.set_rows), lambda: split.sets)
+        if not is_hot:
+            return False
+        self._pools.hits.note(layer, sequence, length & -GROUP_TOKENS, length)
+        self._coded.end_joined(layer, sequence, split)
+        self._log.end_hot(layer, sequence, self._step, split.exact.count)
+        return True
+
+    def _attend_cold(
+        self, layer: int, part: JoinedPart, query: torch.Tensor, scaling: float, out: torch.Tensor
+    ) -> None:
+        """Attend to what was chosen for a part, of which something is to be read."""
+        assert part.split is not None
+        assert self._coded is not None
+        self._hot_from = self._step + STEPS_AFTER_COLD
+        sets, exact = part.split.sets, part.split.exact_sets
+        given = layer, part.sequence, query[part.row], sets, scaling, self._step, None, exact
+        out[part.row, 0] = self._coded.attend(*given)[:, 0]
+
+    def _end(self, layer: int, part: JoinedPart, own: StepRow, out: torch.Tensor) -> None:
         """Count what a part's token selected, and attend to what of it is cold."""
         sequence, length, table = part.sequence, part.past + 1, part.selected.table
-        is_hot, outcome = True, int(own.outcome)
-        if outcome:
-            try:
-                is_hot = self._library.are_here("hillinfer_attend_rows", outcome)
-            except NonFiniteQueryError as error:
-                raise explained(layer, error) from error
+        is_hot = self._is_hot(layer, own)
         self._pools.hits.note(layer, sequence, length & -GROUP_TOKENS, length)
-        for counters in (self._counters, sequence.counters):
-            counters.scored_tokens += length * self._sets
-            counters.selected_tokens += table.set_rows * self._sets
-        if self._observe is not None:
-            chosen = part.selected.sets[: self._sets * table.set_rows].copy()
-            self._observe(layer, length, list(chosen.reshape(self._sets, -1)))
+        self._count(
+            layer,
+            part,
+            int(table.set_rows),
+            lambda: list(
+                part.selected.sets[: self._sets * table.set_rows].copy().reshape(self._sets, -1)
+            ),
+        )
         if is_hot:
             self._log.end_hot(layer, sequence, self._step, table.count)
             return
@@ -413,17 +474,3 @@ class JoinedStep:
         self._coming.begin(step, part.selected, place)
         entry = self._cold.attend(layer, sequence, self._step, None, part.misses, self._coming)
         self._log.end(entry, sequence)
-
-
-def _readable(states: torch.Tensor | Prediction) -> torch.Tensor:
-    """Return a batch's states as the library can read them."""
-    if isinstance(states, Prediction):
-        states = states.queries()
-    if states.is_cpu and states.dtype in NUMBER_TYPES and states.stride(-1) == 1:
-        return states
-    return states.float().cpu().contiguous()
-
-
-def _states(states: torch.Tensor) -> RowStates:
-    strides = states.stride()
-    return RowStates(states.data_ptr(), strides[0], strides[1], NUMBER_TYPES[states.dtype])

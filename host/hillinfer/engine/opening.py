@@ -414,7 +414,8 @@ def open_parts(
             choosing = (native, spec, settings.scope, evaluation, selection, shadow, pools)
             decode = NativeDecode(*choosing, gather, cold, layer_calls, log, counters, recorder)
             if JoinedStep.is_for(native, evaluation, policy, recorder):
-                joined = JoinedStep(*choosing, cold, layer_calls, log, counters)
+                of_host = coded if isinstance(coded, CodedStep) else None
+                joined = JoinedStep(*choosing, cold, layer_calls, log, counters, of_host)
         pipeline = PrefetchPipeline(
             gather,
             prefetch,

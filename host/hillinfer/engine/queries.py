@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 
 import numpy as np
@@ -21,6 +21,7 @@ from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.coming import MissList
 from hillinfer.native.library import NativeLibrary
 from hillinfer.native.selected_rows import SelectedRows
+from hillinfer.native.step_rows import RowStates
 from hillinfer.native.structures import DecodeStep, Shape
 from hillinfer.scoring.arguments import query_factor
 from hillinfer.scoring.scorer import Wanted
@@ -381,3 +382,43 @@ class LayerCalls:
     def note_cold(self, step: int) -> None:
         """Note that rows were cold in a step."""
         self.aside_from = step + STEPS_AFTER_COLD
+
+
+# --- Of a whole batch ---
+
+
+@dataclass
+class AnnouncedLayer:
+    """What is known of a layer before its turn.
+
+    Parameters
+    ----------
+    query
+        Predicted, (batch, query_heads, 1, head_dim), or what computes it.
+    scaling
+        Factor on its inner products.
+    segments
+        Of each part its last segment; None for one that is announced by itself.
+    held
+        What else the library looks at until it has chosen.
+    """
+
+    query: torch.Tensor | Prediction
+    scaling: float
+    segments: list[SegmentLayer | None]
+    held: list[object] = field(default_factory=list)
+
+
+def readable_states(states: torch.Tensor | Prediction) -> torch.Tensor:
+    """Return a batch's states as the library can read them."""
+    if isinstance(states, Prediction):
+        states = states.queries()
+    if states.is_cpu and states.dtype in NUMBER_TYPES and states.stride(-1) == 1:
+        return states
+    return states.float().cpu().contiguous()
+
+
+def row_states(states: torch.Tensor) -> RowStates:
+    """Say where a batch's states lie that `readable_states` returned."""
+    strides = states.stride()
+    return RowStates(states.data_ptr(), strides[0], strides[1], NUMBER_TYPES[states.dtype])

@@ -32,6 +32,7 @@ class StepRow(ctypes.Structure):
         ("row", _LONG),
         ("selected", _POINTER),
         ("misses", _POINTER),
+        ("split", _POINTER),
         ("is_left_out", _INT),
         ("outcome", _INT),
         ("step", DecodeStep),
@@ -57,5 +58,6 @@ class StepRows(ctypes.Structure):
 _ROWS, _STATES = ctypes.POINTER(StepRows), ctypes.POINTER(RowStates)
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hillinfer_attend_rows": (_INT, [_ROWS, _POINTER]),
+    "hillinfer_attend_split_rows": (_INT, [_ROWS, _POINTER, _POINTER]),
     "hillinfer_store_rows": (None, [_ROWS, ctypes.POINTER(Shape), _STATES, _STATES, _POINTER]),
 }

@@ -92,6 +92,14 @@ class WishedTokens:
         if self._grammar is not None:
             self._grammar.take(token_id)
             ends = self._grammar.is_over
+        return self._told(token_id, logits, ends=ends)
+
+    def score(self, token_id: int, logits: torch.Tensor) -> Chosen:
+        """Return a token of the prompt, given the logits before it; the answer has it not."""
+        return self._told(token_id, logits, ends=False)
+
+    def _told(self, token_id: int, logits: torch.Tensor, *, ends: bool) -> Chosen:
+        """Return a token with the log-probabilities that were asked for."""
         if self._wishes.top is None:
             return Chosen(token_id, ends=ends)
         # JSON has no infinity: what cannot come at all is told as other servers tell it.

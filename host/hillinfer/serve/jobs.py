@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -86,15 +87,35 @@ CANCELLED, FAILED = "cancelled", "error"
 _NUMBERS = itertools.count(1)
 
 
+@dataclass(frozen=True)
+class Given:
+    """A token of a prompt whose log-probability is asked for.
+
+    Parameters
+    ----------
+    token_id
+        Which.
+    begin
+        Where its text begins, in characters from the answer's begin: below 0.
+    """
+
+    token_id: int
+    begin: int
+
+
 @dataclass(eq=False)
 class Choice:
-    """One answer that grows, and the token that its cache gets next."""
+    """One answer that grows, and the token that its cache gets next.
+
+    What `given` has left is the prompt's: these tokens come before those that are chosen.
+    """
 
     job: Job
     number: int
     generation: Generation
     chooser: WishedTokens
     text: AnswerText
+    given: deque[Given]
     token_id: int = -1
     answer_ids: list[int] = field(default_factory=list)
 
@@ -109,7 +130,7 @@ class Job:
     Parameters
     ----------
     prompt_ids
-        Tokens of the prompt, one at least.
+        Tokens of the prompt that are read in chunks, one at least.
     wishes
         How answers are to be made.
     most_tokens
@@ -128,6 +149,9 @@ class Job:
         Which route asked: `chat`, `completions` or `files`.
     trace_parent
         Of the trace that the client named (W3C's `traceparent`); None where it named none.
+    given
+        Tokens of the prompt behind `prompt_ids`: each is a step of its own, as in an answer, so
+        that its log-probability is behind selected tokens.
     """
 
     prompt_ids: list[int]
@@ -143,6 +167,7 @@ class Job:
     grammar: GrammarState | None = None
     endpoint: str = "files"
     trace_parent: str | None = None
+    given: tuple[Given, ...] = ()
     # --- the scheduler's ---
     generation: Generation | None = None
     steps: Iterator[int] | None = None
@@ -163,7 +188,12 @@ class Job:
     @property
     def tokens(self) -> int:
         """Most tokens that each of its sequences has."""
-        return len(self.prompt_ids) + self.most_tokens
+        return self.prompt_tokens + self.most_tokens
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the whole prompt."""
+        return len(self.prompt_ids) + len(self.given)
 
     @property
     def form(self) -> str | None:

@@ -137,6 +137,11 @@ class TextRequest:
     wishes: AnswerWishes
     delivery: Delivery
 
+    @property
+    def is_scored(self) -> bool:
+        """Whether log-probabilities of the prompt's own tokens are asked for."""
+        return self.echo and self.wishes.top is not None
+
 
 def chat_request(given: Mapping[str, Any]) -> ChatRequest:
     """Return what a body of a chat asks for.
@@ -169,15 +174,10 @@ def text_request(given: Mapping[str, Any]) -> TextRequest:
     prompt = _prompt(fields)
     top = fields.whole("logprobs", None, 0, _MOST_TOP_OF_TEXT)
     echo = fields.flag("echo")
-    if echo and top is not None:
-        raise ApiError(
-            400,
-            "echo with logprobs is not supported: leave one out",
-            "unsupported_value",
-            param="echo",
-        )
     # OpenAI's own bound for this route is 16.
-    most = fields.whole("max_tokens", 16, 1, _MOST_TOKENS)
+    # Whoever asks for what a prompt's tokens are worth may want nothing behind it.
+    least = 0 if echo and top is not None else 1
+    most = fields.whole("max_tokens", 16, least, _MOST_TOKENS)
     wishes = _wishes(fields, top, most)
     return TextRequest(model, prompt, echo, wishes, _delivery(fields))
 

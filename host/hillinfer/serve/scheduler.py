@@ -14,7 +14,7 @@ from typing import Protocol
 from hillinfer.errors import BudgetError, ColdPoolError, HillInferError
 from hillinfer.extents.shared_chunks import StoredRowsError
 from hillinfer.generate.answering import Generation
-from hillinfer.serve.answers import AnswerText
+from hillinfer.serve.answers import LENGTH, AnswerText, Piece
 from hillinfer.serve.choosing import WishedTokens
 from hillinfer.serve.jobs import (
     CANCELLED,
@@ -256,6 +256,7 @@ class Scheduler:
                 self._model.stop_ids,
                 job.most_tokens,
             ),
+            deque(job.given),
         )
         job.running.append(choice)
         self._choose(choice)
@@ -293,6 +294,7 @@ class Scheduler:
     def _choose(self, choice: Choice) -> None:
         """Choose an answer's next token, tell it, and end what is complete."""
         job = choice.job
+<<<<<<< HEAD
         chosen = choice.chooser.choose(choice.generation.logits)
         piece = choice.text.push(chosen)
         choice.token_id = chosen.token_id
@@ -300,6 +302,9 @@ class Scheduler:
         job.answer_tokens += 1
         if job.first_token is None:
             job.first_token = time.monotonic()
+=======
+        piece = self._next_piece(choice)
+>>>>>>> 8fbc25b374d7557a23be8b34fa034db57634bf5e
         if piece.text or piece.tokens or piece.finish:
             self._tell(job, piece)
         if piece.finish is None:
@@ -314,6 +319,25 @@ class Scheduler:
                     raise defect
             return
         self._end(job, piece.finish)
+
+    def _next_piece(self, choice: Choice) -> Piece:
+        """Return what comes next of an answer, whose token it has then: one of the prompt first."""
+        job, logits = choice.job, choice.generation.logits
+        if choice.given or not job.most_tokens:
+            scored = []
+            if choice.given:
+                given = choice.given.popleft()
+                choice.token_id = given.token_id
+                scored = [(choice.chooser.score(given.token_id, logits), given.begin)]
+            is_last = not (choice.given or job.most_tokens)
+            return Piece(choice.number, "", tuple(scored), LENGTH if is_last else None)
+        chosen = choice.chooser.choose(logits)
+        piece = choice.text.push(chosen)
+        choice.token_id = chosen.token_id
+        job.answer_tokens += 1
+        if job.first_token is None:
+            job.first_token = time.monotonic()
+        return piece
 
     # --- ends ------------------------------------------------------------------------------
 
@@ -365,7 +389,7 @@ class Scheduler:
         begun = job.ended if job.begun is None else job.begun
         first = None if job.first_token is None else job.first_token - job.arrived
         usage = Usage(
-            prompt_tokens=len(job.prompt_ids),
+            prompt_tokens=job.prompt_tokens,
             cached_tokens=job.cached_tokens,
             answer_tokens=job.answer_tokens,
             queue_seconds=begun - job.arrived,

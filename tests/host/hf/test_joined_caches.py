@@ -9,6 +9,7 @@ from tiny_models import FAMILIES, TinyModel, prompts
 from torch.overrides import TorchFunctionMode
 from transformers import DynamicCache
 
+from hillinfer.engine.joined_step import JoinedStep
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 
 TINY = TinyModel(layers=3)
@@ -86,6 +87,46 @@ def test_every_row_selects_and_answers_as_alone(row_by_row, cold_dir, alpha, que
     for own, wanted, count in zip(found, expected, done, strict=True):
         assert torch.equal(torch.stack(own), wanted[:count])
     assert not torch.equal(found[1][0], expected[0][0])
+
+
+CODED = {"alpha": 0.3, "exact": 0.04, "exact_floor": 20}
+
+
+@pytest.mark.parametrize("query", ["true", "predicted"])
+@pytest.mark.parametrize("place", [{}, {"dram_budget": "3MiB"}])
+def test_rows_with_coded_tokens_answer_as_alone(row_by_row, cold_dir, monkeypatch, query, place):
+    """Bit by bit too, in one call a layer: whatever of it was kept as codes, and counted alike."""
+    calls = []
+    call = JoinedStep._call
+    monkeypatch.setattr(
+        JoinedStep, "_call", lambda own, layer: calls.append(layer) or call(own, layer)
+    )
+    lengths, steps = LENGTHS[:3], 6
+    turns, _ = prompts([steps] * len(lengths), seed=3)
+    with attached(TINY.build(), cold_dir, query=query, **(CODED | place)) as hill:
+        expected, counted = [], []
+        for document, turn in zip(documents(lengths), turns, strict=True):
+            cache = read(hill, document)
+            expected.append(alone(hill.model, cache, turn[None]))
+            counted.append(coded_counts(cache.statistics()))
+            cache.close()
+        caches = [read(hill, document) for document in documents(lengths)]
+        found = [step(hill, caches, turns[:, i : i + 1]) for i in range(steps)]
+        assert [coded_counts(cache.statistics()) for cache in caches] == counted
+        # Of the small budget some rows are read, by whichever way.
+        assert (hill.statistics().cold_rows_read > 0) is bool(place)
+        for cache in caches:
+            cache.close()
+    assert torch.equal(torch.stack(found, 1), torch.stack(expected))
+    assert not torch.equal(found[0][0], expected[0][1])
+    assert min(coded for *_, coded in counted) > 0
+    assert 0 in calls
+    # Where rows are on the drive, predicted queries choose before the layer's turn, each by itself.
+    assert len(calls) >= (steps - 1) * TINY.layers or (place and query == "predicted")
+
+
+def coded_counts(statistics):
+    return (*counts(statistics), statistics.coded_tokens)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers of a form that was asked for: JSON of a schema and calls, with OpenAI's own client."""
 
+import asyncio
 import json
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Literal
 
@@ -17,6 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from hillinfer.serve.fields import parsed
 from hillinfer.serve.formats.asked_format import read_call
+from hillinfer.serve.http.gate import FewAtOnce
 from hillinfer.serve.refusals import ApiError
 from hillinfer.serve.requests import chat_request
 
@@ -383,3 +388,54 @@ def test_a_server_without_the_library_refuses_forms_and_answers_all_else(ask, mo
     with pytest.raises(openai.BadRequestError, match="llguidance"):
         ask(response_format=ASKED)
     assert ask(max_tokens=2).usage.completion_tokens == 2
+
+
+class Slow:
+    """Counts who is inside at once, and how many at most."""
+
+    def __init__(self):
+        self.lock, self.inside, self.most = threading.Lock(), 0, 0
+
+    def __call__(self):
+        with self.lock:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+        time.sleep(0.03)
+        with self.lock:
+            self.inside -= 1
+
+
+@pytest.mark.parametrize(("most", "waiting"), [(1, 7), (3, 5)])
+def test_work_that_takes_long_is_done_few_at_once(most, waiting):
+    async def all_of_it():
+        few, slow = FewAtOnce(most, waiting), Slow()
+        works = [asyncio.ensure_future(few.do(slow)) for _ in range(most + waiting)]
+        await asyncio.sleep(0.01)
+        with pytest.raises(ApiError) as refused:
+            await few.do(slow)
+        await asyncio.gather(*works)
+        # Those who have ended leave their places.
+        await few.do(slow)
+        return slow.most, few.inside, refused.value
+
+    found, inside, refused = asyncio.run(all_of_it())
+    assert (found, inside) == (most, 0)
+    assert (refused.status, refused.code) == (429, "too_many_requests")
+
+
+def test_few_grammars_are_made_at_once(server, ask, monkeypatch):
+    grammars, slow, pairs = server.inference.served.grammars, Slow(), threading.Barrier(2)
+    begin = grammars.begin
+
+    def counted(asked):
+        # Nobody goes on alone, so that two are inside at once however slow the machine is.
+        pairs.wait(60)
+        slow()
+        return begin(asked)
+
+    monkeypatch.setattr(grammars, "begin", counted)
+    with ThreadPoolExecutor(6) as pool:
+        options = {"response_format": ASKED, "max_tokens": 32}
+        answers = list(pool.map(lambda _: ask(**options), range(6)))
+    assert len(answers) == 6
+    assert slow.most <= 2

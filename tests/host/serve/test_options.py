@@ -216,5 +216,3 @@ def test_prompts_that_are_none(client):
     for prompt in (["a", "b"], [[1], [2]], [1.5], [-1], [61], ""):
         with pytest.raises(openai.BadRequestError):
             client.completions.create(model="tiny", prompt=prompt)
-    with pytest.raises(openai.BadRequestError, match="echo"):
-        client.completions.create(model="tiny", prompt="a", echo=True, logprobs=1)

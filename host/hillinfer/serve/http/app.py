@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from itertools import accumulate
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -22,7 +23,7 @@ from hillinfer.serve.fields import Fields, parsed
 from hillinfer.serve.http.calls import CallWire
 from hillinfer.serve.http.figures import CONTENT_TYPE, Figures
 from hillinfer.serve.http.files import FileRoutes
-from hillinfer.serve.http.gate import BODY_SECONDS, Gate, Visit, late, visit_of
+from hillinfer.serve.http.gate import BODY_SECONDS, FewAtOnce, Gate, Visit, late, visit_of
 from hillinfer.serve.http.log import Log
 from hillinfer.serve.http.page import Page
 from hillinfer.serve.http.schema import body_of
@@ -35,7 +36,7 @@ from hillinfer.serve.http.streams import (
 )
 from hillinfer.serve.http.wire import ChatWire, Head, TextWire, Wire, event
 from hillinfer.serve.inference import Inference, State
-from hillinfer.serve.jobs import Job
+from hillinfer.serve.jobs import Given, Job
 from hillinfer.serve.refusals import ApiError, api_error, gone_error, invalid
 from hillinfer.serve.requests import (
     AnswerWishes,
@@ -49,6 +50,8 @@ from hillinfer.serve.rules import ServerRules
 from hillinfer.serve.served_model import ServedModel
 
 _LARGE_BYTES = 64 << 10
+# A schema may take a second of a processor, which answers under way need.
+_GRAMMARS_AT_ONCE = 2
 _Asked = TypeVar("_Asked", ChatRequest, TextRequest)
 
 
@@ -89,6 +92,7 @@ class Routes:
         self._documents = documents
         self._figures, self._log = figures, log
         self._began = int(time.time())
+        self._grammars_begun = FewAtOnce(_GRAMMARS_AT_ONCE, rules.queue)
 
     # --- about the server ------------------------------------------------------------------
 
@@ -216,6 +220,7 @@ class Routes:
             logprobs=asked.wishes.top is not None,
             told_usage=asked.delivery.told_usage,
             echo=echo if asked.echo else "",
+            first_id=ids[0] if asked.is_scored else None,
         )
         return await self._answered("completions", request, served, ids, asked, wire)
 
@@ -236,9 +241,14 @@ class Routes:
         grammar = None
         # Last, as it may take seconds.
         if wishes.format is not None:
-            grammar = await run_in_threadpool(served.grammars.begin, wishes.format)
+            begin = partial(served.grammars.begin, wishes.format)
+            grammar = await self._grammars_begun.do(begin)
+        # Tokens that are scored come one by one behind the first, which nothing is before.
+        given: tuple[Given, ...] = ()
+        if isinstance(asked, TextRequest) and asked.is_scored:
+            given = await run_in_threadpool(_given, served, ids)
         job = Job(
-            prompt_ids=ids,
+            prompt_ids=ids[: len(ids) - len(given)],
             wishes=wishes,
             most_tokens=most_tokens,
             tenant=visit.tenant,
@@ -247,6 +257,7 @@ class Routes:
             grammar=grammar,
             endpoint=endpoint,
             trace_parent=request.headers.get("traceparent"),
+            given=given,
         )
         visit.notes |= {"prompt_tokens": len(ids), "work": job.number}
         if delivery.unknown:
@@ -277,7 +288,7 @@ class Routes:
         context = served.context_tokens
         room = context - len(ids)
         most = wishes.most_tokens
-        if room < 1 or (most is not None and most > room):
+        if room < (1 if most is None else most):
             wanted = "" if most is None else f" and {most} of the answer"
             raise ApiError(
                 400,
@@ -315,6 +326,14 @@ async def _body(request: Request) -> bytes:
         return await asyncio.wait_for(request.body(), BODY_SECONDS)
     except TimeoutError:
         raise late() from None
+
+
+def _given(served: ServedModel, ids: Sequence[int]) -> tuple[Given, ...]:
+    """Return the tokens of a prompt behind its first, with where each one's text begins."""
+    texts = [len(served.prompts.text_of([one])) for one in ids]
+    begins = accumulate(texts[:-1])
+    whole = sum(texts)
+    return tuple(Given(one, begin - whole) for one, begin in zip(ids[1:], begins, strict=True))
 
 
 def _check_bias(wishes: AnswerWishes, served: ServedModel) -> None:

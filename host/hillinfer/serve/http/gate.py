@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
+
+from starlette.concurrency import run_in_threadpool
 
 from hillinfer.serve.http.log import Log
 from hillinfer.serve.refusals import ApiError, api_error
@@ -21,6 +24,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+_Made = TypeVar("_Made")
 
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # Whoever looks after a server asks for these, and they tell nothing of requests. A page sends no
@@ -215,3 +219,47 @@ async def refuse(error: ApiError, send: Send) -> None:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+# --- Work of which little is done at once ---
+
+
+class FewAtOnce:
+    """Lets threads do a kind of work that takes long, so many at once; others wait in turn.
+
+    Others of the pool's threads stay free for what takes no time.
+
+    Parameters
+    ----------
+    most
+        At once.
+    most_waiting
+        Who comes beyond these is refused.
+    """
+
+    def __init__(self, most: int, most_waiting: int) -> None:
+        self._turns, self._most = asyncio.Semaphore(most), most + most_waiting
+        self.inside = 0
+
+    async def do(self, act: Callable[[], _Made]) -> _Made:
+        """Return what an act makes, in a thread.
+
+        Raises
+        ------
+        ApiError
+            Where too many wait; beside what the act raises.
+        """
+        if self.inside >= self._most:
+            raise ApiError(
+                429,
+                "too many requests wait for their formats to be made ready: try again later",
+                "too_many_requests",
+                "rate_limit_error",
+                retry_after=_RETRY_SECONDS,
+            )
+        self.inside += 1
+        try:
+            async with self._turns:
+                return await run_in_threadpool(act)
+        finally:
+            self.inside -= 1

@@ -181,17 +181,31 @@ class TextWire:
         As in `ChatWire`.
     echo
         What each answer begins with: the prompt, or nothing.
+    first_id
+        The prompt's first token where log-probabilities of its tokens are told: nothing is before
+        it, so that it has none. None where they are not.
     """
 
     def __init__(
-        self, head: Head, served: ServedModel, *, logprobs: bool, told_usage: bool, echo: str
+        self,
+        head: Head,
+        served: ServedModel,
+        *,
+        logprobs: bool,
+        told_usage: bool,
+        echo: str = "",
+        first_id: int | None = None,
     ) -> None:
         self._head, self._tokens = head, TokenTexts(served)
         self._logprobs, self._told_usage, self._echo = logprobs, told_usage, echo
+        self._first_id = first_id
 
     def first(self, choice: int) -> dict[str, Any] | None:
         """Return a chunk with the prompt where it is repeated."""
-        return self._chunk(choice, self._echo, None, None) if self._echo else None
+        if not self._echo and self._first_id is None:
+            return None
+        logprobs = None if self._first_id is None else self._with_first(self._logprobs_of([]))
+        return self._chunk(choice, self._echo, logprobs, None)
 
     def chunk(self, piece: Piece) -> list[dict[str, Any]]:
         """Return chunks of text, and one of its end."""
@@ -213,7 +227,7 @@ class TextWire:
             {
                 "index": number,
                 "text": self._echo + "".join(piece.text for piece in own),
-                "logprobs": self._logprobs_of(own),
+                "logprobs": self._with_first(self._logprobs_of(own)),
                 "finish_reason": own[-1].finish,
             }
             for number, own in enumerate(pieces)
@@ -249,6 +263,17 @@ class TextWire:
             ],
             "text_offset": [len(self._echo) + begin for _, begin in told],
         }
+
+    def _with_first(self, logprobs: dict[str, Any] | None) -> dict[str, Any] | None:
+        if logprobs is None or self._first_id is None:
+            return logprobs
+        first = {
+            "tokens": self._tokens.text(self._first_id),
+            "token_logprobs": None,
+            "top_logprobs": None,
+            "text_offset": 0,
+        }
+        return {name: [first[name], *of_others] for name, of_others in logprobs.items()}
 
 
 class TokenTexts:
