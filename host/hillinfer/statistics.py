@@ -47,6 +47,9 @@ class Counters:
     scored_tokens: int = 0
     device_scored_tokens: int = 0
     kernel_launches: int = 0
+    device_scored_segments: int = 0
+    device_read_bytes: int = 0
+    make_shadow_launches: int = 0
     fp16_overflows: int = 0
 
     def add_since(self, now: Counters, before: Counters) -> None:
@@ -156,6 +159,9 @@ class CacheStatistics:
     coded_arrivals: int = 0
     coded_reads: int = 0
     code_write_bytes: int = 0
+    device_scored_segments: int = 0
+    device_read_bytes: int = 0
+    make_shadow_launches: int = 0
 
     @property
     def hot_hit_rate(self) -> float:

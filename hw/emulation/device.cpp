@@ -87,10 +87,15 @@ bool Device::advance() {
 }
 
 std::string Device::summary() const {
-    uint64_t cycles = 0;
-    for (const Placed& placed : kernels_) cycles += placed.kernel->cycles();
+    uint64_t cycles = 0, launches = 0;
+    std::string each;
+    for (const Placed& placed : kernels_) {
+        cycles += placed.kernel->cycles();
+        launches += placed.launches;
+        each += (each.empty() ? "" : ", ") + std::to_string(placed.launches);
+    }
     return "{\"cycles\": " + std::to_string(cycles) + ", \"launches\": "
-        + std::to_string(launches_) + "}";
+        + std::to_string(launches) + ", \"kernels\": [" + each + "]}";
 }
 
 std::string Device::answer(uint32_t call, const std::string& payload) {
@@ -144,7 +149,7 @@ std::string Device::answer(uint32_t call, const std::string& payload) {
                     Placed& placed = at(asked.address() + i);
                     uint64_t offset = asked.address() + i - placed.base;
                     placed.kernel->write((uint32_t)offset, word);
-                    if (!offset && (word & START)) launches_++;
+                    if (!offset && (word & START)) placed.launches++;
                 }
             }
             calls::Written reply;

@@ -21,18 +21,19 @@ public:
     // Lets kernels go on; returns whether one of them has more to do.
     bool advance();
     bool closed() const { return closed_; }
-    // What its kernels have done so far, as JSON; cycles are 0 where the engine counts none.
+    // What its kernels have done so far, as JSON: all of them together, and `kernels`, the launches
+    // of each; cycles are 0 where the engine counts none.
     std::string summary() const;
 
 private:
     struct Placed {
         uint64_t base;
         std::unique_ptr<Kernel> kernel;
+        uint64_t launches = 0;
     };
     Placed& at(uint64_t address);
     std::string run_folder_;
     std::unique_ptr<DeviceMemory> memory_;
     std::vector<Placed> kernels_;
-    uint64_t launches_ = 0;
     bool closed_ = false;
 };

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from hillinfer_model.choices import KeyMode, Scope
+from hillinfer_model.cycle_count import CLOCK_HERTZ
 from hillinfer_model.cycle_model import score_cycles
 from hillinfer_model.kernel_figures import DDR_ROOF, P2P_ROOF, launch_segments
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
@@ -16,6 +17,8 @@ from hillinfer_model.memory_model import TURNING
 # Bytes of a shadow per second that one thread scores, measured: docs/results/scorer.md, Zen 5 with
 # AVX-512 VNNI. Nobody scores FP16 keys on the host.
 HOST_RATES = MappingProxyType({KeyMode.INT8: 24.6e9, KeyMode.INT4: 23.2e9, KeyMode.INT2: 12.2e9})
+# Of a launch whose keys come from the drive, half of a device's slots for such.
+STREAMED_SEGMENTS = 8
 _TUPLE_BYTES = BEAT_BYTES // TUPLES_PER_BEAT
 
 
@@ -73,6 +76,9 @@ class CardFigures:
         That are scored: what does not cross the host's link where the card reads them itself.
     p2p_seconds
         For the same keys from the drive, at the P2P roof, with the costs of the launch.
+    beside_cycles, in_turn_cycles
+        Of loads from the drive at the P2P roof and of the kernel, in launches of 8 segments: where
+        what comes next is loaded while a launch scores, and where it is not.
     """
 
     kernel_seconds: float
@@ -83,6 +89,8 @@ class CardFigures:
     score_bytes: int
     key_bytes: int
     p2p_seconds: float
+    beside_cycles: int
+    in_turn_cycles: int
 
     @property
     def speedup(self) -> float:
@@ -116,6 +124,9 @@ def card_figures(
     key_bytes = sum(key_beats(one.tokens, spec) for one in segments) * BEAT_BYTES
     rate = HOST_RATES.get(spec.key_mode) if host_rate is None else host_rate
     others = count.load_beats + count.write_beats
+    loads, scores = key_bytes / P2P_ROOF * CLOCK_HERTZ, count.seconds * CLOCK_HERTZ
+    # Nothing goes beside the first load, or beside scoring what came last.
+    alone = min(loads, scores) / -(-len(segments) // STREAMED_SEGMENTS)
     return CardFigures(
         kernel_seconds=count.seconds,
         launch_seconds=count.seconds + beside,
@@ -125,4 +136,6 @@ def card_figures(
         score_bytes=score_bytes,
         key_bytes=key_bytes,
         p2p_seconds=max(key_bytes / min(P2P_ROOF, DDR_ROOF), count.seconds) + beside,
+        beside_cycles=round(max(loads, scores) + alone),
+        in_turn_cycles=round(loads + scores),
     )

@@ -36,6 +36,10 @@ REPORT = {
     "device_scored_tokens": 800,
     "device_lost": False,
     "kernel_launches": 30,
+    "device_scored_segments": 150,
+    "device_read_bytes": 4096,
+    "make_shadow_launches": 3,
+    "cold_rows_read": 70,
 }
 
 
@@ -193,6 +197,9 @@ def test_the_report_of_vitis_says_what_it_knows(place):
         "simulated_cycles": None,
         "prompt_tokens": 442,
         "new_tokens": 2,
+        "segments_per_launch": 5.0,
+        "p2p_bytes": 4096,
+        "make_shadow_launches": 3,
         "tokens_equal": True,
         "wall_seconds": wall,
     }
@@ -214,6 +221,17 @@ def test_a_card_that_scored_nothing_is_a_failure(place):
 def test_a_card_that_was_lost_on_the_way_is_a_failure(place):
     place.generations.report = REPORT | {"device_lost": True}
     assert place.run(*HLS) == 1
+
+
+@pytest.mark.parametrize("missing", ["make_shadow_launches", "device_read_bytes"])
+def test_a_card_that_made_no_shadow_of_a_long_document_is_a_failure(place, missing):
+    place.generations.report = REPORT | {"prompt_tokens": 5000}
+    assert place.run(*HLS) == 0
+    place.generations.report = REPORT | {"prompt_tokens": 5000, missing: 0}
+    assert place.run(*HLS) == 1
+    # Of a short one there is none to be made.
+    place.generations.report = REPORT | {missing: 0}
+    assert place.run(*HLS) == 0
 
 
 def test_a_build_that_fails_says_why_and_generates_nothing(place, capsys):

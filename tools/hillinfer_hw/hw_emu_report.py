@@ -15,6 +15,9 @@ _ABOVE = (
     "simulated_cycles",
     "prompt_tokens",
     "new_tokens",
+    "segments_per_launch",
+    "p2p_bytes",
+    "make_shadow_launches",
     "wall_seconds",
 )
 
@@ -49,5 +52,8 @@ def shown_row(row: Mapping[str, Any]) -> str:
         f"{row['engine']}: {row['prompt_tokens']} prompt and {row['new_tokens']} new tokens, "
         f"{row['kernel_launches']} launches, {cycles}, "
         f"{row['device_scored_tokens']} of {row['scored_tokens']} tokens scored by the card, "
+        f"{row['segments_per_launch']} segments a launch, "
+        f"{row['make_shadow_launches']} launches of make_shadow, {row['p2p_bytes']} bytes by P2P, "
+        f"{row['cold_rows_read']} cold rows read, "
         f"tokens {'equal' if row['tokens_equal'] else 'DIFFER'}, {row['wall_seconds']} s"
     )

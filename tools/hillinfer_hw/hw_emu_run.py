@@ -20,6 +20,10 @@ from hillinfer_hw.generation_setting import GenerationSetting
 
 QUESTION = "What does the text say?"
 ALPHA = 0.1
+# One behind the other: the document is cut from them.
+DOCUMENTS = ("README.md", "docs/architecture.md")
+# A model of this type has FP16 rows, which a card makes shadows of.
+NUMBER_TYPE = "float32"
 
 # Runs a command to its end, with all of its variables.
 Run = Callable[[Sequence[str], Mapping[str, str]], None]
@@ -56,7 +60,7 @@ def compared_row(
     """
     with tempfile.TemporaryDirectory(prefix="hillinfer-hw-emu-") as name:
         folder = Path(name)
-        text = (ROOT / "README.md").read_text(encoding="utf-8")
+        text = "".join((ROOT / one).read_text(encoding="utf-8") for one in DOCUMENTS)
         (folder / "document.txt").write_text(text[: setting.characters], encoding="utf-8")
         variables = os.environ | card.environment
         start = time.monotonic()
@@ -82,6 +86,12 @@ def compared_row(
         "device_scored_tokens": with_card["device_scored_tokens"],
         "device_lost": with_card["device_lost"],
         "scored_tokens": with_card["scored_tokens"],
+        "segments_per_launch": round(
+            with_card["device_scored_segments"] / max(with_card["kernel_launches"], 1), 2
+        ),
+        "p2p_bytes": with_card["device_read_bytes"],
+        "make_shadow_launches": with_card["make_shadow_launches"],
+        "cold_rows_read": with_card["cold_rows_read"],
         "prompt_tokens": with_card["prompt_tokens"],
         "new_tokens": with_card["new_tokens"],
         "tokens_equal": _tokens(with_card) == _tokens(plain),
@@ -95,6 +105,7 @@ def _command(folder: Path, setting: GenerationSetting, device: str, *more: str) 
         *("--prompt-file", str(folder / "document.txt"), "--question", QUESTION),
         *("--alpha", str(ALPHA), "--shadow", setting.mode, "--rule", setting.rule),
         *("--dram-budget", "32MiB", "--max-new-tokens", str(setting.new_tokens)),
+        *("--dtype", NUMBER_TYPE),
         *("--report", str(_report(folder, device)), "--device", device, *more),
     ]
 

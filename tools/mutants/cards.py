@@ -9,6 +9,7 @@ _SPECS = "tests/host/cli/test_specs.py"
 _FIGURES = "sw_model/hillinfer_model/card_figures.py"
 _LEVELS = "tests/hw/test_logic_levels.py"
 _SKEW = "tests/hw/test_skew.py"
+_MADE = "tests/host/devices/test_made_shadows.py"
 
 CARDS: tuple[Mutant, ...] = (
     Mutant(
@@ -74,5 +75,45 @@ CARDS: tuple[Mutant, ...] = (
         "if (rounds < DISTANCE) {",
         "if (rounds < 0 * DISTANCE) {",
         (f"{_SKEW}::test_a_distance_that_is_not_kept_is_told",),
+    ),
+    Mutant(
+        "rows-of-others-in-the-own-file",
+        "Groups that lie in files of others are read from the cold pool's own.",
+        "host/hillinfer/shadow/device_made.py",
+        "if (self.placement.of(layer, groups) != OWN_FILE).any():",
+        "if (self.placement.of(layer, groups) != OWN_FILE).all():",
+        (f"{_MADE}::test_rows_lie_where_the_drive_has_them",),
+    ),
+    Mutant(
+        "rows-of-the-first-segment",
+        "Every segment of a launch of make_shadow is made of the rows of the first.",
+        "host/hillinfer/devices/shadow_launches.py",
+        "query=first,",
+        "query=0,",
+        (f"{_MADE}::test_the_device_makes_what_the_host_codes",),
+    ),
+    Mutant(
+        "made-without-probe-tokens",
+        "The host keeps no probe tokens of a shadow that the device makes.",
+        "host/hillinfer/devices/device_shadows.py",
+        "resident.probes.take(shadow, 0, tokens)",
+        "resident.probes.take(shadow, 0, 0)",
+        (f"{_MADE}::test_what_a_device_makes_of_rows_changes_no_output",),
+    ),
+    Mutant(
+        "loads-over-what-is-scored",
+        "What the next launch scores is loaded over what this one scores.",
+        "host/hillinfer/devices/device_scorer.py",
+        "own = slots[step:] if piece % 2 and len(slots) > 1 else slots[:step]",
+        "own = slots[:step]",
+        (f"{_MADE}::test_what_comes_from_the_drive_is_loaded_beside_scoring",),
+    ),
+    Mutant(
+        "nothing-ahead",
+        "Every launch waits for its own loads.",
+        "host/hillinfer/devices/device_scorer.py",
+        "overlaps = len(self.shadows.staging) > 1",
+        "overlaps = False",
+        (f"{_MADE}::test_what_comes_from_the_drive_is_loaded_beside_scoring",),
     ),
 )

@@ -190,6 +190,8 @@ def _card_lines(tokens: int, card: CardFigures) -> list[tuple[str, str]]:
         ("  one host thread, shadow in its DRAM", _million(tokens / host) if host else "-"),
         ("  the card's rate in host threads", f"{card.speedup:.2f}" if host else "-"),
         ("  keys on the drive, by P2P", _million(tokens / card.p2p_seconds)),
+        ("    cycles, loads beside scoring", f"{card.beside_cycles:,}"),
+        ("    cycles, loads and scoring in turn", f"{card.in_turn_cycles:,}"),
         ("microseconds of a launch", f"{card.launch_seconds * 1e6:.0f}"),
         ("  of them in the kernel", f"{card.kernel_seconds * 1e6:.0f}"),
         ("  of a host thread, which a card leaves free", f"{host * 1e6:.0f}" if host else "-"),

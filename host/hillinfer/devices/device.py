@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,6 +136,41 @@ class StoredShadow:
     offset: int
 
 
+class FilePiece(NamedTuple):
+    """Bytes of a file, from a page on: a readable descriptor, where they begin, and how many."""
+
+    file: int
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """FP16 rows of a whole segment on the drive, and where its shadow is to be made.
+
+    Parameters
+    ----------
+    slot
+        On the device.
+    base_position
+        Position of the segment's first token.
+    statistics
+        That its keys are coded with.
+    pieces
+        Where its rows lie, one behind the other.
+    """
+
+    slot: int
+    base_position: int
+    statistics: ChannelStatistics
+    pieces: Sequence[FilePiece]
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of all its rows."""
+        return sum(one.size for one in self.pieces)
+
+
 class ScoringDevice(Protocol):
     """Holds shadows in slots of one segment and scores them (design, section 5).
 
@@ -163,8 +198,25 @@ class ScoringDevice(Protocol):
         """Fill `into`, uint8 (beats, 64), with the first beats of a slot's shadow."""
         ...
 
+    @property
+    def rows_together(self) -> int:
+        """Of how many segments it makes shadows at once; 0 where it makes none."""
+        ...
+
+    def make(self, rows: Sequence[StoredRows]) -> bool:
+        """Read rows from open files, past host memory, and make shadows of them in their slots.
+
+        At most `rows_together` segments, all with rows of one size. False, and nothing is made,
+        where there is no room for rows.
+        """
+        ...
+
     def score(
-        self, scope: Scope, queries: Beats, segments: Sequence[DeviceSegment]
+        self,
+        scope: Scope,
+        queries: Beats,
+        segments: Sequence[DeviceSegment],
+        ahead: Sequence[StoredShadow] = (),
     ) -> Iterator[ScoredTokens]:
         """Score segments and yield what is finished while the rest is still being scored.
 
@@ -176,6 +228,9 @@ class ScoringDevice(Protocol):
             A query block per segment, one behind the other (contract, section 10).
         segments
             What to score; at least one, each of at least one token.
+        ahead
+            What the next launch scores, which is loaded meanwhile, into slots that this one leaves
+            alone. It is there when the last tokens have been given.
 
         Returns
         -------

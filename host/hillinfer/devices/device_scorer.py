@@ -202,6 +202,14 @@ def _here(segment: SegmentShadow, shadow: NDArray[np.uint8]) -> SegmentShadow:
 # --- Both parts ---
 
 
+@dataclass(frozen=True)
+class _Placed:
+    """Where the segments of a launch lie, and which shadows the drive has to bring there before."""
+
+    placed: list[DeviceSegment]
+    stored: list[StoredShadow]
+
+
 class DeviceScorer:
     """A `Scorer` whose segments lie partly on a device.
 
@@ -363,12 +371,18 @@ class DeviceScorer:
             if one.device_tokens < one.tokens
         ]
         done = dict.fromkeys(given, 0)
+        launches = [*self._launches(segments, given)]
+        places = [self._placed([segments[number] for number in one], at) for one, at in launches]
+        # What the next launch scores comes from the drive while this one scores.
+        overlaps = len(self.shadows.staging) > 1
         try:
-            for launch in self._launches(segments, given):
-                queries = started.query_blocks(launch)
-                placed = self._place([segments[number] for number in launch])
+            for index, (launch, _) in enumerate(launches):
+                if not index or not overlaps:
+                    self._load(places[index].stored)
+                queries, placed = started.query_blocks(launch), places[index].placed
+                ahead = places[index + 1].stored if overlaps and index + 1 < len(places) else ()
                 began = time.perf_counter_ns()
-                scoring = self.shadows.score(self.scope, queries, placed)
+                scoring = self.shadows.score(self.scope, queries, placed, ahead)
                 yield from on_host(started, segments, own)
                 own = []
                 for found in scoring:
@@ -383,6 +397,7 @@ class DeviceScorer:
                     time.perf_counter_ns(),
                     segments=len(placed),
                     tokens=sum(one.tokens for one in placed),
+                    loads=len(ahead),
                 )
         except DeviceError as error:
             self.shadows.lose(error)
@@ -416,20 +431,27 @@ class DeviceScorer:
 
     def _launches(
         self, segments: Sequence[SegmentShadow], given: Sequence[int]
-    ) -> Iterator[list[int]]:
-        """Yield what is scored at once: what lies on the device, then the drive's in pieces."""
+    ) -> Iterator[tuple[list[int], range]]:
+        """Yield what is scored at once: what lies on the device, then the drive's in pieces.
+
+        With each come slots for what the drive has of it: those of every other piece, so that the
+        next piece comes while one is scored.
+        """
         resident = [one for one in given if isinstance(segments[one], ResidentShadow)]
         if resident:
-            yield resident
+            yield resident, range(0)
         streamed = [one for one in given if not isinstance(segments[one], ResidentShadow)]
-        step = max(len(self.shadows.staging), 1)
-        for start in range(0, len(streamed), step):
-            yield streamed[start : start + step]
+        slots = self.shadows.staging
+        step = max(len(slots) // 2, 1)
+        for piece, start in enumerate(range(0, len(streamed), step)):
+            own = slots[step:] if piece % 2 and len(slots) > 1 else slots[:step]
+            yield streamed[start : start + step], own
 
-    def _place(self, launch: Sequence[SegmentShadow]) -> list[DeviceSegment]:
-        """Return where the segments of a launch lie, those from the drive loaded."""
+    @staticmethod
+    def _placed(launch: Sequence[SegmentShadow], slots: range) -> _Placed:
+        """Return where the segments of a launch lie, and what of them comes from the drive."""
         placed, stored = [], []
-        staging = iter(self.shadows.staging)
+        staging = iter(slots)
         for one in launch:
             if isinstance(one, ResidentShadow):
                 slot = one.slot
@@ -439,11 +461,13 @@ class DeviceScorer:
                 slot = next(staging)
                 stored.append(StoredShadow(slot, *one.place))
             placed.append(DeviceSegment(slot, one.base_position, one.device_tokens))
+        return _Placed(placed, stored)
+
+    def _load(self, stored: Sequence[StoredShadow]) -> None:
         if stored:
             # All at once: their blocks are in flight together.
             with self._recorder.span(Lane.READS, "shadows to device", segments=len(stored)):
                 self.shadows.load(stored)
-        return placed
 
     def _cut(self, first: int, tuples: NDArray[np.uint32]) -> Iterator[ScoreBlock]:
         """Yield blocks of tuples of one segment, which never crosses a window."""

@@ -12,9 +12,16 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.devices.device import DeviceSegment, ScoredTokens, ScoringDevice, StoredShadow
+from hillinfer.devices.device import (
+    DeviceSegment,
+    ScoredTokens,
+    ScoringDevice,
+    StoredRows,
+    StoredShadow,
+)
 from hillinfer.errors import DeviceError
 from hillinfer.scoring.layout import ProbeShadow, ShadowLayout
+from hillinfer.statistics import Counters
 from hillinfer_model.beats import Beats
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
@@ -105,6 +112,12 @@ class DeviceShadows:
         Slots for shadows that come from the drive for one launch.
     lost
         Whether the device failed: nothing that it held is there any more.
+    launches, scored_segments, scored_tokens
+        What it scored: in how many launches, and how much in all of them.
+    making_launches
+        Launches that made shadows of rows.
+    read_bytes
+        What it read of files by itself.
     """
 
     def __init__(
@@ -131,8 +144,9 @@ class DeviceShadows:
         self._fresh = self.staging.stop
         # Asking a card for room takes time, and every token asks.
         self._full = False
-        self.launches = 0
-        self.scored_tokens = 0
+        self.launches = self.making_launches = 0
+        self.scored_tokens = self.scored_segments = 0
+        self.read_bytes = 0
 
     def take(self, number: int) -> Resident | None:
         """Return room for a segment of some number, or None where the host is to score it."""
@@ -182,6 +196,42 @@ class DeviceShadows:
         if self.lost:
             raise DeviceError("the device is lost")
         self.device.load(shadows)
+        self.read_bytes += len(shadows) * self._spec.segment_bytes
+
+    @property
+    def rows_together(self) -> int:
+        """Of how many segments' rows it makes shadows at once; 0 where it makes none."""
+        return 0 if self.lost else self.device.rows_together
+
+    def make(
+        self, residents: Sequence[Resident], rows: Sequence[StoredRows], shadows: Sequence[Beats]
+    ) -> None:
+        """Let the device make shadows of whole segments, or send them, or lose it.
+
+        Parameters
+        ----------
+        residents, rows
+            Of each segment what the device has of it, which is nothing yet, and where its rows are.
+        shadows
+            What it will make, of which probe tokens are kept.
+        """
+        if self.lost:
+            return
+        tokens = self._spec.segment_tokens
+        try:
+            made = self.device.make(rows)
+        except DeviceError as error:
+            self.lose(error)
+            return
+        if not made:
+            for resident, shadow in zip(residents, shadows, strict=True):
+                self.update(resident, shadow, tokens)
+            return
+        self.making_launches += 1
+        self.read_bytes += sum(one.byte_count for one in rows)
+        for resident, shadow in zip(residents, shadows, strict=True):
+            resident.probes.take(shadow, 0, tokens)
+            resident.tokens = tokens
 
     def expect(self, segments: int) -> None:
         """Place as many segments by the share of all of them, not by that of each beginning.
@@ -230,19 +280,36 @@ class DeviceShadows:
         return True
 
     def score(
-        self, scope: Scope, queries: Beats, segments: Sequence[DeviceSegment]
+        self,
+        scope: Scope,
+        queries: Beats,
+        segments: Sequence[DeviceSegment],
+        ahead: Sequence[StoredShadow] = (),
     ) -> Iterator[ScoredTokens]:
         """Launch; see `ScoringDevice.score`."""
         if self.lost:
             raise DeviceError("the device is lost")
-        return self._counted(self.device.score(scope, queries, segments))
+        scoring = self.device.score(scope, queries, segments, ahead)
+        return self._counted(scoring, len(segments), len(ahead))
 
-    def _counted(self, scoring: Iterator[ScoredTokens]) -> Iterator[ScoredTokens]:
+    def _counted(
+        self, scoring: Iterator[ScoredTokens], segments: int, ahead: int
+    ) -> Iterator[ScoredTokens]:
         """Count what the device really gave: it may fail in the middle."""
         for part in scoring:
             self.scored_tokens += part.tuples.shape[1]
             yield part
         self.launches += 1
+        self.scored_segments += segments
+        self.read_bytes += ahead * self._spec.segment_bytes
+
+    def count_into(self, counters: Counters) -> None:
+        """Let the cache's counters say what the device did so far."""
+        counters.kernel_launches = self.launches
+        counters.device_scored_segments = self.scored_segments
+        counters.device_scored_tokens = self.scored_tokens
+        counters.make_shadow_launches = self.making_launches
+        counters.device_read_bytes = self.read_bytes
 
     def lose(self, error: DeviceError) -> None:
         """Give the device up, once."""

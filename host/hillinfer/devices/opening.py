@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -24,16 +23,21 @@ from numpy.typing import NDArray
 
 from hillinfer.devices.device import (
     DeviceSegment,
-    ScoreArrays,
     ScoredTokens,
     StoredShadow,
     unpack_query_blocks,
 )
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows, Pace
+from hillinfer.devices.host_slots import (
+    MEMORY_BYTES,
+    HostSlots,
+    LaunchDevice,
+    LaunchExecution,
+    ShadowExecution,
+)
 from hillinfer.devices.xrt.device import open_xrt
-from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, round_up
-from hillinfer.errors import DeviceError, SettingsError, warn_of_loss
+from hillinfer.errors import SettingsError, warn_of_loss
 from hillinfer.native.library import Variant
 from hillinfer.scoring.launches import LaunchThread, NativePieces, Piece
 from hillinfer.scoring.native import NativeScorer
@@ -47,119 +51,9 @@ from hillinfer_model.choices import Scope
 from hillinfer_model.coded_segment import CodedSegment
 from hillinfer_model.golden import GoldenModel
 from hillinfer_model.hardware_spec import HardwareSpecError, check_hardware_spec
-from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
-from hillinfer_model.launch_error import ErrorCode, LaunchError
-from hillinfer_model.launch_result import LaunchResult
+from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.layout import read_codes, write_codes
 from hillinfer_model.score_block import ScoreBlock
-from hillinfer_model.score_launch import SCOPE_NUMBERS, ScoreLaunch
-from hillinfer_model.status_beat import StatusBeat
-
-# --- Shadows in host memory ---
-
-# As much as a SmartSSD's DRAM; memory that is not written to is not taken.
-MEMORY_BYTES = 4 << 30
-
-
-class _HostSlots:
-    """The slots of a `ScoringDevice` in host memory."""
-
-    def __init__(self, spec: KernelSpec, slots: int) -> None:
-        self._spec = spec
-        self.slots = slots
-        memory = aligned_buffer(slots * spec.segment_bytes)[: slots * spec.segment_bytes]
-        self._memory = memory.reshape(slots, spec.segment_beats, BEAT_BYTES)
-
-    def has_room(self, slot: int) -> bool:
-        """Say whether there is such a slot; see `ScoringDevice`."""
-        return slot < self.slots
-
-    def write(self, slot: int, first_beat: int, beats: Beats) -> None:
-        """Put beats into a slot's shadow; see `ScoringDevice`."""
-        self._memory[slot, first_beat : first_beat + len(beats)] = beats
-
-    def load(self, shadows: Sequence[StoredShadow]) -> None:
-        """Fill slots from files; see `ScoringDevice`."""
-        size = self._spec.segment_bytes
-        pages = aligned_buffer(round_up(size, PAGE_BYTES))
-        for one in shadows:
-            try:
-                came = os.preadv(one.file, [pages.data], one.offset)
-            except OSError as error:
-                raise DeviceError(f"the file of shadows cannot be read: {error}") from error
-            if came < size:
-                raise DeviceError(f"the file of shadows ends before byte {one.offset + size}")
-            self._memory[one.slot] = pages[:size].reshape(-1, BEAT_BYTES)
-
-    def read(self, slot: int, into: Beats) -> None:
-        """Read a slot's shadow; see `ScoringDevice`."""
-        into[:] = self._memory[slot, : len(into)]
-
-
-# --- Devices that take whole launches ---
-
-
-class LaunchExecution(Protocol):
-    """Runs a launch of `score_tokens` to its end."""
-
-    def score(self, spec: KernelSpec, launch: ScoreLaunch) -> LaunchResult:
-        """Return what the launch leaves in memory."""
-        ...
-
-    def close(self) -> None:
-        """Let go of what runs launches; harmless when done twice."""
-        ...
-
-
-class LaunchDevice(_HostSlots):
-    """Shadows in host memory, scored by an execution: csim, and PYNQ, which copies every launch.
-
-    `spec` is that of the execution's kernel.
-    """
-
-    def __init__(self, spec: KernelSpec, execution: LaunchExecution, slots: int) -> None:
-        super().__init__(spec, slots)
-        self._execution = execution
-        self._launches = 0
-
-    def score(
-        self, scope: Scope, queries: Beats, segments: Sequence[DeviceSegment]
-    ) -> Iterator[ScoredTokens]:
-        """Score segments, all before the first are handed out; see `ScoringDevice`."""
-        arrays = ScoreArrays(self._spec, scope, segments)
-        self._launches += 1
-        result = self._execution.score(
-            self._spec,
-            ScoreLaunch(
-                segments=arrays.descriptors(
-                    [one.slot * self._spec.segment_beats for one in segments]
-                ),
-                shadow=self._memory.reshape(-1, BEAT_BYTES),
-                statistics=np.zeros((0, BEAT_BYTES), dtype=np.uint8),
-                queries=queries,
-                scores=np.zeros((arrays.beats, BEAT_BYTES), dtype=np.uint8),
-                scope=SCOPE_NUMBERS[scope],
-                launch_id=self._launches,
-            ),
-        )
-        for index in range(len(segments)):
-            self._check(index, result)
-        return (
-            arrays.scored(index, 0, one.tokens, result.output) for index, one in enumerate(segments)
-        )
-
-    def close(self) -> None:
-        """Let the execution go; memory goes with the object."""
-        self._execution.close()
-
-    def _check(self, index: int, result: LaunchResult) -> None:
-        try:
-            status = StatusBeat.unpack(result.status[index : index + 1])
-        except (LaunchError, ValueError) as error:
-            raise DeviceError(f"segment {index} of a launch left no status: {error}") from error
-        if status.error is not ErrorCode.NONE:
-            raise DeviceError(f"segment {index} of a launch ended with error {status.error.name}")
-
 
 # --- The device `core` ---
 
@@ -175,7 +69,7 @@ def open_core(
     return DeviceScorer(NativeScorer(spec, scope), shadows, recorder)
 
 
-class CoreDevice(_HostSlots):
+class CoreDevice(HostSlots):
     """A `ScoringDevice` on a processor core of this machine, which stands for one near the drive.
 
     It works in parallel to the host wherever there is a second core.
@@ -205,7 +99,11 @@ class CoreDevice(_HostSlots):
         super().load(shadows)
 
     def score(
-        self, scope: Scope, queries: Beats, segments: Sequence[DeviceSegment]
+        self,
+        scope: Scope,
+        queries: Beats,
+        segments: Sequence[DeviceSegment],
+        ahead: Sequence[StoredShadow] = (),
     ) -> Iterator[ScoredTokens]:
         """Score segments on the other core, beside what the host does; see `ScoringDevice`."""
         self._wait()
@@ -217,6 +115,8 @@ class CoreDevice(_HostSlots):
         waiting = self._pieces[scope].begin(given, pieces, self._core)
 
         def scored() -> Iterator[ScoredTokens]:
+            # Into other slots than those that are being scored.
+            super(CoreDevice, self).load(ahead)
             # Waits where the first tuples are asked for.
             for index, tuples in enumerate(waiting()):
                 yield ScoredTokens(index, 0, tuples)
@@ -254,8 +154,13 @@ def open_csim(
         check_hardware_spec(spec)
     except HardwareSpecError as error:
         raise SettingsError(f"device=csim: {error}, or choose nvme") from error
-    execution = cast("LaunchExecution", _execution())
-    device = LaunchDevice(spec, execution, MEMORY_BYTES // spec.segment_bytes)
+    execution = _execution()
+    device = LaunchDevice(
+        spec,
+        cast("LaunchExecution", execution),
+        MEMORY_BYTES // spec.segment_bytes,
+        cast("ShadowExecution", execution),
+    )
     return DeviceScorer(
         NativeScorer(spec, scope), DeviceShadows(spec, device, options.beta, warn_of_loss), recorder
     )

@@ -381,7 +381,7 @@ def read_curve(
 def _load(worker: WorkerProcess, file: ColdFile, seconds: float, size: int, block: int) -> None:
     worker.ask(
         "load", seconds, [file.descriptor],
-        parts=[[0, 0, 0, 0]], size=size, block=block,
+        parts=[[0, 0, 0, 0, size]], block=block,
     )  # fmt: skip
 
 

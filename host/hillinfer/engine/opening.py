@@ -68,6 +68,7 @@ from hillinfer.scoring.scorer import ImportanceEvaluation, Scorer
 from hillinfer.secrecy.cold_pages import PoolKey, SealedRowPages
 from hillinfer.settings import Encryption, Settings
 from hillinfer.shadow.code_file import CodeFile
+from hillinfer.shadow.device_made import RowPlaces
 from hillinfer.shadow.memory import ShadowMemory
 from hillinfer.shadow.store import ShadowStore
 from hillinfer.shadow.values import ValueCodes
@@ -327,6 +328,11 @@ def open_parts(
             device,
             value_statistics_bytes(spec, settings),
         )
+        if key is None and layout.suits_kernels:
+            size = GROUP_TOKENS * shape.row_bytes
+            own = partial(_descriptor_of, store)
+            places = RowPlaces(store.others.placement, own, store.settle, size)
+            shadow_memory.let_device_make(places)
         following = (
             FollowingBudget(growth, accountant, shadow_memory.raise_limit) if growth else None
         )
@@ -463,6 +469,10 @@ def open_parts(
         pipeline=pipeline,
         gpu=gpu,
     )
+
+
+def _descriptor_of(store: ColdStore, layer: int) -> int:
+    return store.files[layer].descriptor
 
 
 def _windows(

@@ -461,8 +461,7 @@ class Runtime:
         self._pools.wait()
         self.parts.windows.count_into(self.counters)
         if self._device is not None:
-            self.counters.kernel_launches = self._device.launches
-            self.counters.device_scored_tokens = self._device.scored_tokens
+            self._device.count_into(self.counters)
 
     def close(self) -> None:
         """Stop all threads and give the drive's space back; harmless when done twice."""

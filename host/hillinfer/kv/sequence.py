@@ -18,7 +18,7 @@ from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.tables import SequenceTables
 from hillinfer.shadow.segments import Segment
 from hillinfer.statistics import Counters, LayerHits
-from hillinfer_model.kernel_spec import GROUP_TOKENS
+from hillinfer_model.kernel_spec import GROUP_TOKENS, SLICE_CHANNELS
 
 if TYPE_CHECKING:
     from hillinfer.kv.hot_pool import HotPool
@@ -57,6 +57,12 @@ class RowLayout:
         self.stored_type = (
             torch.bfloat16 if shape.stored_type is StoredType.BFLOAT16 else torch.float16
         )
+
+    @property
+    def suits_kernels(self) -> bool:
+        """Whether a kernel can read keys from rows: FP16, of heads that a shadow does not pad."""
+        is_whole = self._head_dim >= 64 and self._head_dim % SLICE_CHANNELS == 0
+        return self.stored_type is torch.float16 and is_whole
 
     def round(self, states: torch.Tensor) -> tuple[torch.Tensor, int]:
         """Round keys or values to the stored type.

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.devices.shadow_launches import ROWS_TOGETHER
 from hillinfer.drive.shared_files import ShadowBase
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.saved_sequences import SavedShadow
@@ -18,7 +19,7 @@ from hillinfer.scoring.scorer import Scorer, SegmentShadow
 from hillinfer.shadow.code_file import CodeFile
 from hillinfer.shadow.kept_codes import KeptCodes
 from hillinfer.shadow.memory import ShadowMemory
-from hillinfer.shadow.segments import Segment, SegmentLayer, known_values
+from hillinfer.shadow.segments import Segment, SegmentLayer, coded_tokens, known_values
 from hillinfer.shadow.values import SegmentValues, ValueCodes
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
@@ -57,8 +58,12 @@ class ShadowKeeper:
         self.spec: KernelSpec = scorer.spec
         self._layers = layers
         self._gather = gather
+<<<<<<< HEAD
         self._memory, self.coming = memory, memory.coming
         self._has_device = memory.has_device
+=======
+        self._memory = memory
+>>>>>>> e170ff945543d4c5a5f420d33e3fd4256e74b737
         self.values, self._codes = values, None if values is None else KeptCodes(values, file)
         self._key_part, self.value_part = RowPart(layout.keys), RowPart(layout.values)
         self._no_keys = torch.empty((0, self.spec.kv_heads, self.spec.head_dim)).half()
@@ -127,7 +132,7 @@ class ShadowKeeper:
         """
         size, segments = self.spec.segment_tokens, sequence.segments
         last = (stop - 1) // size
-        if self._has_device or last != len(segments) - 1 or stop == (last + 1) * size:
+        if self._memory.has_device or last != len(segments) - 1 or stop == (last + 1) * size:
             return None
         own = segments[last].layers[layer]
         if segments[last].owners != 1 or own.statistics is None or own.shadow is None:
@@ -278,7 +283,8 @@ class ShadowKeeper:
         size, tokens = self.spec.segment_tokens, sequence.lengths[layer]
         count = -(-stop // size)
         first = 0
-        if self._has_device:
+        if self._memory.has_device:
+            self._make_waiting(layer, sequence)
             for number, segment in enumerate(sequence.segments):
                 self._recode_lost(layer, sequence, number)
                 # Now, lest the shadows of a long prompt pile up until the first step scores.
@@ -287,11 +293,11 @@ class ShadowKeeper:
             # Nothing is lost in the middle: what is to be coded lies at the end, and passing over
             # all segments would cost every step what grows with the context.
             first = count
-            while first and self._coded_tokens(layer, sequence, first - 1) < size:
+            while first and coded_tokens(layer, sequence.segments, first - 1) < size:
                 first -= 1
         for number in range(first, count):
             base, end = number * size, min((number + 1) * size, stop)
-            if self._coded_tokens(layer, sequence, number) >= end - base:
+            if coded_tokens(layer, sequence.segments, number) >= end - base:
                 continue
             own = self._own(sequence, number).layers[layer]
             coded = own.coded_tokens
@@ -300,10 +306,8 @@ class ShadowKeeper:
             statistics = own.statistics
             values = self._wanted_values(layer, sequence, number, fresh_values, base + coded, end)
             if statistics is None:
-                before = sequence.segments[number - 1].layers[layer] if number else None
-                statistics = self._scorer.statistics(
-                    keys, base, before.statistics if before else None
-                )
+                before = sequence.segments[number - 1].layers[layer].statistics if number else None
+                statistics = self._scorer.statistics(keys, base, before)
             shadow = self._memory.writable(own)
             own.statistics = statistics
             self._scorer.encode(keys, statistics, shadow, coded)
@@ -312,12 +316,13 @@ class ShadowKeeper:
                 self._keep_values(layer, sequence, number, values, base + coded)
             self._memory.note_coded(own, number)
             self._memory.leave_to_device(own, (number + 1) * size, tokens)
+            # Not one by one, and not all of a long chunk at its end.
+            if number % ROWS_TOGETHER == ROWS_TOGETHER - 1:
+                self._make_waiting(layer, sequence)
 
-    @staticmethod
-    def _coded_tokens(layer: int, sequence: Sequence, number: int) -> int:
-        """Return the coded tokens of a segment, which may not be there yet."""
-        own = sequence.segments[number : number + 1]
-        return own[0].layers[layer].coded_tokens if own else 0
+    def _make_waiting(self, layer: int, sequence: Sequence) -> None:
+        if (making := self._memory.making) is not None:
+            making.make(layer, sequence.segments, sequence.rows, sequence.held_starts[layer])
 
     def _recode_lost(self, layer: int, sequence: Sequence, number: int) -> None:
         """Code a segment again that was lost with its device, with the statistics it has.
@@ -414,8 +419,8 @@ class ShadowKeeper:
         is_first = sequence.segments[number].layers[layer].statistics is None
         if not is_first and (fresh is None or end - start == 1):
             return None
-        given = self._no_keys if fresh is None else fresh
-        return self._states(layer, sequence, given, start, end, self.value_part)
+        fresh = self._no_keys if fresh is None else fresh
+        return self._states(layer, sequence, fresh, start, end, self.value_part)
 
     def _take_values(
         self, layer: int, sequence: Sequence, number: int, values: torch.Tensor

@@ -17,15 +17,15 @@ from hillinfer.drive.shared_files import ShadowBase
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.scoring.layout import ProbeShadow, ShadowLayout, probe_bytes
 from hillinfer.scoring.scorer import SegmentShadow, StreamedShadow
+<<<<<<< HEAD
 from hillinfer.shadow.arena import ComingShadows, ShadowArena
+=======
+from hillinfer.shadow.arena import ShadowArena
+from hillinfer.shadow.device_made import DeviceMaking, RowPlaces
+>>>>>>> e170ff945543d4c5a5f420d33e3fd4256e74b737
 from hillinfer.shadow.leaving import LeavingShadows
 from hillinfer.shadow.segments import ResidentShadows, Segment, SegmentLayer
-from hillinfer.shadow.store import (
-    NO_SINKS,
-    ShadowStore,
-    ShadowStream,
-    statistics_bytes,
-)
+from hillinfer.shadow.store import NO_SINKS, ShadowStore, ShadowStream, statistics_bytes
 from hillinfer.statistics import Counters
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import KernelSpec
@@ -60,8 +60,13 @@ class ShadowMemory:
     ----------
     full_bytes
         Of full shadows in DRAM, which `limit_bytes` bounds.
+<<<<<<< HEAD
     coming
         Knows of segments that are being made one after another.
+=======
+    making
+        Lets the device make shadows of rows; None where it makes none.
+>>>>>>> e170ff945543d4c5a5f420d33e3fd4256e74b737
     """
 
     def __init__(
@@ -93,6 +98,7 @@ class ShadowMemory:
         self.coming = ComingShadows()
         self._leaving = LeavingShadows(store, counters, self._forget_written, self._drop_probes)
         self._residents = ResidentShadows(device, accountant, self._staging_buffer)
+        self.making: DeviceMaking | None = None
 
     def limit_to(self, limit_bytes: int) -> None:
         """Let no more full shadows than that stay in DRAM from here on; those that do, stay."""
@@ -205,6 +211,11 @@ class ShadowMemory:
         """Whether a device may hold shadows."""
         return self._device is not None
 
+    def let_device_make(self, places: RowPlaces) -> None:
+        """Let the device make shadows of rows where it can; called before anything is coded."""
+        if self._device is not None and self._device.rows_together:
+            self.making = DeviceMaking(self._device, self._residents, places, self._layout.spec)
+
     def writable(self, own: SegmentLayer) -> NDArray[np.uint8]:
         """Return a segment's shadow in DRAM, made where it is missing."""
         self.changes += own.shadow is None or own.statistics is None
@@ -315,6 +326,8 @@ class ShadowMemory:
         read(memory)
         own.coded_tokens = coded_tokens
         self.note_coded(own, number)
+        # Rows of others are in no file of the cold pool's own.
+        self._residents.send(own)
 
     def note_coded(self, own: SegmentLayer, number: int) -> None:
         """Learn that tokens of the segment of some number were coded.

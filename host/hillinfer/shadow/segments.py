@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.devices.device import ResidentShadow
+from hillinfer.devices.device import ResidentShadow, StoredRows
 from hillinfer.devices.device_shadows import DeviceShadows, Resident
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.scoring.layout import ProbeShadow
@@ -97,6 +97,12 @@ def known_values(layer: int, segments: Iterable[Segment]) -> list[SegmentValues]
     return found
 
 
+def coded_tokens(layer: int, segments: Sequence[Segment], number: int) -> int:
+    """Return the coded tokens of a layer's segment of some number, which may not be there yet."""
+    own = segments[number : number + 1]
+    return own[0].layers[layer].coded_tokens if own else 0
+
+
 # --- Segments on a device ---
 
 
@@ -122,6 +128,21 @@ class ResidentShadows:
         self._device = device
         self._accountant = accountant
         self._staging = staging
+        # Tokens of a full segment where the device makes shadows of those by itself.
+        self._made_tokens = 0
+
+    def wait_for_rows(self, tokens: int) -> None:
+        """Send the device no segment that becomes full at once, with so many tokens."""
+        self._made_tokens = tokens
+
+    def waits(self, own: SegmentLayer) -> bool:
+        """Say whether the device has room for a full segment's shadow and is to make all of it."""
+        return (
+            own.resident is not None
+            and own.resident.tokens == 0
+            and own.shadow is not None
+            and own.coded_tokens == self._made_tokens > 0
+        )
 
     def claim(self, own: SegmentLayer, number: int) -> None:
         """Take room on the device for a segment of some number, and for its probes here."""
@@ -137,12 +158,25 @@ class ResidentShadows:
         own.resident = resident
 
     def update(self, own: SegmentLayer) -> bool:
-        """Send the device its full groups; return whether the segment is one of the device's."""
+        """Send the device its full groups, or let them wait; return whether they are for it."""
         if self._device is None or own.resident is None:
             return False
-        assert own.shadow is not None
-        self._device.update(own.resident, own.shadow, own.coded_tokens)
+        if not self.waits(own):
+            self.send(own)
         return True
+
+    def send(self, own: SegmentLayer) -> None:
+        """Send the device the full groups of a segment that it has room for, if it has."""
+        if self._device is not None and own.resident is not None:
+            assert own.shadow is not None
+            self._device.update(own.resident, own.shadow, own.coded_tokens)
+
+    def made(self, owns: Sequence[SegmentLayer], rows: Sequence[StoredRows]) -> None:
+        """Let the device make the shadows of segments that wait for it."""
+        residents = [own.resident for own in owns if own.resident is not None]
+        shadows = [own.shadow for own in owns if own.shadow is not None]
+        if self._device is not None:
+            self._device.make(residents, rows, shadows)
 
     def is_lost(self, own: SegmentLayer) -> bool:
         """Return whether a device held it that is no longer there."""

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hillinfer_model.choices import KeyMode, Rule, Scope
-from hillinfer_model.kernel_figures import kernel_figures
+from hillinfer_model.kernel_figures import P2P_ROOF, kernel_figures
 from hillinfer_model.presets import PRESETS, preset_spec
 
 
@@ -78,6 +78,17 @@ def test_a_launch_costs_what_its_parts_do(command):
     # FP16 keys are scored by no host.
     rows = rows_of(command, "llama-3.1-8b", "--key-mode", "fp16")
     assert rows["fp16"]["card"]["host_seconds"] == 0
+
+
+def test_loads_beside_scoring_hide_the_shorter_of_the_two(command):
+    """64 segments, eight a launch: only the first load and the last scores are alone."""
+    for mode in ("fp16", "int4"):
+        chosen = ("llama-3.1-8b", "--key-mode", mode, "--tokens", "65536")
+        card = rows_of(command, *chosen)[mode]["card"]
+        loads, scores = card["key_bytes"] / P2P_ROOF * 300e6, card["kernel_seconds"] * 300e6
+        assert card["in_turn_cycles"] == pytest.approx(loads + scores, abs=1)
+        hidden = min(loads, scores) * 7 / 8
+        assert card["beside_cycles"] == pytest.approx(loads + scores - hidden, abs=1)
 
 
 @pytest.mark.parametrize("preset", ["llama-3.1-8b", "gemma-2b"])

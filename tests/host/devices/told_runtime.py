@@ -9,7 +9,8 @@ import torch
 
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.opening import CoreDevice, LaunchDevice
+from hillinfer.devices.host_slots import LaunchDevice
+from hillinfer.devices.opening import CoreDevice
 from hillinfer.engine.budget_plan import kernel_spec, staging_bytes
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import DeviceError, warn_of_loss
@@ -18,7 +19,7 @@ from hillinfer.scoring.native import NativeScorer
 from hillinfer.settings import Settings
 from hillinfer.shadow.store import shadow_bytes
 from hillinfer.trace.recorder import SILENT
-from hillinfer_model.golden_launch import run_score_launch
+from hillinfer_model.golden_launch import run_score_launch, run_shadow_launch
 
 SHAPE = ModelShape(
     layers=2, kv_heads=2, query_heads=4, head_dim=6, stored_type=StoredType.FLOAT16,
@@ -41,6 +42,9 @@ class GoldenLaunches:
         if self.flipped_byte is not None:
             result.output[5, self.flipped_byte] ^= 0x40
         return result
+
+    def make_shadow(self, spec, launch):
+        return run_shadow_launch(spec, launch)
 
     def close(self):
         pass
@@ -74,9 +78,19 @@ class FailingDevice:
         self._count("read")
         self._device.read(*given)
 
-    def score(self, *given):
+    @property
+    def rows_together(self):
+        return self._device.rows_together
+
+    def make(self, *given):
+        self._count("make")
+        return self._device.make(*given)
+
+    def score(self, scope, queries, segments, ahead):
         self._count("score")
-        return self._scored(self._device.score(*given))
+        if ahead:
+            self._count("load")
+        return self._scored(self._device.score(scope, queries, segments, ahead))
 
     def close(self):
         self.closed = True
@@ -113,6 +127,10 @@ class CountingLoads(LookedAfter):
         self.loads += 1
         self.device.load(*given)
 
+    def score(self, scope, queries, segments, ahead):
+        self.loads += bool(ahead)
+        return self.device.score(scope, queries, segments, ahead)
+
 
 class Forgetful(LookedAfter):
     """Keeps other bits than those it is given."""
@@ -129,21 +147,25 @@ class Told:
 
     def __init__(
         self, cold_dir, wrap=lambda device: device, slots=100, flip=None, limit=100, budget=None,
-        host=NativeScorer, core=False, recorder=SILENT, **changes,
+        host=NativeScorer, core=False, recorder=SILENT, shape=None, makes=False, **changes,
     ):  # fmt: skip
+        self.shape = shape = shape or SHAPE
         settings = told_settings(**changes)
-        spec = kernel_spec(SHAPE, settings)
+        spec = kernel_spec(shape, settings)
         self.spec = spec
         scorer = None
         if slots is not None:
+            golden = GoldenLaunches(flip)
             device = wrap(
-                CoreDevice(spec) if core else LaunchDevice(spec, GoldenLaunches(flip), slots)
+                CoreDevice(spec)
+                if core
+                else LaunchDevice(spec, golden, slots, golden if makes else None)
             )
             self.device = device
             self.shadows = DeviceShadows(spec, device, settings.beta, warn_of_loss)
             scorer = DeviceScorer(host(spec, settings.scope), self.shadows, recorder)
         self.runtime = Runtime(
-            SHAPE, settings, budget or staging_bytes(SHAPE, settings) + (2 << 20), cold_dir,
+            shape, settings, budget or staging_bytes(shape, settings) + (2 << 20), cold_dir,
             scorer=scorer,
             shadow_limit_bytes=limit * shadow_bytes(spec),
         )  # fmt: skip
@@ -156,8 +178,9 @@ class Told:
 
     def feed(self, tokens, sequence=None):
         sequence = sequence or self.sequence
-        states = torch.randn(2, 2, 2, tokens, 6, generator=self.generator).half()
-        query = torch.randn(2, 4, tokens, 6, generator=self.generator).half()
+        width = self.shape.head_dim
+        states = torch.randn(2, 2, 2, tokens, width, generator=self.generator).half()
+        query = torch.randn(2, 4, tokens, width, generator=self.generator).half()
         self.runtime.begin_step()
         for layer in range(2):
             keys, values = states[0, layer], states[1, layer]

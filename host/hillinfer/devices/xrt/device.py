@@ -12,9 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from hillinfer.devices.device import DeviceSegment, ScoreArrays, ScoredTokens, StoredShadow
+from hillinfer.devices.device import (
+    DeviceSegment,
+    FilePiece,
+    ScoreArrays,
+    ScoredTokens,
+    StoredRows,
+    StoredShadow,
+)
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows, Pace
+from hillinfer.devices.shadow_launches import ROWS_TOGETHER, shadow_descriptors
 from hillinfer.devices.xrt.process import (
     Deadlines,
     MemoryClaims,
@@ -22,6 +30,7 @@ from hillinfer.devices.xrt.process import (
     deadlines_of,
     environment_of,
 )
+from hillinfer.devices.xrt.worker import KERNELS, ROWS_CHUNK
 from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin, XclbinError, check_xclbin, recorded_spec
 from hillinfer.errors import DeviceError, SettingsError, warn_of_loss
 from hillinfer.scoring.native import NativeScorer
@@ -88,6 +97,8 @@ class ReadSizes:
 # Shadows are taken room for in pieces, as they come.
 CHUNK_BYTES = 64 << 20
 _PAGE = 4096
+# As many as surely fit in a message.
+_PIECES_A_MESSAGE = 512
 _MOST_LAUNCH_ID = 1 << 32
 
 
@@ -127,7 +138,11 @@ class XrtDevice:
         self.reads = ReadSizes(self._slot_bytes)
         self._addresses: list[int] = []
         self._launches = 0
+        # Bytes that rows have room for at the card; 0 before the first come.
+        self._rows_bytes = 0
         self._scoring: _Scoring | None = None
+        # Bytes of the reads beside the launch under way, and how many shadows they bring.
+        self._ahead = (0, 0)
         self._release = weakref.finalize(self, claims.release)
 
     def has_room(self, slot: int) -> bool:
@@ -168,18 +183,68 @@ class XrtDevice:
     def load(self, shadows: Sequence[StoredShadow]) -> None:
         """Fill slots from files by P2P, their blocks in flight together; see `ScoringDevice`."""
         with self._idle():
-            files = sorted({one.file for one in shadows})
             block = self.reads.block_bytes()
-            answer = self._ask(
-                "load",
-                files,
-                parts=[
-                    [files.index(one.file), *self._place(one.slot), one.offset] for one in shadows
-                ],
-                size=self._slot_bytes,
-                block=block,
-            )
+            files, parts = self._loads(shadows)
+            answer = self._ask("load", files, parts=parts, block=block)
             self.reads.note(block, float(answer["seconds"]) / len(shadows))
+
+    def _loads(self, shadows: Sequence[StoredShadow]) -> tuple[list[int], list[list[int]]]:
+        """Return the files of shadows, and what the worker is told of each shadow."""
+        files = sorted({one.file for one in shadows})
+        return files, [
+            [files.index(one.file), *self._place(one.slot), one.offset, self._slot_bytes]
+            for one in shadows
+        ]
+
+    @property
+    def rows_together(self) -> int:
+        """Of how many segments it makes shadows at once; see `ScoringDevice`."""
+        return ROWS_TOGETHER
+
+    def make(self, rows: Sequence[StoredRows]) -> bool:
+        """Read rows by P2P and launch `make_shadow`; see `ScoringDevice`."""
+        with self._idle():
+            if not self._take_rows(ROWS_TOGETHER * rows[0].byte_count):
+                return False
+            self._load_rows([piece for one in rows for piece in one.pieces])
+            self._launches = (self._launches + 1) % _MOST_LAUNCH_ID
+            lowest, places = self._places([one.slot for one in rows])
+            contents = shadow_descriptors(self._spec, rows, places)
+            self._worker.send(
+                "make",
+                chunk=self._addresses.index(lowest),
+                parts=self._shared(dict(zip(("segments", "statistics"), contents, strict=True))),
+                segments=len(rows),
+                launch_id=self._launches,
+            )
+            made = [0] * len(rows)
+            while (beats := self._followed("make")) is not None:
+                for index, beat in beats:
+                    made[index] = self.check(beat, self._launches)
+            if made != [self._spec.segment_tokens] * len(rows):
+                raise self._wrong("shadows of fewer tokens than it was given rows of")
+            return True
+
+    def _take_rows(self, size: int) -> bool:
+        """Take memory of the card that rows are read to, where it has any left."""
+        if size > self._rows_bytes:
+            if not self._claims.claim(size):
+                return False
+            full = "full" in self._ask("rows", size=size)
+            self._claims.give_back(size if full else self._rows_bytes)
+            if full:
+                return False
+            self._rows_bytes = size
+        return True
+
+    def _load_rows(self, pieces: Sequence[FilePiece]) -> None:
+        at, parts, files = 0, [], sorted({one.file for one in pieces})
+        for one in pieces:
+            parts.append([files.index(one.file), ROWS_CHUNK, at, one.offset, one.size])
+            at += one.size
+        for start in range(0, len(parts), _PIECES_A_MESSAGE):
+            own = parts[start : start + _PIECES_A_MESSAGE]
+            self._ask("load", files, parts=own, block=self.reads.block_bytes())
 
     def read(self, slot: int, into: Beats) -> None:
         """Read a slot's shadow; see `ScoringDevice`."""
@@ -190,46 +255,62 @@ class XrtDevice:
             into[:] = self._worker.window[: into.nbytes].reshape(into.shape)
 
     def score(
-        self, scope: Scope, queries: Beats, segments: Sequence[DeviceSegment]
+        self,
+        scope: Scope,
+        queries: Beats,
+        segments: Sequence[DeviceSegment],
+        ahead: Sequence[StoredShadow] = (),
     ) -> Iterator[ScoredTokens]:
         """Launch the kernel; see `ScoringDevice`."""
         with self._idle():
             self._launches = (self._launches + 1) % _MOST_LAUNCH_ID
-            # Offsets count from the buffer that the kernel is given: the one at the lowest address.
-            lowest = min(self._addresses)
-            placed = []
-            for one in segments:
-                chunk, offset = self._place(one.slot)
-                beats = (self._addresses[chunk] - lowest + offset) // BEAT_BYTES
-                placed.append((one, beats))
+            lowest, places = self._places([one.slot for one in segments])
             arrays = ScoreArrays(self._spec, scope, segments)
-            descriptors = arrays.descriptors([beats for _, beats in placed])
-            sizes = {
-                "segments": descriptors.nbytes,
-                "queries": queries.nbytes,
-                "scores": arrays.beats * BEAT_BYTES,
-            }
-            at, parts = 0, {}
-            for name, size in sizes.items():
-                parts[name] = [at, size]
-                at += -(-size // _PAGE) * _PAGE
-            self._fits(at)
-            window = self._worker.window
-            for name, content in (("segments", descriptors), ("queries", queries)):
-                start, size = parts[name]
-                window[start : start + size] = content.reshape(-1)
+            scores = arrays.beats * BEAT_BYTES
+            parts = self._shared(
+                {"segments": arrays.descriptors(places), "queries": queries}, scores=scores
+            )
+            block = self.reads.block_bytes()
+            files, loads = self._loads(ahead)
             self._worker.send(
                 "score",
+                files,
                 chunk=self._addresses.index(lowest),
                 parts=parts,
                 score_bytes=[beats * BEAT_BYTES for beats in arrays.starts],
                 scope=SCOPE_NUMBERS[scope],
                 launch_id=self._launches,
+                ahead=loads,
+                block=block,
             )
             start, size = parts["scores"]
-            scores = window[start : start + size].reshape(-1, BEAT_BYTES)
-            self._scoring = _Scoring(self, arrays, segments, scores, self._launches)
+            window = self._worker.window[start : start + size].reshape(-1, BEAT_BYTES)
+            self._scoring = _Scoring(self, arrays, segments, window, self._launches)
+            self._ahead = block, len(ahead)
             return iter(self._scoring)
+
+    def _places(self, slots: Sequence[int]) -> tuple[int, list[int]]:
+        """Return the lowest address of shadows, and where those of slots lie from there, in beats.
+
+        Offsets count from the buffer that the kernel is given: the one at the lowest address.
+        """
+        lowest, places = min(self._addresses), []
+        for slot in slots:
+            chunk, offset = self._place(slot)
+            places.append((self._addresses[chunk] - lowest + offset) // BEAT_BYTES)
+        return lowest, places
+
+    def _shared(self, contents: Mapping[str, Beats], **sizes: int) -> dict[str, list[int]]:
+        """Put blocks of beats into the window; return where they and some more bytes lie there."""
+        at, parts = 0, {}
+        for name, size in [*((name, one.nbytes) for name, one in contents.items()), *sizes.items()]:
+            parts[name] = [at, size]
+            at += -(-size // _PAGE) * _PAGE
+        self._fits(at)
+        for name, content in contents.items():
+            start, size = parts[name]
+            self._worker.window[start : start + size] = content.reshape(-1)
+        return parts
 
     def close(self) -> None:
         """Let go of the card; harmless when done twice."""
@@ -242,20 +323,26 @@ class XrtDevice:
         The scores that they count lie in the window before they come.
         """
         with self._whole():
-            answer = self._worker.receive("score", self._deadlines.progress)
-            if "status" in answer:
-                return [
-                    (
-                        int(index),
-                        np.frombuffer(bytes.fromhex(beat), np.uint8).reshape(1, BEAT_BYTES),
-                    )
-                    for index, beat in answer["status"]
-                ]
+            beats = self._followed("score")
+            if beats is None:
+                self._scoring = None
+            return beats
+
+    def _followed(self, what: str) -> list[tuple[int, Beats]] | None:
+        answer = self._worker.receive(what, self._deadlines.progress)
+        if "seconds" in answer:
+            block, loads = self._ahead
+            self.reads.note(block, float(answer["seconds"]) / loads)
+        if "status" in answer:
+            return [
+                (int(index), np.frombuffer(bytes.fromhex(beat), np.uint8).reshape(1, BEAT_BYTES))
+                for index, beat in answer["status"]
+            ]
+        if answer.get("state") != "ERT_CMD_STATE_COMPLETED":
             self._scoring = None
-            if answer.get("state") != "ERT_CMD_STATE_COMPLETED":
-                self._worker.close()
-                raise DeviceError(f"the card ended a launch with {answer.get('state')}")
-            return None
+            self._worker.close()
+            raise DeviceError(f"the card ended a launch with {answer.get('state')}")
+        return None
 
     def check(self, beat: Beats, launch_id: int) -> int:
         """Return the tokens that a status beat counts complete, or raise what it says is wrong."""
@@ -380,7 +467,8 @@ def open_xrt(
     deadlines = wait or deadlines_of(xclbin, {**os.environ, **environment})
     try:
         worker = start(environment, _WINDOW_BYTES, deadlines.load)
-        card = worker.ask("open", deadlines.load, xclbin=str(options.xclbin.resolve()), index=0)
+        path = str(options.xclbin.resolve())
+        card = worker.ask("open", deadlines.load, xclbin=path, index=0, kernels=KERNELS)
     except DeviceError as error:
         raise SettingsError(f"device=xrt: {error}") from error
     try:

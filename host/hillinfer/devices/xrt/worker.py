@@ -16,19 +16,38 @@ import os
 import socket
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+KERNELS = _SCORE, _MAKE = "score_tokens", "make_shadow"
+# What each kernel is given of every launch, and the numbers of these arguments and of its status.
+_GIVEN = {_SCORE: ("segments", "queries"), _MAKE: ("segments", "statistics")}
+_ARGUMENTS = {
+    (_SCORE, "segments"): 0,
+    (_SCORE, "queries"): 2,
+    (_SCORE, "scores"): 3,
+    (_SCORE, "status"): 4,
+    (_MAKE, "segments"): 0,
+    (_MAKE, "statistics"): 2,
+    (_MAKE, "status"): 4,
+}
 _MESSAGE_BYTES = 1 << 16
 # As many segments as a launch brings from the drive.
 _MOST_FILES = 16
 _STATUS_BEAT = 64
+# In place of a chunk's number: the memory that rows are read to, for `make_shadow`.
+ROWS_CHUNK = -1
 # As many as surely fit in a message.
 _BEATS_A_MESSAGE = 256
 _READS_AT_ONCE = 4
 # How long to wait before looking at the status again: short at first, as launches are.
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.0002, 0.005
+
+
+class _FullError(RuntimeError):
+    """The card has no memory left."""
 
 
 class Worker:
@@ -42,9 +61,10 @@ class Worker:
         self._channel = channel
         self._window: Any = None
         self._device: Any = None
-        self._kernel: Any = None
+        self._kernels: dict[str, Any] = {}
         self._chunks: list[tuple[Any, Any]] = []
-        self._buffers: dict[str, Any] = {}
+        self._rows: tuple[Any, Any] | None = None
+        self._buffers: dict[tuple[str, str], Any] = {}
         self._readers = ThreadPoolExecutor(_READS_AT_ONCE)
 
     def serve(self) -> None:
@@ -67,13 +87,15 @@ class Worker:
         os.close(file)
         return {}
 
-    def do_open(self, xclbin: str, index: int) -> dict[str, Any]:
-        """Load the card."""
+    def do_open(
+        self, xclbin: str, index: int, kernels: Sequence[str] = (_SCORE,)
+    ) -> dict[str, Any]:
+        """Load the card, and open some of its kernels."""
         xrt = self._xrt
         self._device = xrt.device(index)
         loaded = self._device.load_xclbin(xclbin)
-        self._kernel = xrt.kernel(self._device, loaded, "score_tokens")
-        bank = self._kernel.group_id(1)
+        self._kernels = {name: xrt.kernel(self._device, loaded, name) for name in kernels}
+        bank = self._kernels[_SCORE].group_id(1)
         # What it tells of points into it, and reads as anything once it is gone.
         image = xrt.xclbin(xclbin)
         (size_kb,) = [one.get_size_kb() for one in image.get_mems() if one.get_index() == bank]
@@ -88,50 +110,78 @@ class Worker:
     def do_chunk(self, size: int) -> dict[str, Any]:
         """Take memory for shadows; drive and host write into it past any host copy (P2P)."""
         try:
-            buffer = self._xrt.bo(self._device, size, self._xrt.bo.p2p, self._kernel.group_id(1))
-        except RuntimeError as error:
+            self._chunks.append(self._shared(size, self._kernels[_SCORE].group_id(1)))
+        except _FullError as error:
             # Another user's process may have been first.
             return {"full": str(error)}
+        return {"address": self._chunks[-1][0].address()}
+
+    def do_rows(self, size: int) -> dict[str, Any]:
+        """Take memory that the drive writes rows into (P2P)."""
         try:
-            memory = memoryview(buffer.map()).cast("B")
+            self._rows = self._shared(size, self._kernels[_MAKE].group_id(1))
+        except _FullError as error:
+            return {"full": str(error)}
+        return {}
+
+    def _shared(self, size: int, bank: int) -> tuple[Any, Any]:
+        """Return a buffer that the drive reaches, and its memory."""
+        try:
+            buffer = self._xrt.bo(self._device, size, self._xrt.bo.p2p, bank)
+        except RuntimeError as error:
+            raise _FullError(str(error)) from error
+        try:
+            return buffer, memoryview(buffer.map()).cast("B")
         except RuntimeError as error:
             raise RuntimeError(
                 f"{error}; is P2P enabled for the card? `hillinfer doctor` says how"
             ) from error
-        self._chunks.append((buffer, memory))
-        return {"address": buffer.address()}
 
     def do_write(self, chunk: int, offset: int, at: int, size: int) -> dict[str, Any]:
         """Copy from the window into a chunk."""
         self._chunks[chunk][1][offset : offset + size] = self._window[at : at + size]
         return {}
 
-    def do_load(self, *files: int, parts: list[list[int]], size: int, block: int) -> dict[str, Any]:
-        """Read from files straight into chunks (P2P), several blocks at once.
+    def do_load(self, *files: int, parts: list[list[int]], block: int) -> dict[str, Any]:
+        """Read from files straight into the card's memory (P2P), several blocks at once.
 
-        `parts` says for each stretch of `size` bytes which file, which chunk, where in the chunk
-        and where in the file.
+        `parts` says for each stretch which file, which chunk, where in the chunk, where in the file
+        and how many bytes.
         """
+        begun = time.perf_counter()
+        return {"seconds": self._end_load(files, self._begin_load(files, parts, block)) - begun}
 
-        def read(piece: tuple[list[int], int]) -> None:
-            (file, chunk, offset, file_offset), start = piece
-            memory = self._chunks[chunk][1]
-            done, stop = start, min(start + block, size)
-            while done < stop:
-                own = [memory[offset + done : offset + stop]]
+    def _begin_load(
+        self, files: Sequence[int], parts: list[list[int]], block: int
+    ) -> list[Future[float]]:
+        def read(file: int, chunk: int, begin: int, file_offset: int, size: int) -> float:
+            place = self._rows if chunk == ROWS_CHUNK else self._chunks[chunk]
+            if place is None:
+                raise ValueError("there is no memory for rows")
+            done = 0
+            while done < size:
+                own = [place[1][begin + done : begin + size]]
                 count = os.preadv(files[file], own, file_offset + done)
                 if count == 0:
                     raise OSError(f"the file of shadows ends at byte {file_offset + done}")
                 done += count
+            return time.perf_counter()
 
-        begun = time.perf_counter()
-        try:
-            pieces = [(part, start) for part in parts for start in range(0, size, block)]
-            list(self._readers.map(read, pieces))
-        finally:
-            for file in files:
-                os.close(file)
-        return {"seconds": time.perf_counter() - begun}
+        return [
+            self._readers.submit(
+                read, file, chunk, to + start, at + start, min(block, size - start)
+            )
+            for file, chunk, to, at, size in parts
+            for start in range(0, size, block)
+        ]
+
+    @staticmethod
+    def _end_load(files: Sequence[int], reads: Sequence[Future[float]]) -> float:
+        """Wait for reads and return when the last of them ended."""
+        wait(reads)
+        for file in files:
+            os.close(file)
+        return max(one.result() for one in reads)
 
     def do_read(self, chunk: int, offset: int, at: int, size: int) -> dict[str, Any]:
         """Copy from a chunk into the window."""
@@ -140,34 +190,87 @@ class Worker:
 
     def do_score(
         self,
+        *files: int,
         chunk: int,
         parts: dict[str, list[int]],
         score_bytes: list[int],
         scope: int,
         launch_id: int,
+        ahead: Sequence[list[int]] = (),
+        block: int = _MESSAGE_BYTES,
     ) -> dict[str, Any]:
         """Launch, and tell of every status beat that changes until the launch has ended.
 
         `parts` says for segments, queries and scores where in the window they lie and how many
         bytes they have; `score_bytes` where each segment's scores begin, and the last one's end.
+        What the next launch scores is read meanwhile, and how long that took is told in the end:
+        `ahead` and `block` are as `parts` and `block` of `do_load`.
         """
         segments = len(score_bytes) - 1
-        buffers = []
-        for index, name in ((0, "segments"), (2, "queries"), (3, "scores")):
-            at, size = parts[name]
-            buffer = self._buffer(name, index, size)
-            if name != "scores":
-                buffer.write(self._window[at : at + size], 0)
-                buffer.sync(self._xrt.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE, size, 0)
-            buffers.append(buffer)
-        beats = self._buffer("status", 4, segments * _STATUS_BEAT)
+        descriptors, queries = (self._sent(_SCORE, name, parts[name]) for name in _GIVEN[_SCORE])
+        at, size = parts["scores"]
+        scores = self._buffer(_SCORE, "scores", size)
+        memory, _ = self._chunks[chunk]
+
+        def fetch(changed: dict[int, bytes]) -> None:
+            # What a status counts was written before it, so it is there when read after it; the
+            # host hears of it when it lies in the window.
+            start, stop = score_bytes[min(changed)], score_bytes[max(changed) + 1]
+            self._fetch(scores, at, start, stop - start)
+
+        begun = time.perf_counter()
+        reads = self._begin_load(files, list(ahead), block)
+        try:
+            answer = self._followed(
+                _SCORE,
+                segments,
+                lambda beats: (
+                    *(descriptors, memory, queries, scores),
+                    *(beats, segments, scope, launch_id),
+                ),
+                fetch,
+            )
+        finally:
+            if reads:
+                seconds = self._end_load(files, reads) - begun
+        return {**answer, "seconds": seconds} if reads else answer
+
+    def do_make(
+        self, chunk: int, parts: dict[str, list[int]], segments: int, launch_id: int
+    ) -> dict[str, Any]:
+        """Make shadows of rows that were loaded, and tell of status beats as `do_score` does.
+
+        `parts` says for segments and statistics where in the window they lie and how many bytes
+        they have.
+        """
+        descriptors, statistics = (self._sent(_MAKE, name, parts[name]) for name in _GIVEN[_MAKE])
+        if self._rows is None:
+            raise ValueError("there is no memory for rows")
+        rows, shadows = self._rows[0], self._chunks[chunk][0]
+        return self._followed(
+            _MAKE,
+            segments,
+            lambda beats: (descriptors, rows, statistics, shadows, beats, segments, launch_id),
+            lambda changed: None,
+        )
+
+    def _followed(
+        self,
+        kernel: str,
+        segments: int,
+        arguments: Callable[[Any], tuple[Any, ...]],
+        fetch: Callable[[dict[int, bytes]], None],
+    ) -> dict[str, Any]:
+        """Launch a kernel with what `arguments` returns for its status, and follow it to its end.
+
+        `fetch` is called with status beats that have changed, before the host hears of them.
+        """
+        beats = self._buffer(kernel, "status", segments * _STATUS_BEAT)
         beats.write(bytes(segments * _STATUS_BEAT), 0)
         beats.sync(
             self._xrt.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE, segments * _STATUS_BEAT, 0
         )
-        memory, _ = self._chunks[chunk]
-        descriptors, queries, scores = buffers
-        run = self._kernel(descriptors, memory, queries, scores, beats, segments, scope, launch_id)
+        run = self._kernels[kernel](*arguments(beats))
         states = self._xrt.ert_cmd_state
         going_on = (
             states.ERT_CMD_STATE_NEW,
@@ -178,12 +281,9 @@ class Worker:
         known, delay = [bytes(_STATUS_BEAT)] * segments, _FIRST_DELAY_S
         while True:
             state = run.state()
-            changed = self._changed(known)
+            changed = self._changed(beats, known)
             if changed:
-                # What a status counts was written before it, so it is there when read after it;
-                # the host hears of it when it lies in the window.
-                start, stop = score_bytes[min(changed)], score_bytes[max(changed) + 1]
-                self._fetch("scores", parts["scores"][0], start, stop - start)
+                fetch(changed)
                 self._tell(changed)
                 delay = _FIRST_DELAY_S
             if state not in going_on:
@@ -193,9 +293,9 @@ class Worker:
             time.sleep(delay)
             delay = min(2 * delay, _LONGEST_DELAY_S)
 
-    def _changed(self, known: list[bytes]) -> dict[int, bytes]:
+    def _changed(self, buffer: Any, known: list[bytes]) -> dict[int, bytes]:
         """Read the status beats; return those that are not as known, and know them."""
-        buffer, size = self._buffers["status"], len(known) * _STATUS_BEAT
+        size = len(known) * _STATUS_BEAT
         buffer.sync(self._xrt.xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE, size, 0)
         beats = bytes(buffer.read(size, 0))
         changed = {}
@@ -211,21 +311,27 @@ class Worker:
         for start in range(0, len(found), _BEATS_A_MESSAGE):
             self._send({"status": found[start : start + _BEATS_A_MESSAGE]})
 
-    def _fetch(self, name: str, at: int, offset: int, size: int) -> None:
+    def _fetch(self, buffer: Any, at: int, offset: int, size: int) -> None:
         """Bring a part of a buffer to the same part of its place in the window."""
-        buffer = self._buffers[name]
         buffer.sync(self._xrt.xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE, size, offset)
         self._window[at + offset : at + offset + size] = buffer.read(size, offset)
 
-    def _buffer(self, name: str, index: int, size: int) -> Any:
+    def _sent(self, kernel: str, name: str, part: list[int]) -> Any:
+        """Return a buffer with what lies in a part of the window."""
+        at, size = part
+        buffer = self._buffer(kernel, name, size)
+        buffer.write(self._window[at : at + size], 0)
+        buffer.sync(self._xrt.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE, size, 0)
+        return buffer
+
+    def _buffer(self, kernel: str, name: str, size: int) -> Any:
         """Return a buffer of at least some size; it grows and never shrinks."""
-        kept = self._buffers.get(name)
+        kept = self._buffers.get((kernel, name))
         if kept is None or kept.size() < size:
             size = max(size, 4096, 2 * kept.size() if kept is not None else 0)
-            kept = self._xrt.bo(
-                self._device, size, self._xrt.bo.normal, self._kernel.group_id(index)
-            )
-            self._buffers[name] = kept
+            bank = self._kernels[kernel].group_id(_ARGUMENTS[kernel, name])
+            kept = self._xrt.bo(self._device, size, self._xrt.bo.normal, bank)
+            self._buffers[kernel, name] = kept
         return kept
 
     def _send(self, answer: dict[str, Any]) -> None:

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices whose shadows lie in host memory, and those of them that take whole launches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.devices.device import (
+    DeviceSegment,
+    FilePiece,
+    ScoreArrays,
+    ScoredTokens,
+    StoredRows,
+    StoredShadow,
+)
+from hillinfer.devices.shadow_launches import ROWS_TOGETHER, check_made, shadow_descriptors
+from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, round_up
+from hillinfer.errors import DeviceError
+from hillinfer_model.beats import Beats
+from hillinfer_model.choices import Scope
+from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
+from hillinfer_model.launch_error import ErrorCode, LaunchError
+from hillinfer_model.launch_result import LaunchResult
+from hillinfer_model.score_launch import SCOPE_NUMBERS, ScoreLaunch
+from hillinfer_model.shadow_launch import ShadowLaunch
+from hillinfer_model.status_beat import StatusBeat
+
+# --- Shadows in host memory ---
+
+# As much as a SmartSSD's DRAM; memory that is not written to is not taken.
+MEMORY_BYTES = 4 << 30
+
+
+class HostSlots:
+    """The slots of a `ScoringDevice` in host memory."""
+
+    def __init__(self, spec: KernelSpec, slots: int) -> None:
+        self._spec = spec
+        self.slots = slots
+        memory = aligned_buffer(slots * spec.segment_bytes)[: slots * spec.segment_bytes]
+        self._memory = memory.reshape(slots, spec.segment_beats, BEAT_BYTES)
+
+    def has_room(self, slot: int) -> bool:
+        """Say whether there is such a slot; see `ScoringDevice`."""
+        return slot < self.slots
+
+    def write(self, slot: int, first_beat: int, beats: Beats) -> None:
+        """Put beats into a slot's shadow; see `ScoringDevice`."""
+        self._memory[slot, first_beat : first_beat + len(beats)] = beats
+
+    def load(self, shadows: Sequence[StoredShadow]) -> None:
+        """Fill slots from files; see `ScoringDevice`."""
+        size = self._spec.segment_bytes
+        for one in shadows:
+            piece = FilePiece(one.file, one.offset, size)
+            self._memory[one.slot] = _read(piece, "shadows").reshape(-1, BEAT_BYTES)
+
+    def read(self, slot: int, into: Beats) -> None:
+        """Read a slot's shadow; see `ScoringDevice`."""
+        into[:] = self._memory[slot, : len(into)]
+
+    @property
+    def rows_together(self) -> int:
+        """Say that it makes no shadows; see `ScoringDevice`."""
+        return 0
+
+    def make(self, rows: Sequence[StoredRows]) -> bool:
+        """Make none; see `ScoringDevice`."""
+        return False
+
+
+# --- Devices that take whole launches ---
+
+
+class LaunchExecution(Protocol):
+    """Runs a launch of `score_tokens` to its end."""
+
+    def score(self, spec: KernelSpec, launch: ScoreLaunch) -> LaunchResult:
+        """Return what the launch leaves in memory."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what runs launches; harmless when done twice."""
+        ...
+
+
+class ShadowExecution(Protocol):
+    """Runs a launch of `make_shadow` to its end."""
+
+    def make_shadow(self, spec: KernelSpec, launch: ShadowLaunch) -> LaunchResult:
+        """Return what the launch leaves in memory."""
+        ...
+
+
+class LaunchDevice(HostSlots):
+    """Shadows in host memory, scored by an execution: csim, and PYNQ, which copies every launch.
+
+    `spec` is that of the execution's kernel, and `makes` runs `make_shadow` where there is one.
+    """
+
+    def __init__(
+        self,
+        spec: KernelSpec,
+        execution: LaunchExecution,
+        slots: int,
+        makes: ShadowExecution | None = None,
+    ) -> None:
+        super().__init__(spec, slots)
+        self._execution = execution
+        self._makes = makes
+        self._launches = 0
+
+    @property
+    def rows_together(self) -> int:
+        """Of how many segments it makes shadows at once; see `ScoringDevice`."""
+        return 0 if self._makes is None else ROWS_TOGETHER
+
+    def make(self, rows: Sequence[StoredRows]) -> bool:
+        """Run `make_shadow`; see `ScoringDevice`."""
+        if self._makes is None:
+            return super().make(rows)
+        beats, self._launches = self._spec.segment_beats, self._launches + 1
+        starts = [number * beats for number in range(len(rows))]
+        descriptors, statistics = shadow_descriptors(self._spec, rows, starts)
+        result = self._makes.make_shadow(
+            self._spec,
+            ShadowLaunch(
+                segments=descriptors,
+                rows=np.concatenate(
+                    [_read(piece, "rows") for one in rows for piece in one.pieces]
+                ).reshape(-1, BEAT_BYTES),
+                statistics=statistics,
+                shadow=np.zeros((len(rows) * beats, BEAT_BYTES), np.uint8),
+                launch_id=self._launches,
+            ),
+        )
+        check_made(self._spec, result.status)
+        for one, start in zip(rows, starts, strict=True):
+            self._memory[one.slot] = result.output[start : start + beats]
+        return True
+
+    def score(
+        self,
+        scope: Scope,
+        queries: Beats,
+        segments: Sequence[DeviceSegment],
+        ahead: Sequence[StoredShadow] = (),
+    ) -> Iterator[ScoredTokens]:
+        """Score segments, all before the first are handed out; see `ScoringDevice`."""
+        arrays = ScoreArrays(self._spec, scope, segments)
+        self._launches += 1
+        result = self._execution.score(
+            self._spec,
+            ScoreLaunch(
+                segments=arrays.descriptors(
+                    [one.slot * self._spec.segment_beats for one in segments]
+                ),
+                shadow=self._memory.reshape(-1, BEAT_BYTES),
+                statistics=np.zeros((0, BEAT_BYTES), dtype=np.uint8),
+                queries=queries,
+                scores=np.zeros((arrays.beats, BEAT_BYTES), dtype=np.uint8),
+                scope=SCOPE_NUMBERS[scope],
+                launch_id=self._launches,
+            ),
+        )
+        for index in range(len(segments)):
+            self._check(index, result)
+        if ahead:
+            self.load(ahead)
+        return (
+            arrays.scored(index, 0, one.tokens, result.output) for index, one in enumerate(segments)
+        )
+
+    def close(self) -> None:
+        """Let the execution go; memory goes with the object."""
+        self._execution.close()
+
+    def _check(self, index: int, result: LaunchResult) -> None:
+        try:
+            status = StatusBeat.unpack(result.status[index : index + 1])
+        except (LaunchError, ValueError) as error:
+            raise DeviceError(f"segment {index} of a launch left no status: {error}") from error
+        if status.error is not ErrorCode.NONE:
+            raise DeviceError(f"segment {index} of a launch ended with error {status.error.name}")
+
+
+def _read(piece: FilePiece, what: str) -> NDArray[np.uint8]:
+    """Return bytes of a file that may want whole pages, uint8."""
+    pages = aligned_buffer(round_up(piece.size, PAGE_BYTES))
+    try:
+        came = os.preadv(piece.file, [pages.data], piece.offset)
+    except OSError as error:
+        raise DeviceError(f"the file of {what} cannot be read: {error}") from error
+    if came < piece.size:
+        raise DeviceError(f"the file of {what} ends before byte {piece.offset + piece.size}")
+    return pages[: piece.size]
