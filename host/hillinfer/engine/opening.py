@@ -330,9 +330,8 @@ def open_parts(
         )
         if key is None and layout.suits_kernels:
             size = GROUP_TOKENS * shape.row_bytes
-            own = partial(_descriptor_of, store)
-            places = RowPlaces(store.others.placement, own, store.settle, size)
-            shadow_memory.let_device_make(places)
+            places = store.others.placement, partial(_descriptor_of, store), store.settle, size
+            shadow_memory.let_device_make(RowPlaces(*places))
         following = (
             FollowingBudget(growth, accountant, shadow_memory.raise_limit) if growth else None
         )

@@ -58,12 +58,7 @@ class ShadowKeeper:
         self.spec: KernelSpec = scorer.spec
         self._layers = layers
         self._gather = gather
-<<<<<<< HEAD
         self._memory, self.coming = memory, memory.coming
-        self._has_device = memory.has_device
-=======
-        self._memory = memory
->>>>>>> e170ff945543d4c5a5f420d33e3fd4256e74b737
         self.values, self._codes = values, None if values is None else KeptCodes(values, file)
         self._key_part, self.value_part = RowPart(layout.keys), RowPart(layout.values)
         self._no_keys = torch.empty((0, self.spec.kv_heads, self.spec.head_dim)).half()

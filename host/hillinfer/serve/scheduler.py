@@ -294,17 +294,7 @@ class Scheduler:
     def _choose(self, choice: Choice) -> None:
         """Choose an answer's next token, tell it, and end what is complete."""
         job = choice.job
-<<<<<<< HEAD
-        chosen = choice.chooser.choose(choice.generation.logits)
-        piece = choice.text.push(chosen)
-        choice.token_id = chosen.token_id
-        choice.answer_ids.append(chosen.token_id)
-        job.answer_tokens += 1
-        if job.first_token is None:
-            job.first_token = time.monotonic()
-=======
         piece = self._next_piece(choice)
->>>>>>> 8fbc25b374d7557a23be8b34fa034db57634bf5e
         if piece.text or piece.tokens or piece.finish:
             self._tell(job, piece)
         if piece.finish is None:
@@ -334,6 +324,7 @@ class Scheduler:
         chosen = choice.chooser.choose(logits)
         piece = choice.text.push(chosen)
         choice.token_id = chosen.token_id
+        choice.answer_ids.append(chosen.token_id)
         job.answer_tokens += 1
         if job.first_token is None:
             job.first_token = time.monotonic()

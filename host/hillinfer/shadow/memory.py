@@ -17,12 +17,8 @@ from hillinfer.drive.shared_files import ShadowBase
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.scoring.layout import ProbeShadow, ShadowLayout, probe_bytes
 from hillinfer.scoring.scorer import SegmentShadow, StreamedShadow
-<<<<<<< HEAD
 from hillinfer.shadow.arena import ComingShadows, ShadowArena
-=======
-from hillinfer.shadow.arena import ShadowArena
 from hillinfer.shadow.device_made import DeviceMaking, RowPlaces
->>>>>>> e170ff945543d4c5a5f420d33e3fd4256e74b737
 from hillinfer.shadow.leaving import LeavingShadows
 from hillinfer.shadow.segments import ResidentShadows, Segment, SegmentLayer
 from hillinfer.shadow.store import NO_SINKS, ShadowStore, ShadowStream, statistics_bytes
@@ -60,13 +56,10 @@ class ShadowMemory:
     ----------
     full_bytes
         Of full shadows in DRAM, which `limit_bytes` bounds.
-<<<<<<< HEAD
     coming
         Knows of segments that are being made one after another.
-=======
     making
         Lets the device make shadows of rows; None where it makes none.
->>>>>>> e170ff945543d4c5a5f420d33e3fd4256e74b737
     """
 
     def __init__(
@@ -157,11 +150,10 @@ class ShadowMemory:
             place = None
             if own.probes is not None and self._device is not None and not self._device.lost:
                 place = self._store.place(own.slot)
+            read = partial(self.whole, own)
             if place is None:
                 on_drive.append(own.slot)
                 read = partial(self._streaming().shadow, own.slot)
-            else:
-                read = partial(self.whole, own)
             made.append(
                 StreamedShadow(base, own.coded_tokens, own.statistics, read, place, own.probes)
             )
@@ -183,12 +175,8 @@ class ShadowMemory:
                 return None
             if own.coded_tokens != self._size and not is_open:
                 return None
-            arrays: list[NDArray[Any]] = [
-                own.shadow,
-                own.statistics.exponents,
-                own.statistics.means,
-            ]
-            probes = own.probes
+            statistics, probes = own.statistics, own.probes
+            arrays: list[NDArray[Any]] = [own.shadow, statistics.exponents, statistics.means]
             if probes is not None:
                 arrays.append(probes.shadow)
             if not all(one.flags.c_contiguous for one in arrays):
