@@ -176,8 +176,8 @@ PRUNING: tuple[Mutant, ...] = (
         "answers-have-no-boundary-states",
         "A turn that chooses anew knows nothing of the answer before it.",
         _READING,
-        "        if now.stages or self._later.chooses:\n",
-        "        if now.stages:\n",
+        "        if now.stages or self._later.chooses or self._blocks.enters:\n",
+        "        if now.stages or self._blocks.enters:\n",
         (f"{_READ_TESTS}::test_a_turn_may_choose_anew",),
     ),
     Mutant(
