@@ -300,10 +300,11 @@ CODED: tuple[Mutant, ...] = (
     Mutant(
         "exact-rows-come-as-codes",
         "Exact tokens that are cold are read of the file of codes, and their rows on demand.",
-        _STEP,
-        "of_each[np.isin(positions, np.concatenate(split.exact_sets))] = NO_NUMBER",
-        "pass",
+        "host/native/coded_split.cpp",
+        "list(position, row, kNoNumber);",
+        "list(position, row, split.segments[0].number);",
         (f"{_STEP_TESTS}::test_exact_rows_are_not_read_of_the_file_of_codes",),
+        Built.NATIVE,
     ),
     Mutant(
         "cold-tokens-are-coded-into-others-places",
