@@ -6,7 +6,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hillinfer.errors import SettingsError
+from hillinfer.errors import (
+    BudgetError,
+    CacheUseError,
+    ColdPoolError,
+    HillInferError,
+    SessionError,
+    SettingsError,
+    UnsupportedFeatureError,
+)
 from hillinfer.settings import Settings
 from hillinfer.values import ByteSize
 
@@ -14,11 +22,27 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from hillinfer.hf.attach import Attachment
+    from hillinfer.hf.cache import HillInferCache
     from hillinfer.pruning.reading import Pruning
     from hillinfer.pruning.schedule import Schedule
     from hillinfer.store.store import Store
 
-__all__ = ["ByteSize", "Schedule", "Settings", "Store", "attach", "prune"]
+__all__ = [
+    "BudgetError",
+    "ByteSize",
+    "CacheUseError",
+    "ColdPoolError",
+    "HillInferCache",
+    "HillInferError",
+    "Schedule",
+    "SessionError",
+    "Settings",
+    "SettingsError",
+    "Store",
+    "UnsupportedFeatureError",
+    "attach",
+    "prune",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -31,6 +55,10 @@ def __getattr__(name: str) -> Any:
         from hillinfer.pruning.schedule import Schedule
 
         return Schedule
+    if name == "HillInferCache":
+        from hillinfer.hf.cache import HillInferCache
+
+        return HillInferCache
     raise AttributeError(f"module 'hillinfer' has no attribute '{name}'")
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -315,7 +316,9 @@ class Settings:
         known = {one.name for one in fields(self)}
         for name, value in changes.items():
             if name not in known:
-                raise SettingsError(f"{name!r} is no setting: choose one of {', '.join(known)}")
+                near = get_close_matches(name, known, 1)
+                meant = f"did you mean {near[0]}? There are" if near else "choose one of"
+                raise SettingsError(f"{name!r} is no setting: {meant} {', '.join(sorted(known))}")
             if name in _AUTOMATIC and isinstance(value, str) and value == AUTO:
                 changes[name] = None
             elif name in _NUMBERS and isinstance(value, str):

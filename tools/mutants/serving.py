@@ -10,6 +10,34 @@ _HARNESS = "tests/host/harness/test_selected_model.py"
 
 SERVING: tuple[Mutant, ...] = (
     Mutant(
+        "scores-of-the-next-token",
+        "A prompt's token is scored behind itself.",
+        "host/hillinfer/serve/scheduler.py",
+        "                choice.token_id = given.token_id\n                scored",
+        "                choice.token_id = choice.given[0].token_id if choice.given else 0\n"
+        "                scored",
+        (
+            f"{_TESTS}/test_scored_prompts.py::"
+            "test_a_prompts_tokens_are_worth_what_an_ordinary_pass_says",
+        ),
+    ),
+    Mutant(
+        "grammars-of-everybody-at-once",
+        "As many formats are made ready at once as are asked for.",
+        "host/hillinfer/serve/http/gate.py",
+        "asyncio.Semaphore(most)",
+        "asyncio.Semaphore(most + most_waiting)",
+        (f"{_TESTS}/test_formats.py::test_work_that_takes_long_is_done_few_at_once",),
+    ),
+    Mutant(
+        "coded-tokens-of-joined-steps-are-not-counted",
+        "A step of several sequences forgets how many coded tokens each attended to.",
+        "host/hillinfer/engine/joined_step.py",
+        "        self._coded.end_joined(layer, sequence, split)\n",
+        "",
+        ("tests/host/hf/test_joined_caches.py::test_rows_with_coded_tokens_answer_as_alone",),
+    ),
+    Mutant(
         "arguments-of-any-kind",
         "Arguments of a call may be a number where the function's schema names no type.",
         "host/hillinfer/serve/formats/asked_format.py",

@@ -104,6 +104,16 @@ class HillInferCache(PassingCache):
         finally:
             self.takes_one_set = around
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        tokens = ", ".join(str(len(row)) for row in self.token_ids)
+        return f"<{type(self).__name__} of {tokens or 'no'} tokens>"
+
     def __copy__(self) -> Self:
         return self.fork()
 

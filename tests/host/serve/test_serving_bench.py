@@ -11,6 +11,7 @@ from servers import running
 
 from hillinfer.store.store import Store
 from hillinfer_bench.serving.disconnects import DisconnectsRow
+from hillinfer_bench.serving.limits import LimitRow
 from hillinfer_bench.serving.measures import (
     CostRow,
     HealthRow,
@@ -36,6 +37,7 @@ def test_a_run_of_the_command(command, endless_folder, tmp_path):
     told = command(
         *("serving", "--model", endless_folder, "--dir", place, "--out", out, "--rounds", 1),
         *("--part", "cost", "--part", "health", "--prompt-tokens", 150, "--new-tokens", 4),
+        *("--part", "limit"),
     )
     assert told.code == 0, told.err
     record = json.loads(out.read_text())
@@ -45,6 +47,8 @@ def test_a_run_of_the_command(command, endless_folder, tmp_path):
     # The scheduler's clock runs within the client's.
     assert all(0 < inner < outer for inner, outer in zip(server, http, strict=True))
     assert record["health"]["bad"] == 0
+    steps = record["limit"]["step_seconds"]
+    assert record["limit_4_streams"] == pytest.approx(4 * steps["1"][0] / steps["4"][0])
     assert record["goals"]["speedup_4_streams"]["why"] == "not in this run"
     assert "own_first_token_ms_p95" in told.out
     assert [*place.iterdir()] == []
@@ -176,6 +180,16 @@ def test_goals_of_streams():
     noisy = goals(streams=streams(31.0, 50.0, 90.0))["speedup_8_streams"]
     assert noisy.is_noisy
     assert not noisy.is_met
+
+
+def test_goals_of_streams_say_what_the_loop_allows():
+    limit = LimitRow({1: [0.04, 0.05, 0.03], 4: [0.1] * 3, 8: [0.1] * 3})
+    made = goals(streams=streams(31.0, 31.0, 31.0), limit=limit)
+    figures = Measured(limit=limit).figures()
+    assert figures == pytest.approx({"limit_4_streams": 1.6, "limit_8_streams": 3.2})
+    # Of a goal beyond what is possible it says how much of that was reached.
+    assert made["speedup_4_streams"].share_of_allowed == pytest.approx(2.5 / 1.6)
+    assert made["speedup_8_streams"].share_of_allowed is None
 
 
 def test_goals_of_first_tokens_and_health():

@@ -13,6 +13,8 @@ class Part(StrEnum):
 
     STREAMS = "streams"
     """Tokens per second of one, four and eight streams."""
+    LIMIT = "limit"
+    """What the model's own loop allows streams to gain together."""
     COST = "cost"
     """What the server adds to a first token."""
     HEALTH = "health"
@@ -31,7 +33,7 @@ class Part(StrEnum):
     """Streams and documents for long, with kills and a full drive."""
 
 
-TIMED = frozenset({Part.STREAMS, Part.COST, Part.HEALTH, Part.RESTART, Part.RIVAL})
+TIMED = frozenset({Part.STREAMS, Part.LIMIT, Part.COST, Part.HEALTH, Part.RESTART, Part.RIVAL})
 """What a run takes where nobody names parts: the others take up to half an hour each."""
 
 

@@ -20,6 +20,7 @@ from hillinfer.system.machine import NumberType
 from hillinfer_bench.report.kinds import MachineKind
 from hillinfer_bench.serving.disconnects import DisconnectsRow, measure_disconnects
 from hillinfer_bench.serving.fuzzed import FuzzedRow, measure_fuzzed
+from hillinfer_bench.serving.limits import LimitRow, measure_limit
 from hillinfer_bench.serving.measures import (
     COUNTS,
     CostRow,
@@ -56,13 +57,14 @@ class Measured:
 
     Parameters
     ----------
-    streams, cost, health, restart, rival, disconnects, planted, fuzzed, soak
+    streams, limit, cost, health, restart, rival, disconnects, planted, fuzzed, soak
         Of the parts.
     failed
         Why a row is missing, by its name.
     """
 
     streams: StreamsRow | None = None
+    limit: LimitRow | None = None
     cost: CostRow | None = None
     health: HealthRow | None = None
     restart: RestartRow | None = None
@@ -80,6 +82,9 @@ class Measured:
     def figures(self) -> dict[str, Any]:
         """Return what has no goal of its own."""
         made: dict[str, Any] = {}
+        if self.limit is not None:
+            for count in _SPEEDUPS:
+                made[f"limit_{count}_streams"] = self.limit.speedup(count)
         if self.streams is not None:
             for count in _SPEEDUPS:
                 name = f"decode_speedup_{count}_streams"
@@ -143,7 +148,8 @@ class Measured:
             else:
                 # One and many are of the same round, so that slow drift is in both.
                 ratios = self.streams.speedups(count)
-                yield at_least(name, median(ratios), limit, ratios)
+                allowed = None if self.limit is None else self.limit.speedup(count)
+                yield at_least(name, median(ratios), limit, ratios, allowed=allowed)
 
     def _of_first_tokens(self) -> Iterator[StoreGoal]:
         name, goal = "own_first_token_ms_p95", f"<= {_OWN_MS:g}"
@@ -217,6 +223,10 @@ def run(request: ServingRequest, say: Say) -> str:
     found = Measured()
     try:
         _with_one_server(request, place / "streams", prompts, found, say)
+        _step(
+            *(request, Part.LIMIT, found, say),
+            lambda: measure_limit(outline.load().model, COUNTS, request.rounds, say),
+        )
         shutil.rmtree(place / "streams", ignore_errors=True)
         start = partial(hillinfer_server, place / "restart", request.model, _PARALLEL)
         _step(
