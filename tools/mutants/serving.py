@@ -175,8 +175,8 @@ SERVING: tuple[Mutant, ...] = (
         "one-failure-ends-all",
         "A row that fails in a step of several ends the requests of all.",
         "host/hillinfer/serve/scheduler.py",
-        "            if len(running) == 1:\n                self._fail(running[0].job, error)\n",
-        "            if running:\n                for one in running:\n"
+        "            if len(joining) == 1:\n                self._fail(joining[0].job, error)\n",
+        "            if joining:\n                for one in joining:\n"
         "                    self._fail(one.job, error)\n",
         (f"{_TESTS}/test_together.py::test_a_row_that_fails_leaves_the_others_alone",),
     ),
@@ -248,8 +248,8 @@ SERVING: tuple[Mutant, ...] = (
         "conversation-read-anew",
         "Each turn of a conversation reads all that was said before.",
         "host/hillinfer/cli/serving/conversation.py",
-        "        if generation is not None:\n            rows",
-        "        if False:\n            rows",
+        "        if generation is not None:\n            # An ordinary",
+        "        if False:\n            # An ordinary",
         (f"{_TESTS}/test_chat.py::test_turns_go_on_in_one_cache",),
     ),
     Mutant(
