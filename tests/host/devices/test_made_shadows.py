@@ -8,13 +8,16 @@ import pytest
 import torch
 from told_runtime import FailingDevice, LookedAfter, Told, long_story, same
 
+from hillinfer.devices.device import DeviceSegment, StoredShadow
+from hillinfer.devices.opening import CoreDevice
 from hillinfer.drive.regions import Placement
 from hillinfer.errors import HillInferWarning
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.scoring.native import NativeScorer
 from hillinfer.shadow.device_made import RowPlaces
 from hillinfer_model.choices import Scope
-from hillinfer_model.kernel_spec import GROUP_TOKENS
+from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
+from hillinfer_model.launch_shape import query_beats
 
 # Heads that a kernel reads from rows as they are.
 WHOLE = ModelShape(
@@ -153,6 +156,22 @@ def test_what_comes_from_the_drive_is_loaded_beside_scoring(tell, expected):
     # What was loaded ahead is what is scored next.
     for ahead, scored in zip(told.device.ahead, told.device.scored[1:], strict=False):
         assert not ahead or ahead == scored
+
+
+def test_a_core_loads_beside_scoring(tmp_path):
+    spec = KernelSpec(64, 2, 1, segment_tokens=512)
+    shadow = np.random.default_rng(0).integers(0, 256, (spec.segment_beats, 64), np.uint8)
+    path = tmp_path / "shadows"
+    path.write_bytes(shadow.tobytes())
+    queries = np.zeros((query_beats(spec), 64), np.uint8)
+    with closing(CoreDevice(spec)) as device, path.open("rb") as file:
+        ahead = [StoredShadow(1, file.fileno(), 0)]
+        own = [DeviceSegment(0, 0, 512)]
+        (part,) = device.score(Scope.LAYER, queries, own, ahead)
+        assert part.tuples.shape == (1, 512)
+        into = np.zeros_like(shadow)
+        device.read(1, into)
+    np.testing.assert_array_equal(into, shadow)
 
 
 class WithoutRoom(Heard):
