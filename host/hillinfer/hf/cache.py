@@ -398,15 +398,7 @@ class HillInferCache(PassingCache):
         return None
 
     def keep_read(self, tokens: int, seconds: float) -> None:
-        """Store the rows of a prompt that this cache holds, where a store is named.
-
-        Parameters
-        ----------
-        tokens
-            How many of the first ones attended to all before them.
-        seconds
-            What computing their rows took.
-        """
+        """Store a prompt's first dense tokens, computed in `seconds`, where a store is named."""
 
     def await_stored(self) -> None:
         """Wait until everybody finds what of a complete prompt is on its way to a store."""
@@ -444,9 +436,8 @@ class HillInferCache(PassingCache):
     def _beside(self, batch: Batch | None, family: CacheFamily | None = None) -> Self:
         """Return a cache with these rows; of this one's family where none is named."""
         prompts = None if self._prompts is None else self._prompts.fork()
-        copy = type(self)(
-            self._engine, family or self._family, batch, self._identity, self._model, prompts
-        )
+        family, parts = family or self._family, (batch, self._identity, self._model, prompts)
+        copy = type(self)(self._engine, family, *parts)
         copy.notes = None if self.notes is None else self.notes.fork()
         copy.passes = self.passes
         return copy
