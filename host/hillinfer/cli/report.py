@@ -216,6 +216,11 @@ def report_lines(report: RunReport) -> list[tuple[str, str]]:
                 "device",
                 f"{statistics.kernel_launches} launches scored "
                 f"{statistics.device_scored_tokens} tokens, {share:.1%} of all"
+                + (
+                    f"; {statistics.make_shadow_launches} made shadows of rows"
+                    if statistics.make_shadow_launches
+                    else ""
+                )
                 + ("; then it was LOST and the host went on" if statistics.device_lost else ""),
             )
         )
