@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
     KVConnectorStats,
 )
+from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from hillinfer_vllm.kv_blocks import KvBlocks
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
 
@@ -72,9 +74,9 @@ class HillInferStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[
         specs = _checked(vllm_config, kv_cache_config)
         spec = next(iter(specs.values()))
         row_bytes = -(-2 * spec.num_kv_heads * spec.head_size * _item_bytes(spec.dtype) // 64) * 64
-        facts = {"vllm": vllm.__version__, "dtype": str(spec.dtype)}
         model = vllm_config.model_config
         config = model.hf_text_config.to_dict()
+        facts = _facts(vllm_config, spec.dtype)
         self._layer_count = len(specs)
         self._namespace = namespace(facts, model.model, config, len(specs), row_bytes)
         self._store = opened_store(vllm_config.kv_transfer_config.kv_connector_extra_config)
@@ -83,9 +85,10 @@ class HillInferStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[
         self._scheduler: SchedulerSide | None = None
         self._loads: Loads | None = None
         self._saves: Saves | None = None
+        self._block_tokens = vllm_config.cache_config.block_size
+        self._block_manager: Any = None
         if role is KVConnectorRole.SCHEDULER:
-            block_tokens = vllm_config.cache_config.block_size
-            self._scheduler = SchedulerSide(self._store, self._namespace, block_tokens)
+            self._scheduler = SchedulerSide(self._store, self._namespace, self._block_tokens)
 
     # A request whose rows are not stored is answered all the same.
     @property
@@ -113,6 +116,28 @@ class HillInferStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[
         """Return what the worker loads and stores in one step."""
         assert self._scheduler is not None
         return StepMetadata(self._scheduler.plan(scheduler_output))
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        """Learn who gives blocks out, and may forget what they hold."""
+        self._block_manager = kv_cache_manager
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """Have blocks forgotten whose rows did not come, and those computed behind them.
+
+        vLLM knows them as computed since they were given out. A request that is aborted before it
+        has computed them anew would leave them to others.
+        """
+        assert self._scheduler is not None
+        if connector_output.invalid_block_ids:
+            gone = self._scheduler.failed(connector_output.invalid_block_ids)
+            if self._block_manager is not None:
+                self._block_manager.evict_blocks(gone)
+
+    def reset_cache(self) -> bool:
+        """Look nothing up and store nothing from here on: the weights may be others now."""
+        if self._scheduler is not None:
+            self._scheduler.rest()
+        return True
 
     def request_finished(
         self, request: Request, block_ids: list[int]
@@ -152,6 +177,13 @@ class HillInferStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[
             cpu_attn_reshape_and_cache(keys, values, key_half, value_half, slots, isa)
 
         layers = {name: KvBlocks(kv_caches[name], put) for name in _in_order(kv_caches)}
+        for name, own in layers.items():
+            if (own.block_tokens, own.row_bytes) != (self._block_tokens, self._namespace.row_bytes):
+                raise ConnectorError(
+                    f"{name} has blocks of {own.block_tokens} tokens and rows of {own.row_bytes} "
+                    f"bytes, and {self._block_tokens} and {self._namespace.row_bytes} were said "
+                    "to: run vLLM without the connector"
+                )
         self._loads = Loads(self._store, self._namespace, layers, self._counts)
         self._saves = Saves(self._store, self._namespace, layers, self._counts)
 
@@ -245,27 +277,90 @@ class HillInferStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[
 
 def _checked(config: VllmConfig, kv: KVCacheConfig) -> dict[str, FullAttentionSpec]:
     """Return the layers' KV specifications; ConnectorError where rows cannot be stored for them."""
-    parallel = config.parallel_config
-    if parallel.world_size > 1:
-        raise ConnectorError(
-            f"tensor_parallel_size * pipeline_parallel_size is {parallel.world_size}: the store "
-            "takes the rows of one worker so far; use 1"
-        )
     groups = kv.kv_cache_groups
     specs = {name: group.kv_cache_spec for group in groups for name in group.layer_names}
-    kinds = {type(spec).__name__ for spec in specs.values()}
-    if len(groups) != 1 or any(type(spec) is not FullAttentionSpec for spec in specs.values()):
-        raise ConnectorError(
-            f"the model has KV of {', '.join(sorted(kinds)) or 'no kind'} in {len(groups)} groups: "
-            "the store takes models whose layers all have full attention (no sliding windows, no "
-            "MLA, no state spaces)"
-        )
-    if config.cache_config.cache_dtype != "auto":
-        raise ConnectorError(
-            f"kv_cache_dtype is '{config.cache_config.cache_dtype}': the store takes rows in the "
-            "model's own type; use auto"
-        )
+    for is_wrong, said in _refusals(config, groups, list(specs.values())):
+        if is_wrong:
+            raise ConnectorError(said)
     return specs
+
+
+def _refusals(config: VllmConfig, groups: list[Any], specs: list[Any]) -> Iterator[tuple[Any, str]]:
+    """Yield whether each thing is refused, and what is said of it."""
+    transfer, parallel = config.kv_transfer_config, config.parallel_config
+    yield (
+        not current_platform.is_cpu(),
+        f"vLLM runs on {current_platform.device_type}: the store takes the KV blocks of its build "
+        "for processors so far; run vLLM without the connector",
+    )
+    yield (
+        transfer.kv_load_failure_policy != "recompute",
+        f"kv_load_failure_policy is '{transfer.kv_load_failure_policy}': a damaged row would be an "
+        "error of the answer; use recompute",
+    )
+    yield (
+        transfer.kv_role != "kv_both",
+        f"kv_role is '{transfer.kv_role}': the store is read and written; use kv_both",
+    )
+    yield (
+        parallel.world_size > 1,
+        f"tensor_parallel_size * pipeline_parallel_size is {parallel.world_size}: the store takes "
+        "the rows of one worker so far; use 1",
+    )
+    kinds = ", ".join(sorted({type(spec).__name__ for spec in specs})) or "no kind"
+    yield (
+        len(groups) != 1 or any(type(spec) is not FullAttentionSpec for spec in specs),
+        f"the model has KV of {kinds} in {len(groups)} groups: the store takes models whose layers "
+        "all have full attention (no sliding windows, no MLA, no state spaces)",
+    )
+    yield (
+        any(_looks_elsewhere(spec) for spec in specs),
+        "a layer of the model attends to a window, to pieces or to later tokens: the store takes "
+        "models whose tokens attend to all tokens before them",
+    )
+    yield (
+        config.cache_config.cache_dtype != "auto",
+        f"kv_cache_dtype is '{config.cache_config.cache_dtype}': the store takes rows in the "
+        "model's own type; use auto",
+    )
+    yield (
+        config.speculative_config is not None,
+        "speculative_config is set: failed loads would be told a step late; leave it out",
+    )
+    yield (
+        config.scheduler_config.async_scheduling,
+        "async_scheduling is on: a step would be planned before it is known whether rows came; "
+        "turn it off",
+    )
+    yield (
+        str(config.load_config.load_format) == "dummy",
+        "load_format is 'dummy': rows of random weights would be found as the model's",
+    )
+    yield (
+        getattr(config, "weight_transfer_config", None) is not None,
+        "weight_transfer_config is set: rows of one set of weights would be found for another",
+    )
+
+
+def _looks_elsewhere(spec: Any) -> bool:
+    windows = (getattr(spec, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    return bool(getattr(spec, "non_causal", False)) or any(one is not None for one in windows)
+
+
+def _facts(config: VllmConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """Return what beside weights and the model's config changes the bits of rows."""
+    model, load = config.model_config, config.load_config
+    return {
+        "vllm": vllm.__version__,
+        "dtype": str(dtype),
+        "quantization": str(model.quantization),
+        "quantization_config": str(getattr(model, "quantization_config", None)),
+        "load_format": str(load.load_format),
+        "loader": str(load.model_loader_extra_config),
+        "model_impl": str(model.model_impl),
+        # Some models turn keys otherwise where contexts may get longer.
+        "max_model_len": model.max_model_len,
+    }
 
 
 def _item_bytes(dtype: torch.dtype) -> int:

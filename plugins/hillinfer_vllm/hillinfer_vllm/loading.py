@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 
 from hillinfer.store.keys import Namespace
@@ -44,6 +45,15 @@ class TransferCounts:
     stored_bytes: int = 0
     storing_seconds: float = 0.0
 
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def add(self, **amounts: float) -> None:
+        """Add amounts by name, in any thread."""
+        with self._lock:
+            for name, amount in amounts.items():
+                setattr(self, name, getattr(self, name) + amount)
+
     def by_name(self) -> dict[str, float]:
         """Return the totals by name."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
@@ -73,7 +83,8 @@ class _Load:
         counts: TransferCounts,
     ) -> None:
         self.plan = plan
-        self.failed = False
+        # Until all rows are there: whatever ends it before is a failure.
+        self.failed = True
         self._store, self._namespace = store, namespace
         self._layers, self._counts = layers, counts
         self._there = [threading.Event() for _ in layers]
@@ -97,13 +108,17 @@ class _Load:
     def _run(self) -> None:
         started = time.perf_counter()
         try:
-            self._bring()
-        except Exception:
-            # What it was is the store's to say, which was told; here it is a miss.
-            self.failed = True
-            self._counts.failed_loads += 1
+            # What goes wrong is the store's to say, which was told; here it is a miss.
+            with suppress(Exception):
+                self._bring()
+                self.failed = False
         finally:
-            self._counts.loading_seconds += time.perf_counter() - started
+            seconds, tokens = time.perf_counter() - started, self.plan.stop - self.plan.first
+            if self.failed:
+                self._counts.add(loading_seconds=seconds, failed_loads=1)
+            else:
+                size = tokens * sum(one.row_bytes for one in self._layers)
+                self._counts.add(loading_seconds=seconds, loaded_tokens=tokens, loaded_bytes=size)
             for there in self._there:
                 there.set()
 
@@ -126,11 +141,11 @@ class _Load:
                 if first < stop:
                     own = rows[first - position : stop - position]
                     self._layers[layer].scatter(own, first, plan.blocks)
-                    self._counts.loaded_bytes += own.nbytes
                     missing[layer] -= stop - first
                 if not missing[layer]:
                     self._there[layer].set()
-        self._counts.loaded_tokens += plan.stop - plan.first
+        if any(missing):
+            raise LookupError("rows are missing")
 
 
 class Loads:
@@ -170,17 +185,17 @@ class Loads:
         started = time.perf_counter()
         for load in self._under_way:
             load.wait(self._numbers[layer])
-        self._counts.waited_seconds += time.perf_counter() - started
+        self._counts.add(waited_seconds=time.perf_counter() - started)
 
-    def end(self) -> set[str]:
-        """Wait until nothing is on its way; return the requests whose rows did not come."""
-        failed = set()
+    def end(self) -> set[int]:
+        """Wait until nothing is on its way; return the step's blocks whose rows did not come."""
+        failed: set[int] = set()
         for load in self._under_way:
             load.join()
             if load.failed:
-                self._failed |= load.blocks
-                failed.add(load.plan.request)
+                failed |= load.blocks
         self._under_way = []
+        self._failed |= failed
         return failed
 
     def failed_blocks(self) -> set[int]:

@@ -65,6 +65,29 @@ class SchedulerSide:
         self._namespace = namespace
         self._block_tokens = block_tokens
         self._known: dict[str, _Known] = {}
+        self._is_resting = False
+
+    def rest(self) -> None:
+        """Look nothing up any more, and plan nothing."""
+        self._is_resting = True
+        self.close()
+
+    def failed(self, blocks: set[int]) -> set[int]:
+        """Learn which blocks have no right rows; return them and all that was computed behind.
+
+        Requests that have them look for nothing and store nothing any more.
+        """
+        gone = set(blocks)
+        for known in self._known.values():
+            first = next((at for at, one in enumerate(known.blocks) if one in blocks), None)
+            if first is None:
+                continue
+            gone.update(known.blocks[first:])
+            known.saved = len(known.prompt.ids)
+            if known.found is not None:
+                known.found.close()
+                known.found = None
+        return gone
 
     def matched(self, request: Request, computed: int) -> int:
         """Return how many tokens behind the computed ones the store has; asked repeatedly."""
@@ -128,7 +151,7 @@ class SchedulerSide:
         """Return what is known of a request; None where the store does not serve it."""
         known = self._known.get(request.request_id)
         if known is None:
-            if _refusal(request) is not None:
+            if self._is_resting or _refusal(request) is not None:
                 return None
             salt = (request.cache_salt or "").encode()
             prompt = Prompt(tuple(request.prompt_token_ids or ()), salt)

@@ -19,9 +19,7 @@ from hillinfer.values import ByteSize
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 _HASHING_THREADS = 4
 # Of a config, what says nothing about how keys and values are computed.
-_NO_MATTER = frozenset(
-    {"transformers_version", "architectures", "torch_dtype", "use_cache", "_name_or_path"}
-)
+_NO_MATTER = frozenset({"transformers_version", "torch_dtype", "use_cache", "_name_or_path"})
 
 
 class ConnectorError(HillInferError):

@@ -38,7 +38,7 @@ class _Save:
 
     def __init__(self, store: Store, namespace: Namespace, plan: PlannedSave) -> None:
         self._store, self._namespace = store, namespace
-        self._prompt, self._stored = plan.prompt, plan.stored
+        self.prompt, self._stored = plan.prompt, plan.stored
         self._found: StoredPrefix | None = None
         self._writer: PrefixWriter | None = None
         self._is_open = False
@@ -53,10 +53,13 @@ class _Save:
         if self._writer is not None:
             self._writer.write(layer, first // GROUP_TOKENS, rows)
 
-    def publish(self, tokens: int) -> None:
-        """Let everybody find the rows below a position."""
-        if self._writer is not None:
-            self._writer.publish(tokens)
+    def publish(self, tokens: int) -> int:
+        """Let everybody find the rows below a position; return how many tokens are new."""
+        if self._writer is None:
+            return 0
+        before = self._writer.published_tokens
+        self._writer.publish(tokens)
+        return max(0, self._writer.published_tokens - before)
 
     def close(self) -> None:
         """End; what was not published is thrown away."""
@@ -67,7 +70,7 @@ class _Save:
         self._writer, self._found = None, None
 
     def _begin(self) -> None:
-        ids, salt = self._prompt.ids, self._prompt.salt
+        ids, salt = self.prompt.ids, self.prompt.salt
         self._found = self._store.find(self._namespace, ids, salt)
         now = 0 if self._found is None else self._found.tokens
         # Another engine may have stored more meanwhile, or something was evicted: the rows that
@@ -109,7 +112,12 @@ class Saves:
         """Learn what the step that begins will compute."""
         self._plans = list(plans)
         for plan in plans:
-            if plan.request not in self._requests:
+            own = self._requests.get(plan.request)
+            if own is not None and own.prompt != plan.prompt:
+                # Another request of the same name, where vLLM is told to keep names.
+                self._writing.submit(own.close)
+                own = None
+            if own is None:
                 self._requests[plan.request] = _Save(self._store, self._namespace, plan)
 
     def take(self, layer: str) -> None:
@@ -128,29 +136,27 @@ class Saves:
             rows = aligned_buffer(size)[:size].reshape(-1, blocks.row_bytes)
             blocks.gather(save.taken, plan.blocks, rows)
             self._writing.submit(self._write, save, number, save.taken, rows)
-            self._counts.stored_bytes += size
-        self._counts.storing_seconds += time.perf_counter() - started
+        self._counts.add(storing_seconds=time.perf_counter() - started)
 
-    def end(self, failed: set[str]) -> None:
+    def end(self, failed: set[int]) -> None:
         """Publish what the step computed, once it is written; nobody waits for that.
 
         Parameters
         ----------
         failed
-            Requests whose rows did not come: what was computed behind them is wrong, and thrown
-            away.
+            Blocks whose rows did not come. What was computed behind them is wrong, whichever
+            request loaded them, and is thrown away.
         """
         for plan in self._plans:
             save = self._requests[plan.request]
             stop = plan.stop // GROUP_TOKENS * GROUP_TOKENS
-            if plan.request in failed:
+            if not failed.isdisjoint(plan.blocks):
                 # Nothing more of it is stored; the next request with this prompt is.
                 save.taken = len(plan.prompt.ids)
                 self._writing.submit(save.close)
             elif stop > save.taken:
-                self._counts.stored_tokens += stop - save.taken
                 save.taken = stop
-                self._writing.submit(save.publish, stop)
+                self._writing.submit(self._publish, save, stop)
         self._plans = []
 
     def finish(self, requests: set[str]) -> None:
@@ -173,6 +179,11 @@ class Saves:
                 lambda: not self._waiting_bytes or self._waiting_bytes + size <= _MOST_WAITING_BYTES
             )
             self._waiting_bytes += size
+
+    def _publish(self, save: _Save, stop: int) -> None:
+        tokens = save.publish(stop)
+        size = tokens * sum(one.row_bytes for one in self._layers.values())
+        self._counts.add(stored_tokens=tokens, stored_bytes=size)
 
     def _write(self, save: _Save, layer: int, first: int, rows: NDArray[np.uint8]) -> None:
         try:
