@@ -58,6 +58,8 @@ class ShadowMemory:
         Of full shadows in DRAM, which `limit_bytes` bounds.
     coming
         Knows of segments that are being made one after another.
+    has_device
+        Whether a device may hold shadows.
     making
         Lets the device make shadows of rows; None where it makes none.
     """
@@ -92,6 +94,7 @@ class ShadowMemory:
         self._leaving = LeavingShadows(store, counters, self._forget_written, self._drop_probes)
         self._residents = ResidentShadows(device, accountant, self._staging_buffer)
         self.making: DeviceMaking | None = None
+        self.has_device = device is not None
 
     def limit_to(self, limit_bytes: int) -> None:
         """Let no more full shadows than that stay in DRAM from here on; those that do, stay."""
@@ -193,11 +196,6 @@ class ShadowMemory:
         if view.probe_copy is not None and own.slot is None:
             own.view = view
         return view
-
-    @property
-    def has_device(self) -> bool:
-        """Whether a device may hold shadows."""
-        return self._device is not None
 
     def let_device_make(self, places: RowPlaces) -> None:
         """Let the device make shadows of rows where it can; called before anything is coded."""
