@@ -50,6 +50,8 @@ class Runs:
         As each process has them.
     seconds
         Longest time of one.
+    log
+        What the last one said.
     """
 
     python: Path
@@ -59,11 +61,17 @@ class Runs:
     threads: int
     answer_tokens: int
     seconds: float
+    log: Path
 
     def ask(self, store: Path | None, times: int = 1, salt: str | None = None) -> Any:
         """Return the answers of one process that lives as long as it answers."""
         with self._started(store, times, salt) as process:
-            output, errors = process.communicate(timeout=self.seconds)
+            try:
+                output, _ = process.communicate(timeout=self.seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise SystemExit(f"vLLM gave no answer in {self.seconds:.0f} s") from None
+        errors = self.log.read_text(errors="replace")
         for line in output.splitlines():
             if line.startswith("RESULT "):
                 return json.loads(line.removeprefix("RESULT "))
@@ -95,7 +103,7 @@ class Runs:
             env=os.environ
             | {"PYTHONPATH": paths, "LD_PRELOAD": ":".join(map(str, self.preloaded))},
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self.log.open("w"),
             text=True,
         )
 
@@ -121,7 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ids = Path(folder) / "ids.json"
         ids.write_text(json.dumps(_document(model, options.tokens + options.new_tokens)))
         libraries, limits = VLLM.libraries(options.build), (options.answer_tokens, options.seconds)
-        runs = Runs(python, libraries, model, ids, options.threads, *limits)
+        log = options.build / "vllm-store.log"
+        runs = Runs(python, libraries, model, ids, options.threads, *limits, log)
         report = _report(runs, Path(folder), options.tokens, options.new_tokens)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=1) + "\n")
@@ -144,21 +153,29 @@ def _report(runs: Runs, folder: Path, tokens: int, new_tokens: int) -> dict[str,
     print("after a restart, with damaged rows", flush=True)
     flipped = _damage(broken)
     [damaged] = runs.ask(broken)
+    print("once more, over what that left", flush=True)
+    [mended] = runs.ask(broken)
     print("killed in the middle of storing, and restarted", flush=True)
     half = folder / "half"
     runs.killed(half, computed["first_token_seconds"] / 2)
     [revived] = runs.ask(half)
     loads = restarted["store"]
+    # A prompt that is found in part is divided otherwise into passes, and rounded otherwise.
+    alike = computed["tokens"], cached["tokens"]
     errors = [
         text
         for is_wrong, text in (
             (not loads.get("loaded_tokens"), "nothing was loaded after the restart"),
             (restarted["tokens"] != cached["tokens"], "other tokens after the restart"),
             (restarted["logprobs"] != cached["logprobs"], "other log-probabilities"),
+            (stored["tokens"] != computed["tokens"], "other tokens while storing"),
+            (salted["tokens"] != computed["tokens"], "other tokens under another salt"),
             (salted["store"].get("loaded_tokens"), "another salt found the rows"),
             (damaged["tokens"] != computed["tokens"], "other tokens after damage"),
             (not damaged["store"].get("failed_loads"), "damage went unnoticed"),
-            (revived["tokens"] not in (computed["tokens"], cached["tokens"]), "other after a kill"),
+            (mended["tokens"] not in alike, "other tokens behind the damage"),
+            (mended["store"].get("failed_loads"), "damaged rows were found once more"),
+            (revived["tokens"] not in alike, "other tokens after a kill"),
         )
         if is_wrong
     ]

@@ -42,6 +42,7 @@ class _Save:
         self._found: StoredPrefix | None = None
         self._writer: PrefixWriter | None = None
         self._is_open = False
+        self._begins = 0
         # Of the thread that computes: tokens whose rows were taken.
         self.taken = plan.stored
 
@@ -50,8 +51,12 @@ class _Save:
         if not self._is_open:
             self._is_open = True
             self._begin()
-        if self._writer is not None:
-            self._writer.write(layer, first // GROUP_TOKENS, rows)
+        if self._writer is None:
+            return
+        # Rows that somebody else has stored meanwhile are there; what is cut begins a page.
+        known = min(max(0, self._begins - first), len(rows))
+        if known < len(rows):
+            self._writer.write(layer, (first + known) // GROUP_TOKENS, rows[known:])
 
     def publish(self, tokens: int) -> int:
         """Let everybody find the rows below a position; return how many tokens are new."""
@@ -72,10 +77,9 @@ class _Save:
     def _begin(self) -> None:
         ids, salt = self.prompt.ids, self.prompt.salt
         self._found = self._store.find(self._namespace, ids, salt)
-        now = 0 if self._found is None else self._found.tokens
-        # Another engine may have stored more meanwhile, or something was evicted: the rows that
-        # are about to come then do not begin where the store ends.
-        if now == self._stored:
+        self._begins = 0 if self._found is None else self._found.tokens
+        # Where something was evicted, the rows that come do not begin where the store ends.
+        if self._begins >= self._stored:
             self._writer = self._store.writer(self._namespace, ids, self._found, salt)
 
 

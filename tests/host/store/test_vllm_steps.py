@@ -36,6 +36,33 @@ def rows_of(layer, ids, start, stop):
     return ((sums * (at + 1)) % 251).to(torch.bfloat16)
 
 
+@dataclass(frozen=True)
+class Turn:
+    """Tokens of one request in a step."""
+
+    name: str
+    ids: list
+    numbers: list
+    start: int
+    stop: int
+    is_new: bool = True
+
+    @property
+    def positions(self):
+        return range(self.start, self.stop)
+
+
+def request_of(name, ids, salt=None, refused=None):
+    return SimpleNamespace(
+        request_id=name,
+        prompt_token_ids=ids,
+        cache_salt=salt,
+        mm_features=[1] if refused == "images" else [],
+        prompt_embeds=torch.zeros(1) if refused == "embeddings" else None,
+        lora_request=object() if refused == "adapter" else None,
+    )
+
+
 @dataclass
 class Engine:
     """Steps requests as vLLM does; its blocks begin empty, as after a restart."""
@@ -56,14 +83,7 @@ class Engine:
 
     def read(self, name, ids, chunk=512, salt=None, computed=0, before_load=None, refused=None):
         """Read a prompt in chunks; return its blocks, and how many tokens the store gave."""
-        request = SimpleNamespace(
-            request_id=name,
-            prompt_token_ids=ids,
-            cache_salt=salt,
-            mm_features=[1] if refused == "images" else [],
-            prompt_embeds=torch.zeros(1) if refused == "embeddings" else None,
-            lora_request=object() if refused == "adapter" else None,
-        )
+        request = request_of(name, ids, salt, refused)
         numbers = [int(self.free.pop()) for _ in range(-(-len(ids) // BLOCK))]
         external = self.scheduler.matched(request, computed)
         assert external == self.scheduler.matched(request, computed)
@@ -73,35 +93,43 @@ class Engine:
             stop = min(at + chunk, len(ids))
             if before_load is not None:
                 before_load()
-            self._step(name, ids, numbers, at, stop, is_new)
+            self.step([Turn(name, ids, numbers, at, stop, is_new)])
             failed |= self.loads.failed_blocks()
             is_new, at = False, stop
         self.scheduler.finished(name)
         self.saves.finish({name})
         return numbers, external, failed
 
-    def _step(self, name, ids, numbers, start, stop, is_new):
+    def step(self, turns):
+        """Take a step of several requests, as the scheduler has planned them together."""
+        new = [one for one in turns if one.is_new]
+        old = [one for one in turns if not one.is_new]
         cached = SimpleNamespace(
-            req_ids=[] if is_new else [name],
+            req_ids=[one.name for one in old],
             resumed_req_ids=set(),
-            new_block_ids=[] if is_new else [None],
-            num_computed_tokens=[] if is_new else [start],
+            new_block_ids=[None for _ in old],
+            num_computed_tokens=[one.start for one in old],
         )
-        new = SimpleNamespace(req_id=name, block_ids=(numbers,), num_computed_tokens=start)
         output = SimpleNamespace(
-            scheduled_new_reqs=[new] if is_new else [],
+            scheduled_new_reqs=[
+                SimpleNamespace(
+                    req_id=one.name, block_ids=(one.numbers,), num_computed_tokens=one.start
+                )
+                for one in new
+            ],
             scheduled_cached_reqs=cached,
-            num_scheduled_tokens={name: stop - start},
+            num_scheduled_tokens={one.name: one.stop - one.start for one in turns},
         )
         plan = self.scheduler.plan(output)
         self.saves.begin(plan.saves)
         self.loads.begin(plan.loads)
-        slots = torch.tensor([numbers[at // BLOCK] * BLOCK + at % BLOCK for at in range(len(ids))])
         for layer, layer_name in enumerate(NAMES):
             self.loads.wait(layer_name)
-            both = rows_of(layer, ids, start, stop)
             halves = self.blocks[layer_name].view(BLOCKS, HEADS, 2 * BLOCK, DIM).chunk(2, dim=2)
-            put(both[:, 0], both[:, 1], *halves, slots[start:stop])
+            for one in turns:
+                both = rows_of(layer, one.ids, one.start, one.stop)
+                slots = [one.numbers[at // BLOCK] * BLOCK + at % BLOCK for at in one.positions]
+                put(both[:, 0], both[:, 1], *halves, torch.tensor(slots))
             self.saves.take(layer_name)
         self.saves.end(self.loads.end())
 
@@ -251,6 +279,80 @@ def test_damaged_rows_are_told_and_what_lies_behind_them_is_not_stored(opened, t
     numbers, external, failed = fresh.read("c", IDS)
     assert not failed
     assert fresh.holds(IDS, numbers)
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_what_another_request_computed_behind_missing_rows_is_not_stored(
+    opened, tmp_path, is_damaged
+):
+    """Both have the document's blocks; the second finds them in the engine, still on their way."""
+    document, first, second = IDS[:1024], [1] * 300, [2] * 300
+    opened().read("a", [*document, 0])
+    engine = opened()
+    shared = [int(engine.free.pop()) for _ in range(1024 // BLOCK)]
+    turns = []
+    for name, own, computed in (("b", first, 0), ("c", second, 1024)):
+        ids = document + own
+        numbers = shared + [int(engine.free.pop()) for _ in range(-(-300 // BLOCK))]
+        external = engine.scheduler.matched(request_of(name, ids), computed)
+        engine.scheduler.allocated(request_of(name, ids), numbers, external)
+        turns.append(Turn(name, ids, numbers, 1024, len(ids)))
+    if is_damaged:
+        damage(tmp_path)
+    engine.step(turns)
+    failed = engine.loads.failed_blocks()
+    assert failed == (set(shared) if is_damaged else set())
+    # The engine is told to forget those, and all that was computed behind them.
+    gone = engine.scheduler.failed(failed)
+    everything = {number for one in turns for number in one.numbers}
+    assert gone == (everything if is_damaged else set())
+    engine.saves.finish({"b", "c"})
+    fresh = opened()
+    for name, own in (("d", first), ("e", second)):
+        external = fresh.scheduler.matched(request_of(name, document + own), 0)
+        assert external == (0 if is_damaged else 1024 + 256)
+
+
+def test_a_request_whose_rows_did_not_come_is_promised_none_of_them_again(opened, tmp_path):
+    opened().read("a", IDS)
+    engine = opened()
+    request = request_of("b", IDS)
+    numbers = [int(engine.free.pop()) for _ in range(-(-len(IDS) // BLOCK))]
+    external = engine.scheduler.matched(request, 0)
+    engine.scheduler.allocated(request, numbers, external)
+    damage(tmp_path)
+    engine.step([Turn("b", IDS, numbers, external, len(IDS))])
+    assert engine.scheduler.matched(request, 0) == external
+    engine.scheduler.failed(engine.loads.failed_blocks())
+    assert engine.scheduler.matched(request, 0) == 0
+
+
+def test_two_prompts_with_one_beginning_are_both_stored(opened):
+    engine = opened()
+    turns = []
+    for name, own in (("a", [1] * 300), ("b", [2] * 300)):
+        ids = IDS[:512] + own
+        numbers = [int(engine.free.pop()) for _ in range(-(-len(ids) // BLOCK))]
+        assert engine.scheduler.matched(request_of(name, ids), 0) == 0
+        turns.append(Turn(name, ids, numbers, 0, len(ids)))
+    engine.step(turns)
+    engine.saves.finish({"a", "b"})
+    fresh = opened()
+    for name, own in (("c", [1] * 300), ("d", [2] * 300)):
+        ids = IDS[:512] + own
+        numbers, external, _ = fresh.read(name, ids)
+        assert external == (512 + 300) // 64 * 64
+        assert fresh.holds(ids, numbers)
+
+
+def test_an_engine_with_other_weights_finds_and_stores_nothing(opened):
+    opened().read("a", IDS)
+    engine = opened()
+    engine.scheduler.rest()
+    assert engine.read("b", IDS)[1] == 0
+    engine.read("c", OTHER)
+    assert engine.counts.stored_tokens == 0
+    assert opened().read("d", OTHER)[1] == 0
 
 
 def test_two_engines_share_a_store(opened, tmp_path, space):
