@@ -78,6 +78,10 @@ class OnlineChecks:
             known.waiting.append(answer)
             known.questions.append(answer.question)
 
+    def forget(self, key: bytes) -> None:
+        """Compare no answers about a document any more, because it is gone."""
+        self._known.pop(key, None)
+
     @property
     def waiting(self) -> list[bytes]:
         """Keys of documents with answers that were not compared yet."""

@@ -14,7 +14,7 @@ from hillinfer.catalogue.measuring import check_namespace
 from hillinfer.catalogue.planning import Plan, PlanRules, make_plan, options_of
 from hillinfer.catalogue.records import RESTING, ROWS, TEXT, CatalogueError, KnownDocument
 from hillinfer.catalogue.uses import check_stored, document_uses
-from hillinfer.errors import BudgetError, CacheUseError
+from hillinfer.errors import BudgetError, CacheUseError, SettingsError
 from hillinfer.forms.form import DocumentStates, Form, MadeForm, OpenedForm
 from hillinfer.forms.stored_rows import StoredRowsForm
 from hillinfer.forms.stored_states import stored_states
@@ -303,7 +303,8 @@ class DocumentKeeper:
         resting = Move(document.name, ROWS, is_made=False)
         try:
             form, ids = self._form_of(document.form), self.ids_of(document)
-        except CatalogueError:
+        except (CatalogueError, SettingsError):
+            # Gone since, or what another process made of it has a name that is unknown here.
             return resting
         size = form.byte_count(self._shape, len(ids))
         counted = 0 if form.lies_in_engine else size

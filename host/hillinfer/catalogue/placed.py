@@ -11,7 +11,7 @@ from hillinfer.catalogue.catalogue import FILE, Catalogue
 from hillinfer.catalogue.checks import OnlineChecks, ServedAnswer
 from hillinfer.catalogue.keeper import DocumentKeeper, Move
 from hillinfer.catalogue.planning import DRAM, REST, DocumentRules, PlanRules, options_of
-from hillinfer.catalogue.records import KnownDocument
+from hillinfer.catalogue.records import CatalogueError, KnownDocument
 from hillinfer.catalogue.uses import document_uses
 from hillinfer.errors import HillInferError
 from hillinfer.forms.form import Form
@@ -153,8 +153,13 @@ class PlacedDocuments:
         size = self._opened_bytes(tokens) * sequences
         if not self._accountant.take_spare(Part.OTHER, size):
             return None
+        try:
+            cache = made.open().cache
+        except BaseException:
+            self._accountant.give(Part.OTHER, size)
+            raise
         generation = CountedGeneration(
-            self._model, made.open().cache, self._chunk_tokens, self._accountant, size
+            self._model, cache, self._chunk_tokens, self._accountant, size
         )
         return OpenedPrefix(found.key, found.form, made.tokens, generation)
 
@@ -206,9 +211,20 @@ class PlacedDocuments:
         """
         assert self._checks is not None
         assert self._catalogue is not None
+        known = {one.key: one for one in self._catalogue.documents()}
         for key in self._checks.waiting:
-            document = self._catalogue.find(key.hex())
-            ids = keeper.ids_of(document)
+            if is_over():
+                return
+            document = known.get(key)
+            if document is None:
+                # Somebody removed it since it was asked about.
+                self._checks.forget(key)
+                continue
+            try:
+                ids = keeper.ids_of(document)
+            except CatalogueError:
+                self._checks.forget(key)
+                continue
             # Beside all rows, one form as it opens, and room for what is asked.
             size = 3 * self._opened_bytes(document.tokens)
             if not self._accountant.take_spare(Part.OTHER, size):

@@ -24,12 +24,7 @@ from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import PoolKeeper
-from hillinfer.kv.sequence import (
-    NUMBER_TYPES,
-    RowLayout,
-    Sequence,
-    observed_bytes,
-)
+from hillinfer.kv.sequence import NUMBER_TYPES, RowLayout, Sequence, observed_bytes
 from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.model_shape import ModelShape
@@ -283,6 +278,8 @@ class RowKeeper:
             for own, rows in cuts:
                 self._shadow.truncate(own, rows)
             for (own, rows), (layers, kept) in zip(cuts, tails, strict=True):
+                # Also of a band that got no row before its pass broke off.
+                own.told = None
                 own.tails[layers, : kept.shape[1]] = kept
                 self._tell_hits(own)
                 if max(own.lengths) > rows:

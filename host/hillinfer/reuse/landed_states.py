@@ -69,7 +69,7 @@ class OfferedRows:
         until it is so, and by one thread alone.
         """
         if self._native and self._functions.hillinfer_end_offer(self._native, round(1e3 * seconds)):
-            self._native = None
+            self._native = self._kept = None
         return self._native is None
 
 

@@ -147,7 +147,7 @@ class RowPlacing(Taker):
 
         Return whether nobody uses their memory any more.
         """
-        own = self._of.pop(arrived[0], None)
+        own = self._of.get(arrived[0])
         if own is None:
             return True
         until = time.monotonic() + _PATIENCE_SECONDS
@@ -165,21 +165,36 @@ class RowPlacing(Taker):
             self._place([own], 1)
         with self._changed:
             self._changed.wait_for(lambda: own.is_done)
+        # The memory of those that have ended since is not held any longer.
+        self._ending = [one for one in self._ending if not one.end(0.0)]
         is_free = own.offered.end(_ENDING_SECONDS)
         if not is_free:
             self._ending.append(own.offered)
+        # Not before: `close` ends what is still there, whatever was raised above.
+        del self._of[arrived[0]]
         if own.error is not None:
             raise own.error
         return is_free
 
     def help(self, layer: int) -> None:
         """Place what waits of a layer and those before it, with all threads of the pass."""
-        with self._changed:
-            own = [one for one in self._waiting if one.layer <= layer]
-            self._waiting = [one for one in self._waiting if one.layer > layer]
-            for one in own:
-                one.is_taken = True
-        self._place(own, self._threads)
+        own: list[_Waiting] = []
+        try:
+            with self._changed:
+                own += [one for one in self._waiting if one.layer <= layer]
+                self._waiting = [one for one in self._waiting if one.layer > layer]
+                for one in own:
+                    one.is_taken = True
+            self._place(own, self._threads)
+        except BaseException:
+            # Of an interrupt before they were placed, too: who read them waits for them.
+            with self._changed:
+                for one in own:
+                    if not one.is_done:
+                        one.is_taken = one.is_done = True
+                        one.error = one.error or InterruptedError()
+                self._changed.notify_all()
+            raise
 
     def close(self) -> None:
         """Forget rows that were not settled; return once nobody uses them, or any other."""

@@ -255,6 +255,9 @@ class ServedModel:
         stored, accountant = self._stored, self._attachment.accountant
         if stored is None or self._base is None or stored.documents is None or accountant is None:
             return None
+        if stored.reuse is Reuse.EXACT:
+            # Who asks for the bits of an unbroken run is not answered from a smaller form.
+            return None
         return PlacedDocuments(
             self._attachment,
             self._base,

@@ -217,7 +217,7 @@ class StoredPrefix:
         OSError, WrongBytesError
             Where a drive fails or gives other bytes.
         """
-        count = chunks or len(self.chunks)
+        count = len(self.chunks) if chunks is None else chunks
         pieces = list(self._pieces(first_layer, count, taker.most_layers))
         objects = max(((one.stop - one.first) * len(one.chunks) for one in pieces), default=0)
         size = objects * self.shape.object_bytes

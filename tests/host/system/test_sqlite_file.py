@@ -77,3 +77,22 @@ def test_a_broken_file_is_seen_when_it_is_opened_or_checked(file):
     file.path.write_bytes(data)
     with pytest.raises(OwnError, match=r"(?s)cannot be used: .*; remove it"):
         SqliteFile(KIND, file.path, "mine")
+
+
+def insert_at_once(db):
+    db.execute("PRAGMA busy_timeout = 0")
+    db.execute("INSERT INTO one VALUES (8)")
+
+
+def test_a_change_that_cannot_be_committed_keeps_nobody_out(file):
+    """Somebody reads for longer than is waited: the change is undone, and the next one begins."""
+    reader = sqlite3.connect(file.path)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM one").fetchall()
+    with pytest.raises(OwnError, match="database is locked"), file.transaction() as db:
+        insert_at_once(db)
+    reader.rollback()
+    with file.transaction() as db:
+        db.execute("INSERT INTO one VALUES (9)")
+    reader.close()
+    assert file.rows("SELECT number FROM one ORDER BY number") == [(7,), (9,)]
