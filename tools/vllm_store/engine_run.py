@@ -48,7 +48,7 @@ def main() -> None:
         model=request["model"],
         skip_tokenizer_init=True,
         dtype="bfloat16",
-        max_model_len=len(ids) + 256,
+        max_model_len=len(ids) + request["answer_tokens"] + 16,
         # Chunked: what a step stores is a part of the prompt.
         max_num_batched_tokens=2048,
         enable_prefix_caching=True,
