@@ -21,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from hillinfer_vllm.kv_blocks import KvBlocks
+from hillinfer_vllm.kv_blocks import KvBlocks, row_bytes_of
 from hillinfer_vllm.loading import Loads, TransferCounts
 from hillinfer_vllm.scheduling import SchedulerSide
 from hillinfer_vllm.shared_store import ConnectorError, namespace, opened_store
@@ -73,7 +73,7 @@ class HillInferStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         specs = _checked(vllm_config, kv_cache_config)
         spec = next(iter(specs.values()))
-        row_bytes = -(-2 * spec.num_kv_heads * spec.head_size * _item_bytes(spec.dtype) // 64) * 64
+        row_bytes = row_bytes_of(spec.num_kv_heads, spec.head_size, spec.dtype)
         model = vllm_config.model_config
         config = model.hf_text_config.to_dict()
         facts = _facts(vllm_config, spec.dtype)
@@ -361,10 +361,6 @@ def _facts(config: VllmConfig, dtype: torch.dtype) -> dict[str, Any]:
         # Some models turn keys otherwise where contexts may get longer.
         "max_model_len": model.max_model_len,
     }
-
-
-def _item_bytes(dtype: torch.dtype) -> int:
-    return torch.empty(0, dtype=dtype).element_size()
 
 
 def _in_order(names: Iterable[str]) -> list[str]:

@@ -20,6 +20,12 @@ PutRows = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torc
 _ROW_ALIGNMENT = 64
 
 
+def row_bytes_of(kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Return the bytes of a row: K of all KV heads, then V, padded to 64 bytes."""
+    unpadded = 2 * kv_heads * head_dim * dtype.itemsize
+    return -(-unpadded // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
+
+
 class UnknownBlocksError(Exception):
     """Blocks that rows cannot be brought to and taken from."""
 
@@ -55,8 +61,7 @@ class KvBlocks:
         _, self._heads, self.block_tokens, double = blocks.shape
         self._head_dim = double // 2
         self._items = 2 * self._heads * self._head_dim
-        unpadded = self._items * blocks.element_size()
-        self.row_bytes = -(-unpadded // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
+        self.row_bytes = row_bytes_of(self._heads, self._head_dim, blocks.dtype)
         self._type = blocks.dtype
         code = torch.int32 if blocks.element_size() == 4 else torch.int16
         self._codes = blocks.view(blocks.shape[0], self._heads, -1).view(code).numpy()

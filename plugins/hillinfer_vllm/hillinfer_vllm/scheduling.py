@@ -94,9 +94,7 @@ class SchedulerSide:
         known = self._of(request)
         if known is None:
             return 0
-        # One token at least is computed: its logits are what the request came for.
-        usable = min(known.stored, len(known.prompt.ids) - 1)
-        return max(0, usable // self._block_tokens * self._block_tokens - computed)
+        return max(0, self._loaded_stop(known) - computed)
 
     def allocated(self, request: Request, blocks: list[int], external: int) -> None:
         """Learn which blocks a request has, and how many tokens of it are to be loaded.
@@ -113,8 +111,7 @@ class SchedulerSide:
         known = self._of(request)
         if known is None or external <= 0:
             return
-        usable = min(known.stored, len(known.prompt.ids) - 1)
-        stop = usable // self._block_tokens * self._block_tokens
+        stop = self._loaded_stop(known)
         known.load = stop - external, stop
         known.blocks = list(blocks)
 
@@ -146,6 +143,12 @@ class SchedulerSide:
             self.finished(request)
 
     # --- inside ----------------------------------------------------------------------------
+
+    def _loaded_stop(self, known: _Known) -> int:
+        """Return the position behind the last token that can be loaded, which ends a block."""
+        # One token at least is computed: its logits are what the request came for.
+        usable = min(known.stored, len(known.prompt.ids) - 1)
+        return usable // self._block_tokens * self._block_tokens
 
     def _of(self, request: Request) -> _Known | None:
         """Return what is known of a request; None where the store does not serve it."""

@@ -357,35 +357,6 @@ def test_states_that_do_not_come_back_end_the_step_and_leave_the_cache(cold_dir)
         assert pruning.decoding_of(cache).computed > 0
 
 
-def test_a_question_behind_a_block_that_broke_off_attends_to_all_rows(cold_dir):
-    """Of as many tokens as a block has: what was told of the block is not told of the question."""
-    model = TINY.build()
-    settings = hillinfer.Settings().changed(cold_dir=cold_dir, alpha=1.0)
-
-    def broken(module, arguments):
-        if arguments[0].shape[1] > 1:
-            raise ZeroDivisionError
-
-    with (
-        Attachment(model, settings) as hill,
-        hillinfer.prune(model, CUT, ranker="paper", decoding=ENTER),
-    ):
-        cache = held(model, hill)
-        fork = cache.fork()
-        first = model.model.layers[BAND[0]].self_attn.q_proj
-        breaks = first.register_forward_pre_hook(broken)
-        with pytest.raises(ZeroDivisionError):
-            feed(model, cache, FED[:, :1])
-        breaks.remove()
-        question = torch.cat([FED, FED], 1)[:, :64]
-        with torch.no_grad():
-            found, expected = (
-                model(question, past_key_values=one, logits_to_keep=1).logits
-                for one in (cache, fork)
-            )
-        assert torch.equal(found, expected)
-
-
 def test_what_goes_on_without_pruning_selects_as_ever(cold_dir):
     model = TINY.build()
     with attached(model, cold_dir, alpha=0.3) as hill:
