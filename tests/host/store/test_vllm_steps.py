@@ -76,6 +76,7 @@ class Engine:
         self.blocks = {name: torch.zeros(shape, dtype=torch.bfloat16) for name in NAMES}
         layers = {name: KvBlocks(own, put) for name, own in self.blocks.items()}
         self.counts = TransferCounts()
+        self.layers = layers
         self.scheduler = SchedulerSide(self.store, self.space, BLOCK)
         self.loads = Loads(self.store, self.space, layers, self.counts)
         self.saves = Saves(self.store, self.space, layers, self.counts)
@@ -281,10 +282,8 @@ def test_damaged_rows_are_told_and_what_lies_behind_them_is_not_stored(opened, t
     assert fresh.holds(IDS, numbers)
 
 
-@pytest.mark.parametrize("is_damaged", [True, False])
-def test_what_another_request_computed_behind_missing_rows_is_not_stored(
-    opened, tmp_path, is_damaged
-):
+@pytest.mark.parametrize("missing", ["damaged", "out of reach", None])
+def test_what_another_request_computed_behind_missing_rows_is_not_stored(opened, tmp_path, missing):
     """Both have the document's blocks; the second finds them in the engine, still on their way."""
     document, first, second = IDS[:1024], [1] * 300, [2] * 300
     opened().read("a", [*document, 0])
@@ -297,20 +296,26 @@ def test_what_another_request_computed_behind_missing_rows_is_not_stored(
         external = engine.scheduler.matched(request_of(name, ids), computed)
         engine.scheduler.allocated(request_of(name, ids), numbers, external)
         turns.append(Turn(name, ids, numbers, 1024, len(ids)))
-    if is_damaged:
+    if missing == "damaged":
         damage(tmp_path)
+    elif missing:
+        # The document stays in the store, and so would whatever is published behind it.
+        gone = opened_store({"store": str(tmp_path / "store")})
+        engine.loads = Loads(gone, engine.space, engine.layers, engine.counts)
+        gone.close()
     engine.step(turns)
     failed = engine.loads.failed_blocks()
-    assert failed == (set(shared) if is_damaged else set())
+    assert failed == (set(shared) if missing else set())
     # The engine is told to forget those, and all that was computed behind them.
     gone = engine.scheduler.failed(failed)
     everything = {number for one in turns for number in one.numbers}
-    assert gone == (everything if is_damaged else set())
+    assert gone == (everything if missing else set())
     engine.saves.finish({"b", "c"})
     fresh = opened()
     for name, own in (("d", first), ("e", second)):
         external = fresh.scheduler.matched(request_of(name, document + own), 0)
-        assert external == (0 if is_damaged else 1024 + 256)
+        # One token behind a prefix is computed; all of the document ends a block.
+        assert external == {"damaged": 0, "out of reach": 1024, None: 1024 + 256}[missing]
 
 
 def test_a_request_whose_rows_did_not_come_is_promised_none_of_them_again(opened, tmp_path):
@@ -327,7 +332,9 @@ def test_a_request_whose_rows_did_not_come_is_promised_none_of_them_again(opened
     assert engine.scheduler.matched(request, 0) == 0
 
 
-def test_two_prompts_with_one_beginning_are_both_stored(opened):
+@pytest.mark.parametrize("is_one_step", [True, False])
+def test_two_prompts_with_one_beginning_are_both_stored(opened, is_one_step):
+    """In one step, or one after the other though both were looked up before."""
     engine = opened()
     turns = []
     for name, own in (("a", [1] * 300), ("b", [2] * 300)):
@@ -335,7 +342,8 @@ def test_two_prompts_with_one_beginning_are_both_stored(opened):
         numbers = [int(engine.free.pop()) for _ in range(-(-len(ids) // BLOCK))]
         assert engine.scheduler.matched(request_of(name, ids), 0) == 0
         turns.append(Turn(name, ids, numbers, 0, len(ids)))
-    engine.step(turns)
+    for part in [turns] if is_one_step else [turns[:1], turns[1:]]:
+        engine.step(part)
     engine.saves.finish({"a", "b"})
     fresh = opened()
     for name, own in (("c", [1] * 300), ("d", [2] * 300)):
