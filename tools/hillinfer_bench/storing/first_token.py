@@ -228,8 +228,9 @@ def measure_first_token(
 def _rest(model: Any, cache: Any, ids: list[int]) -> int:
     """Return the first token behind some that are read into a cache."""
     own = Generation(model, cache, _CHUNK_TOKENS)
-    own.read(ids)
-    return _next_token(own)
+    with hillinfer.grouped_query(model):
+        own.read(ids)
+        return _next_token(own)
 
 
 def _rivals(
