@@ -18,11 +18,12 @@ from hillinfer.engine.queries import explained, host_query
 from hillinfer.engine.selection import Ahead, Sets, TokenSelection
 from hillinfer.gpu.attention import GpuSide
 from hillinfer.gpu.coded import CodedSet
-from hillinfer.kv.gather import Gather, copy_rows
+from hillinfer.kv.gather import Gather
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import Sequence
 from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.memory_budget import Accountant
+from hillinfer.native.library import native_library
 from hillinfer.native.structures import row_addresses
 from hillinfer.scoring.aligned import AlignedWeights
 from hillinfer.shadow.code_file import CodeFile
@@ -208,7 +209,7 @@ class GpuCodedStep:
                 yield addresses
                 continue
             rows = self._together.take(count)
-            copy_rows(addresses, rows[at:])
+            native_library().copy_rows(addresses, rows[at:])
             at += len(addresses)
             if at == count:
                 yield row_addresses(rows, np.arange(count))

@@ -178,6 +178,10 @@ class HotPools:
         slots = int(self._slots_for_all() * self._shares.share(layer) + 1e-6)
         return min(slots, self._most_rows)
 
+    def room(self, layer: int) -> int:
+        """Slots that a layer may use and does not; nobody has to give way for them."""
+        return max(0, self.capacity(layer) - self.layers[layer].used_rows)
+
     @property
     def tails_bytes(self) -> int:
         """Bytes of the open groups of all sequences, which are counted as hot."""

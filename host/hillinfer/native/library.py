@@ -349,8 +349,8 @@ class NativeLibrary:
         if self.functions.hillinfer_find_rows(table, pool, *given):
             raise IndexError(_NOWHERE)
 
-    def copy_rows(self, addresses: NDArray[np.uint64], out: NDArray[np.uint8]) -> None:
-        """Copy rows to one place.
+    def copy_rows(self, addresses: NDArray[np.uint64], out: NDArray[np.uint8]) -> int:
+        """Copy rows to one place, and return how many.
 
         The caller answers for what lies at `addresses`, which are contiguous; a row at its own
         place stays. `out` is uint8 (at least as many rows, row_bytes), contiguous. Raises
@@ -361,6 +361,7 @@ class NativeLibrary:
         self.functions.hillinfer_copy_rows(
             addresses.ctypes.data, len(addresses), out.shape[1], out.ctypes.data
         )
+        return len(addresses)
 
     def row_sums(
         self, memory: NDArray[np.uint8], places: NDArray[np.int64], sums: NDArray[np.uint32]
