@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +36,7 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 # --- Predicted queries ---
 
 Rotary = tuple[torch.Tensor, torch.Tensor]
+Chosen = TypeVar("Chosen")
 
 
 class Prediction(ABC):
@@ -385,6 +389,65 @@ class LayerCalls:
 
 
 # --- Of a whole batch ---
+
+
+@dataclass(frozen=True)
+class ComingChoice:
+    """What is chosen by for a token that is about to come to a sequence.
+
+    Parameters
+    ----------
+    layer, sequence
+        Where.
+    past
+        Tokens of it that are stored.
+    scaling
+        Factor on inner products.
+    bring
+        Returns the predicted query, float32 (query_heads, head_dim) on the CPU; may wait.
+    lacking
+        As in `ImportanceEvaluation.wanted`.
+    """
+
+    layer: int
+    sequence: Sequence
+    past: int
+    scaling: float
+    bring: Callable[[], torch.Tensor]
+    lacking: int
+
+
+class ChoiceGroup(Generic[Chosen]):
+    """Choices of one layer for several sequences, which are made together when the first is needed.
+
+    Parameters
+    ----------
+    choose
+        Makes all of them, in order.
+    """
+
+    def __init__(self, choose: Callable[[list[ComingChoice]], list[Chosen]]) -> None:
+        self._choose = choose
+        self._coming: list[ComingChoice] = []
+        self._chosen: list[Chosen] | None = None
+        self._complete = threading.Event()
+
+    def add(self, coming: ComingChoice) -> Callable[[], Chosen]:
+        """Add one; return what gives its choice to the scoring thread, which waits for `end`."""
+        number = len(self._coming)
+        self._coming.append(coming)
+
+        def choice() -> Chosen:
+            self._complete.wait()
+            if self._chosen is None:
+                self._chosen = self._choose(self._coming)
+            return self._chosen[number]
+
+        return choice
+
+    def end(self) -> None:
+        """Say that no more are added."""
+        self._complete.set()
 
 
 @dataclass

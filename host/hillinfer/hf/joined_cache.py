@@ -312,8 +312,10 @@ class JoinedCache(AttachedCache):
         query = predicted.queries()
 
         def announce() -> None:
-            for one in apart:
-                one.cache.announce_queries(layer, query[one.rows], scaling)
+            # A device reads what they share of its shadows once for several queries.
+            with self._engine.runtime.parts.selection.together():
+                for one in apart:
+                    one.cache.announce_queries(layer, query[one.rows], scaling)
 
         # The drive is given all of it at once: little sets one by one leave it idle in between.
         self._engine.runtime.prefetch.together(announce)
