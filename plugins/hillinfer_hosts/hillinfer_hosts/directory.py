@@ -266,6 +266,15 @@ class EmbeddedDirectory:
         with self._lock:
             return int(self._db.execute("SELECT count(*) FROM held").fetchone()[0])
 
+    def byte_count(self) -> int:
+        """Return the bytes of the database."""
+        with self._lock:
+            pages, size = (
+                int(self._db.execute(f"PRAGMA {name}").fetchone()[0])
+                for name in ("page_count", "page_size")
+            )
+        return pages * size
+
     def close(self) -> None:
         """Let the database go."""
         with self._lock:
