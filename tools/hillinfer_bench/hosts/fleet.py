@@ -29,6 +29,7 @@ from hillinfer_bench.traces.request_trace import BLOCK_TOKENS, Request, RequestT
 
 # Places of a host on the ring of roots.
 _POINTS = 64
+_DAY_SECONDS = 86_400.0
 
 
 class Routing(StrEnum):
@@ -103,12 +104,15 @@ class FleetCase:
         How many.
     share
         What all stores together hold, over the distinct blocks of the requests.
+    is_capped
+        Whether stores keep to the writes that drives take for five years.
     """
 
     routing: Routing
     failures: Failures
     hosts: int
     share: float
+    is_capped: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ class FleetRow:
 
     Parameters
     ----------
-    trace, routing, failures, hosts, requests
+    trace, routing, failures, is_capped, hosts, requests
         Which one.
     tokens
         Share of the prompts' tokens that were not computed.
@@ -138,6 +142,7 @@ class FleetRow:
     trace: str
     routing: str
     failures: str
+    is_capped: bool
     hosts: int
     requests: int
     tokens: float
@@ -183,13 +188,29 @@ class _Holders:
 class _Store(PolicyStore):
     """A host's store that says what it holds."""
 
-    def __init__(self, host: int, capacity: int, holders: _Holders, keys: Sequence[bytes]) -> None:
+    def __init__(
+        self,
+        host: int,
+        capacity: int,
+        holders: _Holders,
+        keys: Sequence[bytes],
+        most_blocks: float | None,
+    ) -> None:
         policy = make_eviction_policy(DEFAULT_EVICTION, Turns())
         admission = make_admission(DEFAULT_ADMISSION, capacity, policy, WriteBudget())
         super().__init__(capacity, policy, admission, keys)
         self._host, self._holders = host, holders
+        # A second; None: no cap. An hour of a trace may write its share of a day.
+        self._most_blocks, self._stored = most_blocks, 0
+
+    def admits(self, position: int) -> bool:
+        """Say whether a block may be stored, as far as the drives last."""
+        if self._most_blocks is not None and self._stored >= self._most_blocks * self._now:
+            return False
+        return super().admits(position)
 
     def stored(self, block: int) -> None:
+        self._stored += 1
         super().stored(block)
         self._holders.add(block, self._host)
 
@@ -259,6 +280,7 @@ class FleetReplay:
             self._trace.name,
             case.routing.value,
             case.failures.value,
+            case.is_capped,
             case.hosts,
             len(self._trace.requests),
             counts.found / self._trace.tokens,
@@ -266,7 +288,7 @@ class FleetReplay:
             float(np.percentile(counts.first, 95)),
             counts.moved_blocks * self._machines.block_bytes / span,
             self._holders.most,
-            counts.written * self._machines.block_bytes / case.hosts / span * 86_400,
+            counts.written * self._machines.block_bytes / case.hosts / span * _DAY_SECONDS,
             max(counts.answered.values()) / mean,
             failed,
         )
@@ -274,7 +296,11 @@ class FleetReplay:
     # --- inside ----------------------------------------------------------------------------
 
     def _empty(self, host: int) -> _Store:
-        return _Store(host, self._capacity, self._holders, self._keys)
+        machines, most = self._machines, None
+        if self._case.is_capped:
+            daily = machines.drive_bytes * machines.writes_per_day
+            most = daily / machines.block_bytes / _DAY_SECONDS
+        return _Store(host, self._capacity, self._holders, self._keys, most)
 
     def _serve(self, number: int, request: Request, counts: _Counts) -> None:
         host, there = self._chosen(request)

@@ -45,6 +45,7 @@ def cases(hosts: int, share: float) -> Iterator[FleetCase]:
     """Yield what is compared: each routing, and the best one with hosts that fail."""
     for routing in Routing:
         yield FleetCase(routing, Failures.NONE, hosts, share)
+    yield FleetCase(Routing.TRANSFER, Failures.NONE, hosts, share, is_capped=True)
     for failures in (Failures.KEPT, Failures.LOST):
         yield FleetCase(Routing.ROOT, failures, hosts, share)
         yield FleetCase(Routing.TRANSFER, failures, hosts, share)
@@ -99,7 +100,7 @@ def fleet_text(rows: Sequence[FleetRow], machines: Machines, entry_bytes: float)
             (
                 row.trace,
                 f"{row.hosts}",
-                row.routing,
+                row.routing + (", capped" if row.is_capped else ""),
                 row.failures + (f", {row.failed}" if row.failed else ""),
                 f"{row.tokens:.3f}",
                 f"{row.first_p50:.2f}, {row.first_p95:.2f}",
