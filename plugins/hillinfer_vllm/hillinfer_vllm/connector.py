@@ -28,7 +28,7 @@ from hillinfer_vllm.ranks import RankReports
 from hillinfer_vllm.refusals import checked
 from hillinfer_vllm.scheduling import SchedulerSide
 from hillinfer_vllm.shared_store import ConnectorError, namespaces, opened_store
-from hillinfer_vllm.statistics import StoreMetrics, StoreStats
+from hillinfer_vllm.statistics import StoreMetrics, StoreStats, of_other_rank
 from hillinfer_vllm.step_plan import StepPlan
 from hillinfer_vllm.storing import Publishing, Saves
 
@@ -104,8 +104,8 @@ class HillInferStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[
         self._layer_count = len(specs)
         ranks = vllm_config.parallel_config.tensor_parallel_size
         every = namespaces(facts, model.model, config, len(specs), row_bytes, ranks)
-        is_ranked = ranks > 1 and role is KVConnectorRole.WORKER
-        self._namespace = every[_rank() if is_ranked else 0]
+        self._rank = _rank() if ranks > 1 and role is KVConnectorRole.WORKER else 0
+        self._namespace = every[self._rank]
         self._publishing = Publishing.AT_ONCE if ranks == 1 else Publishing.TOGETHER
         self._store = opened_store(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._counts = TransferCounts()
@@ -283,7 +283,9 @@ class HillInferStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """Return what was loaded and stored since the last call; None where nothing was."""
         totals = self.totals()
-        stats = StoreStats({name: total - self._told[name] for name, total in totals.items()})
+        told = {name: total - self._told[name] for name, total in totals.items()}
+        # What all ranks did to the same tokens counts once.
+        stats = StoreStats(told if not self._rank else of_other_rank(told))
         self._told = totals
         return None if stats.is_empty() else stats
 

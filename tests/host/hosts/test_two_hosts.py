@@ -2,11 +2,13 @@
 """Two replicas with a store each, two agents and a router, each a process of its command."""
 
 import json
+import os
 import re
 import subprocess
 import threading
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import httpx
 import pytest
@@ -14,6 +16,7 @@ import pytest
 KEY = "what the hosts of this test share"
 CHAT = "/v1/chat/completions"
 SERVE = "from hillinfer_command import main; main()"
+PLUGIN = str(Path(__file__).parents[3] / "plugins/hillinfer_hosts")
 HOSTS = "from hillinfer_hosts.cli import main; main()"
 # Bits of an answer are those of reading all of it: whoever answers, it is the same.
 MADE = (
@@ -28,8 +31,14 @@ class Process:
 
     def __init__(self, python, program, *arguments):
         words = [*python, "-c", program, *(str(one) for one in arguments)]
+        # The package of hosts is of a checkout that need not be installed.
+        paths = (PLUGIN, os.environ.get("PYTHONPATH", ""))
         self.held = subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
         )
         self.errors = []
         threading.Thread(target=lambda: self.errors.extend(self.held.stderr), daemon=True).start()

@@ -182,6 +182,19 @@ def test_a_rank_whose_rows_did_not_come_keeps_all_from_storing(opened, spaces):
     found.close()
 
 
+def test_a_rank_that_lost_rows_keeps_all_from_finding_them(opened, spaces):
+    first = opened()
+    first.read("a", IDS)
+    first.settle()
+    ranks = opened()
+    store = ranks.workers[0].store
+    with store.find(spaces[1], IDS) as found:
+        store.blame(found.chunks[-1].record.number, OSError("the drive fails"))
+    _, external, failed = ranks.read("b", IDS)
+    assert external == 1024
+    assert not failed
+
+
 def test_reports_count_ranks():
     one, other = RankReports.of({"a": 512, "b": 64}), RankReports.of({"a": 512, "b": 128})
     assert one.joined(other).counts == {("a", 512): 2, ("b", 64): 1, ("b", 128): 1}
