@@ -52,7 +52,7 @@ FUZZ_SECONDS ?= 600
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help vllm-store evicpress serve-test lm-eval-test browser-test serve-fuzz serve-bench setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality precision frontier pools store slim study query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
+.PHONY: help hosts vllm-store evicpress serve-test lm-eval-test browser-test serve-fuzz serve-bench setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality precision frontier pools store slim study query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -122,6 +122,9 @@ store: model ## Measure the store: rates, first token, lookups, damage (half an 
 	-$(BIN)/python tools/stored_peers.py --out $(BUILD)/reports/store_peers.json --build $(BUILD)/peers
 	$(BIN)/hillinfer-bench storing --out $(BUILD)/reports/store.json \
 		--peers $(BUILD)/reports/store_peers.json $(STORE)
+
+hosts: model ## Measure a router before two replicas, and model fleets (a quarter of an hour; HOSTS=options)
+	$(BIN)/hillinfer-bench hosts --dir $(BUILD) --out $(BUILD)/reports/hosts.json $(HOSTS)
 
 vllm-store: model ## Run vLLM over the store: restarts, damage, a kill (installs vLLM; VLLM_STORE=options)
 	$(BIN)/python tools/vllm_store --out $(BUILD)/reports/vllm_store.json --build $(BUILD)/peers $(VLLM_STORE)
@@ -241,7 +244,7 @@ LIBRARY := host/hillinfer/native/libhillinfer_native.so
 $(LIBRARY): tools/build_native.py $(wildcard host/native/*)
 	@$(PYTHON) $< $(if $(CI),--require)
 
-$(VENV)/installed: pyproject.toml tools/pyproject.toml plugins/hillinfer_pynq/pyproject.toml constraints.txt hatch_build.py | $(LIBRARY)
+$(VENV)/installed: pyproject.toml tools/pyproject.toml plugins/hillinfer_pynq/pyproject.toml plugins/hillinfer_hosts/pyproject.toml constraints.txt hatch_build.py | $(LIBRARY)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 ..."; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' || \
@@ -249,7 +252,7 @@ $(VENV)/installed: pyproject.toml tools/pyproject.toml plugins/hillinfer_pynq/py
 	$(PYTHON) -m venv $(VENV)
 	# pip compiles modules one after the other: a minute that all cores share here.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
-		-e '.[run,serve,encryption,keyring,hls,rtl,xrt,figures,test,lint]' -e ./tools -e ./plugins/hillinfer_pynq
+		-e '.[run,serve,encryption,keyring,hls,rtl,xrt,figures,test,lint]' -e ./tools -e ./plugins/hillinfer_pynq -e './plugins/hillinfer_hosts[redis]'
 	-@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
 	@touch $@
 

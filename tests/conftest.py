@@ -13,7 +13,7 @@ import pytest
 for room in ("host", "host/quality", "sw_model", "hw"):
     sys.path.insert(0, str(Path(__file__).parent / room))
 # What builds and runs kernels, and a device that is a package of its own.
-for place in ("tools", "plugins/hillinfer_pynq", "plugins/hillinfer_vllm"):
+for place in ("tools", *(f"plugins/hillinfer_{name}" for name in ("pynq", "vllm", "hosts"))):
     sys.path.append(str(Path(__file__).parents[1] / place))
 
 

@@ -7,6 +7,7 @@ from mutants.catalogue import CATALOGUE
 from mutants.coded import CODED
 from mutants.frontier import FRONTIER
 from mutants.hardware import HARDWARE
+from mutants.hosts import HOSTS
 from mutants.later_prompts import LATER_PROMPTS
 from mutants.mutant import Mutant
 from mutants.native import NATIVE
@@ -38,4 +39,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *SERVING,
     *PLACEMENT,
     *CATALOGUE,
+    *HOSTS,
 )

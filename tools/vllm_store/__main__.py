@@ -63,9 +63,11 @@ class Runs:
     seconds: float
     log: Path
 
-    def ask(self, store: Path | None, times: int = 1, salt: str | None = None) -> Any:
-        """Return the answers of one process that lives as long as it answers."""
-        with self._started(store, times, salt) as process:
+    def ask(
+        self, store: Path | None, times: int = 1, salt: str | None = None, ranks: int = 1
+    ) -> Any:
+        """Return the answers of one engine that lives as long as it answers."""
+        with self._started(store, times, salt, ranks) as process:
             try:
                 output, _ = process.communicate(timeout=self.seconds)
             except subprocess.TimeoutExpired:
@@ -79,7 +81,7 @@ class Runs:
 
     def killed(self, store: Path, seconds: float) -> None:
         """Kill a process some time after it began to read the prompt."""
-        with self._started(store, 1, None) as process:
+        with self._started(store, 1, None, 1) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 if line.startswith("ASKING"):
@@ -87,13 +89,14 @@ class Runs:
             time.sleep(seconds)
             process.send_signal(signal.SIGKILL)
 
-    def _started(self, store: Path | None, times: int, salt: str | None) -> Any:
+    def _started(self, store: Path | None, times: int, salt: str | None, ranks: int) -> Any:
         request = {
             "model": str(self.model),
             "ids": str(self.ids),
             "store": None if store is None else str(store),
             "times": times,
             "salt": salt,
+            "ranks": ranks,
             "threads": self.threads,
             "answer_tokens": self.answer_tokens,
         }
@@ -117,6 +120,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--new-tokens", type=int, default=64, help="of the question behind it")
     parser.add_argument("--answer-tokens", type=int, default=16)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        default=1,
+        help="tensor-parallel ranks of two engines more; SmolLM2's heads take 3. 1: none",
+    )
     parser.add_argument("--seconds", type=float, default=900, help="longest time of one process")
     parser.add_argument("--install-seconds", type=float, default=3600)
     options = parser.parse_args(arguments)
@@ -132,6 +141,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         log = options.build / "vllm-store.log"
         runs = Runs(python, libraries, model, ids, options.threads, *limits, log)
         report = _report(runs, Path(folder), options.tokens, options.new_tokens)
+        if options.ranks > 1:
+            report["ranks"] = _of_ranks(runs, Path(folder) / "ranks", options.ranks)
+            report["errors"] += report["ranks"].pop("errors")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))
@@ -199,6 +211,31 @@ def _report(runs: Runs, folder: Path, tokens: int, new_tokens: int) -> dict[str,
             "damaged": damaged["store"],
             "revived": revived["store"],
         },
+        "errors": errors,
+    }
+
+
+def _of_ranks(runs: Runs, store: Path, ranks: int) -> dict[str, Any]:
+    """Have several ranks store a prompt, and others load it after a restart."""
+    print(f"{ranks} ranks: store the prompt, then find it in their own prefix cache", flush=True)
+    computed, cached = runs.ask(store, times=2, ranks=ranks)
+    print(f"{ranks} ranks, after a restart", flush=True)
+    [restarted] = runs.ask(store, ranks=ranks)
+    errors = [
+        text
+        for is_wrong, text in (
+            (not restarted["cached_tokens"], "ranks loaded nothing after a restart"),
+            (restarted["tokens"] != cached["tokens"], "other tokens of ranks after a restart"),
+            (restarted["logprobs"] != cached["logprobs"], "other log-probabilities of ranks"),
+        )
+        if is_wrong
+    ]
+    return {
+        "ranks": ranks,
+        "cached_tokens": restarted["cached_tokens"],
+        "first_token_seconds": restarted["first_token_seconds"],
+        "own_cache_seconds": cached["first_token_seconds"],
+        "recompute_seconds": computed["first_token_seconds"],
         "errors": errors,
     }
 

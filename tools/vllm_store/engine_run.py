@@ -52,6 +52,7 @@ def main() -> None:
         # Chunked: what a step stores is a part of the prompt.
         max_num_batched_tokens=2048,
         enable_prefix_caching=True,
+        tensor_parallel_size=request["ranks"],
         kv_transfer_config=transfer,
     )
     _ask(vllm, llm, "warm", ids[:_WARM_UP], None)
@@ -76,23 +77,24 @@ def _ask(
     engine = llm.llm_engine
     began = time.perf_counter()
     engine.add_request(name, prompt, chosen)
-    first, last = None, None
+    first, last, cached = None, None, None
     while engine.has_unfinished_requests():
         for output in engine.step():
-            last = output.outputs[0]
+            last, cached = output.outputs[0], output.num_cached_tokens
             if first is None and last.token_ids:
                 first = time.perf_counter() - began
     assert last is not None
     return {
         "first_token_seconds": first,
         "tokens": list(last.token_ids),
+        "cached_tokens": cached,
         "logprobs": [next(iter(own.values())).logprob for own in last.logprobs],
         "store": _counts(),
     }
 
 
 def _counts() -> dict[str, float]:
-    """Return what the connector counted since it was asked last."""
+    """Return what the connector of this process counted; of ranks, each has one of its own."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
     return get_kv_transfer_group().totals() if has_kv_transfer_group() else {}

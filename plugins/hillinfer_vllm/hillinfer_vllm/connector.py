@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,22 +12,25 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
     KVConnectorStats,
 )
+from vllm.logger import init_logger
 from vllm.platforms import current_platform
-from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from hillinfer_vllm.kv_blocks import KvBlocks, row_bytes_of
 from hillinfer_vllm.loading import Loads, TransferCounts
+from hillinfer_vllm.ranks import RankReports
+from hillinfer_vllm.refusals import checked
 from hillinfer_vllm.scheduling import SchedulerSide
-from hillinfer_vllm.shared_store import ConnectorError, namespace, opened_store
-from hillinfer_vllm.statistics import StoreMetrics, StoreStats
+from hillinfer_vllm.shared_store import ConnectorError, namespaces, opened_store
+from hillinfer_vllm.statistics import StoreMetrics, StoreStats, of_other_rank
 from hillinfer_vllm.step_plan import StepPlan
-from hillinfer_vllm.storing import Saves
+from hillinfer_vllm.storing import Publishing, Saves
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -38,6 +41,9 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
+
+
+_log = init_logger("vllm.hillinfer")
 
 
 class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
@@ -51,6 +57,24 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
 
     def __init__(self, plan: StepPlan) -> None:
         self.plan = plan
+
+
+class RankMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """Brings what ranks have written to the scheduler.
+
+    Parameters
+    ----------
+    reports
+        Of one rank, or of several.
+    """
+
+    def __init__(self, reports: RankReports) -> None:
+        self.reports = reports
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """Return the reports of both."""
+        assert isinstance(other, RankMetadata)
+        return RankMetadata(self.reports.joined(other.reports))
 
 
 class HillInferStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
@@ -71,14 +95,18 @@ class HillInferStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
-        specs = _checked(vllm_config, kv_cache_config)
+        specs = checked(vllm_config, kv_cache_config, str(current_platform.device_type))
         spec = next(iter(specs.values()))
         row_bytes = row_bytes_of(spec.num_kv_heads, spec.head_size, spec.dtype)
         model = vllm_config.model_config
         config = model.hf_text_config.to_dict()
         facts = _facts(vllm_config, spec.dtype)
         self._layer_count = len(specs)
-        self._namespace = namespace(facts, model.model, config, len(specs), row_bytes)
+        ranks = vllm_config.parallel_config.tensor_parallel_size
+        every = namespaces(facts, model.model, config, len(specs), row_bytes, ranks)
+        self._rank = _rank() if ranks > 1 and role is KVConnectorRole.WORKER else 0
+        self._namespace = every[self._rank]
+        self._publishing = Publishing.AT_ONCE if ranks == 1 else Publishing.TOGETHER
         self._store = opened_store(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._counts = TransferCounts()
         self._told = self._counts.by_name()
@@ -88,7 +116,7 @@ class HillInferStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[
         self._block_tokens = vllm_config.cache_config.block_size
         self._block_manager: Any = None
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(self._store, self._namespace, self._block_tokens)
+            self._scheduler = SchedulerSide(self._store, every, self._block_tokens, _log.warning)
 
     # A request whose rows are not stored is answered all the same.
     @property
@@ -128,6 +156,9 @@ class HillInferStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[
         has computed them anew would leave them to others.
         """
         assert self._scheduler is not None
+        told = connector_output.kv_connector_worker_meta
+        if isinstance(told, RankMetadata):
+            self._scheduler.reported(told.reports)
         if connector_output.invalid_block_ids:
             gone = self._scheduler.failed(connector_output.invalid_block_ids)
             if self._block_manager is not None:
@@ -185,13 +216,15 @@ class HillInferStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[
                     "to: run vLLM without the connector"
                 )
         self._loads = Loads(self._store, self._namespace, layers, self._counts)
-        self._saves = Saves(self._store, self._namespace, layers, self._counts)
+        parts = self._store, self._namespace, layers, self._counts
+        self._saves = Saves(*parts, self._publishing)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Learn what a step will compute: `start_load_kv` comes behind it where nothing loads."""
         super().bind_connector_metadata(connector_metadata)
         assert isinstance(connector_metadata, StepMetadata)
         if self._saves is not None:
+            self._saves.publish(connector_metadata.plan.publishes)
             self._saves.begin(connector_metadata.plan.saves)
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
@@ -228,6 +261,11 @@ class HillInferStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[
             self._saves.finish(finished_req_ids)
         return None, None
 
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """Return what this rank has written in the step and waits to publish; None if nothing."""
+        written = {} if self._saves is None else self._saves.written()
+        return RankMetadata(RankReports.of(written)) if written else None
+
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Return blocks whose rows did not come, which vLLM computes anew."""
         return set() if self._loads is None else self._loads.failed_blocks()
@@ -245,7 +283,9 @@ class HillInferStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """Return what was loaded and stored since the last call; None where nothing was."""
         totals = self.totals()
-        stats = StoreStats({name: total - self._told[name] for name, total in totals.items()})
+        told = {name: total - self._told[name] for name, total in totals.items()}
+        # What all ranks did to the same tokens counts once.
+        stats = StoreStats(told if not self._rank else of_other_rank(told))
         self._told = totals
         return None if stats.is_empty() else stats
 
@@ -272,79 +312,7 @@ class HillInferStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[
         return StoreMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
 
-# --- what is refused ---
-
-
-def _checked(config: VllmConfig, kv: KVCacheConfig) -> dict[str, FullAttentionSpec]:
-    """Return the layers' KV specifications; ConnectorError where rows cannot be stored for them."""
-    groups = kv.kv_cache_groups
-    specs = {name: group.kv_cache_spec for group in groups for name in group.layer_names}
-    for is_wrong, said in _refusals(config, groups, list(specs.values())):
-        if is_wrong:
-            raise ConnectorError(said)
-    return specs
-
-
-def _refusals(config: VllmConfig, groups: list[Any], specs: list[Any]) -> Iterator[tuple[Any, str]]:
-    """Yield whether each thing is refused, and what is said of it."""
-    transfer, parallel = config.kv_transfer_config, config.parallel_config
-    yield (
-        not current_platform.is_cpu(),
-        f"vLLM runs on {current_platform.device_type}: the store takes the KV blocks of its build "
-        "for processors so far; run vLLM without the connector",
-    )
-    yield (
-        transfer.kv_load_failure_policy != "recompute",
-        f"kv_load_failure_policy is '{transfer.kv_load_failure_policy}': a damaged row would be an "
-        "error of the answer; use recompute",
-    )
-    yield (
-        transfer.kv_role != "kv_both",
-        f"kv_role is '{transfer.kv_role}': the store is read and written; use kv_both",
-    )
-    yield (
-        parallel.world_size > 1,
-        f"tensor_parallel_size * pipeline_parallel_size is {parallel.world_size}: the store takes "
-        "the rows of one worker so far; use 1",
-    )
-    kinds = ", ".join(sorted({type(spec).__name__ for spec in specs})) or "no kind"
-    yield (
-        len(groups) != 1 or any(type(spec) is not FullAttentionSpec for spec in specs),
-        f"the model has KV of {kinds} in {len(groups)} groups: the store takes models whose layers "
-        "all have full attention (no sliding windows, no MLA, no state spaces)",
-    )
-    yield (
-        any(_looks_elsewhere(spec) for spec in specs),
-        "a layer of the model attends to a window, to pieces or to later tokens: the store takes "
-        "models whose tokens attend to all tokens before them",
-    )
-    yield (
-        config.cache_config.cache_dtype != "auto",
-        f"kv_cache_dtype is '{config.cache_config.cache_dtype}': the store takes rows in the "
-        "model's own type; use auto",
-    )
-    yield (
-        config.speculative_config is not None,
-        "speculative_config is set: failed loads would be told a step late; leave it out",
-    )
-    yield (
-        config.scheduler_config.async_scheduling,
-        "async_scheduling is on: a step would be planned before it is known whether rows came; "
-        "turn it off",
-    )
-    yield (
-        str(config.load_config.load_format) == "dummy",
-        "load_format is 'dummy': rows of random weights would be found as the model's",
-    )
-    yield (
-        getattr(config, "weight_transfer_config", None) is not None,
-        "weight_transfer_config is set: rows of one set of weights would be found for another",
-    )
-
-
-def _looks_elsewhere(spec: Any) -> bool:
-    windows = (getattr(spec, name, None) for name in ("sliding_window", "attention_chunk_size"))
-    return bool(getattr(spec, "non_causal", False)) or any(one is not None for one in windows)
+# --- whose rows they are ---
 
 
 def _facts(config: VllmConfig, dtype: torch.dtype) -> dict[str, Any]:
@@ -361,6 +329,13 @@ def _facts(config: VllmConfig, dtype: torch.dtype) -> dict[str, Any]:
         # Some models turn keys otherwise where contexts may get longer.
         "max_model_len": model.max_model_len,
     }
+
+
+def _rank() -> int:
+    """Return which of the tensor-parallel ranks this worker is."""
+    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+    return int(get_tensor_model_parallel_rank())
 
 
 def _in_order(names: Iterable[str]) -> list[str]:

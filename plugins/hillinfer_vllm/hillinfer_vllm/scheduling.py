@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hillinfer.store.keys import Namespace
-from hillinfer.store.prefix import StoredPrefix
 from hillinfer.store.store import Store
 from hillinfer_model.kernel_spec import GROUP_TOKENS
+from hillinfer_vllm.ranks import FoundByAll, RankReports
+from hillinfer_vllm.refusals import refusal_of
 from hillinfer_vllm.step_plan import PlannedLoad, PlannedSave, Prompt, StepPlan
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ class _Known:
     prompt
         Its token numbers.
     found
-        What the store has of it, leased; None where nothing.
+        What the store has of it for all ranks, leased.
     blocks
         From its first token on, as vLLM said last.
     load
@@ -36,7 +38,7 @@ class _Known:
     """
 
     prompt: Prompt
-    found: StoredPrefix | None
+    found: FoundByAll
     blocks: list[int] = field(default_factory=list)
     load: tuple[int, int] | None = None
     saved: int = 0
@@ -44,7 +46,7 @@ class _Known:
     @property
     def stored(self) -> int:
         """Tokens that the store had when it was asked."""
-        return 0 if self.found is None else self.found.tokens
+        return self.found.tokens
 
 
 class SchedulerSide:
@@ -54,16 +56,27 @@ class SchedulerSide:
     ----------
     store
         Where rows are looked up.
-    namespace
-        Of the rows of this engine.
+    namespaces
+        Of the rows of this engine, one for each of its ranks.
     block_tokens
         Tokens of a block; loads end with a whole one.
+    warn
+        Told once of each reason why a request is not looked up.
     """
 
-    def __init__(self, store: Store, namespace: Namespace, block_tokens: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        namespaces: Sequence[Namespace],
+        block_tokens: int,
+        warn: Callable[[str], None] = lambda line: None,
+    ) -> None:
         self._store = store
-        self._namespace = namespace
+        self._namespaces = namespaces
         self._block_tokens = block_tokens
+        self._warn = warn
+        self._warned: set[str] = set()
+        self._publishes: list[tuple[str, int]] = []
         self._known: dict[str, _Known] = {}
         self._is_resting = False
 
@@ -84,10 +97,14 @@ class SchedulerSide:
                 continue
             gone.update(known.blocks[first:])
             known.saved = len(known.prompt.ids)
-            if known.found is not None:
-                known.found.close()
-                known.found = None
+            known.found.close()
+            known.found.tokens = 0
         return gone
+
+    def reported(self, reports: RankReports) -> None:
+        """Learn what ranks have written; what all of them have is published by the next step."""
+        ranks = len(self._namespaces)
+        self._publishes += [told for told, count in reports.counts.items() if count == ranks]
 
     def matched(self, request: Request, computed: int) -> int:
         """Return how many tokens behind the computed ones the store has; asked repeatedly."""
@@ -117,7 +134,8 @@ class SchedulerSide:
 
     def plan(self, output: SchedulerOutput) -> StepPlan:
         """Return what the worker does in one step."""
-        plan = StepPlan()
+        plan = StepPlan(publishes=self._publishes)
+        self._publishes = []
         for new in output.scheduled_new_reqs:
             self._planned(plan, output, new.req_id, new.block_ids[0], new.num_computed_tokens)
         again = output.scheduled_cached_reqs
@@ -134,7 +152,7 @@ class SchedulerSide:
     def finished(self, request: str) -> None:
         """Let go of what a request that is over had leased."""
         known = self._known.pop(request, None)
-        if known is not None and known.found is not None:
+        if known is not None:
             known.found.close()
 
     def close(self) -> None:
@@ -154,14 +172,21 @@ class SchedulerSide:
         """Return what is known of a request; None where the store does not serve it."""
         known = self._known.get(request.request_id)
         if known is None:
-            if self._is_resting or _refusal(request) is not None:
+            refused = refusal_of(request)
+            if self._is_resting or refused is not None:
+                self._tell(refused)
                 return None
             salt = (request.cache_salt or "").encode()
             prompt = Prompt(tuple(request.prompt_token_ids or ()), salt)
-            found = self._store.find(self._namespace, prompt.ids, salt)
-            known = _Known(prompt, found, saved=0 if found is None else found.tokens)
+            found = FoundByAll(self._store, self._namespaces, prompt)
+            known = _Known(prompt, found, saved=found.tokens)
             self._known[request.request_id] = known
         return known
+
+    def _tell(self, refused: str | None) -> None:
+        if refused is not None and refused not in self._warned:
+            self._warned.add(refused)
+            self._warn(f"a request is neither loaded nor stored: {refused}")
 
     def _planned(
         self, plan: StepPlan, output: Any, request: str, blocks: Any, computed: int
@@ -179,14 +204,3 @@ class SchedulerSide:
                 PlannedSave(request, known.prompt, known.stored, stop, tuple(known.blocks))
             )
             known.saved = stop // GROUP_TOKENS * GROUP_TOKENS
-
-
-def _refusal(request: Request) -> str | None:
-    """Return why the rows of a request are neither loaded nor stored; None where they are."""
-    if request.mm_features:
-        return "images or sound are part of it, of which token numbers say nothing"
-    if request.prompt_embeds is not None:
-        return "its prompt is of embeddings"
-    if request.lora_request is not None:
-        return "an adapter changes its rows"
-    return None

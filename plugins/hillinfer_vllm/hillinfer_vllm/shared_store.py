@@ -98,6 +98,37 @@ def namespace(
     return Namespace.of(about, layers, row_bytes, 0)
 
 
+def namespaces(
+    facts: Mapping[str, Any],
+    model: str,
+    config: Mapping[str, Any],
+    layers: int,
+    row_bytes: int,
+    ranks: int,
+) -> list[Namespace]:
+    """Return the namespace of each tensor-parallel rank's rows; of one, as of no ranks at all.
+
+    Parameters
+    ----------
+    facts, model, config, layers, row_bytes
+        As in `namespace`; `row_bytes` of a rank's own heads.
+    ranks
+        How many there are.
+
+    Raises
+    ------
+    ConnectorError
+        As `namespace` says.
+    """
+    one = namespace(facts, model, config, layers, row_bytes)
+    if ranks == 1:
+        return [one]
+    about = json.loads(one.about)
+    # How many there are, too: heads are divided otherwise among more.
+    every = ({**about, "rank": rank, "ranks": ranks} for rank in range(ranks))
+    return [Namespace.of(own, layers, row_bytes, 0) for own in every]
+
+
 def weights_digest(directory: Path) -> str:
     """Return the SHA-256 over names and contents of a model's weight files.
 

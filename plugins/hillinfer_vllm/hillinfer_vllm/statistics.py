@@ -24,6 +24,17 @@ METRICS = {
 }
 
 
+# Of the same tokens whichever rank tells of them: bytes and failures are each rank's own.
+_OF_FIRST_RANK = frozenset(
+    ("loaded_tokens", "stored_tokens", "waited_seconds", "loading_seconds", "storing_seconds")
+)
+
+
+def of_other_rank(amounts: dict[str, float]) -> dict[str, float]:
+    """Return what a rank that is not the first tells of what it counted."""
+    return {name: amount for name, amount in amounts.items() if name not in _OF_FIRST_RANK}
+
+
 class StoreStats(KVConnectorStats):  # type: ignore[misc]
     """Amounts by the names of `TransferCounts`."""
 

@@ -78,7 +78,11 @@ class StepPlan:
     ----------
     loads, saves
         In no order.
+    publishes
+        Requests, and positions below which all ranks have written their rows in earlier steps;
+        none where there is one rank.
     """
 
     loads: list[PlannedLoad] = field(default_factory=list)
     saves: list[PlannedSave] = field(default_factory=list)
+    publishes: list[tuple[str, int]] = field(default_factory=list)

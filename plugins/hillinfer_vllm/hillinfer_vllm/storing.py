@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,15 @@ from hillinfer_vllm.step_plan import PlannedSave
 
 # Rows that wait to be written at once: a drive that is slower holds the passes up behind them.
 _MOST_WAITING_BYTES = 256 << 20
+
+
+class Publishing(StrEnum):
+    """When the rows of a step may be found."""
+
+    AT_ONCE = "at once"
+    """Once they are written."""
+    TOGETHER = "together"
+    """Once all ranks have told the scheduler that they have written theirs."""
 
 
 class _Save:
@@ -94,6 +104,8 @@ class Saves:
         Blocks of each layer by its name, in the model's order.
     counts
         Where it counts.
+    publishing
+        Whether rows wait for those of other ranks.
     """
 
     def __init__(
@@ -102,9 +114,12 @@ class Saves:
         namespace: Namespace,
         layers: Mapping[str, KvBlocks],
         counts: TransferCounts,
+        publishing: Publishing = Publishing.AT_ONCE,
     ) -> None:
         self._store, self._namespace = store, namespace
         self._layers, self._counts = layers, counts
+        self._publishing = publishing
+        self._written: dict[str, int] = {}
         self._numbers = {name: number for number, name in enumerate(layers)}
         self._requests: dict[str, _Save] = {}
         self._plans: list[PlannedSave] = []
@@ -160,8 +175,26 @@ class Saves:
                 self._writing.submit(save.close)
             elif stop > save.taken:
                 save.taken = stop
-                self._writing.submit(self._publish, save, stop)
+                if self._publishing is Publishing.AT_ONCE:
+                    self._writing.submit(self._publish, save, stop)
+                else:
+                    self._written[plan.request] = stop
         self._plans = []
+
+    def written(self) -> dict[str, int]:
+        """Return how far requests' rows were given to the writing thread, once; they wait there.
+
+        It writes and publishes in turn: what is published behind this is written.
+        """
+        written, self._written = self._written, {}
+        return written
+
+    def publish(self, ready: Sequence[tuple[str, int]]) -> None:
+        """Let everybody find the rows of requests up to positions that all ranks have written."""
+        for request, stop in ready:
+            save = self._requests.get(request)
+            if save is not None:
+                self._writing.submit(self._publish, save, stop)
 
     def finish(self, requests: set[str]) -> None:
         """End storing for requests that are over."""

@@ -70,6 +70,8 @@ class Engine:
     store: object
     space: object
     blocks: dict = field(init=False)
+    # Makes its rows others than those of a rank beside it.
+    shift: int = 0
 
     def __post_init__(self):
         shape = (BLOCKS, HEADS, BLOCK, 2 * DIM)
@@ -77,7 +79,7 @@ class Engine:
         layers = {name: KvBlocks(own, put) for name, own in self.blocks.items()}
         self.counts = TransferCounts()
         self.layers = layers
-        self.scheduler = SchedulerSide(self.store, self.space, BLOCK)
+        self.scheduler = SchedulerSide(self.store, [self.space], BLOCK)
         self.loads = Loads(self.store, self.space, layers, self.counts)
         self.saves = Saves(self.store, self.space, layers, self.counts)
         self.free = list(np.random.default_rng(0).permutation(BLOCKS))
@@ -103,6 +105,15 @@ class Engine:
 
     def step(self, turns):
         """Take a step of several requests, as the scheduler has planned them together."""
+        plan = self.scheduler.plan(self.output_of(turns))
+        self.saves.begin(plan.saves)
+        self.loads.begin(plan.loads)
+        self.compute(turns)
+        self.saves.end(self.loads.end())
+
+    @staticmethod
+    def output_of(turns):
+        """What vLLM's scheduler says of a step."""
         new = [one for one in turns if one.is_new]
         old = [one for one in turns if not one.is_new]
         cached = SimpleNamespace(
@@ -111,7 +122,7 @@ class Engine:
             new_block_ids=[None for _ in old],
             num_computed_tokens=[one.start for one in old],
         )
-        output = SimpleNamespace(
+        return SimpleNamespace(
             scheduled_new_reqs=[
                 SimpleNamespace(
                     req_id=one.name, block_ids=(one.numbers,), num_computed_tokens=one.start
@@ -121,23 +132,24 @@ class Engine:
             scheduled_cached_reqs=cached,
             num_scheduled_tokens={one.name: one.stop - one.start for one in turns},
         )
-        plan = self.scheduler.plan(output)
-        self.saves.begin(plan.saves)
-        self.loads.begin(plan.loads)
+
+    def compute(self, turns):
+        """Compute the rows of a step, each layer behind its loads."""
         for layer, layer_name in enumerate(NAMES):
             self.loads.wait(layer_name)
             halves = self.blocks[layer_name].view(BLOCKS, HEADS, 2 * BLOCK, DIM).chunk(2, dim=2)
             for one in turns:
-                both = rows_of(layer, one.ids, one.start, one.stop)
+                both = rows_of(layer + self.shift, one.ids, one.start, one.stop)
                 slots = [one.numbers[at // BLOCK] * BLOCK + at % BLOCK for at in one.positions]
                 put(both[:, 0], both[:, 1], *halves, torch.tensor(slots))
             self.saves.take(layer_name)
-        self.saves.end(self.loads.end())
 
     def holds(self, ids, numbers):
         """Whether the blocks hold what computing all tokens gives."""
         return all(
-            torch.equal(self._rows(own, numbers, len(ids)), rows_of(layer, ids, 0, len(ids)))
+            torch.equal(
+                self._rows(own, numbers, len(ids)), rows_of(layer + self.shift, ids, 0, len(ids))
+            )
             for layer, own in enumerate(self.blocks.values())
         )
 

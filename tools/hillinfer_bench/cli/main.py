@@ -15,6 +15,7 @@ from hillinfer.system.files import check_apart, prepare_report
 from hillinfer.system.machine import NumberType
 from hillinfer_bench.cli.evicpress import evicpress
 from hillinfer_bench.cli.frontier import frontier, frontier_picture
+from hillinfer_bench.cli.hosts import hosts
 from hillinfer_bench.cli.serving import serving
 from hillinfer_bench.cli.slim import slim
 from hillinfer_bench.cli.storing import sealed_pool, storing
@@ -414,6 +415,7 @@ main = Program(
         storing,
         sealed_pool,
         serving,
+        hosts,
         slim,
         evicpress,
         study,

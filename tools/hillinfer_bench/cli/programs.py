@@ -13,7 +13,7 @@ BENCH = frozenset(
     {
         *("decode", "quality", "precision", "frontier", "pools", "traces", "storing", "slim"),
         *("study", "compare", "pool-picture", "trace-picture", "store-picture", "prune-picture"),
-        *("frontier-picture", "documents-picture", "evicpress", "serving"),
+        *("frontier-picture", "documents-picture", "evicpress", "serving", "hosts"),
     }
 )
 

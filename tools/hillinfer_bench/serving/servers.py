@@ -115,6 +115,45 @@ def hillinfer_server(
 
 
 @contextmanager
+def command_server(
+    place: Path, name: str, program: str, options: Sequence[str], model: str
+) -> Iterator[RunningServer]:
+    """Run another command of this project that says where it listens.
+
+    Parameters
+    ----------
+    place, name
+        Directory for its log, and what that is called.
+    program
+        Python that calls the command.
+    options
+        Of the command.
+    model
+        What clients call the model behind it.
+
+    Raises
+    ------
+    ServerError
+        Where it does not start.
+    """
+    log = place / f"{name}.log"
+    command = [sys.executable, "-c", program, *options]
+    with _process(command, log, subprocess.PIPE) as process:
+        assert process.stdout is not None
+        watch = threading.Timer(_START_SECONDS, process.kill)
+        watch.start()
+        try:
+            said = process.stdout.readline()
+        finally:
+            watch.cancel()
+        found = re.search(r"http://\S+\d", said)
+        if found is None:
+            raise ServerError(f"{name} did not start: {_tail(log)}")
+        fields = {"ignore_eos": True}
+        yield RunningServer(found.group(), model, process, fields, log)
+
+
+@contextmanager
 def transformers_server(place: Path, folder: Path, number_type: str) -> Iterator[RunningServer]:
     """Run `transformers serve` of this environment with the model of a folder.
 

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `hillinfer-hosts`: a router in front of replicas, and an agent beside each."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import typer
+
+from hillinfer.cli.console import error_console
+from hillinfer.cli.parsing.program import Program
+from hillinfer.store.store import Store
+from hillinfer_hosts.agent import Agent
+from hillinfer_hosts.announcing import Announcer, RouterDirectory
+from hillinfer_hosts.choice import POLICIES, make_policy
+from hillinfer_hosts.directory import Directory, EmbeddedDirectory, Host
+from hillinfer_hosts.fleet import Fleet
+from hillinfer_hosts.held import HeldPrefixes
+from hillinfer_hosts.prompts import SaltRule
+from hillinfer_hosts.redis_directory import RedisDirectory
+from hillinfer_hosts.router import Router, RouterRules
+from hillinfer_hosts.running import Listening, read_key
+
+_RULES = RouterRules()
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="File whose first line is the key that hosts share; needed between machines."
+    ),
+]
+
+
+def _in_redis(directory: str) -> bool:
+    return directory.startswith(("redis://", "rediss://", "unix://"))
+
+
+def router(
+    *,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8100,
+    replica: Annotated[
+        list[str] | None,
+        typer.Option(help="URL of a replica without an agent; give it again for more."),
+    ] = None,
+    directory: Annotated[
+        str,
+        typer.Option(
+            help="Where is kept who holds what: memory, a file, or redis://HOST for several."
+        ),
+    ] = "memory",
+    policy: Annotated[str, typer.Option(help=", ".join(POLICIES) + ".")] = "prefix",
+    salts: Annotated[
+        SaltRule, typer.Option(help="body: cache_salt, as vLLM. key: API keys, as hillinfer serve.")
+    ] = SaltRule.BODY,
+    salt: Annotated[str, typer.Option(help="Salt that the replicas run with.")] = "",
+    transfer: Annotated[
+        int,
+        typer.Option(
+            help="Bring a prefix from another host where that has so many tokens more; 0: never."
+        ),
+    ] = _RULES.transfer_tokens,
+    transfer_seconds: Annotated[
+        float, typer.Option(help="After which a request goes on without.")
+    ] = _RULES.transfer_seconds,
+    key_file: KeyFile = None,
+) -> None:
+    """Send requests of OpenAI's clients to replicas, each to who has read most of its prompt."""
+    key = read_key(key_file, host)
+    kept: Directory
+    if _in_redis(directory):
+        kept = RedisDirectory(directory)
+    else:
+        kept = EmbeddedDirectory(None if directory == "memory" else directory)
+    rules = RouterRules(
+        key=key,
+        salts=salts,
+        salt=salt.encode(),
+        transfer_tokens=transfer,
+        transfer_seconds=transfer_seconds,
+    )
+    fleet = Fleet(kept, make_policy(policy), tuple(one.rstrip("/") for one in replica or ()))
+    try:
+        listening = Listening(lambda url: Router(kept, fleet, rules).application(), host, port)
+        print(f"listening at {listening.url}", flush=True)
+        listening.run()
+    finally:
+        kept.close()
+
+
+def agent(
+    *,
+    store: Annotated[Path, typer.Option(help="The replica's store.")],
+    replica: Annotated[str, typer.Option(help="URL of the replica, as other hosts reach it.")],
+    directory: Annotated[
+        str, typer.Option(help="URL of the router, or redis://HOST where several share it.")
+    ],
+    url: Annotated[
+        str | None, typer.Option(help="URL of this agent, as other hosts reach it.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What it is called; by default its own name.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8200,
+    key_file: KeyFile = None,
+) -> None:
+    """Say what a replica's store holds, serve its extents to others, and bring some of theirs."""
+    key = read_key(key_file, host)
+    console = error_console()
+    with Store(store) as opened:
+        held = HeldPrefixes(opened)
+        reached = (
+            RedisDirectory(directory) if _in_redis(directory) else RouterDirectory(directory, key)
+        )
+        listening = Listening(lambda url: Agent(opened, key).application(), host, port)
+        own = Host(
+            name or f"{socket.gethostname()}:{listening.url.rpartition(':')[2]}",
+            replica.rstrip("/"),
+            (url or listening.url).rstrip("/"),
+            secrets.token_hex(8),
+        )
+        announcer = Announcer(
+            own, held, reached, is_there=lambda: answers(own.replica), say=console.print
+        )
+        try:
+            print(f"listening at {listening.url}", flush=True)
+            listening.run()
+        finally:
+            announcer.close()
+            reached.close()
+
+
+def answers(replica: str) -> bool:
+    """Return whether a replica says that it is well."""
+    try:
+        told = httpx.get(f"{replica}/health", timeout=2.0, trust_env=False)
+    except httpx.HTTPError:
+        return False
+    return told.status_code == httpx.codes.OK
+
+
+main = Program(
+    "hillinfer-hosts",
+    "Many hosts with a store each: requests go to who has read their prompts.",
+    (router, agent),
+)

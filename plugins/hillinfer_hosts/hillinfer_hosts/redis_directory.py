@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A directory in Redis, shared by several routers: a set of prefixes for each host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from hillinfer_hosts.directory import HELD_BYTES, SILENT_SECONDS, Change, Host, HostsError, probed
+
+_NAMES = "hillinfer:hosts"
+_HOST, _HELD = "hillinfer:host:", "hillinfer:held:"
+# Members of one command.
+_BATCH = 1000
+_Answer = TypeVar("_Answer")
+
+
+class RedisDirectory:
+    """Keeps what hosts hold in Redis, which lets go of a silent host by itself.
+
+    A lookup asks the set of every host, in one round trip: right for dozens of hosts.
+
+    Parameters
+    ----------
+    url
+        As `redis://directory:6379/0`.
+    silent_seconds
+        After so much silence a host is not there.
+    client
+        Of Redis, in place of one that is made.
+
+    Raises
+    ------
+    HostsError
+        Where the extra `redis` is not installed.
+    """
+
+    def __init__(
+        self, url: str, silent_seconds: float = SILENT_SECONDS, client: Any = None
+    ) -> None:
+        try:
+            import redis
+        except ImportError as error:
+            raise HostsError(
+                "the directory is in Redis and its client is not installed: "
+                "pip install 'hillinfer-hosts[redis]'"
+            ) from error
+        self._errors = redis.RedisError
+        self._milliseconds = max(1, int(1000 * silent_seconds))
+        self._redis = client or redis.Redis.from_url(
+            url, socket_timeout=5, socket_connect_timeout=2
+        )
+
+    def announce(self, host: Host, change: Change) -> bool:
+        """Take what a host says; False where it has to say everything anew."""
+        return self._asked(lambda: self._announce(host, change))
+
+    def hosts(self) -> list[Host]:
+        """Return the hosts that said something lately."""
+        return self._asked(self._hosts)
+
+    def longest(self, keys: Sequence[bytes]) -> dict[str, int]:
+        """Return how many groups of a prompt each host holds."""
+        return self._asked(lambda: probed(keys, self._holders))
+
+    def forget(self, name: str) -> None:
+        """Let go of a host, and of what it holds."""
+        self._asked(lambda: self._redis.unlink(_HOST + name, _HELD + name))
+
+    def close(self) -> None:
+        """Let the connection go."""
+        self._redis.close()
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _asked(self, what: Callable[[], _Answer]) -> _Answer:
+        try:
+            return what()
+        except self._errors as error:
+            raise HostsError(f"the directory in Redis does not answer: {error}") from error
+
+    def _announce(self, host: Host, change: Change) -> bool:
+        name, held = _HOST + host.name, _HELD + host.name
+        if not change.is_whole:
+            known = self._redis.hget(name, "session")
+            if known is None or known.decode() != host.session:
+                return False
+        with self._redis.pipeline(transaction=True) as steps:
+            if change.is_whole:
+                steps.unlink(held)
+            for part in _parts(change.gone):
+                steps.srem(held, *part)
+            for part in _parts(change.held):
+                steps.sadd(held, *part)
+            steps.hset(
+                name,
+                mapping={
+                    "replica": host.replica,
+                    "agent": host.agent,
+                    "session": host.session,
+                    "namespaces": b"".join(host.namespaces),
+                },
+            )
+            steps.sadd(_NAMES, host.name)
+            steps.pexpire(name, self._milliseconds)
+            steps.pexpire(held, self._milliseconds)
+            steps.execute()
+        return True
+
+    def _names(self) -> list[str]:
+        return sorted(name.decode() for name in self._redis.smembers(_NAMES))
+
+    def _hosts(self) -> list[Host]:
+        names = self._names()
+        with self._redis.pipeline(transaction=False) as steps:
+            for name in names:
+                steps.hgetall(_HOST + name)
+            told = steps.execute()
+        found = []
+        for name, own in zip(names, told, strict=True):
+            if not own:
+                self._redis.srem(_NAMES, name)
+                continue
+            texts = [own[key].decode() for key in (b"replica", b"agent", b"session")]
+            found.append(Host.of([name, *texts], own[b"namespaces"]))
+        return found
+
+    def _holders(self, keys: Sequence[bytes]) -> dict[bytes, set[str]]:
+        names = self._names()
+        found: dict[bytes, set[str]] = {}
+        if not keys or not names:
+            return found
+        with self._redis.pipeline(transaction=False) as steps:
+            for name in names:
+                steps.smismember(_HELD + name, list(keys))
+            told = steps.execute()
+        for name, own in zip(names, told, strict=True):
+            for key, is_held in zip(keys, own, strict=True):
+                if is_held:
+                    found.setdefault(key, set()).add(name)
+        return found
+
+
+def _parts(keys: Sequence[bytes]) -> Iterator[list[bytes]]:
+    for start in range(0, len(keys), _BATCH):
+        yield [key[:HELD_BYTES] for key in keys[start : start + _BATCH]]

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The router before replicas that compute nothing: who is asked, and what a dead one costs."""
+
+import threading
+
+import httpx
+import pytest
+from replicas import KEY, SPACE, Replica, placed
+
+from hillinfer_hosts.announcing import RouterDirectory
+from hillinfer_hosts.choice import Candidate, Expected, make_policy
+from hillinfer_hosts.directory import Change, Host, HostsError
+
+TEXT = "the cat sat on the mat " * 20
+OTHER = "a dog lay in the fog " * 20
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", CHAT])
+@pytest.mark.parametrize("holder", ["a", "b"])
+def test_a_prompt_goes_to_who_has_read_it(path, holder):
+    with placed() as place:
+        place.holds(holder, TEXT)
+        for _ in range(4):
+            assert place.ask(TEXT, path).headers["X-HillInfer-Host"] == holder
+        # What nobody has read goes to both of them.
+        others = {place.ask(OTHER[at:], path).headers["X-HillInfer-Host"] for at in range(6)}
+        assert others == {"a", "b"}
+
+
+def test_the_longest_prefix_counts_and_another_tenant_does_not():
+    with placed("abc") as place:
+        place.holds("a", TEXT[:128])
+        place.holds("b", TEXT[:256])
+        place.holds("c", TEXT, b"tenant")
+        assert place.ask(TEXT).headers["X-HillInfer-Host"] == "b"
+        assert place.ask(TEXT, cache_salt="tenant").headers["X-HillInfer-Host"] == "c"
+        assert place.ask(TEXT[:128] + OTHER).headers["X-HillInfer-Host"] in "ab"
+
+
+def test_tokens_that_are_given_are_not_made_again():
+    with placed() as place:
+        place.holds("b", TEXT)
+        place.replicas["a"].tokenizes = place.replicas["b"].tokenizes = False
+        ids = [ord(one) for one in TEXT]
+        assert [place.ask(ids).headers["X-HillInfer-Host"] for _ in range(3)] == ["b"] * 3
+        # Who cannot make tokens costs the way to the holder, and no answer.
+        assert {place.ask(TEXT).headers["X-HillInfer-Host"] for _ in range(4)} == {"a", "b"}
+
+
+def test_prompts_with_one_beginning_that_come_together_go_to_one_host():
+    with placed("abc") as place:
+        first = place.ask(TEXT + "x" * 70).headers["X-HillInfer-Host"]
+        for end in "yzw":
+            assert place.ask(TEXT + end * 70).headers["X-HillInfer-Host"] == first
+
+
+def test_a_busy_holder_is_passed_by():
+    with placed("ab") as place:
+        place.holds("a", TEXT)
+        holder = place.replicas["a"]
+        holder.held_up.clear()
+        threads = [threading.Thread(target=place.ask, args=(TEXT,)) for _ in range(5)]
+        for one in threads:
+            one.start()
+        while len(holder.asked) < 5:
+            pass
+        assert place.ask(TEXT).headers["X-HillInfer-Host"] == "b"
+        holder.held_up.set()
+        for one in threads:
+            one.join()
+        # Idle again; the other one has read it meanwhile as well.
+        assert place.ask(TEXT).status_code == 200
+
+
+@pytest.mark.parametrize("policy", ["least-loaded", "round-robin"])
+def test_other_policies_look_at_no_prefix(policy):
+    with placed("ab", policy) as place:
+        place.holds("a", TEXT)
+        for _ in range(6):
+            place.ask(TEXT)
+        assert place.counted() == {"a": 3, "b": 3}
+
+
+def test_requests_pass_as_they_are():
+    with placed("a") as place:
+        headers = {"Authorization": "Bearer of a client", "X-Request-Id": "seven"}
+        place.ask(TEXT, headers=headers, temperature=0.5)
+        path, told, passed = place.replicas["a"].asked[0]
+        assert (path, told) == ("/v1/completions", {"prompt": TEXT, "temperature": 0.5})
+        assert passed["authorization"] == "Bearer of a client"
+        assert passed["x-request-id"] == "seven"
+        listed = httpx.get(f"{place.url}/v1/models?x=1")
+        assert listed.json() == {"path": "/v1/models?x=1", "of": "a"}
+        place.replicas["a"].status = 400
+        assert place.ask(TEXT).status_code == 400
+        assert httpx.get(f"{place.url}/v1/files").status_code == 501
+        assert httpx.post(f"{place.url}/v1/completions", content=b"{no json").status_code >= 400
+
+
+@pytest.mark.parametrize("status", [429, 502, 503])
+def test_a_host_without_room_is_passed_by(status):
+    with placed("ab") as place:
+        place.holds("a", TEXT)
+        place.replicas["a"].status = status
+        assert place.ask(TEXT).json()["of"] == "b"
+        place.replicas["b"].status = status
+        assert place.ask(TEXT).status_code == status
+
+
+def test_a_host_that_is_gone_costs_no_answer_and_is_forgotten():
+    with placed("ab") as place:
+        place.holds("a", TEXT)
+        place.replicas["a"].shutdown()
+        place.replicas["a"].server_close()
+        assert [place.ask(TEXT).json()["of"] for _ in range(3)] == ["b"] * 3
+        assert [one.name for one in place.directory.hosts()] == ["b"]
+        metrics = httpx.get(f"{place.url}/metrics").text
+        assert 'hillinfer_router_lost_hosts_total{host="a"} 1.0' in metrics
+        place.replicas["b"].shutdown()
+        place.replicas["b"].server_close()
+        assert place.ask(TEXT).status_code == 503
+        assert httpx.get(f"{place.url}/health").status_code == 503
+
+
+def test_a_host_that_dies_over_an_answer_costs_its_time():
+    with placed("ab") as place:
+        place.holds("a", TEXT)
+        place.replicas["a"].dies_after = 0
+        assert place.ask(TEXT).json()["of"] == "b"
+        assert place.counted() == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", CHAT])
+@pytest.mark.parametrize("dies_after", [None, 0, 1, 2, 3])
+def test_a_stream_goes_on_behind_a_host_that_died(path, dies_after):
+    with placed("ab") as place:
+        place.holds("a", TEXT)
+        place.replicas["a"].dies_after = dies_after
+        # The other one says the same in other pieces.
+        place.replicas["b"].words = ["on", "e two th", "ree four"]
+        events, text, names = place.streamed(TEXT, path)
+        assert text == "one two three four"
+        assert events[-1] == "data: [DONE]"
+        assert len(names) == 1
+        assert sum('"finish_reason": "stop"' in one for one in events) == 1
+        assert place.counted()["b"] == (dies_after is not None)
+
+
+def test_a_stream_that_would_go_on_otherwise_ends_with_an_error():
+    with placed("ab") as place:
+        place.holds("a", TEXT)
+        place.replicas["a"].dies_after = 2
+        place.replicas["b"].words = ["another", " answer"]
+        events, text, _ = place.streamed(TEXT)
+        assert "another" not in text
+        assert "host_lost" in events[-1]
+        place.replicas["b"].words = ["one"]
+        place.holds("a", TEXT)
+
+
+def test_rows_are_brought_to_who_lacks_them_where_that_was_asked_for():
+    with placed("ab", transfer_tokens=128) as place:
+        place.holds("a", TEXT)
+        holder = place.replicas["a"]
+        holder.held_up.clear()
+        threads = [threading.Thread(target=place.ask, args=(TEXT,)) for _ in range(5)]
+        for one in threads:
+            one.start()
+        while len(holder.asked) < 5:
+            pass
+        assert place.ask(TEXT).headers["X-HillInfer-Host"] == "b"
+        holder.held_up.set()
+        for one in threads:
+            one.join()
+        ((told, key),) = place.replicas["b"].fetched
+        assert key == f"Bearer {KEY}"
+        assert told["source"] == holder.url
+        assert told["namespace"] == SPACE.hex()
+        assert len(told["ids"]) == len(TEXT) // 64 * 64
+        assert not holder.fetched
+        assert "brought_tokens_total 128.0" in httpx.get(f"{place.url}/metrics").text
+
+
+def test_hosts_announce_themselves_through_the_router_with_the_key():
+    with placed("a") as place:
+        new = Replica("new")
+        told = Host("new", new.url, "", "1", (SPACE,))
+        for key in ("", "another key of hosts"):
+            with pytest.raises(HostsError, match="401"):
+                RouterDirectory(place.url, key).announce(told, Change(is_whole=True))
+            assert httpx.get(f"{place.url}/hosts").status_code == 401
+        directory = RouterDirectory(place.url, KEY)
+        assert not directory.announce(told, Change())
+        assert directory.announce(told, Change(is_whole=True))
+        assert directory.announce(told, Change())
+        listed = httpx.get(f"{place.url}/hosts", headers={"Authorization": f"Bearer {KEY}"}).json()
+        assert [one["name"] for one in listed["hosts"]] == ["a", "new"]
+        headers = {"Authorization": f"Bearer {KEY}"}
+        wrong = httpx.post(f"{place.url}/hosts/announce", json={"host": 1}, headers=headers)
+        assert wrong.status_code == 400
+        directory.close()
+        new.server_close()
+
+
+def test_the_prefix_policy_weighs_load():
+    policy = make_policy("prefix")
+    held = Candidate("a", 10, 4), Candidate("b", 0, 0)
+    assert policy.choose(held).name == "a"
+    assert policy.choose((Candidate("a", 10, 5), Candidate("b", 0, 0))).name == "b"
+    both = (Candidate("a", 10, 1), Candidate("b", 10, 0), Candidate("c", 0, 0))
+    assert policy.choose(both).name == "b"
+
+
+def test_what_is_expected_ends():
+    now = [0.0]
+    expected = Expected(lambda: now[0])
+    keys = [bytes([at]) * 32 for at in range(40)]
+    expected.note(keys, "a")
+    assert expected.longest(keys) == {"a": 40}
+    assert expected.longest(keys[:3]) == {"a": 3}
+    expected.note(keys[:16], "b")
+    assert expected.longest(keys) == {"a": 40, "b": 16}
+    expected.forget("a")
+    assert expected.longest(keys) == {"b": 16}
+    now[0] = 61.0
+    assert expected.longest(keys) == {}

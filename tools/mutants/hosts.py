@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults of many hosts: who is asked, what comes from elsewhere, and ranks of one engine."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+_HOSTS = "plugins/hillinfer_hosts/hillinfer_hosts"
+_VLLM = "plugins/hillinfer_vllm/hillinfer_vllm"
+_TESTS = "tests/host/hosts"
+_STORE = "tests/host/store"
+
+HOSTS: tuple[Mutant, ...] = (
+    Mutant(
+        "transferred-rows-unchecked",
+        "Rows that come from another host are stored whatever they are.",
+        f"{_HOSTS}/transfer.py",
+        "if (sums != sheet.row_sums[layer + at, begin:stop]).any():",
+        "if not len(sums):",
+        (f"{_TESTS}/test_transfer.py::test_damaged_rows_do_not_arrive",),
+    ),
+    Mutant(
+        "extents-for-everybody",
+        "An agent gives rows out without the key of the hosts.",
+        f"{_HOSTS}/agent.py",
+        "return not self._told or hmac.compare_digest(given, self._told)",
+        "return bool(given) or not self._told",
+        (f"{_TESTS}/test_transfer.py::test_an_agent_gives_nothing_without_the_key",),
+    ),
+    Mutant(
+        "dead-hosts-remembered",
+        "A host that does not answer stays in the directory.",
+        f"{_HOSTS}/fleet.py",
+        "            self._directory.forget(host.name)\n",
+        "            self._directory.hosts()\n",
+        (f"{_TESTS}/test_router.py::test_a_host_that_is_gone_costs_no_answer_and_is_forgotten",),
+    ),
+    Mutant(
+        "differences-of-strangers",
+        "A directory takes differences of a host that began anew.",
+        f"{_HOSTS}/directory.py",
+        "if not change.is_whole and (known is None or known[1] != host.session):",
+        "if not change.is_whole and known is None:",
+        (
+            f"{_TESTS}/test_directory.py::"
+            "test_differences_of_who_is_unknown_or_began_anew_are_not_taken",
+        ),
+    ),
+    Mutant(
+        "streams-told-twice",
+        "A stream that another host goes on with begins anew for the client.",
+        f"{_HOSTS}/streams.py",
+        'self._skipped, self._waiting = dict(self.texts), b""',
+        'self._skipped, self._waiting = {}, b""',
+        (f"{_TESTS}/test_router.py::test_a_stream_goes_on_behind_a_host_that_died",),
+    ),
+    Mutant(
+        "tokens-decide-who-answers",
+        "Who makes the tokens of a prompt takes the turns of who answers.",
+        f"{_HOSTS}/fleet.py",
+        "return self._chosen(self._helpers, hosts, {})",
+        "return self._chosen(self.policy, hosts, {})",
+        (f"{_TESTS}/test_router.py::test_a_prompt_goes_to_who_has_read_it",),
+    ),
+    Mutant(
+        "gone-prefixes-kept",
+        "An agent never says that its store holds something no longer.",
+        f"{_HOSTS}/held.py",
+        "sorted(self._held - held))",
+        "())",
+        (f"{_TESTS}/test_held.py::test_what_went_is_said_but_not_what_others_have_too",),
+    ),
+    Mutant(
+        "ranks-publish-alone",
+        "Rows are published where only some ranks have written theirs.",
+        f"{_VLLM}/scheduling.py",
+        "if count == ranks]",
+        "if count]",
+        (f"{_STORE}/test_vllm_ranks.py::test_what_one_rank_has_not_is_found_by_none",),
+    ),
+    Mutant(
+        "ranks-find-alone",
+        "A prompt is found as far as the rank that has most of it.",
+        f"{_VLLM}/ranks.py",
+        "self.tokens = min(tokens)",
+        "self.tokens = max(tokens)",
+        (f"{_STORE}/test_vllm_ranks.py::test_a_rank_that_lost_rows_keeps_all_from_finding_them",),
+    ),
+    Mutant(
+        "ranks-in-one-namespace",
+        "All ranks store their heads under one namespace.",
+        f"{_VLLM}/shared_store.py",
+        '{**about, "rank": rank, "ranks": ranks}',
+        '{**about, "ranks": ranks}',
+        (f"{_STORE}/test_vllm_ranks.py::test_each_rank_has_a_namespace_of_its_own",),
+    ),
+    Mutant(
+        "windows-served",
+        "A model whose layers attend to windows is served.",
+        f"{_VLLM}/refusals.py",
+        "or any(one is not None for one in windows)",
+        "",
+        (f"{_STORE}/test_vllm_refusals.py::test_an_engine_is_refused_with_its_reason",),
+    ),
+)
