@@ -16,15 +16,12 @@ from typing import Any
 import torch
 
 from hillinfer.catalogue.measuring import (
-    USUAL_ALLOWANCE,
-    USUAL_LEAST,
     MeasuringEndedError,
-    ProbeWishes,
     measure_document,
+    usual_wishes,
 )
 from hillinfer.catalogue.records import KnownDocument
 from hillinfer.forms.form import DocumentStates
-from hillinfer.forms.probes import ProbeSizes
 from hillinfer.forms.stored_rows import StoredRowsForm
 from hillinfer.forms.table import make_form
 from hillinfer.generate.answering import Generation
@@ -36,7 +33,6 @@ _QUESTIONS = 4
 # So many compared answers say something, where they agree by so much less than was measured.
 _LEAST_ANSWERS = 3
 _SLIP = 0.1
-_PROBES = 4
 # Tokens of an answer whose logits are in memory at once.
 _COMPARED_TOKENS = 64
 
@@ -152,13 +148,8 @@ class OnlineChecks:
             Asked before each forward pass.
         """
         known = self._known.get(document.key, _Known())
-        parts = len(ids) // ProbeSizes().part
-        wishes = ProbeWishes(
-            min(_PROBES, max(parts, 1)),
-            questions=tuple(dict.fromkeys(known.questions)),
-            least=USUAL_LEAST,
-            allowance=USUAL_ALLOWANCE,
-        )
+        wishes = usual_wishes(len(ids), len(document.measured))
+        wishes = replace(wishes, questions=tuple(dict.fromkeys(known.questions)))
         forms = [make_form(one.form) for one in document.measured]
         text = 0.0 if document.resting is None else document.resting.text
         try:

@@ -41,8 +41,10 @@ _STEPS = 3
 # Of a prompt that nobody timed: tokens that are read to see how long all would take.
 _TIMED_TOKENS = 512
 
-USUAL_LEAST, USUAL_ALLOWANCE = 0.9, 0.4
-"""Of wishes by which a profile costs no more than half of what reading the document took."""
+# Of wishes by which a profile costs no more than half of what reading the document took: beside
+# what probes read, forms are made and steps are timed.
+_LEAST, _ALLOWANCE = 0.9, 0.4
+_MOST_PROBES = 4
 
 
 class MeasuringEndedError(HillInferError):
@@ -74,6 +76,8 @@ class ProbeWishes:
     allowance
         Most tokens of probes that forms are chosen by, as a share of the document's, read with all
         forms together. One probe is read with each whatever it says.
+    drawn
+        Probes that somebody drew of the document already, to choose by in place of others.
     """
 
     chosen_by: int = 4
@@ -84,6 +88,7 @@ class ProbeWishes:
     sizes: ProbeSizes = field(default_factory=ProbeSizes)
     least: float = 0.0
     allowance: float = math.inf
+    drawn: tuple[Probe, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing."""
@@ -98,6 +103,41 @@ class ProbeWishes:
                 f"least={self.least}, allowance={self.allowance}: give a quality from 0 to 1, and "
                 "a share above 0"
             )
+
+
+def usual_wishes(
+    tokens: int, forms: int, instruction: Sequence[int] = (), judged_by: int = 0, seed: int = 0
+) -> ProbeWishes:
+    """Return wishes by which measuring costs at most half of what reading a document takes.
+
+    Of a short document probes are fewer, and shorter: the lower ends of intervals are lower then.
+
+    Parameters
+    ----------
+    tokens
+        Of the document.
+    forms
+        How many are measured.
+    instruction, judged_by, seed
+        As in `ProbeWishes`.
+    """
+    for sizes in (ProbeSizes(), ProbeSizes(8, 16)):
+        parts = max(1, min(_MOST_PROBES, tokens // sizes.part - judged_by))
+        for count in range(parts, 0, -1):
+            look = len(instruction) + sizes.part - 1
+            read = look + (count - 1) * (sizes.part - 1) + forms * look
+            is_least = (sizes.answer, count) == (16, 1)
+            if read <= _ALLOWANCE * tokens or is_least:
+                return ProbeWishes(
+                    count,
+                    judged_by,
+                    tuple(instruction),
+                    seed=seed,
+                    sizes=sizes,
+                    least=_LEAST,
+                    allowance=_ALLOWANCE,
+                )
+    raise AssertionError("unreachable: the last is returned whatever it reads")
 
 
 @dataclass(frozen=True)
@@ -164,6 +204,7 @@ def measure_document(
     """
     wanted = (wishes.chosen_by, wishes.judged_by)
     chosen_by, judged_by = recall_probes(ids, wanted, wishes.seed, wishes.instruction, wishes.sizes)
+    chosen_by = [*wishes.drawn] or chosen_by
     _go_on(is_over)
     began = time.perf_counter()
     states = stored_states(prompts, ids)

@@ -44,7 +44,7 @@ def test_a_small_study_plays_every_rival_within_the_budget(
         *("evicpress", "--model", tiny_folder, "--dir", tmp_path, "--documents", 2),
         *("--requests", 6, "--shortest", 128, "--longest", 192, "--budget", 0.4, "--alpha", 1),
         *("--probes", 1, "--questions", 1, "--kills", 2, "--out", out),
-        *("--picture", tmp_path / "evicpress.svg"),
+        *("--picture", tmp_path / "evicpress.svg", "--sized", 1),
     )
     # It breaks off in its middle, and goes on where it was.
     with monkeypatch.context() as broken:
@@ -80,6 +80,12 @@ def test_a_small_study_plays_every_rival_within_the_budget(
         rates, seconds = zip(*row["rate_curve"], strict=True)
         assert list(rates) == sorted(rates)
         assert min(seconds) >= row["first_token_p50"] * 0.99
+    sized = report["sized"]
+    assert sized["all_bytes"] == 131072 * sum(one["tokens"] for one in report["documents"])
+    for row in sized["rows"]:
+        assert row["dram_peak_bytes"] <= sized["budget_bytes"], row
+        assert row["first_token_p50"] > 0
+    assert min(sized["bytes_a_second"].values()) > 0
     drawn = ElementTree.parse(tmp_path / "evicpress.svg").getroot()
     assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
     (lru,) = (one for one in read_rivals(out) if one.name == "held + LRU")
@@ -156,7 +162,7 @@ def test_figures_are_of_the_soonest_that_agrees_enough():
     [
         ({"budget_part": 0.0}, "budget=0.0 is no share"),
         ({"alphas": (-1.0,)}, "must be one number of seconds"),
-        ({"kills": -1}, "kills=-1: give 1 or more"),
+        ({"kills": -1}, "kills=-1, sized=2: give 1 or more"),
     ],
 )
 def test_requests_that_mean_nothing_are_refused(changes, said, tmp_path):

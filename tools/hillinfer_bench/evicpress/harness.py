@@ -13,15 +13,14 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from hillinfer.catalogue.measuring import (
-    USUAL_ALLOWANCE,
-    USUAL_LEAST,
     MeasuredDocument,
     ProbeWishes,
     measure_document,
+    usual_wishes,
 )
 from hillinfer.forms.filed import DRIVE, DriveForm, FormFile
 from hillinfer.forms.form import DocumentStates, MadeForm, OpenedForm
-from hillinfer.forms.probes import Probe, Probing, recall_probes
+from hillinfer.forms.probes import Probe, ProbeSizes, Probing, recall_probes
 from hillinfer.forms.stored_rows import StoredRowsForm, stored_states
 from hillinfer.forms.table import make_form
 from hillinfer.generate.answering import Generation
@@ -120,7 +119,12 @@ class Harness:
         ids = list(document.ids)
         # Of one draw, so that no token is in both.
         counts = (wishes.chosen_by, wishes.judged_by)
-        _, questions = recall_probes(ids, counts, wishes.seed, wishes.instruction, wishes.sizes)
+        chosen_by, questions = recall_probes(
+            ids, counts, wishes.seed, wishes.instruction, wishes.sizes
+        )
+        usual = usual_wishes(len(ids), len(USUAL) - 1, wishes.instruction)
+        few = [_shortened(one, len(wishes.instruction), usual.sizes) for one in chosen_by]
+        usual = replace(usual, drawn=tuple(few[: usual.chosen_by]))
         seconds = self._notes.part(f"prefill {number}", lambda: self._read(ids), float, float)
         if self._prompts.stored_key(ids) is None:
             # Whoever read it was killed before it was on the drive.
@@ -130,7 +134,7 @@ class Harness:
         profiles = []
         for name, names, own in (
             ("whole", ("held", *CODES, *DROPPED), asked),
-            ("usual", USUAL, replace(asked, least=USUAL_LEAST, allowance=USUAL_ALLOWANCE)),
+            ("usual", USUAL, usual),
         ):
             forms = [make_form(one) for one in names]
             profiles.append(
@@ -143,8 +147,7 @@ class Harness:
                     unpacked_profile,
                 )
             )
-        whole, usual = profiles
-        self.stored.append(StoredDocument(document, whole, usual, tuple(questions)))
+        self.stored.append(StoredDocument(document, profiles[0], profiles[1], tuple(questions)))
         return self.stored[-1]
 
     # --- one rival -------------------------------------------------------------------------
@@ -208,6 +211,20 @@ class Harness:
     def states(self, number: int) -> DocumentStates:
         """Return the rows of a document, from the store."""
         return stored_states(self._prompts, list(self.stored[number].document.ids))
+
+    def agreement(self, number: int, name: str, turn: int) -> float:
+        """Return what a question's answer keeps behind a form; the same whenever it is asked."""
+        # It is the same form wherever it lies.
+        name = name.removeprefix(DRIVE)
+        if name in ("rows", "text", "held"):
+            return 1.0
+        if (number, name, turn) not in self._agreed:
+            form = make_form(name)
+            opened = form.make(self._model, self.states(number)).open()
+            for one in range(len(self.stored[number].questions)):
+                quality = self.probing(number, one).quality(form, opened)
+                self._agreed[number, name, one] = quality.mean
+        return self._agreed[number, name, turn]
 
     def turn(self, number: int, played: Played) -> int:
         """Return which of its questions is asked about a document next."""
@@ -291,26 +308,19 @@ class Harness:
             played.read_bytes += made[1].byte_count
         played.documents.append(number)
         played.forms.append(form)
-        played.agreements.append(self._agreement(number, form, turn))
+        played.agreements.append(self.agreement(number, form, turn))
 
     def _opened(self, stored: StoredDocument, rest: str) -> OpenedForm:
         states = DocumentStates(stored.document.ids, ())
         resting = make_form("text") if rest == "text" else StoredRowsForm(self._prompts)
         return resting.make(self._model, states).open()
 
-    def _agreement(self, number: int, name: str, turn: int) -> float:
-        """Return what a question's answer keeps behind a form; the same whenever it is asked."""
-        # It is the same form wherever it lies.
-        name = name.removeprefix(DRIVE)
-        if name in ("rows", "text", "held"):
-            return 1.0
-        if (number, name, turn) not in self._agreed:
-            form = make_form(name)
-            opened = form.make(self._model, self.states(number)).open()
-            for one in range(len(self.stored[number].questions)):
-                quality = self.probing(number, one).quality(form, opened)
-                self._agreed[number, name, one] = quality.mean
-        return self._agreed[number, name, turn]
+
+def _shortened(probe: Probe, instruction: int, sizes: ProbeSizes) -> Probe:
+    """Return a probe of the beginning of a probe's part."""
+    part = [*probe.given[instruction:], *probe.answer][: sizes.part]
+    given = (*probe.given[:instruction], *part[: sizes.given])
+    return Probe(probe.kind, given, tuple(part[sizes.given :]))
 
 
 def decoded(

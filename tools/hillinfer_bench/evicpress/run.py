@@ -28,11 +28,18 @@ from hillinfer_bench.evicpress.notes import Notes, packed_played, unpacked_playe
 from hillinfer_bench.evicpress.played import Played
 from hillinfer_bench.evicpress.rivals import Rival, rivals
 from hillinfer_bench.evicpress.served import ServedDocuments
+from hillinfer_bench.evicpress.sized import (
+    SizedStudy,
+    shadowed_quality,
+    sized_figures,
+    sized_rivals,
+)
 from hillinfer_bench.evicpress.workload import Workload, WorkloadSize, mooncake_workload
 
 _INSTRUCTION = "\n\nRepeat the part of the text above that begins with:\n\n"
 _STORE_BYTES = 4 << 30
 _LEAST_AGREEMENT = 0.97
+LLAMA_NAME = "Llama 8B"
 GOALS = {
     "ttft_vs_lru_p50": 4.0,
     "ttft_vs_lru_p95": 4.0,
@@ -68,6 +75,8 @@ class EvicPressRequest:
         Of each document: those that forms are chosen by, and those that are asked.
     kills
         Processes that are killed while forms move; 0 for none.
+    sized_factor
+        Tokens of a document in files of a larger model's size, for each here; 0 for no such files.
     """
 
     model: str
@@ -79,6 +88,7 @@ class EvicPressRequest:
     probes: int = 4
     questions: int = 3
     kills: int = 200
+    sized_factor: int = 2
 
     def __post_init__(self) -> None:
         """Refuse what means nothing."""
@@ -86,10 +96,11 @@ class EvicPressRequest:
             raise SettingsError(f"budget={self.budget_part} is no share above 0 and up to 1")
         if not self.alphas or min(self.alphas) < 0:
             raise SettingsError(f"alpha={self.alphas} must be one number of seconds or more")
-        if self.probes < 1 or self.questions < 1 or self.kills < 0:
+        if self.probes < 1 or self.questions < 1 or min(self.kills, self.sized_factor) < 0:
             raise SettingsError(
-                f"probes={self.probes}, questions={self.questions}, kills={self.kills}: give 1 or "
-                "more of the first two, and 0 or more kills"
+                f"probes={self.probes}, questions={self.questions}, kills={self.kills}, "
+                f"sized={self.sized_factor}: give 1 or more of the first two, and 0 or more of the "
+                "others"
             )
 
 
@@ -128,16 +139,27 @@ def run(request: EvicPressRequest, say: Callable[[str], None]) -> str:
                 continue
             say(_line(rival.name, played[rival].figures()))
         fits = notes.part("all fits", harness.play_all_held, _packed_pair, _unpacked_pair)
+        sized = None
+        if request.sized_factor:
+            sized = notes.part(
+                "sized",
+                partial(_sized, request, harness, played, notes.folder),
+                _as_it_is,
+                _as_it_is,
+            )
     killed = notes.part(
         f"kills {request.kills}", partial(_killed, request.kills), _as_it_is, _as_it_is
     )
     record = _record(
         request, workload, harness, played, {**compared(played), **_fits(*fits), **killed}
     )
+    record["sized"] = sized
     record["seconds"] = time.perf_counter() - began
     write_whole(request.out, json.dumps(record, default=str, indent=1).encode())
     notes.remove()
     lines = [_line(row["rival"], row) for row in record["rows"]]
+    if sized is not None:
+        lines += [_line(f"as {LLAMA_NAME}: {row['rival']}", row) for row in sized["rows"]]
     figures = record["figures"]
     lines += [f"{name}: {value}, goal {GOALS.get(name, '-')}" for name, value in figures.items()]
     return "\n".join(lines)
@@ -171,6 +193,19 @@ class _Others:
         if rival.important:
             return play_important(self.loaded.model, self.harness, rival.important)
         return self.harness.play(rival)
+
+
+def _sized(
+    request: EvicPressRequest, harness: Harness, played: dict[Rival, Played], folder: Path
+) -> dict[str, Any]:
+    """Play the same to files of a larger model's size."""
+    quality = shadowed_quality({rival.name: own for rival, own in played.items()})
+    study = SizedStudy(harness, request.sized_factor, request.budget_part, quality, folder)
+    try:
+        found = {rival: study.play(rival) for rival in sized_rivals(list(played))}
+        return sized_figures(study, found)
+    finally:
+        study.files.close()
 
 
 def _as_it_is(found: dict[str, Any]) -> dict[str, Any]:

@@ -271,10 +271,9 @@ def _measure(
 ) -> None:
     """Measure a document's forms and keep what was found."""
     from hillinfer.catalogue.measuring import (
-        USUAL_ALLOWANCE,
-        USUAL_LEAST,
         ProbeWishes,
         measure_document,
+        usual_wishes,
     )
     from hillinfer.forms.probes import ProbeSizes
 
@@ -284,7 +283,7 @@ def _measure(
     asked = tuple(tuple(prompt.question_ids(one)) for one in wishes.questions)
     told = ProbeWishes(count, wishes.judge, tuple(instruction), asked, wishes.seed)
     if wishes.is_usual:
-        told = replace(told, least=USUAL_LEAST, allowance=USUAL_ALLOWANCE)
+        told = usual_wishes(len(ids), len(forms), instruction, wishes.judge, wishes.seed)
     with reading_view(error_console()).stage("measure", len(forms) * len(ids)) as advance:
 
         def measured(done: int) -> None:
