@@ -13,8 +13,8 @@ import torch
 from hillinfer.engine.queries import Prediction
 from hillinfer.errors import CacheUseError
 from hillinfer.hf.attention import AttachedCache, HillInferLayer, is_autocast
-from hillinfer.hf.batch import Batch
-from hillinfer.hf.engine import CacheFamily, Engine, Expectation, Use
+from hillinfer.hf.batch import Batch, CacheFamily, Expectation
+from hillinfer.hf.engine import Engine, Use
 from hillinfer.hf.features import ModelInUse
 from hillinfer.hf.forward_plan import (
     ForwardPlan,

@@ -13,9 +13,9 @@ from hillinfer.engine.queries import Prediction
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.extents.shared_chunks import StoredRowsError
 from hillinfer.hf.attention import AttachedCache, HillInferLayer, is_autocast
-from hillinfer.hf.batch import left_padding
+from hillinfer.hf.batch import CacheFamily, Expectation, left_padding
 from hillinfer.hf.cache import HillInferCache
-from hillinfer.hf.engine import CacheFamily, Expectation, Use
+from hillinfer.hf.engine import Use
 from hillinfer.hf.forward_plan import ForwardPlan, LoneToken
 from hillinfer.hf.prompts import PromptCall
 from hillinfer.statistics import CacheStatistics
