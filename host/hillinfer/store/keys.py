@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hillinfer.drive.calls import Reads
 from hillinfer.drive.files import PAGE_BYTES, round_up
 from hillinfer.native.library import native_library
 from hillinfer.secrecy.pages import PageLayout
@@ -174,6 +175,82 @@ class ExtentShape:
         """Return where a layer's rows begin, from some group of the chunk on."""
         plane = self.sheets_bytes + self.layers * self.shadow_bytes
         return plane + layer * self.object_bytes + group * self.group_bytes
+
+
+@dataclass(frozen=True)
+class RowPiece:
+    """Rows of neighbouring layers of some chunks, read at once into one buffer.
+
+    Parameters
+    ----------
+    shape
+        Of the chunks' extents.
+    first, stop
+        Layers.
+    chunks
+        Numbers of the chunks in their prefix.
+    joined
+        How many layers lie together in the buffer, chunk by chunk, and come in joined reads: all of
+        them, or 1. With 1 the rows of a layer lie one behind the other, those of all chunks.
+    threads
+        Reads in flight.
+    """
+
+    shape: ExtentShape
+    first: int
+    stop: int
+    chunks: range
+    joined: int
+    threads: int
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of the buffer that it takes."""
+        return (self.stop - self.first) * len(self.chunks) * self.shape.object_bytes
+
+    @property
+    def runs(self) -> list[range]:
+        """The chunks whose rows of a layer lie one behind the other, run by run."""
+        return [self.chunks] if self.joined == 1 else [range(one, one + 1) for one in self.chunks]
+
+    def start(self, layer: int, chunk: int) -> int:
+        """Return where a chunk's rows of a layer begin in the buffer."""
+        block, at = divmod(layer - self.first, self.joined)
+        places = block * len(self.chunks) + chunk - self.chunks.start
+        return (places * self.joined + at) * self.shape.object_bytes
+
+    def reads(
+        self,
+        offsets: NDArray[np.int64],
+        groups: NDArray[np.int64],
+        wanted: NDArray[np.bool_],
+        most_bytes: int,
+    ) -> Reads:
+        """Return what brings it.
+
+        Parameters
+        ----------
+        offsets, groups
+            int64, of each chunk: where its extent begins in its file, and groups to be read.
+        wanted
+            bool, which chunks.
+        most_bytes
+            Of a read.
+        """
+        size = self.joined * self.shape.object_bytes
+        parts = Reads.in_pieces(0, size, most_bytes)
+        # The last layer's rows end with the last group that is wanted.
+        sizes = size - self.shape.group_bytes * (CHUNK_GROUPS - groups)[:, None]
+        counts = np.minimum(sizes - parts.buffer_offsets, parts.byte_counts)
+        blocks = np.arange(0, self.stop - self.first, self.joined)[:, None, None]
+        chunks = np.arange(len(self.chunks))[:, None]
+        places = size * (blocks // self.joined * len(self.chunks) + chunks) + parts.buffer_offsets
+        starts = blocks * self.shape.object_bytes + offsets[:, None] + parts.file_offsets
+        chosen = np.broadcast_to((counts > 0) & wanted[:, None], starts.shape)
+        counts = np.broadcast_to(counts, starts.shape)
+        return Reads(
+            starts[chosen] + self.shape.rows_at(self.first), places[chosen], counts[chosen]
+        )
 
 
 # --- Hashes of prefixes ---

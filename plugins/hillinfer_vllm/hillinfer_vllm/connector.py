@@ -22,7 +22,7 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from hillinfer_vllm.kv_blocks import KvBlocks, row_bytes_of
-from hillinfer_vllm.loading import Loads, TransferCounts
+from hillinfer_vllm.loading import Loads, TransferCounts, WorkerSide
 from hillinfer_vllm.scheduling import SchedulerSide
 from hillinfer_vllm.shared_store import ConnectorError, namespace, opened_store
 from hillinfer_vllm.statistics import StoreMetrics, StoreStats
@@ -184,8 +184,8 @@ class HillInferStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[
                     f"bytes, and {self._block_tokens} and {self._namespace.row_bytes} were said "
                     "to: run vLLM without the connector"
                 )
-        self._loads = Loads(self._store, self._namespace, layers, self._counts)
-        self._saves = Saves(self._store, self._namespace, layers, self._counts)
+        side = WorkerSide(self._store, self._namespace, layers, self._counts)
+        self._loads, self._saves = Loads(side), Saves(side)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Learn what a step will compute: `start_load_kv` comes behind it where nothing loads."""
