@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from hillinfer.drive.calls import Reads
 from hillinfer.drive.files import PAGE_BYTES, round_up
 from hillinfer.native.library import native_library
+from hillinfer.native.sheets import SheetMatch
 from hillinfer.secrecy.pages import PageLayout
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -348,6 +349,37 @@ class Expected(NamedTuple):
         if len(self.keys) < groups or parent != self.parent or not ids.startswith(own):
             return None
         return self.keys[:groups]
+
+
+def covered_groups(
+    data: NDArray[np.uint8], shape: ExtentShape, pool: bytes, expected: Sequence[Expected]
+) -> list[list[int]]:
+    """Return how many groups of a prompt both sheets of each plain extent cover, all at once.
+
+    0 where one is not whole or not of the prompt, else all of its groups; below 0 where it has more
+    than are wanted, whose keys nobody knows yet.
+
+    Parameters
+    ----------
+    data
+        What extents of one shape begin with, uint8 (extents, sheets_bytes), contiguous.
+    shape, pool
+        Theirs, and the store's identity.
+    expected
+        What each should be: chunks of one namespace, all of them full but the last.
+    """
+    wanted = np.array([len(one.keys) for one in expected], np.int32)
+    covered = np.zeros((len(expected), 2), np.int32)
+    match = SheetMatch(
+        data.ctypes.data, len(data), data.shape[1], shape.body_bytes, pool + expected[0].namespace,
+        b"".join([one.parent for one in expected]),
+        b"".join([key for one in expected for key in one.keys]),
+        b"".join([one.ids for one in expected]), wanted.ctypes.data, covered.ctypes.data,
+        STORE_VERSION, shape.layers, shape.row_bytes, shape.shadow_bytes,
+    )  # fmt: skip
+    native_library().functions.hillinfer_match_sheets(ctypes.byref(match))
+    found: list[list[int]] = covered.tolist()
+    return found
 
 
 def _hashed(data: bytes, hash_key: bytes) -> bytes:

@@ -210,7 +210,8 @@ class Measured:
         again, index, first = row.again_milliseconds, row.index_milliseconds, row.first_milliseconds
         yield at_most("lookup_p99_milliseconds", row.p99(again), 5, again, allowed=row.possible_p99)
         yield at_most("lookup_index_p99_milliseconds", row.p99(index), 5, index)
-        yield at_most("lookup_first_p99_milliseconds", row.p99(first), 5, first)
+        name, most = "lookup_first_p99_milliseconds", row.possible_first_p99
+        yield at_most(name, row.p99(first), 5, first, allowed=most)
 
     def _of_traces(self) -> Iterator[StoreGoal]:
         names = "saved_seconds_over_lru", "saved_on_synthetic_over_lru", "admission_under_better"
@@ -276,7 +277,9 @@ class Measured:
             yield (
                 f"lookup of {self.lookups.tokens} tokens, p99: index "
                 f"{self.lookups.p99(self.lookups.index_milliseconds):.1f} ms, first "
-                f"{self.lookups.p99(self.lookups.first_milliseconds):.1f} ms, again "
+                f"{self.lookups.p99(self.lookups.first_milliseconds):.1f} ms (median "
+                f"{median(self.lookups.first_milliseconds):.1f}; reading its sheets alone "
+                f"{median(self.lookups.sheet_milliseconds):.1f}), again "
                 f"{self.lookups.p99(self.lookups.again_milliseconds):.1f} ms, possible "
                 f"{self.lookups.possible_p99:.1f} ms"
             )
