@@ -60,6 +60,7 @@ COMMON: dict[str, list[str]] = {
     "row_sums": [],
     "state_rows": _ANY_FLOAT,
     "selected_sets": [],
+    "sheets": [],
     "step_rows": [],
     "tables": [],
 }

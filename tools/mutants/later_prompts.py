@@ -168,11 +168,30 @@ LATER_PROMPTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "broken-placing-is-never-done",
-        "Where placing rows breaks off, the thread that read them waits for ever.",
+        "Where a pass breaks off that places rows, the thread that read them waits for ever.",
         "host/hillinfer/reuse/row_placing.py",
-        "        finally:\n            self._note_done(waiting)",
-        "        else:\n            self._note_done(waiting)",
-        (f"{_PLACING}::test_who_read_rows_learns_that_the_pass_broke_off",),
+        "                        one.taker = None\n",
+        "",
+        (f"{_PLACING}::test_who_read_rows_places_them_where_the_pass_breaks_off",),
+    ),
+    Mutant(
+        "rows-that-fail-twice-are-never-done",
+        "Where placing rows fails in the thread that read them, it waits for itself.",
+        "host/hillinfer/reuse/row_placing.py",
+        "                own.is_done = True\n        # The memory",
+        "                pass\n        # The memory",
+        (f"{_PLACING}::test_rows_that_cannot_be_placed_are_an_error_of_who_read_them",),
+    ),
+    Mutant(
+        "told-of-a-pass-that-broke-off",
+        "What was told of tokens that broke off is told of those that come in their place.",
+        "host/hillinfer/kv/sequence.py",
+        "        self.told = None\n        self.tables.truncate(length)",
+        "        self.tables.truncate(length)",
+        (
+            "tests/host/pruning/test_blocks.py::"
+            "test_a_question_behind_a_block_that_broke_off_attends_to_all_rows",
+        ),
     ),
     Mutant(
         "forgotten-rows-are-placed",

@@ -218,8 +218,8 @@ STORES: tuple[Mutant, ...] = (
         "waiting-rows-unchecked",
         "What is wrong with rows that a pass placed is told to nobody.",
         "host/hillinfer/reuse/row_placing.py",
-        "                        one.check(found)\n",
-        "                        one.is_checked = True\n",
+        "                    one.check(found)\n",
+        "                    one.is_checked = True\n",
         (f"{_STREAMING}::test_a_flipped_bit_is_computed_anew_behind_what_is_right",),
     ),
     Mutant(

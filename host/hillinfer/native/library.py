@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hillinfer.errors import HillInferError
 from hillinfer.native.coded import SIGNATURES as CODED_SIGNATURES
+from hillinfer.native.sheets import SIGNATURES as SHEET_SIGNATURES
 from hillinfer.native.state_rows import SIGNATURES as STATE_SIGNATURES
 from hillinfer.native.step_rows import SIGNATURES as STEP_SIGNATURES
 from hillinfer.native.structures import (
@@ -70,7 +71,7 @@ HOW_TO_BUILD = (
     "tree or install HillInfer again"
 )
 
-_INTERFACE_VERSION = 21
+_INTERFACE_VERSION = 22
 _KEY_BYTES = 32
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int32
@@ -150,7 +151,7 @@ _SIGNATURES = {
     "hillinfer_decode_predicted": (_INT, [_INT, *[_POINTER] * 7]),
     "hillinfer_attend_run": (_INT, [ctypes.POINTER(Attending)]),
     "hillinfer_crc32c": (None, [_POINTER, _LONG, _LONG, *[_POINTER] * 2]),
-    **(CODED_SIGNATURES | STATE_SIGNATURES | STEP_SIGNATURES),
+    **(CODED_SIGNATURES | SHEET_SIGNATURES | STATE_SIGNATURES | STEP_SIGNATURES),
     "hillinfer_row_sums": (None, [_POINTER, _LONG, _POINTER, _LONG, _POINTER]),
 }
 _NO_MEMORY = 2

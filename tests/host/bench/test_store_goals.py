@@ -56,12 +56,13 @@ def test_what_is_possible_makes_no_goal_met():
 def test_reading_hides_behind_computing_as_far_as_cores_are_idle(both, reading, begins, most, told):
     first = FirstToken(
         8064, 64, 30.0, [0.55] * 3, [0.5] * 3, [0.1] * 3, [both] * 3, [reading] * 3, [begins] * 3,
-        [begins] * 3, 2, [0.001] * 3, [0.002] * 3, True, [],
+        [begins] * 3, 2, [0.001] * 3, [0.002] * 3, [both + 0.01] * 3, True, [],
     )  # fmt: skip
-    assert first.hidden_share(first.possible_seconds) == pytest.approx(most)
+    assert first.hidden_possible == pytest.approx(most)
     assert told in first.line()
     assert f"leaves {most:.0%} of the smaller to be hidden; 50% is" in first.line()
-    assert first.line().endswith("waited 1.0 ms for rows and took 2.0 to place them")
+    assert "waited 1.0 ms for rows and took 2.0 to place them" in first.line()
+    assert first.line().endswith("both take +10.0 processor ms beyond those apart")
 
 
 def test_a_part_is_taken_alone(tmp_path):

@@ -53,6 +53,8 @@ class FirstToken:
         How many the process may use.
     bubble_seconds, placing_seconds
         Of each round: what layers waited for rows, and what the pass took to place them itself.
+    stored_processor_seconds
+        Of each round: processor time of all threads while `stored_seconds` passed.
     agrees
         Whether the first token is the same.
     rivals
@@ -72,6 +74,7 @@ class FirstToken:
     cores: int
     bubble_seconds: list[float]
     placing_seconds: list[float]
+    stored_processor_seconds: list[float]
     agrees: bool
     rivals: list[RivalRow]
 
@@ -102,6 +105,17 @@ class FirstToken:
         rest = median(self.read_seconds) - first
         return first + max(median(self.compute_seconds), rest, busy / self.cores)
 
+    @property
+    def hidden_possible(self) -> float:
+        """The share of the smaller that can be hidden at most, by what arithmetic allows."""
+        return self.hidden_share(self.possible_seconds)
+
+    @property
+    def shared_processor_seconds(self) -> float:
+        """What both take more of the processors at once than apart, median of rounds."""
+        both = zip(self.stored_processor_seconds, self.processor_seconds, strict=True)
+        return median(together - apart for together, apart in both)
+
     def hidden_share(self, seconds: float) -> float:
         """Return the share of the smaller of reading and computing that a first token hides."""
         compute, read = median(self.compute_seconds), median(self.read_seconds)
@@ -111,14 +125,15 @@ class FirstToken:
         """Return what can be hidden and what is, for reading."""
         reading = median(self.reading_processor_seconds)
         computing = median(self.processor_seconds) - reading
-        reached, most = map(self.hidden_share, (median(self.stored_seconds), self.possible_seconds))
+        reached, most = self.hidden_share(median(self.stored_seconds)), self.hidden_possible
         waited, placed = median(self.bubble_seconds), median(self.placing_seconds)
         return (
             f"  processor seconds on {self.cores} cores: reading {reading:.3f}, computing "
             f"{computing:.3f}; {1e3 * median(self.first_layer_seconds):.1f} ms until the first "
             f"layer's rows are there. That leaves {most:.0%} of the smaller to be hidden; "
             f"{reached:.0%} is: the pass waited {1e3 * waited:.1f} ms for rows and took "
-            f"{1e3 * placed:.1f} to place them"
+            f"{1e3 * placed:.1f} to place them. At once both take "
+            f"{1e3 * self.shared_processor_seconds:+.1f} processor ms beyond those apart"
         )
 
 
@@ -164,6 +179,7 @@ def measure_first_token(
     read: list[float] = []
     waited: list[float] = []
     placed: list[float] = []
+    busy_both: list[float] = []
     busy: list[float] = []
     busy_reading: list[float] = []
     first: list[float] = []
@@ -178,7 +194,7 @@ def measure_first_token(
         for turn in range(rounds + 1):
             if turn == 1:
                 timed = stored, computed, read, waited, placed, busy, busy_reading
-                for row in (*timed, first, busy_first):
+                for row in (*timed, first, busy_first, busy_both):
                     row.clear()
             began, spent = time.perf_counter(), time.process_time()
             cache = DynamicCache(config=model.config)
@@ -197,11 +213,12 @@ def measure_first_token(
             computed.append(ended - loaded)
             busy.append(time.process_time() - spent)
             before = prompts.loaded.bubble_seconds, prompts.loaded.placing_seconds
-            began = time.perf_counter()
+            began, spent = time.perf_counter(), time.process_time()
             cache = DynamicCache(config=model.config)
             tokens = prompts.load_into(cache, ids)
             agrees = agrees and _rest(model, cache, ids[tokens:]) == expected
             stored.append(time.perf_counter() - began)
+            busy_both.append(time.process_time() - spent)
             waited.append(prompts.loaded.bubble_seconds - before[0])
             placed.append(prompts.loaded.placing_seconds - before[1])
         assert not prompts.loaded.recomputed_tokens, store.counts.last_failure
@@ -220,6 +237,7 @@ def measure_first_token(
         len(os.sched_getaffinity(0)),
         waited,
         placed,
+        busy_both,
         agrees,
         rivals,
     )
