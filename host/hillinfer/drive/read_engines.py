@@ -7,13 +7,14 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.calls import DriveCalls, Reads
-from hillinfer.drive.files import ColdFile
+from hillinfer.drive.files import ColdFile, aligned_buffer
 from hillinfer.drive.landing import FileRows, Landed, LandingTable
 from hillinfer.drive.shared_files import ReadFile
 from hillinfer.errors import ColdPoolError
@@ -157,11 +158,6 @@ class NativeThreadEngine:
     def land(self, file: ReadFile, wanted: FileRows) -> Landed:
         """Bring rows to their places; see `ReadEngine`."""
         landing = LandingTable(wanted)
-        self.land_rest(file, landing)
-        return landing.landed
-
-    def land_rest(self, file: ReadFile, landing: LandingTable) -> None:
-        """Bring those of the rows to their places that have not come; as `land`."""
         table = landing.table
 
         def use(descriptor: int) -> None:
@@ -176,6 +172,7 @@ class NativeThreadEngine:
                         file.read(into, offset)
 
         self._gate.let_through(read)
+        return landing.landed
 
     def lander(self) -> RowLander | None:
         """Return a thread that lands rows beside its caller, to be closed before this.
@@ -245,6 +242,7 @@ class LandingAhead:
         self._thread = thread
         self._begun = begun
         self._file = file
+        self._wanted = wanted
         self._landing = LandingTable(wanted)
         self._library = native_library()
         address = ctypes.addressof(self._landing.table)
@@ -267,9 +265,9 @@ class LandingAhead:
             raise self._engine.losing(self._landing)
         table = self._landing.table
         if table.landed < table.count:
-            for into, offset in self._landing.missing():
-                self._file.read(into, offset)
-            self._engine.land_rest(self._file, self._landing)
+            # What came of the last reads is gone: the thread uses their buffer again.
+            buffer = aligned_buffer(len(self._wanted.buffer))
+            return self._engine.land(self._file, replace(self._wanted, buffer=buffer))
         return self._landing.landed
 
     @property

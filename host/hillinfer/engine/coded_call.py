@@ -174,6 +174,13 @@ class SplitCall:
         self._calls.note_hits(self._layer, self._sequence, split.exact, split.misses)
         return is_here
 
+    def expect(self) -> None:
+        """Begin to bring those codes that lie in a file; see `SplitAttention`."""
+        split, key = self._split, id(self._sequence)
+        if self._file is None or not split.cold_count or self._file.has_begun(self._layer, key):
+            return
+        self._file.begin(self._layer, key, split.cold[1], split.missing_numbers[split.cold_numbers])
+
     def fill(self) -> None:
         """Bring those codes that lie in a file, and leave the others; see `SplitAttention`."""
         if self._file is None or not self._split.cold_count:

@@ -425,8 +425,9 @@ class CodedStep:
         room = asked.count, int(asked.step.exact), tokens
         if not self._split.holds(*room):
             # Each token makes it a little more.
-            own = map(with_more, room)
-            self._split = SplitRows(self._evaluation.sets, *own, self._code_bytes)
+            count, exact, tokens = map(with_more, room)
+            sets = self._evaluation.sets
+            self._split = SplitRows(sets, count, exact, tokens, self._code_bytes)
         return self._split
 
     def _expect(self, count: int, exact: int, length: int) -> None:

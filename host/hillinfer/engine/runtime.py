@@ -335,7 +335,7 @@ class Runtime:
         is_quick = self._gpu is None and self._selection.is_quick(layer, sequence)
         is_quick = is_quick and self._pipeline.is_idle
         coded = self.coded if is_quick else None
-        later = coded and coded.choose_late(layer, sequence, query, scaling)
+        later = None if coded is None else coded.choose_late(layer, sequence, query, scaling)
         if later is not None:
             self._pipeline.keep(layer, sequence, later)
             return

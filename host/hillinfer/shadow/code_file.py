@@ -315,6 +315,10 @@ class CodeFile:
         self._begin(layer, key, own, numbers[chosen], buffer)
         return chosen
 
+    def has_begun(self, layer: int, key: Hashable) -> bool:
+        """Say whether codes of a layer are on their way to whoever fills in by that key."""
+        return (layer, key) in self._coming
+
     def fill(
         self,
         layer: int,
