@@ -28,6 +28,7 @@ from hillinfer_bench.figures.frontier_figure import frontier_figure
 from hillinfer_bench.frontier.curve import Crossing
 from hillinfer_bench.frontier.elsewhere import goals_elsewhere
 from hillinfer_bench.frontier.equal import default_row, equal_qualities
+from hillinfer_bench.frontier.kept_times import KeptTimes
 from hillinfer_bench.frontier.modelled import Machine
 from hillinfer_bench.frontier.report import TimedModel, frontier_report, report_text
 from hillinfer_bench.frontier.request import FrontierRequest, TimedPlan
@@ -94,6 +95,9 @@ def run(request: FrontierRequest, say: Callable[[str], None], stage: Stage) -> s
     swept = swept_rows(rows, samples, settings, texts.context, loaded.shape)
     found = curves(swept)
     equal = equal_qualities(default_row(swept), found)
+    settings_of = {name: one.value for name, one in equal[0].crossings.items()}
+    taken_on = _measured_on(facts, samples) | {"settings": settings_of, "threads": threads}
+    kept = KeptTimes(request.times_file, taken_on)
     timed: list[TimedModel] = []
     try:
         if plan.steps and (plan.real_context or plan.shapes):
@@ -106,7 +110,14 @@ def run(request: FrontierRequest, say: Callable[[str], None], stage: Stage) -> s
                 for model in taking.models():
                     say(f"taking times of {model}")
                     timed.append(taking.take(model))
+                    kept.add(timed[-1])
     finally:
+        # A sweep alone has no times.
+        others = kept.others([one.name for one in timed]) if plan.steps else []
+        for one, when in others:
+            say(f"times of {one.name} are of an earlier run ({when})")
+        facts = {**facts, "earlier_times": {one.name: when for one, when in others}}
+        timed = sorted([*timed, *(one for one, _ in others)], key=lambda one: not one.real)
         elsewhere = goals_elsewhere(request.out.parent, default_alpha())
         report = frontier_report(swept, equal, timed, facts, elsewhere)
         try:
