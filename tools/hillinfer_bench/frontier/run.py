@@ -8,11 +8,14 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hillinfer.drive.directories import prepared_cold_dir
+from hillinfer.drive.files import ColdFile, probe_io_mode
+from hillinfer.engine.budget_plan import BudgetPlan
 from hillinfer.errors import SettingsError
 from hillinfer.generate.run_report import json_bytes
 from hillinfer.models.loader import LoadedModel, ModelOutline
@@ -39,12 +42,18 @@ from hillinfer_bench.frontier.sweep import (
     sweep_text,
     swept_rows,
 )
-from hillinfer_bench.frontier.swept import SWEPT, default_alpha, exact_split
-from hillinfer_bench.frontier.times import ALL_IN_MEMORY, TimedRow, measure_times, timed_systems
+from hillinfer_bench.frontier.swept import CODED, HILLINFER, SWEPT, default_alpha, exact_split
+from hillinfer_bench.frontier.times import (
+    ALL_IN_MEMORY,
+    TODAY_ALPHA,
+    TimedRow,
+    measure_times,
+    timed_systems,
+)
 from hillinfer_bench.quality.forced_reading import compute_threads
 from hillinfer_bench.quality.run import Stage, run_facts
 from hillinfer_bench.quality.texts import TextSample
-from hillinfer_bench.systems.case import Case, Selections, case_setting, table_type
+from hillinfer_bench.systems.case import BenchSetting, Case, Selections, case_setting, table_type
 from hillinfer_bench.systems.kv_source import RandomKV
 from hillinfer_bench.systems.replayed_selections import SelectionRecorder
 from hillinfer_bench.systems.shapes import SHAPES
@@ -264,4 +273,26 @@ def _machine(bed: Bed, rows: Sequence[TimedRow]) -> Machine | None:
         setting.kv_bytes,
         setting.budget_bytes / setting.kv_bytes,
         setting.shape,
+        _read_unit(setting.cold_dir),
+        {name: _beside(setting, alpha, exact) for name, alpha, exact in _OWN},
     )
+
+
+# HillInfer with coded tokens, and all exact.
+_OWN = ((CODED, default_alpha(), exact_split().share), (HILLINFER, TODAY_ALPHA, 1.0))
+
+
+def _beside(setting: BenchSetting, alpha: float, exact: float) -> float:
+    """Return what of M0 holds neither rows nor codes nor what ranks, over all rows."""
+    settings = setting.case.settings().changed(alpha=alpha, exact=exact)
+    plan = BudgetPlan.with_whole_shadow(setting.shape, settings, setting.tokens)
+    ranked = SWEPT[HILLINFER].ranked_share(setting.shape) * plan.kv_bytes
+    return max(0.0, plan.required_bytes - ranked) / plan.kv_bytes
+
+
+def _read_unit(cold_dir: Path) -> int:
+    file = ColdFile(cold_dir, probe_io_mode(cold_dir), "nothing")
+    try:
+        return file.read_unit
+    finally:
+        file.close()
