@@ -38,6 +38,7 @@ COMMON: dict[str, list[str]] = {
     "launch_thread": [],
     "file_reads": [],
     "idle_rows": [],
+    "lander": [],
     "landing": [],
     "page_cipher": [],
     "prefix_keys": [],

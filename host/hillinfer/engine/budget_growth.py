@@ -322,7 +322,7 @@ class CachePlan:
             choice.plan.budget_bytes,
             choice.limit_bytes,
             # The plan's own warning says it, and sooner.
-            _said if choice.warning or not share else _warner(shape, choice.settings),
+            say_nothing if choice.warning or not share else _warner(shape, choice.settings),
             _growth(shape, choice.settings, expected_tokens, sequences) if share else None,
             choice.warning,
         )
@@ -350,7 +350,7 @@ def _growth(shape: ModelShape, settings: Settings, tokens: int, sequences: int) 
     return BudgetGrowth(shape, settings, planned_tokens=tokens * sequences, most_bytes=most)
 
 
-def _said() -> None:
+def say_nothing() -> None:
     """Say nothing: the plan's warning did."""
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hillinfer.engine.budget_plan import most_coded, weighed_bytes
 from hillinfer.engine.coded_call import CountedMemory, ReusedRows
 from hillinfer.engine.coded_step import CodedStep
-from hillinfer.engine.queries import explained, host_query
+from hillinfer.engine.queries import ChoiceAhead, Prediction, explained, host_query
 from hillinfer.engine.selection import Ahead, Sets, TokenSelection
 from hillinfer.gpu.attention import GpuSide
 from hillinfer.gpu.coded import CodedSet
@@ -127,6 +127,12 @@ class GpuCodedStep:
     def choose_next(
         self, layer: int, sequence: Sequence, query: torch.Tensor, scaling: float
     ) -> Ahead | None:
+        """Leave it to others; see `CodedStep`."""
+        return None
+
+    def choose_late(
+        self, layer: int, sequence: Sequence, query: torch.Tensor | Prediction, scaling: float
+    ) -> ChoiceAhead | None:
         """Leave it to others; see `CodedStep`."""
         return None
 

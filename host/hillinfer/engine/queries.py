@@ -173,6 +173,7 @@ class ChoiceAhead:
         self._own = own
         self._held = held
         self._handle: int | None = None
+        self._later: Callable[[], None] | None = None
 
     def begin(self, variant: int, step: int) -> None:
         """Begin to choose; `chosen` or `drop` must follow.
@@ -189,6 +190,16 @@ class ChoiceAhead:
         sets = self._sets.ctypes.data, exact
         self._handle = self._library.begin_choice(variant, table, step, *sets)
 
+    def wait(self, begin: Callable[[], None]) -> None:
+        """Have it begin by calling that, once its layer's products are made or somebody asks."""
+        self._later = begin
+
+    def begin_late(self) -> None:
+        """Begin where that was left for now."""
+        later, self._later = self._later, None
+        if later is not None:
+            later()
+
     def chosen(self) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]] | None]:
         """Return the sets that are chosen, once they are, and their exact tokens or None.
 
@@ -197,6 +208,7 @@ class ChoiceAhead:
         CacheUseError
             Where the query was not finite.
         """
+        self.begin_late()
         handle, self._handle = self._handle, None
         if handle is not None:
             try:
@@ -209,6 +221,7 @@ class ChoiceAhead:
 
     def drop(self) -> None:
         """Wait until nothing is under way; what is chosen, or what went wrong, is forgotten."""
+        self._later = None
         with suppress(Exception):
             self.chosen()
 
@@ -304,8 +317,9 @@ class LayerCalls:
         is_common = type(policy).tally is PoolPolicy.tally
         self._shift = policy.fade_shift if is_common else _NOT_COUNTED
         self.aside_from = 0
-        # What the last predicted query was turned by.
+        # What the last predicted query was turned by, and in which step it was told.
         self._turning: Rotary | None = None
+        self._turned: DecodeStep | None = None
 
     def asked(self) -> AskedStep:
         """Return what a kind of call asks for: another thread may still look at another kind's."""
@@ -349,8 +363,8 @@ class LayerCalls:
             query = host_query(query)[:, None].contiguous()
             self.tell_query(step, query)
         # All layers of a step are turned alike.
-        if rotary is not self._turning:
-            self._turning, given = rotary, rotary or ()
+        if rotary is not self._turning or step is not self._turned:
+            self._turning, self._turned, given = rotary, step, rotary or ()
             step.cosines, step.sines = [one.data_ptr() for one in given] or (None, None)
         return query
 

@@ -418,6 +418,12 @@ class PrefetchPipeline:
         else:
             self._choices[layer, id(sequence)] = ahead
 
+    def begin_late(self, layer: int, sequence: Sequence) -> None:
+        """Have tokens chosen by whoever waited for the layer's own products."""
+        choice = self._choices.get((layer, id(sequence)))
+        if choice is not None:
+            choice.begin_late()
+
     def announced(self, layer: int, sequence: Sequence) -> Ahead | None:
         """Return what was announced of a layer, once it is selected; None where nothing was.
 

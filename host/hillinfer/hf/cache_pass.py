@@ -251,9 +251,9 @@ class PassingCache(AttachedCache):
 
     def begin_choice(self, layer: int) -> None:
         """Have tokens of a layer chosen that waited for its turn."""
-        plan, decode = self._plan, self._runtime.decode
-        if plan is not None and decode is not None:
-            decode.begin(layer, plan.shares[0].sequence.of(layer))
+        plan = self._plan
+        if plan is not None:
+            self._runtime.begin_choice(layer, plan.shares[0].sequence.of(layer))
 
     def announce_queries(self, layer: int, query: torch.Tensor, scaling: float) -> None:
         """Do what `announce` does with queries (batch, query_heads, 1, head_dim)."""
