@@ -189,7 +189,7 @@ LATER_PROMPTS: tuple[Mutant, ...] = (
         "        self.told = None\n        self.tables.truncate(length)",
         "        self.tables.truncate(length)",
         (
-            "tests/host/pruning/test_blocks.py::"
+            "::"
             "test_a_question_behind_a_block_that_broke_off_attends_to_all_rows",
         ),
     ),
