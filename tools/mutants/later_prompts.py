@@ -188,10 +188,7 @@ LATER_PROMPTS: tuple[Mutant, ...] = (
         "host/hillinfer/kv/sequence.py",
         "        self.told = None\n        self.tables.truncate(length)",
         "        self.tables.truncate(length)",
-        (
-            "tests/host/pruning/test_blocks.py::"
-            "test_a_question_behind_a_block_that_broke_off_attends_to_all_rows",
-        ),
+        ("tests/host/kv/test_sequence_rows.py::test_what_is_told_of_tokens_goes_with_them",),
     ),
     Mutant(
         "forgotten-rows-are-placed",

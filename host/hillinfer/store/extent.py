@@ -391,7 +391,7 @@ def plain_sheets(
                 start = shape.body_at(slot)
                 _, _, has_shadow, *fields, _ = _HEADER.unpack_from(view, slot * PAGE_BYTES)
                 body = view[start : start + shape.body_bytes].tobytes()
-                header = Header(*fields, bool(has_shadow))
+                header = Header(*[*fields, bool(has_shadow)])
                 sheet = _sheet_of(header, body, Plain(), b"", own.keys[: groups[slot]], own)
                 found[-1].append((slot, sheet))
     return found

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -55,6 +56,9 @@ class FirstToken:
         Of each round: what layers waited for rows, and what the pass took to place them itself.
     stored_processor_seconds
         Of each round: processor time of all threads while `stored_seconds` passed.
+    compute_faults, stored_faults
+        Of each round: pages that the system had to bring meanwhile. Those are the heap's, which
+        gives memory back in some passes and not in others.
     agrees
         Whether the first token is the same.
     rivals
@@ -75,6 +79,8 @@ class FirstToken:
     bubble_seconds: list[float]
     placing_seconds: list[float]
     stored_processor_seconds: list[float]
+    compute_faults: list[int]
+    stored_faults: list[int]
     agrees: bool
     rivals: list[RivalRow]
 
@@ -133,7 +139,9 @@ class FirstToken:
             f"layer's rows are there. That leaves {most:.0%} of the smaller to be hidden; "
             f"{reached:.0%} is: the pass waited {1e3 * waited:.1f} ms for rows and took "
             f"{1e3 * placed:.1f} to place them. At once both take "
-            f"{1e3 * self.shared_processor_seconds:+.1f} processor ms beyond those apart"
+            f"{1e3 * self.shared_processor_seconds:+.1f} processor ms beyond those apart; page "
+            f"faults: computing {median(self.compute_faults):.0f}, both "
+            f"{median(self.stored_faults):.0f}"
         )
 
 
@@ -180,6 +188,8 @@ def measure_first_token(
     waited: list[float] = []
     placed: list[float] = []
     busy_both: list[float] = []
+    faults: list[int] = []
+    faults_both: list[int] = []
     busy: list[float] = []
     busy_reading: list[float] = []
     first: list[float] = []
@@ -194,7 +204,7 @@ def measure_first_token(
         for turn in range(rounds + 1):
             if turn == 1:
                 timed = stored, computed, read, waited, placed, busy, busy_reading
-                for row in (*timed, first, busy_first, busy_both):
+                for row in (*timed, first, busy_first, busy_both, faults, faults_both):
                     row.clear()
             began, spent = time.perf_counter(), time.process_time()
             cache = DynamicCache(config=model.config)
@@ -205,20 +215,22 @@ def measure_first_token(
                 if not number:
                     first.append(time.perf_counter() - began)
                     busy_first.append(time.process_time() - spent)
-            loaded = time.perf_counter()
+            loaded, brought = time.perf_counter(), _faults()
             busy_reading.append(time.process_time() - spent)
             agrees = agrees and _rest(model, cache, ids[tokens:]) == expected
             ended = time.perf_counter()
             read.append(loaded - began)
             computed.append(ended - loaded)
+            faults.append(_faults() - brought)
             busy.append(time.process_time() - spent)
             before = prompts.loaded.bubble_seconds, prompts.loaded.placing_seconds
-            began, spent = time.perf_counter(), time.process_time()
+            began, spent, brought = time.perf_counter(), time.process_time(), _faults()
             cache = DynamicCache(config=model.config)
             tokens = prompts.load_into(cache, ids)
             agrees = agrees and _rest(model, cache, ids[tokens:]) == expected
             stored.append(time.perf_counter() - began)
             busy_both.append(time.process_time() - spent)
+            faults_both.append(_faults() - brought)
             waited.append(prompts.loaded.bubble_seconds - before[0])
             placed.append(prompts.loaded.placing_seconds - before[1])
         assert not prompts.loaded.recomputed_tokens, store.counts.last_failure
@@ -238,9 +250,15 @@ def measure_first_token(
         waited,
         placed,
         busy_both,
+        faults,
+        faults_both,
         agrees,
         rivals,
     )
+
+
+def _faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def _rest(model: Any, cache: Any, ids: list[int]) -> int:

@@ -195,8 +195,11 @@ class Measured:
                 yield unmeasured(name, f"<= {goal:g}", self._why("shared"))
             return
         taken, second = row.open_seconds, row.second_seconds
-        share = median(taken) / row.allowed_seconds
-        yield at_most(names[0], share, 1, taken, row.drive_seconds)
+        share, least = (
+            median(taken) / row.allowed_seconds,
+            row.possible_seconds / row.allowed_seconds,
+        )
+        yield at_most(names[0], share, 1, taken, row.drive_seconds, allowed=least)
         yield at_most(names[1], 1e3 * median(second), 20, second)
         yield at_most(names[2], row.second_bytes, 0)
         yield at_most("shared_step_over_session", row.step_ratio, 1.03)

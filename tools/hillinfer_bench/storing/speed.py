@@ -302,11 +302,11 @@ def measure_lookups(place: Path, tokens: int, rounds: int) -> LookupRow:
 
     with Store(place) as store:
         put_rows(store, space, ids[:whole].tolist())
-        found = store.find(space, ids)
-        assert found is not None, store.counts.last_failure
-        with found:
-            sheet_bytes = found.shape.sheets_bytes
-            offsets = np.array([one.record.span.offset for one in found.chunks])
+        held = store.find(space, ids)
+        assert held is not None, store.counts.last_failure
+        with held:
+            sheet_bytes = held.shape.sheets_bytes
+            offsets = np.array([one.record.span.offset for one in held.chunks])
     places = sheet_bytes * np.arange(len(offsets))
     reads = Reads(offsets, places, np.full(len(offsets), sheet_bytes))
     for _ in range(rounds):
