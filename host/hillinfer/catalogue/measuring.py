@@ -43,7 +43,7 @@ _TIMED_TOKENS = 512
 
 # Of wishes by which a profile costs no more than half of what reading the document took: beside
 # what probes read, forms are made and steps are timed.
-_LEAST, _ALLOWANCE = 0.9, 0.3
+_LEAST, _ALLOWANCE = 0.9, 0.2
 # Most probes, and forms that are to have all of them at least.
 _MOST_PROBES, _READ_WHOLE = 4, 2
 
