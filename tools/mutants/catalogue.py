@@ -160,7 +160,7 @@ CATALOGUE = (
         "An ordinary form's answer is lent what an open cache is expected to need.",
         "host/hillinfer/hf/engine.py",
         "limit = self._shadow_limit(families, byte_count)",
-        "limit = self._shadow_limit([], 0) and None",
+        "limit = None",
         ("tests/host/hf/test_engine.py",),
     ),
     Mutant(

@@ -148,7 +148,7 @@ class OnlineChecks:
             Asked before each forward pass.
         """
         known = self._known.get(document.key, _Known())
-        wishes = usual_wishes(len(ids), len(document.measured))
+        wishes = usual_wishes(len(ids), len(document.measured) - 1)
         wishes = replace(wishes, questions=tuple(dict.fromkeys(known.questions)))
         forms = [make_form(one.form) for one in document.measured]
         text = 0.0 if document.resting is None else document.resting.text

@@ -43,8 +43,9 @@ _TIMED_TOKENS = 512
 
 # Of wishes by which a profile costs no more than half of what reading the document took: beside
 # what probes read, forms are made and steps are timed.
-_LEAST, _ALLOWANCE = 0.9, 0.4
-_MOST_PROBES = 4
+_LEAST, _ALLOWANCE = 0.9, 0.2
+# Most probes, and forms that are to have all of them at least.
+_MOST_PROBES, _READ_WHOLE = 4, 2
 
 
 class MeasuringEndedError(HillInferError):
@@ -110,34 +111,35 @@ def usual_wishes(
 ) -> ProbeWishes:
     """Return wishes by which measuring costs at most half of what reading a document takes.
 
-    Of a short document probes are fewer, and shorter: the lower ends of intervals are lower then.
+    Of a short document probes are fewer, and the lower ends of intervals lower. One is read with
+    each form whatever that costs, which of less than some thousand tokens is more than half.
 
     Parameters
     ----------
     tokens
         Of the document.
     forms
-        How many are measured.
+        How many are measured, beside all rows.
     instruction, judged_by, seed
         As in `ProbeWishes`.
     """
-    for sizes in (ProbeSizes(), ProbeSizes(8, 16)):
-        parts = max(1, min(_MOST_PROBES, tokens // sizes.part - judged_by))
-        for count in range(parts, 0, -1):
-            look = len(instruction) + sizes.part - 1
-            read = look + (count - 1) * (sizes.part - 1) + forms * look
-            is_least = (sizes.answer, count) == (16, 1)
-            if read <= _ALLOWANCE * tokens or is_least:
-                return ProbeWishes(
-                    count,
-                    judged_by,
-                    tuple(instruction),
-                    seed=seed,
-                    sizes=sizes,
-                    least=_LEAST,
-                    allowance=_ALLOWANCE,
-                )
-    raise AssertionError("unreachable: the last is returned whatever it reads")
+    sizes = ProbeSizes()
+    most = max(1, min(_MOST_PROBES, tokens // sizes.part - judged_by))
+    look, other = len(instruction) + sizes.part - 1, sizes.part - 1
+
+    def read(count: int) -> int:
+        rest = len(instruction) + (count - 1) * other
+        return look + (count - 1) * other + forms * look + (count > 1) * _READ_WHOLE * rest
+
+    fitting = [count for count in range(1, most + 1) if read(count) <= _ALLOWANCE * tokens]
+    return ProbeWishes(
+        max(fitting, default=1),
+        judged_by,
+        tuple(instruction),
+        seed=seed,
+        least=_LEAST,
+        allowance=_ALLOWANCE,
+    )
 
 
 @dataclass(frozen=True)
@@ -216,8 +218,8 @@ def measure_document(
     began = time.perf_counter()
     held, held_seconds = _opened(model, states, HeldForm())
     _go_on(is_over)
-    # By tokens that are held: behind as many, whatever their precision, steps are alike.
-    steps = {states.tokens: _step_seconds(model, held)}
+    # Behind as many tokens steps are alike; a form with fewer counts as no faster.
+    step = _step_seconds(model, held)
     # What users ask comes first: of some forms it is all that is read.
     chosen_by = [*_asked(model, held, wishes.questions, is_over), *chosen_by]
     _go_on(is_over)
@@ -233,10 +235,6 @@ def measure_document(
         else:
             opened, opening_seconds = _opened(model, states, form)
         quality = looking.quality(form, opened, is_over)
-        tokens = _held_tokens(opened)
-        if tokens not in steps:
-            # A form with fewer tokens counts as no slower.
-            steps[tokens] = min(_step_seconds(model, opened), steps[states.tokens])
         measured.append(
             MeasuredForm(
                 form.name,
@@ -246,14 +244,14 @@ def measure_document(
                 1.0 if form.drops_nothing else quality.lower,
                 quality.divergence,
                 opening_seconds,
-                steps[tokens],
+                step,
                 None if judging is None else judging.quality(form, opened).mean,
             )
         )
         on_progress(done)
     seconds = time.perf_counter() - began
     text_seconds = prefill_seconds or _prefill_seconds(model, ids)
-    resting = RestingTimes(text_seconds, rows_seconds, steps[states.tokens])
+    resting = RestingTimes(text_seconds, rows_seconds, step)
     return MeasuredDocument(resting, tuple(measured), seconds)
 
 
@@ -342,12 +340,6 @@ def _go_on(is_over: Callable[[], bool]) -> None:
 
 def _tokens(probes: Sequence[Probe]) -> int:
     return len(ProbePass.of(probes).ids)
-
-
-def _held_tokens(opened: OpenedForm) -> int:
-    """Return how many of the document's tokens an opened form has, in whatever precision."""
-    held: int = opened.cache.layers[0].keys.shape[-2]
-    return held
 
 
 def _step_seconds(model: Any, opened: OpenedForm) -> float:

@@ -413,8 +413,9 @@ class SharedNeed:
         if self.tokens is None:
             return open_ended_shadow_limit(shape, settings, left)
         given = replace(settings, dram_budget=ByteSize(byte_count=max(1, left)))
-        each = -(-self.tokens // self.sequences)
-        plan = BudgetPlan.for_context(shape, given, each, self.sequences)
+        sequences = max(1, self.sequences)
+        each = max(1, -(-self.tokens // sequences))
+        plan = BudgetPlan.for_context(shape, given, each, sequences)
         try:
             plan.check()
         except BudgetError as error:
@@ -424,4 +425,4 @@ class SharedNeed:
                 f"tokens in {self.sequences} sequences are expected of them together{lent}: "
                 f"{error}, or close a cache first"
             ) from error
-        return plan.shadow_limit(kernel_spec(shape, given), shape.layers, self.sequences)
+        return plan.shadow_limit(kernel_spec(shape, given), shape.layers, sequences)

@@ -20,7 +20,7 @@ from hillinfer.catalogue.measuring import (
 )
 from hillinfer.forms.filed import DRIVE, DriveForm, FormFile
 from hillinfer.forms.form import DocumentStates, MadeForm, OpenedForm
-from hillinfer.forms.probes import Probe, ProbeSizes, Probing, recall_probes
+from hillinfer.forms.probes import Probe, Probing, recall_probes
 from hillinfer.forms.stored_rows import StoredRowsForm, stored_states
 from hillinfer.forms.table import make_form
 from hillinfer.generate.answering import Generation
@@ -123,8 +123,7 @@ class Harness:
             ids, counts, wishes.seed, wishes.instruction, wishes.sizes
         )
         usual = usual_wishes(len(ids), len(USUAL) - 1, wishes.instruction)
-        few = [_shortened(one, len(wishes.instruction), usual.sizes) for one in chosen_by]
-        usual = replace(usual, drawn=tuple(few[: usual.chosen_by]))
+        usual = replace(usual, drawn=tuple(chosen_by[: usual.chosen_by]))
         seconds = self._notes.part(f"prefill {number}", lambda: self._read(ids), float, float)
         if self._prompts.stored_key(ids) is None:
             # Whoever read it was killed before it was on the drive.
@@ -314,13 +313,6 @@ class Harness:
         states = DocumentStates(stored.document.ids, ())
         resting = make_form("text") if rest == "text" else StoredRowsForm(self._prompts)
         return resting.make(self._model, states).open()
-
-
-def _shortened(probe: Probe, instruction: int, sizes: ProbeSizes) -> Probe:
-    """Return a probe of the beginning of a probe's part."""
-    part = [*probe.given[instruction:], *probe.answer][: sizes.part]
-    given = (*probe.given[:instruction], *part[: sizes.given])
-    return Probe(probe.kind, given, tuple(part[sizes.given :]))
 
 
 def decoded(

@@ -18,7 +18,7 @@ CODES = ("int8", "int4", "int2")
 DROPPED = tuple(
     f"{dropper}-{kept:g}" for dropper in ("knorm", "keydiff", "snapkv") for kept in (0.75, 0.5, 0.2)
 )
-USUAL = ("held", *CODES, "keydiff-0.5", "knorm-0.5")
+USUAL = ("held", *CODES)
 """What `hillinfer documents put` measures where nobody names forms."""
 
 

@@ -22,6 +22,10 @@ from hillinfer_bench.evicpress.harness import CHUNK, Harness, decoded
 from hillinfer_bench.evicpress.played import DECODED, Played
 
 
+# Buffers that suit a budget of some megabytes.
+_BLOCK_ROWS = 64
+
+
 class ServedDocuments:
     """The documents of a study, put into the catalogue of its store, as a server has them.
 
@@ -64,7 +68,10 @@ class ServedDocuments:
                 self._harness.probing(number, turn)
         played = Played()
         settings = Settings().changed(
-            cold_dir=self._place, dram_budget=str(self._harness.budget), shadow="int4"
+            cold_dir=self._place,
+            dram_budget=str(self._harness.budget),
+            shadow="int4",
+            block_rows=_BLOCK_ROWS,
         )
         rules = ServerRules(parallel=1, chunk_tokens=CHUNK)
         documents = StoreOfServer(self._store, documents=DocumentRules(alpha=alpha))

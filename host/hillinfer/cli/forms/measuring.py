@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from hillinfer.models.loader import LoadedModel
     from hillinfer.reuse.stored_prompts import StoredPrompts
 
-_USUAL = ("held", "int8", "int4", "int2", "keydiff-0.5", "knorm-0.5")
+_USUAL = ("held", "int8", "int4", "int2")
 _ALL = "all"
 _PROBES = 4
 _INSTRUCTION = "\n\nRepeat the part of the text above that begins with:\n\n"
@@ -283,7 +283,7 @@ def _measure(
     asked = tuple(tuple(prompt.question_ids(one)) for one in wishes.questions)
     told = ProbeWishes(count, wishes.judge, tuple(instruction), asked, wishes.seed)
     if wishes.is_usual:
-        told = usual_wishes(len(ids), len(forms), instruction, wishes.judge, wishes.seed)
+        told = usual_wishes(len(ids), len(forms) - 1, instruction, wishes.judge, wishes.seed)
     with reading_view(error_console()).stage("measure", len(forms) * len(ids)) as advance:
 
         def measured(done: int) -> None:
