@@ -89,6 +89,12 @@ class Accountant:
         """By how much what is held passes the budget, while room is made; else 0."""
         return max(0, self._total() - self.budget_bytes)
 
+    @property
+    def spare_bytes(self) -> int:
+        """What nothing holds; nothing gives way for so much."""
+        with self._changing:
+            return max(0, self.budget_bytes - self._total())
+
     def take(self, part: Part, byte_count: int) -> None:
         """Count bytes that are about to be allocated.
 

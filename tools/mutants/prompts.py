@@ -6,6 +6,11 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 _TESTS = "tests/host/reuse/test_prompts_of_attached_models.py"
+_BROUGHT = (
+    "tests/host/reuse/test_opened_in_place.py"
+    "::test_rows_that_a_dense_pass_brings_stay_where_there_is_room"
+)
+_LATE = "tests/host/reuse/test_opened_in_place.py::test_rows_that_become_hot_late_change_no_bit"
 _WAYS = f"{_TESTS}::test_every_way_answers_alike_and_finds_what_it_stored"
 
 PROMPTS: tuple[Mutant, ...] = (
@@ -66,5 +71,37 @@ PROMPTS: tuple[Mutant, ...] = (
         (
             "tests/host/reuse/test_streaming.py::test_a_pass_that_collects_what_layers_put_out_changes_no_name",
         ),
+    ),
+    Mutant(
+        "seen-rows-stay-cold",
+        "Rows that a dense pass brings are read again once they are selected.",
+        "host/hillinfer/kv/pool_keeper.py",
+        "        room = self._pools.room(layer)\n        if not room:",
+        "        room = 0\n        if not room:",
+        (f"{_BROUGHT}[room]",),
+    ),
+    Mutant(
+        "seen-rows-lie-one-row-on",
+        "Rows that a dense pass brings become hot in each other's place.",
+        "host/hillinfer/kv/pool_keeper.py",
+        "        places = np.flatnonzero(slots < 0)[:room]",
+        "        places = np.roll(np.flatnonzero(slots < 0)[:room], 1)",
+        (f"{_BROUGHT}[room]",),
+    ),
+    Mutant(
+        "seen-rows-are-not-waited-for",
+        "The buffer that seen rows are promoted from is filled again meanwhile.",
+        "host/hillinfer/kv/gather.py",
+        "                    self._buffers.lend(which, offered)\n                yield rows",
+        "                    pass\n                yield rows",
+        (_LATE,),
+    ),
+    Mutant(
+        "grouped-heads-attend-to-another-group",
+        "Query heads attend to the keys of another group.",
+        "host/hillinfer/attention/grouped_query.py",
+        "query.reshape(kv_heads, group, tokens, head_dim)",
+        "query.reshape(group, kv_heads, tokens, head_dim).transpose(0, 1)",
+        ("tests/host/attention/test_grouped_query.py::test_bits_are_those_of_transformers",),
     ),
 )

@@ -206,13 +206,13 @@ class Gather:
         landed: LandedRows | None = None,
     ) -> Generator[NDArray[np.uint8], None, None]:
         """Yield what `stream` does; rows that were cold become hot where pools have room."""
-        for one, buffer, which in self._streamed(layer, sequence, positions, landed):
-            rows = _together(one, buffer)
-            own = positions[one.start : one.start + len(one.addresses)]
-            offered = self._keeper.offer_seen(layer, sequence, own, rows)
-            if offered is not None:
-                self._buffers.lend(which, offered)
-            yield rows
+        with self._keeper.seeing(layer, sequence) as offer:
+            for one, buffer, which in self._streamed(layer, sequence, positions, landed):
+                rows = _together(one, buffer)
+                own = positions[one.start : one.start + len(rows)]
+                if (offered := offer(own, rows)) is not None:
+                    self._buffers.lend(which, offered)
+                yield rows
 
     def stream_in_place(
         self, layer: int, sequence: Sequence, positions: NDArray[np.int64]

@@ -182,8 +182,10 @@ class HotPools:
         return min(slots, self._most_rows)
 
     def room(self, layer: int) -> int:
-        """Slots that a layer may use and does not; nobody has to give way for them."""
-        return max(0, self.capacity(layer) - self.layers[layer].used_rows)
+        """Slots that a layer may use and does not, and no row of any layer gives way for."""
+        pool = self.layers[layer]
+        spare = pool.columns.free + self._accountant.spare_bytes // self._slot_bytes
+        return max(0, min(self.capacity(layer) - pool.used_rows, spare))
 
     @property
     def tails_bytes(self) -> int:

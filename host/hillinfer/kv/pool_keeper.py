@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -78,6 +79,7 @@ class LayerStepLog:
 
 # --- promotion and demotion ---
 
+Seen = Callable[[NDArray[np.int64], NDArray[np.uint8]], Future[tuple[int, int]] | None]
 REDISTRIBUTION_STEPS = 16
 
 
@@ -188,50 +190,30 @@ class PoolKeeper:
         self._misses[entry.layer] += len(candidates)
         return self._offer(entry.layer, sequence, candidates, entry.step, entry.step, note)
 
-    def offer_seen(
-        self,
-        layer: int,
-        sequence: Sequence,
-        positions: NDArray[np.int64],
-        source: NDArray[np.uint8],
-    ) -> Future[tuple[int, int]] | None:
-        """Let rows that a dense pass has brought be hot, as far as no other gives way for them.
+    @contextmanager
+    def seeing(self, layer: int, sequence: Sequence) -> Iterator[Seen]:
+        """Yield what lets rows that a dense pass looks at become hot where there is room.
 
         A stored prompt that is opened has no hot row. Where there is memory for all of it, each of
-        its rows would be read twice: here, and a page for each once they are selected.
+        its rows would be read twice: by the pass, and a page for each once they are selected.
 
-        Parameters
-        ----------
-        layer, sequence, positions
-            As in `offer_read`; those that are hot, or in no full group, are left out.
-        source
-            uint8 (rows, row_bytes): the rows of the positions, left alone until it is done.
-
-        Returns
-        -------
-        As `offer_read`; None where nothing becomes hot.
+        It is called with int64 positions, ascending, and their rows, uint8 (rows, row_bytes), to be
+        left alone until the returned future is done; None is returned where nothing becomes hot.
+        Rows that are hot, or in no full group, are left out.
         """
         self._pools.settle(layer)
-        room = self._pools.room(layer)
-        if not room:
-            return None
-        settled = positions[: np.searchsorted(positions, sequence.tail_start(layer))]
-        slots = self._pools.layers[layer].slots(sequence.rows(settled))
-        (places,) = (slots < 0).nonzero()
-        places = places[:room]
-        if not len(places):
-            return None
-        length = sequence.lengths[layer]
+        # Before any row is looked for: slots move where pools give way for a table that grows.
+        settled, length = sequence.tail_start(layer), sequence.lengths[layer]
         self._pools.cover_hits(sequence.hits, layer, length)
-        self._pools.hits.note(layer, sequence, sequence.tail_start(layer), length)
-
-        def note(moved: tuple[int, int]) -> None:
-            for counters in (self._counters, sequence.counters):
-                counters.promoted_rows += moved[0]
-
-        candidates = _candidates(layer, sequence, settled[places], source, places)
-        # From the first step on, every hot row stays.
-        return self._offer(layer, sequence, candidates, self._redistributed_in, 0, note)
+        self._pools.hits.note(layer, sequence, settled, length)
+        try:
+            yield partial(self._offer_seen, layer, sequence)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            # An interrupt may have come before a promotion that has begun was noted.
+            self._pools.finish()
+            raise
 
     def offer_written(
         self,
@@ -256,6 +238,31 @@ class PoolKeeper:
         candidates = _candidates(layer, sequence, positions, source, places)
         # Nobody reads now, so rows of this very step may give way too.
         return self._offer(layer, sequence, candidates, step, step + 1, _ignore)
+
+    def _offer_seen(
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        source: NDArray[np.uint8],
+    ) -> Future[tuple[int, int]] | None:
+        self._pools.settle(layer)
+        room = self._pools.room(layer)
+        if not room:
+            return None
+        settled = positions[: np.searchsorted(positions, sequence.tail_start(layer))]
+        slots = self._pools.layers[layer].slots(sequence.rows(settled))
+        places = np.flatnonzero(slots < 0)[:room]
+        if not len(places):
+            return None
+
+        def note(moved: tuple[int, int]) -> None:
+            for counters in (self._counters, sequence.counters):
+                counters.promoted_rows += moved[0]
+
+        candidates = _candidates(layer, sequence, settled[places], source, places)
+        # From the first step on, every hot row stays.
+        return self._offer(layer, sequence, candidates, self._redistributed_in, 0, note)
 
     def _count(self, layer: int, sequence: Sequence, selected: NDArray[np.int64]) -> None:
         self._pools.settle(layer)

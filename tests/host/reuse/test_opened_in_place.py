@@ -13,6 +13,7 @@ import torch
 from generation_runs import SETTINGS
 from placement_matrix import Budget, pairs
 from placement_matrix import Path as RowPath
+from slow_promotions import slow_promotions
 from tiny_models import TinyModel, prompts
 from transformers import DynamicCache
 from waiting import until
@@ -216,6 +217,33 @@ def test_rows_that_a_dense_pass_brings_stay_where_there_is_room(
             assert after.promoted_rows == STORED * shape.layers
             assert after.cold_read_bytes <= 1.1 * STORED * shape.token_bytes
         again.close()
+
+
+@pytest.mark.parametrize("share", [0.2, 0.7, 1.2])
+def test_rows_that_become_hot_late_change_no_bit(
+    share, model, store, cold_dir, plain_answer, monkeypatch
+):
+    """A second cache finds rows hot, cold and on their way; its end passes through 192 at once."""
+    shape = ModelShape.from_config(model.config, model.dtype)
+    budget = ByteSize(
+        (least(model, cold_dir).byte_count or 0) + int(share * TOKENS * shape.token_bytes)
+    )
+    shared, ends = ids_of(1500), [ids_of(500, seed=seed) for seed in (3, 7)]
+    with attached(model, cold_dir, dram_budget=budget) as hill, torch.no_grad():
+        plain = [plain_answer(hill, shared + end) for end in ends]
+        first = through(model, hill, store, TOKENS + NEW)
+        first.read(shared)
+        first.close()
+        slow_promotions(monkeypatch)
+        going = [through(model, hill, store, TOKENS + NEW) for _ in ends]
+        for generation, end, expected in zip(going, ends, plain, strict=True):
+            assert answer(model, generation, shared + end) == expected
+            assert told(generation).found_tokens == 1408
+        assert sum(generation.statistics().promoted_rows for generation in going) > 0
+        for generation in going:
+            generation.close()
+        statistics = hill.statistics()
+        assert statistics.dram_peak_bytes <= statistics.dram_budget_bytes
 
 
 # --- caches that share ---
