@@ -294,7 +294,8 @@ class Settings:
     def computed_on(self, device: str) -> Settings:
         """Return the settings of a model that computes on a torch device, like `cpu` or `cuda`.
 
-        Coded tokens were never timed on a GPU, so there all tokens are exact by default.
+        On a GPU steps with coded tokens take two to three times as long (docs/results/gpu.md), so
+        there all tokens are exact by default.
         """
         return self if device == "cpu" or self.exact is not None else replace(self, exact=1.0)
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 from servers import running
 
 from hillinfer.store.store import Store
 from hillinfer_bench.serving.disconnects import DisconnectsRow
-from hillinfer_bench.serving.limits import LimitRow
+from hillinfer_bench.serving.limits import LimitRow, measure_limit
 from hillinfer_bench.serving.measures import (
     CostRow,
     HealthRow,
@@ -180,6 +181,18 @@ def test_goals_of_streams():
     noisy = goals(streams=streams(31.0, 50.0, 90.0))["speedup_8_streams"]
     assert noisy.is_noisy
     assert not noisy.is_met
+
+
+def test_the_loop_s_tokens_lie_where_the_model_computes():
+    asked = []
+
+    def model(**given):
+        asked.append((given["input_ids"].device.type, len(given["input_ids"])))
+
+    model.device = torch.device("meta")
+    row = measure_limit(model, (1, 4), 2, lambda _: None)
+    assert set(asked) == {("meta", 1), ("meta", 4)}
+    assert {count: len(seconds) for count, seconds in row.step_seconds.items()} == {1: 2, 4: 2}
 
 
 def test_goals_of_streams_say_what_the_loop_allows():
