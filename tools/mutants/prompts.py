@@ -10,7 +10,6 @@ _BROUGHT = (
     "tests/host/reuse/test_opened_in_place.py"
     "::test_rows_that_a_dense_pass_brings_stay_where_there_is_room"
 )
-_LATE = "tests/host/reuse/test_opened_in_place.py::test_rows_that_become_hot_late_change_no_bit"
 _WAYS = f"{_TESTS}::test_every_way_answers_alike_and_finds_what_it_stored"
 
 PROMPTS: tuple[Mutant, ...] = (
@@ -84,17 +83,9 @@ PROMPTS: tuple[Mutant, ...] = (
         "seen-rows-lie-one-row-on",
         "Rows that a dense pass brings become hot in each other's place.",
         "host/hillinfer/kv/pool_keeper.py",
-        "        places = np.flatnonzero(slots < 0)[:room]",
-        "        places = np.roll(np.flatnonzero(slots < 0)[:room], 1)",
+        "_candidates(layer, sequence, settled[places], source, places)",
+        "_candidates(layer, sequence, settled[places], source, np.roll(places, 1))",
         (f"{_BROUGHT}[room]",),
-    ),
-    Mutant(
-        "seen-rows-are-not-waited-for",
-        "The buffer that seen rows are promoted from is filled again meanwhile.",
-        "host/hillinfer/kv/gather.py",
-        "                    self._buffers.lend(which, offered)\n                yield rows",
-        "                    pass\n                yield rows",
-        (_LATE,),
     ),
     Mutant(
         "grouped-heads-attend-to-another-group",
