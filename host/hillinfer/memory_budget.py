@@ -102,7 +102,15 @@ class Accountant:
         counted then.
         """
         self._change(part, byte_count)
-        if self._total() > self.budget_bytes and self._least_hot is not None:
+        # Opening a long prompt counts hundreds of pieces, and mostly there is room.
+        if self._total() > self.budget_bytes:
+            self._find_room(part, byte_count)
+        if self._total() > sum(self._peak.values()):
+            self._peak = dict(self._held)
+
+    def _find_room(self, part: Part, byte_count: int) -> None:
+        """Raise the budget or let hot rows go; count the bytes no more where neither helps."""
+        if self._least_hot is not None:
             others = self._total() - self._held[Part.HOT]
             self.raise_to(others + self._least_hot())
         try:
@@ -120,8 +128,6 @@ class Accountant:
                 f"{needed} are needed now ({self._describe()}, and "
                 f"{format_bytes(byte_count)} more for {part}); raise --dram-budget"
             )
-        if self._total() > sum(self._peak.values()):
-            self._peak = dict(self._held)
 
     def take_spare(self, part: Part, byte_count: int) -> bool:
         """Count bytes if they fit as things are; nothing gives way for them."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -204,8 +205,16 @@ def probe_bytes(spec: KernelSpec, number: int) -> int:
 
 
 def _kept_tokens(spec: KernelSpec, number: int) -> NDArray[np.int64]:
+    return _kept_places(spec.segment_tokens, min(number, 1))
+
+
+@cache
+def _kept_places(segment_tokens: int, number: int) -> NDArray[np.int64]:
+    # A long prompt that is opened asks hundreds of times.
     sinks = range(0 if number else 1, 0 if number else SINK_TOKENS)
-    return np.array([*range(0, spec.segment_tokens, PROBE_STRIDE), *sinks], np.int64)
+    tokens = np.array([*range(0, segment_tokens, PROBE_STRIDE), *sinks], np.int64)
+    tokens.flags.writeable = False
+    return tokens
 
 
 def _beats(spec: KernelSpec, number: int) -> int:

@@ -4,9 +4,11 @@
 import json
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from hillinfer_bench.storing.cost import CostRow
 from hillinfer_bench.storing.first_token import FirstToken
 from hillinfer_bench.storing.goals import at_least, at_most, goals_text
 from hillinfer_bench.storing.measured import Measured
@@ -67,6 +69,9 @@ def test_reading_hides_behind_computing_as_far_as_cores_are_idle(both, reading, 
     assert "waited 1.0 ms for rows and took 2.0 to place them" in first.line()
     assert "both take +10.0 processor ms beyond those apart" in first.line()
     assert first.line().endswith("page faults: computing 0, both 7")
+    kind = SimpleNamespace(as_record=dict)
+    told = Measured(model=(first, CostRow(1, [1.0], [1.0]), kind)).as_record()
+    assert told["hidden_possible"] == pytest.approx(most)
 
 
 def test_a_part_is_taken_alone(tmp_path):

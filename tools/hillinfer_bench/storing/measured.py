@@ -109,10 +109,10 @@ class Measured:
             record["first_token"] = asdict(first) | {
                 "allowed_seconds": first.allowed_seconds,
                 "possible_seconds": first.possible_seconds,
-                "hidden_share": first.hidden_share(median(first.stored_seconds)),
-                "hidden_possible": first.hidden_possible,
                 "shared_processor_seconds": first.shared_processor_seconds,
             }
+            # Beside `hidden_share`, which is a goal.
+            record["hidden_possible"] = first.hidden_possible
             record["storing"] = asdict(cost)
             record |= kind.as_record()
         return record
