@@ -157,6 +157,8 @@ def test_all_threads_of_a_runtime_are_known_by_their_names(cold_dir, calls):
         feed(model, cache, IDS)
         make_cold(cache.engine.runtime)
         feed_singly(model, cache, IDS[:, :2])
+        # Few rows are promoted by whoever offers them.
+        cache.engine.runtime.parts.pools.finish()
         shadows = cache.engine.runtime.parts.shadow_store
         slot, shadow = shadows.take(), shadows.buffer()
         shadows.write(slot, shadow).result()
@@ -283,6 +285,11 @@ def test_a_program_may_end_while_a_runtimes_thread_collects_its_last_cache(cold_
     assert len(timeline.read_text().splitlines()) == 1 + TINY.layers
 
 
+class InPython(PoolPolicy):
+    def worth(self, rows):
+        return super().worth(rows)
+
+
 def test_statistics_after_close(cold_dir, calls):
     model = TINY.build()
     with attached(model, cold_dir, calls) as hill:
@@ -292,6 +299,8 @@ def test_statistics_after_close(cold_dir, calls):
         runtime.parts.pools.settle_all()
         # Nothing is promoted in the first layer, which the second would wait for.
         runtime.parts.pools.layers[1].forget(0, 128)
+        # What Python ranks, however few, the thread promotes.
+        runtime.parts.pools.layers[1].policy = InPython()
         runtime.parts.pools._background.submit(calls.dropped.wait, ENOUGH)
         feed_singly(model, cache, IDS[:, :1])
         (under_way,) = runtime.parts.pools._under_way[1]

@@ -50,6 +50,10 @@ def frontier(
     dtype: Annotated[
         NumberType, typer.Option(help="auto: the model's own, float32 where a CPU is slow at it.")
     ] = NumberType.AUTO,
+    shape_dtype: Annotated[
+        NumberType,
+        typer.Option(help="Of shapes. auto: bfloat16, float32 where a CPU is slow at it."),
+    ] = NumberType.AUTO,
     threads: Annotated[
         int | None, typer.Option(help="Compute threads; by default one per core.")
     ] = None,
@@ -74,7 +78,9 @@ def frontier(
     request = FrontierRequest(
         TextsRequest(model, dtype, tuple(texts or ()), context, last, (), threads, out),
         tuple(systems or ()),
-        TimedPlan(real_context, chosen, shape_context, real_budget, shape_budget, steps),
+        TimedPlan(
+            real_context, chosen, shape_context, real_budget, shape_budget, steps, shape_dtype
+        ),
         cold_dir,
     )
     console = error_console()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hillinfer.errors import SettingsError
+from hillinfer.system.machine import NumberType
 from hillinfer_bench.frontier.swept import CODED, HILLINFER, SWEPT
 from hillinfer_bench.quality.texts import TextsRequest
 from hillinfer_bench.systems.shapes import SHAPES
@@ -28,6 +29,8 @@ class TimedPlan:
         M0 as a share of the KV.
     steps
         Measured steps of each system; 0 takes no times at all.
+    shape_type
+        What shapes compute in.
 
     Raises
     ------
@@ -41,6 +44,7 @@ class TimedPlan:
     real_budget: float = 0.25
     shape_budget: float = 0.2
     steps: int = 12
+    shape_type: NumberType = NumberType.AUTO
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing."""

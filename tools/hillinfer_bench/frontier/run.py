@@ -212,7 +212,7 @@ class _Times:
             model, shape = self.loaded.model, self.loaded.shape
             weights = sum(one.numel() for one in model.parameters()) * model.dtype.itemsize
         else:
-            dtype = table_type(request.texts.number_type)
+            dtype = table_type(plan.shape_type)
             built, shape = SHAPES[name], None
             model = built.build(case.context + case.all_steps, dtype)
             weights = built.layer_weights * built.layers * dtype.itemsize

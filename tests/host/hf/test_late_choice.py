@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Coded tokens that are chosen beside their layer's own products are those chosen a layer ahead."""
+
+import pytest
+import torch
+from generation_runs import attached, bits, run
+from placement_cases import ALL_HOT, Case
+from tiny_models import TinyModel, prompts
+
+from hillinfer.engine.coded_step import CodedStep
+from hillinfer.engine.queries import ChoiceAhead
+
+SELECTION = {
+    "alpha": 0.5,
+    "exact": 0.2,
+    "exact_floor": 12,
+    "kept_recent": 4,
+    "block_rows": 64,
+    "query": "predicted",
+}
+TINY = TinyModel(layers=4)
+IDS, _ = prompts([150])
+# Behind steps in which something was cold it is chosen ahead for a while.
+NEW = 30
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """Count choices that waited for their layer's products."""
+    begun, inner = [], ChoiceAhead.wait
+
+    def wait(self, begin):
+        inner(self, lambda: begun.append(self) or begin())
+
+    monkeypatch.setattr(ChoiceAhead, "wait", wait)
+    return begun
+
+
+def played(cold_dir, budget):
+    model = TINY.build()
+    with attached(model, cold_dir, **SELECTION, dram_budget=budget) as hill:
+        cache = hill.new_cache(len(IDS[0]) + NEW, 2)
+        outputs = [run(model, cache, IDS, new_tokens=NEW)]
+        # Another sequence asks in between, of another length.
+        with cache.fork() as fork:
+            fork.crop(-40)
+            again = torch.cat([torch.tensor(fork.token_ids), IDS[:, :1]], dim=1)
+            outputs.append(run(model, fork, again, new_tokens=NEW))
+    return [bits(output) for output in outputs]
+
+
+def test_late_choices_change_no_bit(cold_dir, two_threads, late, monkeypatch):
+    found = played(cold_dir, ALL_HOT)
+    # Layers 0 and 1 take their true queries.
+    assert len(late) > NEW
+    count = len(late)
+    few = Case(TINY, (len(IDS[0]) + NEW,) * 2, None, 0, SELECTION).least_bytes()
+    cold = played(cold_dir, few)
+    assert len(late) == count
+    for one, other in zip(found, cold, strict=True):
+        assert torch.equal(one, other)
+    # The twin: a choice by another query is another one.
+    inner = CodedStep.choose_late
+
+    def other_query(self, layer, sequence, query, scaling):
+        return inner(self, layer, sequence, query, -scaling)
+
+    monkeypatch.setattr(CodedStep, "choose_late", other_query)
+    assert not torch.equal(played(cold_dir, ALL_HOT)[0], found[0])
