@@ -189,6 +189,22 @@ CATALOGUE = (
         ("tests/host/forms/test_probes.py",),
     ),
     Mutant(
+        "packed-forms-that-count-as-memory",
+        "A form on the drive takes room of the budget.",
+        f"{_ROOM}/keeper.py",
+        "size = 0 if form.lies_on_drive else form.byte_count(self._shape, len(ids))",
+        "size = form.byte_count(self._shape, len(ids))",
+        (_PLACED,),
+    ),
+    Mutant(
+        "places-that-overlap",
+        "A packed form is written over another one.",
+        "host/hillinfer/forms/filed.py",
+        "offset, self._end = self._end, self._end + size",
+        "offset, self._end = self._end, self._end + size // 2",
+        ("tests/host/forms/test_filed_forms.py",),
+    ),
+    Mutant(
         "profiles-without-a-bound",
         "A profile reads all probes, whatever it may.",
         f"{_ROOM}/measuring.py",

@@ -21,7 +21,6 @@ from hillinfer.store.store import Store
 from hillinfer_bench.evicpress.harness import CHUNK, Harness, decoded
 from hillinfer_bench.evicpress.played import DECODED, Played
 
-
 # Buffers that suit a budget of some megabytes.
 _BLOCK_ROWS = 64
 
