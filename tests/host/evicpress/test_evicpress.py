@@ -86,6 +86,8 @@ def test_a_small_study_plays_every_rival_within_the_budget(
         assert row["dram_peak_bytes"] <= sized["budget_bytes"], row
         assert row["first_token_p50"] > 0
     assert min(sized["bytes_a_second"].values()) > 0
+    assert sized["figures"]["ttft_vs_lru_p50"] > 0
+    assert sized["figures"]["ours"].startswith("ours, α 1")
     drawn = ElementTree.parse(tmp_path / "evicpress.svg").getroot()
     assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
     (lru,) = (one for one in read_rivals(out) if one.name == "held + LRU")
