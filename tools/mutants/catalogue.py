@@ -127,8 +127,8 @@ CATALOGUE = (
         "openings-that-nobody-counts",
         "What a form opens into is in no budget.",
         f"{_ROOM}/placed.py",
-        "self._attachment.lend(self._opened_bytes(tokens) * sequences)",
-        "self._attachment.lend(0)",
+        "size = self._opened_bytes(tokens) * sequences",
+        "size = 0",
         (_PLACED,),
     ),
     Mutant(

@@ -52,7 +52,8 @@ class Extent:
 class FormFile:
     """A file of packed tensors that has no name, so that it is gone however the process ends.
 
-    One thread at a time uses it.
+    Nothing in it is encrypted, whatever the store is that forms are made from. One
+    thread at a time uses it.
 
     Parameters
     ----------

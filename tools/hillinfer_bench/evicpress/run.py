@@ -126,7 +126,8 @@ def run(request: EvicPressRequest, say: Callable[[str], None]) -> str:
         prompts = StoredPrompts(store, loaded.model)
         harness = Harness(loaded.model, prompts, workload, request.budget_part, notes)
         _store_all(request, harness, loaded, say)
-        played = {}
+        played: dict[Rival, Played] = {}
+        left_out: dict[str, str] = {}
         others = _Others(loaded, harness, ServedDocuments(loaded, store, harness, notes.folder))
         for rival in rivals(request.alphas):
             try:
@@ -135,6 +136,7 @@ def run(request: EvicPressRequest, say: Callable[[str], None]) -> str:
                 )
             except BudgetError as error:
                 # Buffers of an engine alone may be more than the budget of a small study.
+                left_out[rival.name] = str(error)
                 say(f"{rival.name}: left out, because {error}")
                 continue
             say(_line(rival.name, played[rival].figures()))
@@ -154,13 +156,19 @@ def run(request: EvicPressRequest, say: Callable[[str], None]) -> str:
         request, workload, harness, played, {**compared(played), **_fits(*fits), **killed}
     )
     record["sized"] = sized
-    record["seconds"] = time.perf_counter() - began
+    record["left_out"] = left_out
+    # Rivals of several sittings were timed beside different other work.
+    record["sittings"] = notes.sittings
+    record["seconds_of_last_sitting"] = time.perf_counter() - began
     write_whole(request.out, json.dumps(record, default=str, indent=1).encode())
     notes.remove()
     lines = [_line(row["rival"], row) for row in record["rows"]]
     if sized is not None:
         lines += [_line(f"as {LLAMA_NAME}: {row['rival']}", row) for row in sized["rows"]]
         lines += [f"as {LLAMA_NAME}: {name}: {value}" for name, value in sized["figures"].items()]
+    lines += [f"{name}: left out, because {why}" for name, why in left_out.items()]
+    if notes.sittings > 1:
+        lines.append(f"timed in {notes.sittings} sittings")
     figures = record["figures"]
     lines += [f"{name}: {value}, goal {GOALS.get(name, '-')}" for name, value in figures.items()]
     return "\n".join(lines)
@@ -337,9 +345,11 @@ def _named(played: dict[Rival, Played], name: str) -> Rival:
 
 
 def _line(name: str, figures: dict[str, Any]) -> str:
+    token = figures["token_p50"]
+    decoded = "" if token is None else f"token {token:.3f} s, "
     return (
         f"{name:26} first token p50 {figures['first_token_p50']:.3f} s, p95 "
-        f"{figures['first_token_p95']:.3f} s, token {figures['token_p50']:.3f} s, agreement "
-        f"{figures['agreement']:.3f}, worst tenth {figures['worst_tenth_agreement']:.3f}, "
+        f"{figures['first_token_p95']:.3f} s, {decoded}agreement {figures['agreement']:.3f}, "
+        f"worst tenth {figures['worst_tenth_agreement']:.3f}, "
         f"{figures['dram_peak_bytes'] / 1e6:.1f} MB, {figures['moves']} moves"
     )

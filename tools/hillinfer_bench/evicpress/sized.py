@@ -174,7 +174,6 @@ class SizedStudy:
             turn = self._harness.turn(number, played)
             option = lies.get(number)
             played.first_tokens.append(self._brought(number, option))
-            played.token_seconds.append(0.0)
             played.documents.append(number)
             form = "rows" if option is None else option.form
             on_drive = option is not None and option.tier == "drive"
