@@ -127,8 +127,8 @@ CATALOGUE = (
         "openings-that-nobody-counts",
         "What a form opens into is in no budget.",
         f"{_ROOM}/placed.py",
-        "self._attachment.lend(self._opened_bytes(tokens) * sequences)",
-        "self._attachment.lend(0)",
+        "size = self._opened_bytes(tokens) * sequences",
+        "size = 0",
         (_PLACED,),
     ),
     Mutant(
@@ -187,6 +187,22 @@ CATALOGUE = (
         "            sees[begin:end, begin:end] = True\n",
         "            sees[:, begin:end] = True\n",
         ("tests/host/forms/test_probes.py",),
+    ),
+    Mutant(
+        "packed-forms-that-count-as-memory",
+        "A form on the drive takes room of the budget.",
+        f"{_ROOM}/keeper.py",
+        "size = 0 if form.lies_on_drive else form.byte_count(self._shape, len(ids))",
+        "size = form.byte_count(self._shape, len(ids))",
+        (_PLACED,),
+    ),
+    Mutant(
+        "places-that-overlap",
+        "A packed form is written over another one.",
+        "host/hillinfer/forms/filed.py",
+        "offset, self._end = self._end, self._end + size",
+        "offset, self._end = self._end, self._end + size // 2",
+        ("tests/host/forms/test_filed_forms.py",),
     ),
     Mutant(
         "profiles-without-a-bound",

@@ -107,11 +107,12 @@ class OnlineChecks:
         known = self._known.get(document.key)
         if known is None or not known.waiting:
             return None
-        served = known.waiting[0]
+        # One that cannot be read is not read again for ever.
+        served = known.waiting.popleft()
         found = self._agreement(ids, served, is_over)
         if found is None:
+            known.waiting.appendleft(served)
             return None
-        known.waiting.popleft()
         own = known.agreements.setdefault(served.form, deque(maxlen=_REMEMBERED))
         own.append(found)
         return found
@@ -152,13 +153,15 @@ class OnlineChecks:
         wishes = replace(wishes, questions=tuple(dict.fromkeys(known.questions)))
         forms = [make_form(one.form) for one in document.measured]
         text = 0.0 if document.resting is None else document.resting.text
+        # Where it fails, what was compared is over too.
+        compared, known.agreements = known.agreements, {}
         try:
             found = measure_document(
                 self._model, self._prompts, ids, forms, wishes, text, is_over=is_over
             )
         except MeasuringEndedError:
+            known.agreements = compared
             return None
-        known.agreements.clear()
         judged = {one.form: one.judged for one in document.measured}
         forms_now = tuple(replace(one, judged=judged[one.form]) for one in found.forms)
         return replace(document, resting=found.resting, measured=forms_now)

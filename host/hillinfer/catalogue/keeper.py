@@ -14,7 +14,7 @@ from hillinfer.catalogue.measuring import check_namespace
 from hillinfer.catalogue.planning import Plan, PlanRules, make_plan, options_of
 from hillinfer.catalogue.records import RESTING, ROWS, TEXT, CatalogueError, KnownDocument
 from hillinfer.catalogue.uses import check_stored, document_uses
-from hillinfer.errors import BudgetError, CacheUseError, SettingsError
+from hillinfer.errors import BudgetError, CacheUseError, ColdPoolError, SettingsError
 from hillinfer.forms.form import DocumentStates, Form, MadeForm, OpenedForm
 from hillinfer.forms.stored_rows import StoredRowsForm, stored_states
 from hillinfer.forms.table import make_form
@@ -94,6 +94,7 @@ class _Kept:
     last_used: float
     # What of it this class counts; of a form that an engine holds, nothing.
     counted: int
+    lies_in_engine: bool
 
 
 class DocumentKeeper:
@@ -216,7 +217,7 @@ class DocumentKeeper:
 
     @property
     def held(self) -> dict[str, int]:
-        """Bytes of the forms that are made, by the names of their documents."""
+        """Bytes in memory of the forms that are made, by the names of their documents."""
         with self._lock:
             return {key.hex()[:12]: one.byte_count for key, one in self._kept.items()}
 
@@ -281,7 +282,7 @@ class DocumentKeeper:
             were not used for longest.
         """
         with self._lock:
-            own = [(key, one.made) for key, one in self._kept.items() if not one.counted]
+            own = [(key, one.made) for key, one in self._kept.items() if one.lies_in_engine]
             own.sort(key=lambda pair: self._kept[pair[0]].last_used)
         for count in range(1, len(own) + 1):
             if fits([made for _, made in own[:count]]):
@@ -318,7 +319,7 @@ class DocumentKeeper:
         except (CatalogueError, SettingsError):
             # Gone since, or what another process made of it has a name that is unknown here.
             return resting
-        size = form.byte_count(self._shape, len(ids))
+        size = 0 if form.lies_on_drive else form.byte_count(self._shape, len(ids))
         counted = 0 if form.lies_in_engine else size
         if not self._accountant.take_spare(Part.OTHER, counted):
             return resting
@@ -331,21 +332,23 @@ class DocumentKeeper:
             self._accountant.give(Part.OTHER, counted)
             return resting
         with self._lock:
-            kept = _Kept(document.form, ids, made, size, self._clock(), counted)
+            now, in_engine = self._clock(), form.lies_in_engine
+            kept = _Kept(document.form, ids, made, size, now, counted, in_engine)
             self._kept[document.key] = kept
         return Move(document.name, document.form, is_made=True)
 
     def _made(self, form: Form, ids: tuple[int, ...]) -> MadeForm | None:
         """Return a form of all of a document; None where the store has not all of it.
 
-        Nor is there one of an engine that has no room beside what is open in it.
+        Nor is there one of an engine that has no room beside what is open in it, or of a drive that
+        refuses.
         """
         try:
             states = DocumentStates(ids, ())
             if form.reads_states:
                 states = stored_states(self._prompts, ids)
             return form.make(self._model, states) if states.tokens == len(ids) else None
-        except (CacheUseError, BudgetError):
+        except (CacheUseError, BudgetError, ColdPoolError):
             return None
 
     def _make_room(self) -> None:

@@ -10,10 +10,18 @@ from typing import Any
 from hillinfer.catalogue.catalogue import FILE, Catalogue
 from hillinfer.catalogue.checks import OnlineChecks, ServedAnswer
 from hillinfer.catalogue.keeper import DocumentKeeper, Move
-from hillinfer.catalogue.planning import DRAM, REST, DocumentRules, PlanRules, options_of
+from hillinfer.catalogue.planning import (
+    DRAM,
+    REST,
+    DocumentRules,
+    PlanRules,
+    drive_options,
+    options_of,
+)
 from hillinfer.catalogue.records import CatalogueError, KnownDocument
 from hillinfer.catalogue.uses import document_uses
 from hillinfer.errors import HillInferError
+from hillinfer.forms.filed import DriveForm, FormFile
 from hillinfer.forms.form import Form, MadeForm
 from hillinfer.forms.lead import LeadForm
 from hillinfer.forms.shadowed import MadeShadows, ShadowedForm
@@ -23,7 +31,7 @@ from hillinfer.generate.answering import Generation
 from hillinfer.hf.attach import Attachment
 from hillinfer.memory_budget import Accountant, Loan, Part
 from hillinfer.model_shape import ModelShape
-from hillinfer.placement.options import Option
+from hillinfer.placement.options import ON_DRIVE, Option
 from hillinfer.reuse.model_prompts import ModelPrompts
 from hillinfer.store.store import Store
 
@@ -94,6 +102,7 @@ class PlacedDocuments:
         self._checks: OnlineChecks | None = None
         self._catalogue: Catalogue | None = None
         self._keeper: DocumentKeeper | None = None
+        self._file: FormFile | None = None
         self.failure = ""
 
     # --- while nobody waits ----------------------------------------------------------------
@@ -108,7 +117,12 @@ class PlacedDocuments:
             keeper = self._opened()
             if keeper is None:
                 return []
-            rules = PlanRules(self._budget(), self._rules.alpha, self._rules.floor)
+            rules = PlanRules(
+                self._budget(),
+                self._rules.alpha,
+                self._rules.floor,
+                drive_budget=self._drive_budget,
+            )
             self._check(keeper, is_over)
             if is_over():
                 return []
@@ -162,7 +176,11 @@ class PlacedDocuments:
             cache = made.open_for(tokens, sequences).cache
             own = Generation(self._model, cache, self._chunk_tokens)
             return OpenedPrefix(found.key, found.form, made.tokens, own)
-        loan = self._attachment.lend(self._opened_bytes(tokens) * sequences)
+        size = self._opened_bytes(tokens) * sequences
+        if self._form_of(found.form).lies_on_drive:
+            # What is packed comes into memory before it is opened.
+            size += made.byte_count
+        loan = self._attachment.lend(size)
         if loan is None:
             return None
         try:
@@ -204,6 +222,9 @@ class PlacedDocuments:
             keeper.close()
         if catalogue is not None:
             catalogue.close()
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
     # --- inside ----------------------------------------------------------------------------
 
@@ -265,7 +286,18 @@ class PlacedDocuments:
 
     def _form_of(self, name: str) -> Form:
         own = self._engine_forms.get(name)
-        return make_form(name) if own is None else own
+        if own is not None:
+            return own
+        if not name.startswith(ON_DRIVE) or not self._drive_budget:
+            return make_form(name)
+        if self._file is None:
+            self._file = FormFile(self._store.places.directory)
+        return DriveForm(make_form(name.removeprefix(ON_DRIVE)), self._file)
+
+    @property
+    def _drive_budget(self) -> int:
+        # What an encrypted store holds is nowhere else in the clear.
+        return 0 if self._store.places.cipher else self._rules.drive_budget
 
     def _budget(self) -> int:
         """Return the bytes that forms may take: of a budget that is a share, that of documents."""
@@ -288,9 +320,12 @@ class PlacedDocuments:
         room = self._accountant.bytes_for_hot_rows + sum(self._keeper.held.values())
         opened = self._opened_bytes(document.tokens)
         chosen = document.form if document.is_pinned else None
+        every = options_of(document)
+        if self._drive_budget:
+            every += drive_options(document, self._shape.token_bytes * document.tokens)
         options = [
             one
-            for one in options_of(document)
+            for one in every
             if one.tier == REST or one.form == chosen or one.byte_count + opened <= room
         ]
         resting, all_bytes = document.resting, self._shape.token_bytes * document.tokens

@@ -9,13 +9,20 @@ from dataclasses import dataclass
 from hillinfer.catalogue.records import RESTING, ROWS, TEXT, CatalogueError, KnownDocument
 from hillinfer.catalogue.uses import DocumentUse
 from hillinfer.errors import BudgetError, SettingsError
-from hillinfer.placement.options import UTILITIES, Context, Option, Tier, above_floor
+from hillinfer.placement.options import (
+    ON_DRIVE,
+    UTILITIES,
+    Context,
+    Option,
+    Tier,
+    above_floor,
+)
 from hillinfer.placement.policies import DEFAULT_PLACEMENT, make_placement_policy
 from hillinfer.placement.steps import Point, upper_hull
 from hillinfer.placement.stock import Stock
 from hillinfer.values import format_bytes
 
-DRAM, REST = "dram", "rest"
+DRAM, DRIVE, REST = "dram", "drive", "rest"
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,8 @@ class PlanRules:
         Least quality of a form; 0 for none.
     policy, utility
         Names in the tables of the placement room.
+    drive_budget
+        Bytes that packed forms may take on a drive.
     """
 
     dram_budget: int
@@ -39,11 +48,13 @@ class PlanRules:
     floor: float = 0.0
     policy: str = DEFAULT_PLACEMENT
     utility: str = "answer"
+    drive_budget: int = 0
 
     def __post_init__(self) -> None:
         """Refuse what means nothing."""
-        if self.dram_budget < 0:
-            raise SettingsError(f"dram_budget={self.dram_budget} bytes are below 0")
+        for name in ("dram_budget", "drive_budget"):
+            if getattr(self, name) < 0:
+                raise SettingsError(f"{name}={getattr(self, name)} bytes are below 0")
         if not 0 <= self.alpha < float("inf"):
             raise SettingsError(f"alpha={self.alpha} is no number of seconds: give 0 or more")
         if not 0 <= self.floor <= 1:
@@ -65,16 +76,19 @@ class DocumentRules:
         Least quality of a form that an answer comes from, unless a user pinned it.
     alpha
         Seconds that quality 1 is worth.
+    drive_budget
+        Bytes that forms may take, packed, on the drive of a store that is not encrypted.
     """
 
     floor: float = 0.9
     alpha: float = 1.0
+    drive_budget: int = 0
 
     def __post_init__(self) -> None:
         """Refuse what means nothing."""
         if not 0 <= self.floor <= 1:
             raise SettingsError(f"document floor={self.floor} is not from 0 to 1")
-        PlanRules(0, self.alpha, self.floor)
+        PlanRules(0, self.alpha, self.floor, drive_budget=self.drive_budget)
 
 
 @dataclass(frozen=True)
@@ -166,8 +180,10 @@ class Plan:
 
 
 def tier_of(form: str) -> str:
-    """Return where a form lies: `dram`, `drive` for stored rows, or `text`."""
-    return {ROWS: "drive", TEXT: TEXT}.get(form, DRAM)
+    """Return where a form lies: `dram`, `drive` for packed ones and stored rows, or `text`."""
+    if form.startswith(ON_DRIVE):
+        return DRIVE
+    return {ROWS: DRIVE, TEXT: TEXT}.get(form, DRAM)
 
 
 def options_of(document: KnownDocument) -> list[Option]:
@@ -189,6 +205,32 @@ def options_of(document: KnownDocument) -> list[Option]:
     ]
     return rest + [
         Option(one.form, DRAM, one.byte_count, one.lower, one.opening_seconds, one.token_seconds)
+        for one in document.measured
+        if one.form not in RESTING
+    ]
+
+
+def drive_options(document: KnownDocument, row_bytes: int) -> list[Option]:
+    """Return measured forms as they lie packed on a drive, which reads as it reads stored rows.
+
+    Parameters
+    ----------
+    document
+        That was measured.
+    row_bytes
+        Of its stored rows.
+    """
+    assert document.resting is not None
+    rows = document.resting.rows
+    return [
+        Option(
+            f"{ON_DRIVE}{one.form}",
+            DRIVE,
+            one.byte_count,
+            one.lower,
+            one.opening_seconds + rows * one.byte_count / row_bytes,
+            one.token_seconds,
+        )
         for one in document.measured
         if one.form not in RESTING
     ]
@@ -224,7 +266,8 @@ def make_plan(
         if one.key not in uses or one.resting is None
     }
     taking_part = [one for one in documents if one.name not in left_out]
-    stock = Stock((Tier(DRAM, rules.dram_budget), Tier(REST)))
+    packed = (Tier(DRIVE, rules.drive_budget),) if rules.drive_budget else ()
+    stock = Stock((Tier(DRAM, rules.dram_budget), *packed, Tier(REST)))
     for one in taking_part:
         stock.put(_context(one, options(one), uses[one.key], rules))
     _check_pinned(taking_part, rules)
@@ -281,8 +324,8 @@ def _lie_as_before(stock: Stock, documents: Sequence[KnownDocument]) -> None:
         number = stock.contexts[one.name].find(one.form)
         if number is None:
             continue
-        size = stock.contexts[one.name].options[number].byte_count
-        if stock.option(one.name).byte_count + size <= stock.free(DRAM):
+        option = stock.contexts[one.name].options[number]
+        if option.byte_count <= stock.free(option.tier):
             stock.arrange({one.name: number})
 
 

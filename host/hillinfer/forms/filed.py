@@ -26,6 +26,7 @@ from hillinfer.forms.form import (
     OpenedForm,
 )
 from hillinfer.model_shape import ModelShape
+from hillinfer.placement.options import ON_DRIVE
 
 # Tensors begin at multiples of it.
 _ALIGNED = 64
@@ -51,7 +52,8 @@ class Extent:
 class FormFile:
     """A file of packed tensors that has no name, so that it is gone however the process ends.
 
-    One thread at a time uses it.
+    Nothing in it is encrypted, whatever the store is that forms are made from. One
+    thread at a time uses it.
 
     Parameters
     ----------
@@ -172,7 +174,7 @@ class DriveForm(Form):
     @property
     def name(self) -> str:
         """Like `drive-int8`."""
-        return f"{DRIVE}{self._form.name}"
+        return f"{ON_DRIVE}{self._form.name}"
 
     def byte_count(self, shape: ModelShape, tokens: int) -> int:
         """Return the bytes on the drive, without the rest of the last page."""
@@ -194,10 +196,6 @@ class DriveForm(Form):
     def seconds(self, rates: FormRates, shape: ModelShape, tokens: int) -> FormSeconds:
         """Return the time of the form in memory, with the drive's rate as that of its tier."""
         return self._form.seconds(rates, shape, tokens)
-
-
-DRIVE = "drive-"
-"""How names of forms on a drive begin."""
 
 
 class _MadeOnDrive(MadeForm):

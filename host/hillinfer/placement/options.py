@@ -34,6 +34,10 @@ class Tier:
             raise SettingsError(f"tier {self.name}: a budget of {self.budget} bytes is below 0")
 
 
+ON_DRIVE = "drive-"
+"""How names of forms begin that lie packed on a drive; what follows is the form in memory."""
+
+
 @dataclass(frozen=True)
 class Option:
     """One form of a document on one tier: the paper's configuration (EvicPress section 4.2).

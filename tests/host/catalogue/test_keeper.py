@@ -18,7 +18,7 @@ from hillinfer.catalogue.measuring import ProbeWishes, check_namespace, measure_
 from hillinfer.catalogue.planning import PlanRules
 from hillinfer.catalogue.records import CatalogueError, KnownDocument
 from hillinfer.catalogue.uses import document_uses
-from hillinfer.errors import BudgetError, SettingsError
+from hillinfer.errors import BudgetError, ColdPoolError, SettingsError
 from hillinfer.forms.probes import ProbeSizes
 from hillinfer.forms.stored_rows import stored_states
 from hillinfer.forms.table import make_form
@@ -347,6 +347,28 @@ def test_comparing_and_measuring_end_before_any_pass_and_go_on_later(kept):
         assert checks.slipped(document) == ["held"]
     renewed = checks.renewed(document, ids)
     assert [one.form for one in renewed.measured] == [one.form for one in document.measured]
+    assert checks.slipped(document) == []
+
+
+def test_what_cannot_be_read_is_not_read_again(kept, monkeypatch):
+    def failing(*_, **__):
+        raise ColdPoolError("the drive")
+
+    checks = OnlineChecks(kept.model, kept.prompts)
+    document = kept.catalogue.find("d0")
+    ids = kept.keeper(Accountant(1 << 20)).ids_of(document)
+    for token in (*kept.expected["d0"][-1:], 1, 2, 3):
+        checks.note(document.key, ServedAnswer("held", tuple(QUESTION), (token, 1, 1, 1, 1)))
+    with monkeypatch.context() as broken:
+        broken.setattr(kept.prompts, "load_into", failing)
+        with pytest.raises(ColdPoolError):
+            checks.compare(document, ids)
+    assert [checks.compare(document, ids) is None for _ in range(4)] == [False] * 3 + [True]
+    assert checks.slipped(document) == ["held"]
+    with monkeypatch.context() as broken:
+        broken.setattr(kept.prompts, "load_into", failing)
+        with pytest.raises(ColdPoolError):
+            checks.renewed(document, ids)
     assert checks.slipped(document) == []
 
 

@@ -2,16 +2,30 @@
 """The study of many documents in little memory: small, whole, and with what its goals name."""
 
 import json
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 
+from hillinfer.catalogue.measuring import ProbeWishes
 from hillinfer.errors import SettingsError
+from hillinfer.models.loader import load_model
+from hillinfer.placement.policies import LeastRecentlyUsed
+from hillinfer.reuse.stored_prompts import StoredPrompts
+from hillinfer.store.store import Store
 from hillinfer_bench.evicpress import harness
 from hillinfer_bench.evicpress.harness import Harness
+from hillinfer_bench.evicpress.notes import Notes
 from hillinfer_bench.evicpress.played import Played, first_tokens_at, rate_curve
-from hillinfer_bench.evicpress.rivals import rivals
+from hillinfer_bench.evicpress.rivals import Rival, rivals
 from hillinfer_bench.evicpress.run import GOALS, EvicPressRequest, compared
+from hillinfer_bench.evicpress.served import ServedDocuments
+from hillinfer_bench.evicpress.sized import (
+    SHADOWED,
+    SizedStudy,
+    shadowed_quality,
+    sized_rivals,
+)
 from hillinfer_bench.evicpress.workload import WorkloadSize, mooncake_workload
 from hillinfer_bench.figures.evicpress_figure import StudyRecordError, read_rivals
 
@@ -65,6 +79,8 @@ def test_a_small_study_plays_every_rival_within_the_budget(
     rows = {row["rival"]: row for row in report["rows"]}
     # What the engine's buffers take is more than the budget of so few tokens.
     assert rows.keys() == {one.name for one in rivals((1.0,)) if not one.is_served}
+    assert list(report["left_out"]) == ["ours served, α 1"]
+    assert (report["sittings"], "timed in 2 sittings" in outcome.out) == (2, True)
     for name, row in rows.items():
         assert row["dram_peak_bytes"] <= report["budget_bytes"] < report["all_bytes"], name
         assert sum(row["forms"].values()) == 6
@@ -86,6 +102,8 @@ def test_a_small_study_plays_every_rival_within_the_budget(
         assert row["dram_peak_bytes"] <= sized["budget_bytes"], row
         assert row["first_token_p50"] > 0
     assert min(sized["bytes_a_second"].values()) > 0
+    assert sized["figures"]["ttft_vs_lru_p50"] > 0
+    assert sized["figures"]["ours"].startswith("ours, α 1")
     drawn = ElementTree.parse(tmp_path / "evicpress.svg").getroot()
     assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
     (lru,) = (one for one in read_rivals(out) if one.name == "held + LRU")
@@ -93,6 +111,65 @@ def test_a_small_study_plays_every_rival_within_the_budget(
     assert not (tmp_path / "evicpress").exists()
     for name in ("share_of_optimum", "ttft_vs_int8_lru"):
         assert f"{name}: " in outcome.out
+
+
+def test_a_server_plays_and_its_engine_has_a_place_among_larger_files(tiny_folder, tmp_path):
+    loaded = load_model(str(tiny_folder), say=lambda line: None)
+    workload = mooncake_workload(loaded.tokenizer, WorkloadSize(2, 5, 128, 192))
+    notes = Notes(tmp_path, {"a": 1})
+    Store.create(tmp_path / "store", 64 << 20)
+    with Store(tmp_path / "store") as store:
+        # More than all rows, because buffers of an engine are more than so few rows.
+        prompts = StoredPrompts(store, loaded.model)
+        study = Harness(loaded.model, prompts, workload, 40.0, notes)
+        for seed in range(2):
+            study.store(ProbeWishes(1, 1, seed=seed))
+        served = ServedDocuments(loaded, store, study, tmp_path).play(1.0)
+        assert len(served.first_tokens) == len(served.agreements) == 5
+        assert {*served.forms} <= {"rows", "held", "int8", "int4", "shadow-int4", "lead-0.1"}
+        assert served.moves > 0
+        assert 0 < served.dram_peak <= study.budget
+        assert shadowed_quality({"ours, α 1": served}) is None
+        assert shadowed_quality({"ours served, α 1": replace(served, forms=["rows"] * 5)}) <= 1.0
+        every = [one for one in rivals((1.0,)) if one.is_usual]
+        assert [one.name for one in sized_rivals(every)] == ["ours, α 1", "ours, α 1, shadows"]
+        shadows = Rival("shadows", (SHADOWED,), lambda: LeastRecentlyUsed(SHADOWED))
+        for quality, forms in ((None, []), (0.75, [SHADOWED])):
+            larger = SizedStudy(study, 4, 0.5, quality, tmp_path)
+            try:
+                assert larger.forms_of(shadows) == forms
+                if forms:
+                    found = larger.play(shadows)
+                    assert {*found.forms} == {"rows", SHADOWED}
+                    assert {*found.agreements} == {1.0, 0.75}
+                    assert found.figures()["token_p50"] is None
+                    assert 0 < found.dram_peak <= larger.budget
+            finally:
+                larger.files.close()
+
+
+def test_notes_go_on_behind_a_torn_line_and_forget_no_folder_of_others(tmp_path):
+    def noted(notes, name, found):
+        return notes.part(name, lambda: found, lambda one: one, lambda one: one)
+
+    notes = Notes(tmp_path, {"a": 1})
+    assert (noted(notes, "one", 1), notes.sittings) == (1, 1)
+    file = notes.folder / "notes.jsonl"
+    file.write_text(file.read_text() + '{"part": "two", "fou')
+    again = Notes(tmp_path, {"a": 1})
+    assert [noted(again, "one", 5), noted(again, "two", 2), again.sittings] == [1, 2, 2]
+    third = Notes(tmp_path, {"a": 1})
+    assert [noted(third, "two", 5), third.sittings] == [2, 3]
+    # Another study begins anew.
+    assert noted(Notes(tmp_path, {"a": 2}), "one", 7) == 7
+    for text in (None, "", "[1]\n", '{"a": 2}\n', "no json\n"):
+        other = tmp_path / f"other{text}".replace("\n", "")
+        (other / "evicpress").mkdir(parents=True)
+        if text is not None:
+            (other / "evicpress" / "notes.jsonl").write_text(text)
+        with pytest.raises(SettingsError, match="its folder evicpress is not of a study"):
+            Notes(other, {"a": 1})
+        assert (other / "evicpress").exists()
 
 
 def test_who_waits_waits_for_those_before():

@@ -11,7 +11,9 @@ from generation_runs import SETTINGS
 from servers import HTTP, running
 from waiting import until
 
+from hillinfer.catalogue import placed as placed_documents
 from hillinfer.catalogue.catalogue import Catalogue
+from hillinfer.catalogue.planning import DocumentRules
 from hillinfer.errors import BudgetError
 from hillinfer.generate.tokens import Sampling
 from hillinfer.memory_budget import Part
@@ -172,9 +174,10 @@ def document_prompt(library):
         return [*prefix_ids(store, catalogue.documents()[0].key), *range(5, 17)]
 
 
-def served_alone(library, folder, cold_dir, opened, reuse=Reuse.LONGEST, **settings):
+def served_alone(library, folder, cold_dir, opened, reuse=Reuse.LONGEST, rules=None, **settings):
     """Return a model as a server has it, without one."""
-    stored = StoreOfServer(opened.enter_context(Store(library[0])), reuse)
+    store = opened.enter_context(Store(library[0]))
+    stored = StoreOfServer(store, reuse, documents=rules or DocumentRules())
     made = Settings().changed(cold_dir=cold_dir, **(SETTINGS | settings))
     loaded = load_model(str(folder), say=lambda line: None)
     return opened.enter_context(served_model(loaded, made, ServerRules(chunk_tokens=64), stored))
@@ -308,7 +311,42 @@ def test_profiles_follow_what_users_are_answered(library, endless_folder, cold_d
             assert (measured.lower < 1.0) is (form == "int2")
 
 
+def test_a_document_lies_packed_on_the_drive_where_memory_has_no_room(
+    library, endless_folder, cold_dir, monkeypatch
+):
+    told = {}
+    for case, drive in (("at rest", 0), ("on the drive", 1 << 20), ("in memory", 0)):
+        with Store(library[0]) as store, Catalogue(store.places) as catalogue:
+            (document,) = catalogue.documents()
+            # Rows take so long that a packed form is sooner.
+            resting = replace(document.resting, rows=50.0, text=90.0)
+            only = (document.of_form("int8"),)
+            catalogue.put(replace(document, resting=resting, measured=only))
+            if case == "in memory":
+                catalogue.pin(document.key, "int8")
+        monkeypatch.setattr(placed_documents, "_PART", 0.5 if case == "in memory" else 0.001)
+        rules = DocumentRules(floor=0.0, drive_budget=drive)
+        with ExitStack() as opened:
+            settings = {"rules": rules, "dram_budget": "24MiB"}
+            served = served_alone(library, endless_folder, cold_dir, opened, **settings)
+            moved = [one.form for one in served.rest(lambda: False)]
+            begun = served.begin(b"", document_prompt(library), 1500)
+            for _ in begun.reading(document_prompt(library)):
+                pass
+            answer = list(begun.generation.decode(Sampling(), 12, frozenset()))
+            begun.generation.close()
+            told[case] = (moved, begun.form, answer, sum(served.placed.held.values()))
+    assert told["at rest"][:2] == ([], None)
+    assert told["on the drive"][:2] == (["drive-int8"], "drive-int8")
+    assert told["in memory"][:2] == (["int8"], "int8")
+    # The same codes, wherever they lie; nothing of those on the drive is in memory.
+    assert told["on the drive"][2] == told["in memory"][2] != told["at rest"][2]
+    assert told["on the drive"][3] == 0 < told["in memory"][3]
+
+
 def test_a_floor_out_of_range_is_refused(command):
     for floor in (-0.1, 1.5, "nan"):
         line = command("serve", "--document-floor", floor).error_line()
         assert f"document floor={float(floor)} is not from 0 to 1" in line
+    line = command("serve", "--document-drive", "25%").error_line()
+    assert "document drive=25% is a share: give bytes" in line

@@ -18,13 +18,13 @@ from hillinfer.catalogue.measuring import (
     measure_document,
     usual_wishes,
 )
-from hillinfer.forms.filed import DRIVE, DriveForm, FormFile
+from hillinfer.forms.filed import DriveForm, FormFile
 from hillinfer.forms.form import DocumentStates, MadeForm, OpenedForm
 from hillinfer.forms.probes import Probe, Probing, recall_probes
 from hillinfer.forms.stored_rows import StoredRowsForm, stored_states
 from hillinfer.forms.table import make_form
 from hillinfer.generate.answering import Generation
-from hillinfer.placement.options import Context, FirstTokenUtility, Option, Tier
+from hillinfer.placement.options import ON_DRIVE, Context, FirstTokenUtility, Option, Tier
 from hillinfer.placement.placing import Placing
 from hillinfer.placement.policies import MergedHulls
 from hillinfer.placement.stock import Change, Stock
@@ -214,7 +214,7 @@ class Harness:
     def agreement(self, number: int, name: str, turn: int) -> float:
         """Return what a question's answer keeps behind a form; the same whenever it is asked."""
         # It is the same form wherever it lies.
-        name = name.removeprefix(DRIVE)
+        name = name.removeprefix(ON_DRIVE)
         if name in ("rows", "text", "held"):
             return 1.0
         if (number, name, turn) not in self._agreed:
@@ -282,7 +282,7 @@ class Harness:
                 form = DriveForm(form, self.file)
             made[number] = (form.name, form.make(self._model, self.states(number)))
             played.moves += 1
-            in_memory = [one for name, one in made.values() if not name.startswith(DRIVE)]
+            in_memory = [one for name, one in made.values() if not name.startswith(ON_DRIVE)]
             held = sum(one.byte_count for one in in_memory)
             played.dram_peak = max(played.dram_peak, held)
         played.moving_seconds += time.perf_counter() - began
@@ -303,7 +303,7 @@ class Harness:
         played.token_seconds.append(decoded(generation, question)[0])
         if form == "rows":
             played.read_bytes += self._row_bytes(number)
-        elif made is not None and form.startswith(DRIVE):
+        elif made is not None and form.startswith(ON_DRIVE):
             played.read_bytes += made[1].byte_count
         played.documents.append(number)
         played.forms.append(form)

@@ -17,13 +17,15 @@ from hillinfer_bench.evicpress.played import Played
 
 _NAME = "evicpress"
 _FILE = "notes.jsonl"
+_STUDY = "hillinfer-bench evicpress"
+_SITTING = "sitting"
 _Found = TypeVar("_Found")
 
 
 class Notes:
     """A folder with a store, and a line for each part of a study that is done.
 
-    Lines of another study, by its settings, are forgotten, and its folder with them.
+    Lines of a study with other settings are forgotten, and its folder with them.
 
     Parameters
     ----------
@@ -41,23 +43,30 @@ class Notes:
     ----------
     folder
         For whatever else is kept until the study ends.
+    sittings
+        How often it was begun and gone on with.
     """
 
     def __init__(self, directory: Path, settings: Mapping[str, Any]) -> None:
         self.folder = directory / _NAME
         self._file = self.folder / _FILE
-        known = json.loads(json.dumps(dict(settings), default=str))
+        known = json.loads(json.dumps({"study": _STUDY, "settings": dict(settings)}, default=str))
         if self.folder.exists():
-            if not self._file.exists():
+            first = (self._lines() or [None])[0]
+            if not isinstance(first, dict) or first.get("study") != _STUDY:
                 raise SettingsError(
                     f"--dir {directory}: its folder {_NAME} is not of a study; give another folder"
                 )
-            if self._lines()[:1] != [known]:
+            if first != known:
                 shutil.rmtree(self.folder)
         if not self.folder.exists():
             self.folder.mkdir(parents=True)
-            self._file.write_text(json.dumps(known) + "\n")
-        self._parts = {line["part"]: line["found"] for line in self._lines()[1:]}
+            self._file.write_text("")
+            self._add(known)
+        lines = self._lines()[1:]
+        self._parts = {line["part"]: line["found"] for line in lines}
+        self.sittings = 1 + sum(line["part"] == _SITTING for line in lines)
+        self._add({"part": _SITTING, "found": None})
 
     def part(
         self,
@@ -79,28 +88,30 @@ class Notes:
         """
         if name not in self._parts:
             found = pack(find())
-            with self._file.open("a") as file:
-                file.write(json.dumps({"part": name, "found": found}) + "\n")
+            self._add({"part": name, "found": found})
             self._parts[name] = json.loads(json.dumps(found))
         return unpack(self._parts[name])
-
-    def has(self, name: str) -> bool:
-        """Return whether a part is done."""
-        return name in self._parts
 
     def remove(self) -> None:
         """Forget all of it, because the study is through."""
         shutil.rmtree(self.folder)
 
+    def _add(self, line: Mapping[str, Any]) -> None:
+        with self._file.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
     def _lines(self) -> list[Any]:
-        lines = []
-        for line in self._file.read_text().splitlines():
-            try:
-                lines.append(json.loads(line))
-            except ValueError:
-                # The last one, where whoever wrote it was killed.
-                break
-        return lines
+        """Return what is noted, without what somebody was killed in the middle of."""
+        if not self._file.exists():
+            return []
+        text = self._file.read_text()
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:
+            self._file.write_text(whole)
+        try:
+            return [json.loads(line) for line in whole.splitlines()]
+        except ValueError:
+            return []
 
 
 # --- what JSON has of it ---

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ class Played:
     Parameters
     ----------
     first_tokens, token_seconds
-        Of each request, in seconds.
+        Of each request, in seconds; the latter none where nothing was decoded.
     agreements
         Of each request: the share of its answer's tokens that are those of all rows.
     documents, forms
@@ -71,7 +71,7 @@ class Played:
         return {
             "first_token_p50": float(np.percentile(self.first_tokens, 50)),
             "first_token_p95": float(np.percentile(self.first_tokens, 95)),
-            "token_p50": float(np.percentile(self.token_seconds, 50)),
+            "token_p50": median(self.token_seconds) if self.token_seconds else None,
             "agreement": fmean(self.agreements),
             "worst_tenth_agreement": fmean(worst),
             "dram_peak_bytes": self.dram_peak,

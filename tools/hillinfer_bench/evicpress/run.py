@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -126,7 +126,8 @@ def run(request: EvicPressRequest, say: Callable[[str], None]) -> str:
         prompts = StoredPrompts(store, loaded.model)
         harness = Harness(loaded.model, prompts, workload, request.budget_part, notes)
         _store_all(request, harness, loaded, say)
-        played = {}
+        played: dict[Rival, Played] = {}
+        left_out: dict[str, str] = {}
         others = _Others(loaded, harness, ServedDocuments(loaded, store, harness, notes.folder))
         for rival in rivals(request.alphas):
             try:
@@ -135,6 +136,7 @@ def run(request: EvicPressRequest, say: Callable[[str], None]) -> str:
                 )
             except BudgetError as error:
                 # Buffers of an engine alone may be more than the budget of a small study.
+                left_out[rival.name] = str(error)
                 say(f"{rival.name}: left out, because {error}")
                 continue
             say(_line(rival.name, played[rival].figures()))
@@ -154,12 +156,19 @@ def run(request: EvicPressRequest, say: Callable[[str], None]) -> str:
         request, workload, harness, played, {**compared(played), **_fits(*fits), **killed}
     )
     record["sized"] = sized
-    record["seconds"] = time.perf_counter() - began
+    record["left_out"] = left_out
+    # Rivals of several sittings were timed beside different other work.
+    record["sittings"] = notes.sittings
+    record["seconds_of_last_sitting"] = time.perf_counter() - began
     write_whole(request.out, json.dumps(record, default=str, indent=1).encode())
     notes.remove()
     lines = [_line(row["rival"], row) for row in record["rows"]]
     if sized is not None:
         lines += [_line(f"as {LLAMA_NAME}: {row['rival']}", row) for row in sized["rows"]]
+        lines += [f"as {LLAMA_NAME}: {name}: {value}" for name, value in sized["figures"].items()]
+    lines += [f"{name}: left out, because {why}" for name, why in left_out.items()]
+    if notes.sittings > 1:
+        lines.append(f"timed in {notes.sittings} sittings")
     figures = record["figures"]
     lines += [f"{name}: {value}, goal {GOALS.get(name, '-')}" for name, value in figures.items()]
     return "\n".join(lines)
@@ -203,7 +212,11 @@ def _sized(
     study = SizedStudy(harness, request.sized_factor, request.budget_part, quality, folder)
     try:
         found = {rival: study.play(rival) for rival in sized_rivals(list(played))}
-        return sized_figures(study, found)
+        record = sized_figures(study, found)
+        by_name = {row["rival"]: row for row in record["rows"]}
+        ours, paper = _best(by_name, "ours, α"), _best(by_name, "paper, α")
+        chosen = {"ours": ours, "paper": paper}
+        return {**record, "figures": {**chosen, **_first_tokens(by_name, ours, paper)}}
     finally:
         study.files.close()
 
@@ -277,7 +290,6 @@ def compared(played: dict[Rival, Played]) -> dict[str, Any]:
     """
     by_name = {rival.name: own.figures() for rival, own in played.items()}
     ours, paper = _best(by_name, "ours, α"), _best(by_name, "paper, α")
-    lru = by_name["held + LRU"]
     mine = by_name[ours]
     optimal = played[_named(played, ours.replace("ours", "optimum"))]
     rival = _named(played, ours)
@@ -288,14 +300,22 @@ def compared(played: dict[Rival, Played]) -> dict[str, Any]:
     return {
         "ours": ours,
         "paper": paper,
+        **_first_tokens(by_name, ours, paper),
+        "token_vs_lru": mine["token_p50"] / by_name["held + LRU"]["token_p50"],
+        "share_of_optimum": gained / possible if possible > 0 else 1.0,
+    }
+
+
+def _first_tokens(by_name: Mapping[str, dict[str, Any]], ours: str, paper: str) -> dict[str, float]:
+    """Return how much sooner first tokens of ours come than those of others."""
+    mine, lru = by_name[ours], by_name["held + LRU"]
+    return {
         "agreement": mine["agreement"],
         "ttft_vs_lru_p50": lru["first_token_p50"] / mine["first_token_p50"],
         "ttft_vs_lru_p95": lru["first_token_p95"] / mine["first_token_p95"],
-        "ttft_vs_int8_lru": (by_name["int8 + LRU"]["first_token_p50"] / mine["first_token_p50"]),
-        "ttft_vs_int4_lru": (by_name["int4 + LRU"]["first_token_p50"] / mine["first_token_p50"]),
+        "ttft_vs_int8_lru": by_name["int8 + LRU"]["first_token_p50"] / mine["first_token_p50"],
+        "ttft_vs_int4_lru": by_name["int4 + LRU"]["first_token_p50"] / mine["first_token_p50"],
         "ttft_vs_paper_policy": by_name[paper]["first_token_p50"] / mine["first_token_p50"],
-        "token_vs_lru": mine["token_p50"] / lru["token_p50"],
-        "share_of_optimum": gained / possible if possible > 0 else 1.0,
         "worst_tenth_agreement": mine["worst_tenth_agreement"],
     }
 
@@ -325,9 +345,11 @@ def _named(played: dict[Rival, Played], name: str) -> Rival:
 
 
 def _line(name: str, figures: dict[str, Any]) -> str:
+    token = figures["token_p50"]
+    decoded = "" if token is None else f"token {token:.3f} s, "
     return (
         f"{name:26} first token p50 {figures['first_token_p50']:.3f} s, p95 "
-        f"{figures['first_token_p95']:.3f} s, token {figures['token_p50']:.3f} s, agreement "
-        f"{figures['agreement']:.3f}, worst tenth {figures['worst_tenth_agreement']:.3f}, "
+        f"{figures['first_token_p95']:.3f} s, {decoded}agreement {figures['agreement']:.3f}, "
+        f"worst tenth {figures['worst_tenth_agreement']:.3f}, "
         f"{figures['dram_peak_bytes'] / 1e6:.1f} MB, {figures['moves']} moves"
     )

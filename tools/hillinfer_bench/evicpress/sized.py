@@ -21,10 +21,9 @@ from hillinfer.drive.calls import DriveCalls, Reads
 from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, aligned_buffer, probe_io_mode, round_up
 from hillinfer.engine.budget_plan import kernel_spec
-from hillinfer.forms.filed import DRIVE
 from hillinfer.forms.table import make_form
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.placement.options import FirstTokenUtility, Option, Tier
+from hillinfer.placement.options import ON_DRIVE, FirstTokenUtility, Option, Tier
 from hillinfer.placement.placing import Placing
 from hillinfer.placement.stock import Change
 from hillinfer.settings import IOChoice, Settings
@@ -175,11 +174,10 @@ class SizedStudy:
             turn = self._harness.turn(number, played)
             option = lies.get(number)
             played.first_tokens.append(self._brought(number, option))
-            played.token_seconds.append(0.0)
             played.documents.append(number)
             form = "rows" if option is None else option.form
             on_drive = option is not None and option.tier == "drive"
-            played.forms.append(f"{DRIVE * on_drive}{form}")
+            played.forms.append(f"{ON_DRIVE * on_drive}{form}")
             played.agreements.append(self._agreement(number, form, turn))
             if option is None or on_drive:
                 rows = LLAMA_8B.token_bytes * self.tokens[number]

@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from hillinfer.catalogue.planning import Plan, PlannedDocument, options_of, tier_of
+from hillinfer.catalogue.planning import (
+    Plan,
+    PlannedDocument,
+    drive_options,
+    options_of,
+    tier_of,
+)
 from hillinfer.catalogue.records import ROWS, KnownDocument
 from hillinfer.catalogue.uses import DocumentUse
 from hillinfer.cli.console import printable
@@ -39,7 +45,10 @@ def document_facts(document: KnownDocument, use: DocumentUse | None) -> dict[str
         "measured": [asdict(one) for one in document.measured],
     }
     if document.resting is not None:
-        lies = next((one for one in options_of(document) if one.form == document.form), None)
+        options = options_of(document)
+        if use is not None and use.token_bytes:
+            options += drive_options(document, use.token_bytes * document.tokens)
+        lies = next((one for one in options if one.form == document.form), None)
         if lies is not None:
             facts |= {
                 "quality": lies.quality,

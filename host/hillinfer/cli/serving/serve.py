@@ -77,9 +77,12 @@ class DocumentsKept(StrEnum):
     RESTING = "resting"
 
 
-def rules_of(kept: DocumentsKept, floor: float) -> DocumentRules | None:
+def rules_of(kept: DocumentsKept, floor: float, drive: str | None) -> DocumentRules | None:
     """Return how documents are placed; SettingsError where the floor is out of range."""
-    rules = DocumentRules(floor)
+    size = ByteSize(byte_count=0) if drive is None else ByteSize.parse(drive)
+    if size.byte_count is None:
+        raise SettingsError(f"document drive={drive} is a share: give bytes, like 4GiB")
+    rules = DocumentRules(floor, drive_budget=size.byte_count)
     return rules if kept is DocumentsKept.PLACED else None
 
 
@@ -211,6 +214,13 @@ def serve(
     document_floor: Annotated[
         float, typer.Option(help="Least quality of a form that a document is placed as.")
     ] = DocumentRules.floor,
+    document_drive: Annotated[
+        str | None,
+        typer.Option(
+            help="Most that packed forms of documents take on the store's drive, like 4GiB; by "
+            "default, and of an encrypted store, none."
+        ),
+    ] = None,
     salt: SaltOption = "",
     key_file: KeyFileOption = None,
     passphrase_file: PassphraseOption = None,
@@ -261,7 +271,7 @@ def serve(
         ),
         threads=threads,
         projections=projections,
-        documents=rules_of(documents, document_floor),
+        documents=rules_of(documents, document_floor, document_drive),
     )
     # Said before anything that takes time.
     native_library()
