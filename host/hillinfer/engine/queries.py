@@ -439,19 +439,19 @@ class ChoiceGroup(Generic[Chosen]):
 
     def __init__(self, choose: Callable[[list[Choice]], list[Chosen]]) -> None:
         self._choose = choose
-        self._coming: list[Choice] = []
+        self.choices: list[Choice] = []
         self._chosen: list[Chosen] | None = None
         self._complete = threading.Event()
 
     def add(self, coming: Choice) -> Callable[[], Chosen]:
         """Add one; return what gives its choice to the scoring thread, which waits for `end`."""
-        number = len(self._coming)
-        self._coming.append(coming)
+        number = len(self.choices)
+        self.choices.append(coming)
 
         def choice() -> Chosen:
             self._complete.wait()
             if self._chosen is None:
-                self._chosen = self._choose(self._coming)
+                self._chosen = self._choose(self.choices)
             return self._chosen[number]
 
         return choice

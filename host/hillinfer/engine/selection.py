@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -236,15 +237,14 @@ class TokenSelection:
         if sequence.observed[layer] is not None or not is_quick:
             with self.scoring, Explained(layer):
                 self._coded(coming)
-        return (
-            (lambda: self._choose([coming])[0]) if self._group is None else self._group.add(coming)
-        )
+        return self._group.add(coming) if self._group else lambda: self._choose([coming])[0]
 
     def _choose(self, choices: list[Choice]) -> list[Sets | Split]:
         """Choose for sequences of one layer; what they share a device scores for all of them."""
         queries, layer = [one.bring() for one in choices], choices[0].layer
+        span = partial(self._recorder.span, Lane.HOST_SCORING, "score", layer=layer)
         chosen = []
-        self.make_room(max(one.tokens for one in choices))
+        self.make_room(sum(one.tokens for one in choices))
         with self.scoring, Explained(layer):
             asked = [
                 AskedScoring(query, one.scaling, self._coded(one), one.coming)
@@ -254,9 +254,7 @@ class TokenSelection:
                 self._begin_together(asked)
             for one, own in zip(choices, asked, strict=True):
                 given = own.query, own.scaling, own.segments, own.coming, one.lacking
-                with self._recorder.span(
-                    Lane.HOST_SCORING, "score", layer=layer, tokens=one.tokens
-                ):
+                with span(tokens=one.tokens):
                     chosen.append(self._evaluation.chosen(*given))
         return chosen
 
@@ -280,6 +278,7 @@ class TokenSelection:
         self._group = group = ChoiceGroup(self._choose)
         try:
             yield
+            self.make_room(sum(one.tokens for one in group.choices))
         finally:
             self._group = None
             group.end()
