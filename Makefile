@@ -212,11 +212,13 @@ cocotb: $(VENV)/installed ## Simulate the RTL: protocol benches, then long runs 
 	PYTHONPATH=tools $(BIN)/python tools/cocotb_bench.py --out $(BUILD)/reports/cocotb.json \
 		$(if $(EXPORT),--export $(EXPORT) $(SPEC))
 	$(if $(EXPORT),,PYTHONPATH=tools $(BIN)/python tools/rtl.py --out $(BUILD)/reports/rtl.json)
+	$(if $(EXPORT),,PYTHONPATH=tools $(BIN)/python tools/query_passes.py \
+		--out $(BUILD)/reports/query_passes.json)
 
 formal: $(VENV)/installed ## Prove the AXI engines' and FIFOs' properties, and refute their mutants
 	PYTHONPATH=tools $(BIN)/python tools/formal.py --out $(BUILD)/reports/formal.json
 
-synth: $(VENV)/installed ## Estimate the area of the RTL with yosys (a minute and a half per row, 88 rows)
+synth: $(VENV)/installed ## Estimate the area of the RTL with yosys (a minute and a half per row, 89 rows)
 	PYTHONPATH=tools $(BIN)/python tools/levels.py --out $(BUILD)/reports/levels.json
 	PYTHONPATH=tools $(BIN)/python tools/synth.py --out $(BUILD)/reports/synth.json
 

@@ -31,8 +31,10 @@ from hillinfer_model.kernel_spec import MOST_QUERIES, KernelSpec  # noqa: E402
 from hillinfer_model.presets import PRESETS, preset_spec  # noqa: E402
 from hillinfer_model.score_launch import ScoreLaunch  # noqa: E402
 
-# Of four queries, in token scores per cycle, over one.
-GOAL = 3.8
+# Of four queries, in token scores per cycle, over one, in scope layer: of the preset for which
+# there are goals. Elsewhere bytes may leave less, and most of what they leave is to be reached.
+GOAL, GOAL_PRESET = 3.8, "llama-3.1-8b"
+SHARE_OF_LIMIT = 0.98
 
 
 def launch_of(spec: KernelSpec, scope: Scope, segments: int) -> ScoreLaunch:
@@ -73,6 +75,13 @@ def row_of(spec: KernelSpec, scope: Scope, memory: MemoryModel, segments: int) -
     }
 
 
+def limit_of(one: dict[str, Any], several: dict[str, Any], memory: MemoryModel) -> float:
+    """Return what the beats of both launches leave: all of them share a bus, or keys are alone."""
+    shared = ("key_beats", "other_beats") if memory.shared_bus else ("key_beats",)
+    beats = [sum(row[name] for name in shared) for row in (one, several)]
+    return float(several["token_scores"] / one["token_scores"] * beats[0] / beats[1])
+
+
 def main() -> int:
     """Run the launches and write the report."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -106,9 +115,14 @@ def main() -> int:
                 )
                 wrong += [f"{row['wrong_beats']} wrong beats"] if row["wrong_beats"] else []
                 wrong += row["faults"]
-            print(f"gain: {gain:.3f}", flush=True)
-            if scope is Scope.LAYER and given.queries == MOST_QUERIES and gain < GOAL:
-                wrong.append(f"{gain:.3f} times the token scores of one query, goal {GOAL}")
+            limit = limit_of(one, several, MEMORIES[memory])
+            rows[-1]["limit"] = round(limit, 4)
+            print(f"gain: {gain:.3f}, limit by bytes: {limit:.3f}", flush=True)
+            has_goal = scope is Scope.LAYER and given.queries == MOST_QUERIES
+            has_goal = has_goal and given.preset == GOAL_PRESET
+            goal = GOAL if has_goal else SHARE_OF_LIMIT * limit
+            if gain < goal:
+                wrong.append(f"{gain:.3f} times the token scores of one query, goal {goal:.3f}")
     label = "RTL simulation (hand-written SystemVerilog, Verilator)"
     given.out.parent.mkdir(parents=True, exist_ok=True)
     chosen = {"preset": given.preset, "mode": given.mode, "rule": given.rule}

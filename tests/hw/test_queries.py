@@ -14,6 +14,7 @@ from launch_cases import any_keys, any_query, base_of, generator_of, spoil
 from launch_flips import flip_bit
 from launch_oracle import OracleExecution
 
+from hillinfer_hw.csim import CsimError
 from hillinfer_model.beats import beat_count
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.descriptor import Descriptor
@@ -171,6 +172,34 @@ def test_score_arrays_of_several_queries_may_not_overlap(name):
     assert np.array_equal(found.status, golden.status)
     assert np.array_equal(found.output, golden.output)
     assert [*found.status[:, 16]] == [0, 1, 0xA5]
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("mode", ["small", "fp16"])
+@pytest.mark.parametrize("seed", range(1, 13))
+def test_no_delay_of_a_stream_of_the_chain_changes_a_bit(mode, seed):
+    """Every written stream leaves 0 to 32 rounds late, as in `test_skew.py`."""
+    spec, scope = SPECS[mode], list(Scope)[seed % 2]
+    launch = launch_of(spec, scope, spec.queries)
+    found = replace(made("csim-threads"), seed=seed).score(spec, launch)
+    golden = run_score_launch(spec, launch)
+    assert np.array_equal(found.output, golden.output)
+    assert np.array_equal(found.status, golden.status)
+
+
+@pytest.mark.kernels
+def test_some_delay_finds_words_with_too_little_room():
+    """The twin: with the room that one query's words have, commands stay behind them."""
+    spec = SPECS["small"]
+    launch = launch_of(spec, Scope.LAYER, spec.queries)
+    shallow = {f"code_beats{own}": 16 for own in ("_0", "_1", "_2", "_3", "_from_1", "_from_2")}
+
+    def run_all():
+        for seed in range(1, 13):
+            replace(made("csim-threads"), depths=shallow, seed=seed).score(spec, launch)
+
+    with pytest.raises(CsimError, match="DEADLOCK"):
+        run_all()
 
 
 def test_one_query_is_version_1():

@@ -66,6 +66,6 @@ QUERIES: tuple[Mutant, ...] = (
         "host/hillinfer/engine/selection.py",
         "if len(asked) > 1 and self._begin_together is not None:",
         "if len(asked) > 9 and self._begin_together is not None:",
-        (f"{_JOINED}::test_forks_of_a_document_answer_as_without_a_device",),
+        (f"{_JOINED}::test_forks_of_a_document_answer_as_without_a_device[true]",),
     ),
 )

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -406,55 +407,65 @@ class LayerCalls:
 
 
 @dataclass(frozen=True)
-class ComingChoice:
-    """What is chosen by for a token that is about to come to a sequence.
+class Choice:
+    """What tokens of a sequence are chosen by, for a token that is about to come or just came.
 
     Parameters
     ----------
     layer, sequence
         Where.
-    past
-        Tokens of it that are stored.
+    tokens
+        Of it that are stored.
     scaling
         Factor on inner products.
     bring
-        Returns the predicted query, float32 (query_heads, head_dim) on the CPU; may wait.
+        Returns the query, float32 (query_heads, head_dim) on the CPU; may wait.
     lacking
         As in `ImportanceEvaluation.wanted`.
+    keys
+        The newest token's where its own query is asked for; None where one more is to come.
     """
 
     layer: int
     sequence: Sequence
-    past: int
+    tokens: int
     scaling: float
     bring: Callable[[], torch.Tensor]
     lacking: int
+    keys: torch.Tensor | None = None
+
+    @classmethod
+    def own(
+        cls, layer: int, sequence: Sequence, query: torch.Tensor, keys: torch.Tensor, scaling: float
+    ) -> Choice:
+        """Return that of a token's own query, (query_heads, 1, head_dim)."""
+        bring, lacking = partial(host_query, query), sequence.lacking
+        return cls(layer, sequence, sequence.lengths[layer], scaling, bring, lacking, keys)
+
+    @property
+    def coming(self) -> int:
+        """How many tokens are to come: 1 or 0."""
+        return int(self.keys is None)
 
 
 class ChoiceGroup(Generic[Chosen]):
-    """Choices of one layer for several sequences, which are made together when the first is needed.
+    """Choices of one layer for several sequences, made by `choose` when the first is needed."""
 
-    Parameters
-    ----------
-    choose
-        Makes all of them, in order.
-    """
-
-    def __init__(self, choose: Callable[[list[ComingChoice]], list[Chosen]]) -> None:
+    def __init__(self, choose: Callable[[list[Choice]], list[Chosen]]) -> None:
         self._choose = choose
-        self._coming: list[ComingChoice] = []
+        self.choices: list[Choice] = []
         self._chosen: list[Chosen] | None = None
         self._complete = threading.Event()
 
-    def add(self, coming: ComingChoice) -> Callable[[], Chosen]:
+    def add(self, coming: Choice) -> Callable[[], Chosen]:
         """Add one; return what gives its choice to the scoring thread, which waits for `end`."""
-        number = len(self._coming)
-        self._coming.append(coming)
+        number = len(self.choices)
+        self.choices.append(coming)
 
         def choice() -> Chosen:
             self._complete.wait()
             if self._chosen is None:
-                self._chosen = self._choose(self._coming)
+                self._chosen = self._choose(self.choices)
             return self._chosen[number]
 
         return choice

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from hillinfer.devices.shared_passes import AskedScoring
 from hillinfer.drive.files import round_up
 from hillinfer.engine.budget_plan import SCORE_GROWTH_TOKENS, score_bytes
-from hillinfer.engine.queries import ChoiceGroup, ComingChoice, Explained, host_query, shadow_states
+from hillinfer.engine.queries import Choice, ChoiceGroup, Explained, shadow_states
 from hillinfer.gpu.copies import CopiedRows, CopiesAhead
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.pool_keeper import PoolKeeper
@@ -106,6 +107,7 @@ class TokenSelection:
     ) -> None:
         self._begin_together = begin_together
         self._group: ChoiceGroup[Sets | Split] | None = None
+        self._own: dict[int, Sets | Split] = {}
         self._evaluation = evaluation
         self._is_fast = evaluation.is_fast
         self._shadow = shadow
@@ -122,24 +124,14 @@ class TokenSelection:
         self.scoring = threading.Lock()
 
     def selects_all(self, length: int, lacking: int) -> bool:
-        """Say whether so many rows are selected whole, so that nothing is scored.
-
-        Parameters
-        ----------
-        length, lacking
-            As in `ImportanceEvaluation.wanted`.
-        """
+        """Say whether so many rows are selected whole; as `ImportanceEvaluation.selects_all`."""
         return self._evaluation.selects_all(length, lacking)
 
     def everything(self, layer: int, sequence: Sequence, keys: torch.Tensor) -> Sets:
         """Return the sets of a sequence that is selected whole.
 
         A segment takes its statistics when it is full or first scored, so the shadow waits here.
-
-        Parameters
-        ----------
-        layer, sequence, keys
-            As in `code_full_segments`.
+        Parameters as in `code_full_segments`.
         """
         self.code_full_segments(layer, sequence, keys)
         return self._evaluation.everything(sequence.lengths[layer])
@@ -198,15 +190,9 @@ class TokenSelection:
             return Ahead([told] * self._set_count, landed, None)
         if self.selects_all(length, sequence.lacking):
             return Ahead(self.everything(layer, sequence, keys), landed, None)
-        self.make_room(length)
-        with self.scoring, Explained(layer):
-            with self._recorder.span(Lane.HOST_SCORING, "code", layer=layer):
-                shadows = self._shadow.code_all(layer, sequence, shadow_states(keys))
-            with self._recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=length):
-                self._count_observed(layer, sequence, scaling, shadows)
-                chosen = self._evaluation.chosen(
-                    host_query(query), scaling, shadows, 0, sequence.lacking
-                )
+        chosen = self._own.pop(id(sequence), None)
+        if chosen is None:
+            (chosen,) = self._choose([Choice.own(layer, sequence, query, keys, scaling)])
         sets, exact = both_of(chosen)
         return Ahead(sets, landed, None, exact)
 
@@ -245,34 +231,43 @@ class TokenSelection:
         if told is not None:
             # What a token before attended to is mostly what the one that comes does.
             return lambda: [told[1]] * self._set_count
+        coming = Choice(layer, sequence, past, scaling, bring, lacking)
         self.make_room(past)
-        if sequence.observed[layer] is not None or not self._shadow.codes_from_tail(
-            layer, sequence
-        ):
+        is_quick = self._shadow.codes_from_tail(layer, sequence)
+        if sequence.observed[layer] is not None or not is_quick:
             with self.scoring, Explained(layer):
-                shadows = self._past(layer, sequence, past)
-                self._count_observed(layer, sequence, scaling, shadows)
-        coming = ComingChoice(layer, sequence, past, scaling, bring, lacking)
-        if self._group is not None:
-            return self._group.add(coming)
-        return lambda: self._choose([coming])[0]
+                self._coded(coming)
+        return self._group.add(coming) if self._group else lambda: self._choose([coming])[0]
 
-    def _choose(self, coming: list[ComingChoice]) -> list[Sets | Split]:
+    def _choose(self, choices: list[Choice]) -> list[Sets | Split]:
         """Choose for sequences of one layer; what they share a device scores for all of them."""
-        queries, layer = [one.bring() for one in coming], coming[0].layer
+        queries, layer = [one.bring() for one in choices], choices[0].layer
+        span = partial(self._recorder.span, Lane.HOST_SCORING, "score", layer=layer)
         chosen = []
+        self.make_room(sum(one.tokens for one in choices))
         with self.scoring, Explained(layer):
             asked = [
-                AskedScoring(query, one.scaling, self._past(layer, one.sequence, one.past), 1)
-                for one, query in zip(coming, queries, strict=True)
+                AskedScoring(query, one.scaling, self._coded(one), one.coming)
+                for one, query in zip(choices, queries, strict=True)
             ]
             if len(asked) > 1 and self._begin_together is not None:
                 self._begin_together(asked)
-            for one, own in zip(coming, asked, strict=True):
-                given = own.query, own.scaling, own.segments, 1, one.lacking
-                with self._recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=one.past):
+            for one, own in zip(choices, asked, strict=True):
+                given = own.query, own.scaling, own.segments, own.coming, one.lacking
+                with span(tokens=one.tokens):
                     chosen.append(self._evaluation.chosen(*given))
         return chosen
+
+    @contextmanager
+    def own_together(self, choices: list[Choice]) -> Iterator[None]:
+        """Let `own` choose in a block for several sequences of one layer that nothing chose for."""
+        if self._begin_together is not None and len(choices) > 1:
+            sequences = [id(one.sequence) for one in choices]
+            self._own = dict(zip(sequences, self._choose(choices), strict=True))
+        try:
+            yield
+        finally:
+            self._own = {}
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -283,13 +278,20 @@ class TokenSelection:
         self._group = group = ChoiceGroup(self._choose)
         try:
             yield
+            self.make_room(sum(one.tokens for one in group.choices))
         finally:
             self._group = None
             group.end()
 
-    def _past(self, layer: int, sequence: Sequence, past: int) -> list[SegmentShadow]:
+    def _coded(self, one: Choice) -> list[SegmentShadow]:
+        layer, sequence = one.layer, one.sequence
         with self._recorder.span(Lane.HOST_SCORING, "code", layer=layer):
-            return self._shadow.code_past(layer, sequence, past)
+            if one.keys is None:
+                shadows = self._shadow.code_past(layer, sequence, one.tokens)
+            else:
+                shadows = self._shadow.code_all(layer, sequence, shadow_states(one.keys))
+        self._count_observed(layer, sequence, one.scaling, shadows)
+        return shadows
 
     def _count_observed(
         self, layer: int, sequence: Sequence, scaling: float, shadows: list[SegmentShadow]

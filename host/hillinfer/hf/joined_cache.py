@@ -9,7 +9,7 @@ from typing import Any, Never
 
 import torch
 
-from hillinfer.engine.queries import Prediction
+from hillinfer.engine.queries import Choice, Prediction
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.extents.shared_chunks import StoredRowsError
 from hillinfer.hf.attention import AttachedCache, HillInferLayer, is_autocast
@@ -63,6 +63,7 @@ class JoinedCache(AttachedCache):
         self._use: Use | None = None
         # Of the pass under way: tokens that are stored and attended to together, by their row.
         self._together: dict[int, LoneToken] = {}
+        self._announced: set[int] = set()
         self._plan = ForwardPlan(0, 1, 0, ())
         self._around: list[tuple[HillInferCache, Use | None]] = []
 
@@ -281,9 +282,12 @@ class JoinedCache(AttachedCache):
         batch, heads, tokens, head_dim = query.shape
         together, joined = self._together, self._engine.runtime.joined
         if not together or joined is None:
-            return torch.cat(
-                [one.cache.attend(layer, query[one.rows], scaling) for one in self._members]
-            )
+            with self._engine.runtime.parts.selection.own_together(
+                self._own_choices(layer, query, scaling)
+            ):
+                return torch.cat(
+                    [one.cache.attend(layer, query[one.rows], scaling) for one in self._members]
+                )
         out = torch.empty((batch, tokens, heads, head_dim))
         alone = joined.attend(layer, query, scaling, out)
         for row in together.keys() - alone:
@@ -310,6 +314,7 @@ class JoinedCache(AttachedCache):
         if not apart:
             return
         query = predicted.queries()
+        self._announced.add(layer)
 
         def announce() -> None:
             # A device reads what they share of its shadows once for several queries.
@@ -325,6 +330,7 @@ class JoinedCache(AttachedCache):
     def _take_together(self) -> None:
         """Let rows that can store and attend with others do so in the pass that begins."""
         runtime, self._together = self._engine.runtime, {}
+        self._announced.clear()
         if runtime.joined is None:
             return
         lone = {
@@ -338,6 +344,23 @@ class JoinedCache(AttachedCache):
         taken = runtime.joined.begin(rows, runtime.step, runtime.observe_selected)
         self._together = {row: lone[row] for row in taken}
         self._plan = ForwardPlan(0, 1, self.batch_size, ())
+
+    def _own_choices(self, layer: int, query: torch.Tensor, scaling: float) -> list[Choice]:
+        """Return what a device may choose for at once: rows of one token, by their own queries."""
+        parts, found = self._engine.runtime.parts, []
+        is_shared = parts.device is not None and parts.device.queries_together > 1
+        if not is_shared or parts.gpu is not None or layer in self._announced:
+            return []
+        for one in self._members:
+            token = one.cache.lone_token
+            if token is None or token.sequence.told is not None:
+                continue
+            sequence = token.sequence
+            if not parts.selection.selects_all(sequence.lengths[layer], sequence.lacking):
+                keys = parts.rows.newest_keys(layer, sequence)
+                own = layer, sequence, query[one.rows.start], keys, scaling
+                found.append(Choice.own(*own))
+        return found
 
     def _apart(self, together: Collection[int]) -> list[_Member]:
         """Return the caches whose rows are none of these."""

@@ -40,11 +40,11 @@ def opener(device):
 
 
 @torch.no_grad()
-def steps(cold_dir, device=None):
+def steps(cold_dir, query, device=None):
     """Logits of three forks that take steps together, and what the device did."""
     own = {"beta": 0.0, "device": "own", "devices": {"own": opener(device)}} if device else {}
     turns = torch.arange(12).reshape(3, 4) + 5
-    with attached(TINY.build(), cold_dir, alpha=0.1, query="predicted", **own) as hill:
+    with attached(TINY.build(), cold_dir, alpha=0.1, query=query, **own) as hill:
         cache = hill.new_cache()
         feed(hill.model, cache, documents([2100])[0], 256)
         with closing(cache), closing(cache.fork()) as second, closing(cache.fork()) as third:
@@ -53,18 +53,22 @@ def steps(cold_dir, device=None):
         return torch.stack(logits), cache.engine.runtime.parts.device
 
 
-@pytest.mark.parametrize(("device", "shares"), [(CoreDevice, True), (OneAtATime, False)])
-def test_forks_of_a_document_answer_as_without_a_device(row_by_row, cold_dir, device, shares):
-    expected, _ = steps(cold_dir)
-    found, shadows = steps(cold_dir, device)
+@pytest.mark.parametrize("query", ["predicted", "true"])
+def test_forks_of_a_document_answer_as_without_a_device(row_by_row, cold_dir, query):
+    expected, _ = steps(cold_dir, query)
+    apart, alone = steps(cold_dir, query, OneAtATime)
+    found, shadows = steps(cold_dir, query, CoreDevice)
+    assert torch.equal(apart, expected)
     assert torch.equal(found, expected)
-    assert (shadows.shared_launches > 0) is shares
-    assert shadows.launches > 0
+    # Three layers of four steps: all three rows in one pass, where each had its own.
+    assert (alone.launches, alone.shared_launches) == (36, 0)
+    assert (shadows.launches, shadows.shared_launches) == (12, 12)
+    assert shadows.scored_tokens == alone.scored_tokens
     assert not shadows.lost
 
 
 def test_a_flipped_bit_on_the_device_shows(row_by_row, cold_dir):
-    expected, _ = steps(cold_dir)
-    found, shadows = steps(cold_dir, Forgetful)
+    expected, _ = steps(cold_dir, "true")
+    found, shadows = steps(cold_dir, "true", Forgetful)
     assert shadows.shared_launches > 0
     assert not torch.equal(found, expected)
