@@ -95,6 +95,11 @@ class _Way:
     chains: Chains | None = None
     held: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def groups(self) -> int:
+        """How many groups of tokens its prompt has, as far as that is known."""
+        return 0 if self.chains is None else len(self.chains.own)
+
 
 class Router:
     """Sends requests to replicas.
@@ -221,7 +226,7 @@ class Router:
         last: Response | None = None
         is_streamed = way.asked is not None and way.asked.is_streamed
         tries = 0
-        while (host := self._fleet.choose(way.hosts, way.held)) is not None:
+        while (host := self._fleet.choose(way.hosts, way.held, way.groups)) is not None:
             await self._prepare(way, host)
             tries += 1
             opened = ExitStack()
@@ -332,7 +337,7 @@ class Router:
             relayed.begin_again()
         except OtherAnswerError as error:
             return f"the host was lost, and {error}: ask again"
-        while (host := self._fleet.choose(way.hosts, way.held)) is not None:
+        while (host := self._fleet.choose(way.hosts, way.held, way.groups)) is not None:
             await self._prepare(way, host)
             try:
                 answer = await self._sent(request, body, host)

@@ -55,6 +55,15 @@ def test_prompts_with_one_beginning_that_come_together_go_to_one_host():
             assert place.ask(TEXT + end * 70).headers["X-HillInfer-Host"] == first
 
 
+def test_a_beginning_that_all_prompts_have_does_not_send_all_to_one_host():
+    with placed("abc") as place:
+        common = TEXT[:64]
+        place.holds("a", common)
+        for at in range(12):
+            place.ask(common + OTHER[at:])
+        assert place.counted() == {"a": 4, "b": 4, "c": 4}
+
+
 def test_a_busy_holder_is_passed_by():
     with placed("ab") as place:
         place.holds("a", TEXT)
@@ -205,11 +214,15 @@ def test_hosts_announce_themselves_through_the_router_with_the_key():
 
 def test_the_prefix_policy_weighs_load():
     policy = make_policy("prefix")
-    held = Candidate("a", 10, 4), Candidate("b", 0, 0)
+    held = Candidate("a", 0.8, 4), Candidate("b", 0, 0)
     assert policy.choose(held).name == "a"
-    assert policy.choose((Candidate("a", 10, 5), Candidate("b", 0, 0))).name == "b"
-    both = (Candidate("a", 10, 1), Candidate("b", 10, 0), Candidate("c", 0, 0))
+    assert policy.choose((Candidate("a", 0.8, 5), Candidate("b", 0, 0))).name == "b"
+    both = (Candidate("a", 0.8, 1), Candidate("b", 0.8, 0), Candidate("c", 0, 0))
     assert policy.choose(both).name == "b"
+    # What all prompts begin with sends nobody anywhere.
+    little = (Candidate("a", 0.24, 1), Candidate("b", 0, 0))
+    assert policy.choose(little).name == "b"
+    assert policy.choose((Candidate("a", 0.25, 1), Candidate("b", 0, 0))).name == "a"
 
 
 def test_what_is_expected_ends():

@@ -27,6 +27,8 @@ from hillinfer.store.eviction import (
 from hillinfer_bench.traces.chain_store import PolicyStore
 from hillinfer_bench.traces.request_trace import BLOCK_TOKENS, Request, RequestTrace, block_cost
 
+# As the router has it.
+LEAST_SHARE = 0.25
 # Places of a host on the ring of roots.
 _POINTS = 64
 _DAY_SECONDS = 86_400.0
@@ -232,7 +234,6 @@ class _Counts:
     moved_blocks: int = 0
     written: int = 0
     first: list[float] = field(default_factory=list)
-    answered: Counter[int] = field(default_factory=Counter)
 
 
 class FleetReplay:
@@ -257,6 +258,7 @@ class FleetReplay:
         self._free = [0.0] * case.hosts
         self._alive = [True] * case.hosts
         self._turn = 0
+        self._answered: Counter[int] = Counter()
         ring = sorted(
             (_point(f"{host} {at}"), host) for host in range(case.hosts) for at in range(_POINTS)
         )
@@ -289,7 +291,7 @@ class FleetReplay:
             counts.moved_blocks * self._machines.block_bytes / span,
             self._holders.most,
             counts.written * self._machines.block_bytes / case.hosts / span * _DAY_SECONDS,
-            max(counts.answered.values()) / mean,
+            max(self._answered.values()) / mean,
             failed,
         )
 
@@ -319,7 +321,7 @@ class FleetReplay:
         counts.moved_blocks += moved
         counts.written += served.written
         counts.first.append(begins + seconds + came - request.time)
-        counts.answered[host] += 1
+        self._answered[host] += 1
 
     def _chosen(self, request: Request) -> tuple[int, int]:
         """Return the host of a request, and how many of its blocks another one holds at most."""
@@ -338,8 +340,9 @@ class FleetReplay:
         there, holders = self._holders.longest(request.blocks, self._alive)
         waits = [max(0.0, free - request.time) for free in self._free]
         awake = [host for host in range(self._case.hosts) if self._alive[host]]
-        idlest = min(awake, key=waits.__getitem__)
-        if holders:
+        # Among equals the one that answered least: idle hosts share what is new.
+        idlest = min(awake, key=lambda host: (waits[host], self._answered[host]))
+        if there >= LEAST_SHARE * len(request.blocks):
             best = min(holders, key=waits.__getitem__)
             if waits[best] <= waits[idlest] + self._machines.most_wait_seconds:
                 return best, there
