@@ -3,9 +3,8 @@
 
 import threading
 
-import httpx
 import pytest
-from replicas import KEY, SPACE, Replica, placed
+from replicas import HTTP, KEY, SPACE, Replica, placed
 
 from hillinfer_hosts.announcing import RouterDirectory
 from hillinfer_hosts.choice import Candidate, Expected, make_policy
@@ -99,12 +98,12 @@ def test_requests_pass_as_they_are():
         assert (path, told) == ("/v1/completions", {"prompt": TEXT, "temperature": 0.5})
         assert passed["authorization"] == "Bearer of a client"
         assert passed["x-request-id"] == "seven"
-        listed = httpx.get(f"{place.url}/v1/models?x=1")
+        listed = HTTP.get(f"{place.url}/v1/models?x=1")
         assert listed.json() == {"path": "/v1/models?x=1", "of": "a"}
         place.replicas["a"].status = 400
         assert place.ask(TEXT).status_code == 400
-        assert httpx.get(f"{place.url}/v1/files").status_code == 501
-        assert httpx.post(f"{place.url}/v1/completions", content=b"{no json").status_code >= 400
+        assert HTTP.get(f"{place.url}/v1/files").status_code == 501
+        assert HTTP.post(f"{place.url}/v1/completions", content=b"{no json").status_code >= 400
 
 
 @pytest.mark.parametrize("status", [429, 502, 503])
@@ -124,12 +123,12 @@ def test_a_host_that_is_gone_costs_no_answer_and_is_forgotten():
         place.replicas["a"].server_close()
         assert [place.ask(TEXT).json()["of"] for _ in range(3)] == ["b"] * 3
         assert [one.name for one in place.directory.hosts()] == ["b"]
-        metrics = httpx.get(f"{place.url}/metrics").text
+        metrics = HTTP.get(f"{place.url}/metrics").text
         assert 'hillinfer_router_lost_hosts_total{host="a"} 1.0' in metrics
         place.replicas["b"].shutdown()
         place.replicas["b"].server_close()
         assert place.ask(TEXT).status_code == 503
-        assert httpx.get(f"{place.url}/health").status_code == 503
+        assert HTTP.get(f"{place.url}/health").status_code == 503
 
 
 def test_a_host_that_dies_over_an_answer_costs_its_time():
@@ -188,7 +187,7 @@ def test_rows_are_brought_to_who_lacks_them_where_that_was_asked_for():
         assert told["namespace"] == SPACE.hex()
         assert len(told["ids"]) == len(TEXT) // 64 * 64
         assert not holder.fetched
-        assert "brought_tokens_total 128.0" in httpx.get(f"{place.url}/metrics").text
+        assert "brought_tokens_total 128.0" in HTTP.get(f"{place.url}/metrics").text
 
 
 def test_hosts_announce_themselves_through_the_router_with_the_key():
@@ -198,15 +197,15 @@ def test_hosts_announce_themselves_through_the_router_with_the_key():
         for key in ("", "another key of hosts"):
             with pytest.raises(HostsError, match="401"):
                 RouterDirectory(place.url, key).announce(told, Change(is_whole=True))
-            assert httpx.get(f"{place.url}/hosts").status_code == 401
+            assert HTTP.get(f"{place.url}/hosts").status_code == 401
         directory = RouterDirectory(place.url, KEY)
         assert not directory.announce(told, Change())
         assert directory.announce(told, Change(is_whole=True))
         assert directory.announce(told, Change())
-        listed = httpx.get(f"{place.url}/hosts", headers={"Authorization": f"Bearer {KEY}"}).json()
+        listed = HTTP.get(f"{place.url}/hosts", headers={"Authorization": f"Bearer {KEY}"}).json()
         assert [one["name"] for one in listed["hosts"]] == ["a", "new"]
         headers = {"Authorization": f"Bearer {KEY}"}
-        wrong = httpx.post(f"{place.url}/hosts/announce", json={"host": 1}, headers=headers)
+        wrong = HTTP.post(f"{place.url}/hosts/announce", json={"host": 1}, headers=headers)
         assert wrong.status_code == 400
         directory.close()
         new.server_close()
