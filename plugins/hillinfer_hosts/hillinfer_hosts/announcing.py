@@ -147,7 +147,7 @@ class Announcer:
             try:
                 self._once()
                 self._told("")
-            except HillInferError as error:
+            except (HillInferError, OSError) as error:
                 self._is_known = False
                 self._told(str(error))
             if self._ended.wait(self._seconds):

@@ -41,6 +41,8 @@ _OF_HOP = frozenset(
 # Replicas that start, end or have no room: another one may answer.
 _ELSEWHERE = frozenset((429, 502, 503))
 _MOST_BODY_BYTES = 64 << 20
+# Keys of 20 TB of the smallest model.
+_MOST_ANNOUNCED_BYTES = 256 << 20
 CHOSEN_HEADER = "X-HillInfer-Host"
 
 
@@ -158,7 +160,7 @@ class Router:
     async def _announce(self, request: Request) -> Response:
         if not self._shared.lets_in(request):
             return refused(401, "give the key of the hosts as Authorization: Bearer KEY")
-        body = await body_of(request)
+        body = await body_of(request, _MOST_ANNOUNCED_BYTES)
         if body is None:
             return refused(413, "the announcement is too large")
         try:
