@@ -32,6 +32,8 @@ LEAST_SHARE = 0.25
 # Places of a host on the ring of roots.
 _POINTS = 64
 _DAY_SECONDS = 86_400.0
+# Of what may be written, as the product has it.
+_PRESSED = 0.75
 
 
 class Routing(StrEnum):
@@ -187,6 +189,29 @@ class _Holders:
         return found
 
 
+class _SteadyWrites(WriteBudget):
+    """The product's cap of a day's writes as it is in the long run: so much a second.
+
+    Parameters
+    ----------
+    most_blocks
+        A second; None for no cap.
+    """
+
+    def __init__(self, most_blocks: float | None) -> None:
+        super().__init__()
+        self._most_blocks = most_blocks
+        self.blocks = 0
+
+    def is_spent(self, now: float) -> bool:
+        """Say whether nothing more may be written."""
+        return self._most_blocks is not None and self.blocks >= self._most_blocks * now
+
+    def pressed(self, now: float) -> bool:
+        """Say whether the cap is near, so that only what comes a second time is written."""
+        return self._most_blocks is not None and self.blocks >= _PRESSED * self._most_blocks * now
+
+
 class _Store(PolicyStore):
     """A host's store that says what it holds."""
 
@@ -199,20 +224,17 @@ class _Store(PolicyStore):
         most_blocks: float | None,
     ) -> None:
         policy = make_eviction_policy(DEFAULT_EVICTION, Turns())
-        admission = make_admission(DEFAULT_ADMISSION, capacity, policy, WriteBudget())
+        self._writes = _SteadyWrites(most_blocks)
+        admission = make_admission(DEFAULT_ADMISSION, capacity, policy, self._writes)
         super().__init__(capacity, policy, admission, keys)
         self._host, self._holders = host, holders
-        # A second; None: no cap. An hour of a trace may write its share of a day.
-        self._most_blocks, self._stored = most_blocks, 0
 
     def admits(self, position: int) -> bool:
         """Say whether a block may be stored, as far as the drives last."""
-        if self._most_blocks is not None and self._stored >= self._most_blocks * self._now:
-            return False
-        return super().admits(position)
+        return not self._writes.is_spent(self._now) and super().admits(position)
 
     def stored(self, block: int) -> None:
-        self._stored += 1
+        self._writes.blocks += 1
         super().stored(block)
         self._holders.add(block, self._host)
 
