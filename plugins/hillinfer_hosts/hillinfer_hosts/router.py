@@ -7,9 +7,10 @@ whole, costs the time of another one's answer.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -188,7 +189,7 @@ class Router:
         if way.asked is not None and self._fleet.policy.uses_prefixes:
             with self.counts.looking_seconds.time():
                 await self._look_up(way, way.asked, request)
-        return await self._answered(request, body, way)
+        return await _beside_client(self._answered(request, body, way), request)
 
     async def _look_up(self, way: _Way, asked: Asked, request: Request) -> None:
         """Learn who holds how much of a prompt; nothing where its tokens cannot be had."""
@@ -371,6 +372,22 @@ class Router:
         if way.chains is not None:
             self.counts.prompt_tokens.inc(len(way.chains.ids))
             self.counts.held_tokens.inc(groups * GROUP_TOKENS)
+
+
+async def _beside_client(answering: Coroutine[Any, Any, Response], request: Request) -> Response:
+    """Return an answer; let go of it where the client leaves, so that its replica does too."""
+    work = asyncio.ensure_future(answering)
+    # The body was read: what comes now is the client's end.
+    leaving = asyncio.ensure_future(request.receive())
+    await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    if work.done():
+        leaving.cancel()
+        return work.result()
+    work.cancel()
+    with suppress(asyncio.CancelledError):
+        await work
+    # Nobody reads it.
+    return refused(499, "the client left")
 
 
 def _passed(headers: Any) -> dict[str, str]:

@@ -3,6 +3,7 @@
 
 import json
 import threading
+import time
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -34,6 +35,8 @@ class Replica(ThreadingHTTPServer):
         self.dies_after = None
         self.status = 200
         self.tokenizes = True
+        # Seconds between two words.
+        self.pause = 0.0
         self.held_up = threading.Event()
         self.held_up.set()
         self.asked = []
@@ -94,6 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
         for said, event in enumerate(events):
             if own.dies_after is not None and said > own.dies_after:
                 return self._die()
+            time.sleep(own.pause)
             choice = {"index": 0, "finish_reason": None, **event}
             told = {"id": own.name, "created": 7, "choices": [choice]}
             self._chunk(b"data: " + json.dumps(told).encode() + b"\n\n")
@@ -153,6 +157,11 @@ class Place:
             one.get("text") or one.get("delta", {}).get("content", "") for one in choices
         )
         return events, text, {one["id"] for one in told if "id" in one}
+
+    @property
+    def under_way(self):
+        """Requests that each host is answering, as the router thinks."""
+        return dict(+self.router._fleet._requests)
 
     def counted(self):
         return {name: len(one.asked) for name, one in self.replicas.items()}

@@ -2,7 +2,9 @@
 """The router before replicas that compute nothing: who is asked, and what a dead one costs."""
 
 import threading
+import time
 
+import httpx
 import pytest
 from replicas import HTTP, KEY, SPACE, Replica, placed
 
@@ -61,6 +63,32 @@ def test_a_beginning_that_all_prompts_have_does_not_send_all_to_one_host():
         for at in range(12):
             place.ask(common + OTHER[at:])
         assert place.counted() == {"a": 4, "b": 4, "c": 4}
+
+
+def test_who_leaves_a_stream_leaves_its_host():
+    with placed("a") as place:
+        own = place.replicas["a"]
+        own.pause, own.words = 0.02, ["word"] * 500
+        told = {"prompt": TEXT, "stream": True}
+        with HTTP.stream("POST", f"{place.url}/v1/completions", json=told) as answer:
+            next(answer.iter_lines())
+            assert place.under_way == {"a": 1}
+        until = time.monotonic() + 5
+        while place.under_way and time.monotonic() < until:
+            time.sleep(0.01)
+        assert place.under_way == {}
+
+
+def test_who_leaves_before_an_answer_leaves_its_host():
+    with placed("a") as place:
+        place.replicas["a"].held_up.clear()
+        with pytest.raises(httpx.ReadTimeout):
+            HTTP.post(f"{place.url}/v1/completions", json={"prompt": TEXT}, timeout=0.5)
+        until = time.monotonic() + 5
+        while place.under_way and time.monotonic() < until:
+            time.sleep(0.01)
+        assert place.under_way == {}
+        place.replicas["a"].held_up.set()
 
 
 def test_a_busy_holder_is_passed_by():
