@@ -22,6 +22,13 @@ HTTP = httpx.Client(verify=False, timeout=30)
 KEY = "a key that hosts share"
 
 
+def wait_until(what, seconds=20.0):
+    until = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < until, "it did not come"
+        time.sleep(0.01)
+
+
 class Replica(ThreadingHTTPServer):
     """Answers a prompt of characters with its words, each an event where that is asked for."""
 

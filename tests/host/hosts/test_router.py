@@ -2,11 +2,10 @@
 """The router before replicas that compute nothing: who is asked, and what a dead one costs."""
 
 import threading
-import time
 
 import httpx
 import pytest
-from replicas import HTTP, KEY, SPACE, Replica, placed
+from replicas import HTTP, KEY, SPACE, Replica, placed, wait_until
 
 from hillinfer_hosts.announcing import RouterDirectory
 from hillinfer_hosts.choice import Candidate, Expected, make_policy
@@ -73,10 +72,7 @@ def test_who_leaves_a_stream_leaves_its_host():
         with HTTP.stream("POST", f"{place.url}/v1/completions", json=told) as answer:
             next(answer.iter_lines())
             assert place.under_way == {"a": 1}
-        until = time.monotonic() + 5
-        while place.under_way and time.monotonic() < until:
-            time.sleep(0.01)
-        assert place.under_way == {}
+        wait_until(lambda: not place.under_way)
 
 
 def test_who_leaves_before_an_answer_leaves_its_host():
@@ -84,10 +80,7 @@ def test_who_leaves_before_an_answer_leaves_its_host():
         place.replicas["a"].held_up.clear()
         with pytest.raises(httpx.ReadTimeout):
             HTTP.post(f"{place.url}/v1/completions", json={"prompt": TEXT}, timeout=0.5)
-        until = time.monotonic() + 5
-        while place.under_way and time.monotonic() < until:
-            time.sleep(0.01)
-        assert place.under_way == {}
+        wait_until(lambda: not place.under_way)
         place.replicas["a"].held_up.set()
 
 
@@ -99,8 +92,7 @@ def test_a_busy_holder_is_passed_by():
         threads = [threading.Thread(target=place.ask, args=(TEXT,)) for _ in range(5)]
         for one in threads:
             one.start()
-        while len(holder.asked) < 5:
-            pass
+        wait_until(lambda: len(holder.asked) >= 5)
         assert place.ask(TEXT).headers["X-HillInfer-Host"] == "b"
         holder.held_up.set()
         for one in threads:
@@ -203,8 +195,7 @@ def test_rows_are_brought_to_who_lacks_them_where_that_was_asked_for():
         threads = [threading.Thread(target=place.ask, args=(TEXT,)) for _ in range(5)]
         for one in threads:
             one.start()
-        while len(holder.asked) < 5:
-            pass
+        wait_until(lambda: len(holder.asked) >= 5)
         assert place.ask(TEXT).headers["X-HillInfer-Host"] == "b"
         holder.held_up.set()
         for one in threads:
