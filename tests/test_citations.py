@@ -37,6 +37,7 @@ SUBJECTS = {
     14: "value|code",
     15: "exact|coded|near",
     16: "attention|weight|value|coded|power|sum|float32",
+    17: "quer",
 }
 
 
@@ -101,11 +102,11 @@ def test_every_citation_names_what_it_is_about():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("Words of a status beat (contract, section 17).", "section 17 is not on the page"),
+        ("Words of a status beat (contract, section 18).", "section 18 is not on the page"),
         ("Words of a status beat (contract, 11).", "'contract, 11' is no citation"),
         ("Words of a status beat (contract, §11).", "'contract, §11' is no citation"),
         ("Words of a status beat (contract, section 11 and 10).", "is no citation"),
-        ("// A status beat (contract, sections 11\n// to 17).", "section 17 is not on the page"),
+        ("// A status beat (contract, sections 11\n// to 18).", "section 18 is not on the page"),
         ("A count of cycles (contract, section 6).", "nothing near it is about Offsets"),
     ],
 )

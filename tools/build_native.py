@@ -38,6 +38,7 @@ COMMON: dict[str, list[str]] = {
     "launch_thread": [],
     "file_reads": [],
     "idle_rows": [],
+    "lander": [],
     "landing": [],
     "page_cipher": [],
     "prefix_keys": [],
@@ -60,6 +61,7 @@ COMMON: dict[str, list[str]] = {
     "row_sums": [],
     "state_rows": _ANY_FLOAT,
     "selected_sets": [],
+    "sheets": [],
     "step_rows": [],
     "tables": [],
 }

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures decode on a CUDA GPU beside the full cache in GPU memory, and what overlap saves.
 
-python tools/gpu_bench.py --shape llama-3.1-8b --layers 8 --tokens 16384
+python tools/gpu_bench.py --shape llama-3.1-8b --layers 8 --tokens 16384 --exact 1 0.02
 
 The model has random weights and is on the GPU; rows and scoring are on the host. Every round
 decodes a few tokens with each contender: transformers' own cache, which lies in GPU memory, and
 HillInfer with predicted queries, with true ones, and with predicted ones whose copies wait for
-everything (`plain`). Random weights select at random: hot pools find fewer rows than with a real
-model.
+everything (`plain`). With `--exact` below 1 other selected tokens come as codes. Random weights
+select at random: hot pools find fewer rows than with a real model.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -32,6 +33,8 @@ from hillinfer_bench.report.kinds import MachineKind
 from hillinfer_bench.systems.shapes import SHAPES
 
 CHUNK, WARM_TOKENS = 1024, 4
+_PREDICTED, _TRUE, _PLAIN = _WAYS = ("predicted", "true", "plain")
+_FULL = "full cache in GPU memory"
 
 
 class PlainLane(CudaLane):
@@ -77,7 +80,7 @@ def decode(model: Any, cache: Any, new_tokens: int) -> float:
 
 def measure(
     model: Any, ids: torch.Tensor, settings: Settings, lane: type[CudaLane] | None, chosen: Any
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Return the figures of HillInfer with these settings and this lane."""
     given = {} if lane is None else {"make_lane": lambda devices: lane(*devices)}
     with Attachment(model, settings, **given) as hill:
@@ -99,6 +102,20 @@ def measure(
     }
 
 
+def told(name: str, row: dict[str, Any]) -> None:
+    """Say a contender's line once it was measured, and put median and spread into its row."""
+    steps = row["step_seconds"]
+    row["median_seconds"] = statistics.median(steps)
+    row["spread"] = max(steps) / min(steps)
+    print(
+        f"{name:38s} {row['median_seconds'] * 1e3:8.2f} ms a token (spread {row['spread']:.2f}), "
+        f"prefill {row['prefill_seconds']:.2f} s, to the GPU "
+        f"{row.get('to_gpu_bytes', 0) / 2**20:.1f} MiB, from the drive "
+        f"{row.get('drive_bytes', 0) / 2**20:.1f} MiB, {row.get('staging', '')}",
+        flush=True,
+    )
+
+
 def main() -> None:
     """Measure, print a line for each contender, and write a report."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -106,7 +123,17 @@ def main() -> None:
     parser.add_argument("--shape", default="llama-3.1-8b", choices=list(SHAPES))
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=16384)
-    parser.add_argument("--alpha", type=float, default=0.1)
+    parser.add_argument(
+        "--exact",
+        type=float,
+        nargs="+",
+        default=[1.0],
+        help="shares of exact tokens; below 1 the others come as codes",
+    )
+    parser.add_argument(
+        "--alpha", type=float, help="by default 0.1 where all are exact, and 0.2 with codes"
+    )
+    parser.add_argument("--ways", nargs="+", default=list(_WAYS), choices=_WAYS)
     parser.add_argument("--budgets", nargs="+", default=["120%", "25%"])
     parser.add_argument("--new-tokens", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
@@ -114,43 +141,36 @@ def main() -> None:
     chosen = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("no CUDA GPU: run on a machine with one, with torch built for CUDA")
+    # cuDNN plans attention anew for each length, which takes 8 ms a layer and step (measured).
+    torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     shape = replace(SHAPES[chosen.shape], layers=chosen.layers)
     model = shape.build(chosen.tokens + 1024, torch.bfloat16).cuda()
     ids = torch.randint(256, (1, chosen.tokens), device="cuda")
     token_bytes = shape.kv_shape(chosen.tokens, torch.bfloat16).token_bytes
 
-    rows: dict[str, dict[str, object]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     full = DynamicCache(config=model.config)
     prefill = read(model, full, ids)
     decode(model, full, WARM_TOKENS)
     steps = [decode(model, full, chosen.new_tokens) for _ in range(chosen.rounds)]
-    rows["full cache in GPU memory"] = {"prefill_seconds": prefill, "step_seconds": steps}
+    rows[_FULL] = {"prefill_seconds": prefill, "step_seconds": steps}
+    told(_FULL, rows[_FULL])
     del full
     common = partial(
         Settings().changed,
         cold_dir=prepared_cold_dir(chosen.cold_dir),
         alpha=chosen.alpha,
     )
-    for budget in chosen.budgets:
+    for exact, budget in itertools.product(chosen.exact, chosen.budgets):
         size = f"{int(float(budget.rstrip('%')) / 100 * token_bytes * chosen.tokens) >> 20}MiB"
-        for name, query, lane in (
-            ("predicted", "predicted", None),
-            ("true", "true", None),
-            ("predicted, plain copies", "predicted", PlainLane),
-        ):
-            settings = common(dram_budget=size, query=query)
-            rows[f"{budget}: {name}"] = measure(model, ids, settings, lane, chosen)
-    for name, row in rows.items():
-        took = statistics.median(row["step_seconds"])  # type: ignore[arg-type]
-        spread = max(row["step_seconds"]) / min(row["step_seconds"])  # type: ignore[call-overload]
-        row["median_seconds"], row["spread"] = took, spread
-        sent, cold = row.get("to_gpu_bytes", 0), row.get("drive_bytes", 0)
-        print(
-            f"{name:28s} {took * 1e3:8.2f} ms a token (spread {spread:.2f}), prefill "
-            f"{row['prefill_seconds']:.2f} s, to the GPU {sent / 2**20:.1f} MiB, "  # type: ignore[operator]
-            f"from the drive {cold / 2**20:.1f} MiB, {row.get('staging', '')}",  # type: ignore[operator]
-            flush=True,
-        )
+        for way in chosen.ways:
+            query = "true" if way == _TRUE else "predicted"
+            settings = common(dram_budget=size, query=query, exact=exact)
+            lane = PlainLane if way == _PLAIN else None
+            name = f"{budget}, exact {exact:g}: {way}"
+            rows[name] = measure(model, ids, settings, lane, chosen)
+            rows[name]["alpha"] = settings.importance_rate
+            told(name, rows[name])
     record = {
         "label": "measured",
         **MachineKind.here(torch.bfloat16).as_record(),
@@ -159,7 +179,6 @@ def main() -> None:
         "shape": chosen.shape,
         "layers": chosen.layers,
         "tokens": chosen.tokens,
-        "alpha": chosen.alpha,
         "kv_bytes": token_bytes * chosen.tokens,
         "rows": rows,
     }

@@ -18,6 +18,7 @@ from hillinfer_hw.rtl_files import RTL, render_rtl
 from hillinfer_hw.shard import add_shard
 from hillinfer_hw.synth import (
     CAVEATS,
+    GOALS_PRESET,
     Area,
     SynthRow,
     above_goals,
@@ -27,10 +28,12 @@ from hillinfer_hw.synth import (
     synthesise,
 )
 from hillinfer_model.choices import KeyMode, Rule
-from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.kernel_spec import MOST_QUERIES, KernelSpec
 from hillinfer_model.presets import PRESETS, preset_spec
 
 BASELINES = ROOT / "hw" / "rtl" / "baselines.json"
+# The kernel that is also mapped with as many queries a pass as there may be: whole.
+SEVERAL = (GOALS_PRESET, KeyMode.INT4, Rule.WEIGHT_SUM, False)
 CORES = {"score_tokens": "score_core", "make_shadow": "shadow_core"}
 
 
@@ -43,11 +46,12 @@ class Case:
     rule: Rule
     kernel: str
     core_only: bool
+    queries: int = 1
 
     @property
     def spec(self) -> KernelSpec:
         """What it is rendered from."""
-        return preset_spec(self.preset, self.mode, self.rule)
+        return preset_spec(self.preset, self.mode, self.rule, self.queries)
 
 
 def row_of(case: Case) -> SynthRow:
@@ -60,7 +64,7 @@ def row_of(case: Case) -> SynthRow:
     else:
         part = case.kernel
         area = synthesise(part, render_rtl(spec, case.kernel).files, {})
-    return SynthRow(case.preset, case.mode, rule, part, area)
+    return SynthRow(case.preset, case.mode, rule, part, area, case.queries)
 
 
 def main() -> int:
@@ -134,6 +138,8 @@ def _cases(arguments: argparse.Namespace) -> Iterator[Case]:
             if "score_tokens" in arguments.kernel:
                 for rule in map(Rule, arguments.rule):
                     yield Case(preset, mode, rule, "score_tokens", core_only)
+                    if (preset, mode, rule, core_only) == SEVERAL:
+                        yield Case(*SEVERAL[:3], "score_tokens", core_only, MOST_QUERIES)
             # What a shadow is made of does not depend on the rule.
             if "make_shadow" in arguments.kernel and mode is not KeyMode.FP16:
                 yield Case(preset, mode, Rule.RAW_SUM, "make_shadow", core_only)
@@ -142,7 +148,7 @@ def _cases(arguments: argparse.Namespace) -> Iterator[Case]:
 def _line(row: SynthRow) -> str:
     area: Area = row.area
     return (
-        f"{row.name:48} LUT {area.lut:6d} ({area.lut_share:6.2%})  DSP {area.dsp:4d} "
+        f"{row.name:50} LUT {area.lut:6d} ({area.lut_share:6.2%})  DSP {area.dsp:4d} "
         f"({area.dsp_share:6.2%})  FF {area.ff:6d}  BRAM36 {area.bram36:5.1f}  URAM {area.uram}"
     )
 

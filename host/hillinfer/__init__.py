@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ __all__ = [
     "Store",
     "UnsupportedFeatureError",
     "attach",
+    "grouped_query",
     "prune",
 ]
 
@@ -122,6 +124,23 @@ def attach(
     except BaseException:
         prompts.close()
         raise
+
+
+def grouped_query(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Let a transformers model attend to an ordinary cache without copying keys of shared heads.
+
+    For passes behind a prefix that `StoredPrompts.load_into` brought; the bits are those of SDPA.
+    An attached model does so by itself. The model is as it was behind the `with` block.
+
+    Raises
+    ------
+    UnsupportedFeatureError
+        Where the model attends in another way than by SDPA.
+    """
+    # transformers and torch load only when a model is there.
+    from hillinfer.attention.grouped_query import grouped_query as opened
+
+    return opened(model)
 
 
 def prune(

@@ -22,6 +22,26 @@ class Part(StrEnum):
     OTHER = "other"
 
 
+class Loan:
+    """Bytes of a budget that somebody has for a while; nothing takes them from him.
+
+    Parameters
+    ----------
+    give
+        Gives bytes back.
+    byte_count
+        How many they are.
+    """
+
+    def __init__(self, give: Callable[[int], None], byte_count: int) -> None:
+        self._give, self._byte_count = give, byte_count
+
+    def give_back(self) -> None:
+        """Count them no more; harmless when done twice."""
+        byte_count, self._byte_count = self._byte_count, 0
+        self._give(byte_count)
+
+
 class Accountant:
     """Knows every byte of M0 and never lets their sum pass the budget (design, section 2).
 
@@ -35,6 +55,7 @@ class Accountant:
         self.budget_bytes = budget_bytes
         self._held = dict.fromkeys(Part, 0)
         self._peak = dict(self._held)
+        self._lent = 0
         # What is collected as garbage in the middle of a change gives its bytes back.
         self._changing = threading.RLock()
         self._make_room: list[Callable[[], None]] = []
@@ -106,6 +127,22 @@ class Accountant:
                 self._peak = dict(self._held)
         return True
 
+    def lend(self, byte_count: int) -> Loan | None:
+        """Count bytes as `take_spare` does, until they are given back; None where they do not fit.
+
+        Who plans for what comes later leaves room for them; see `lent_bytes`.
+        """
+        if not self.take_spare(Part.OTHER, byte_count):
+            return None
+        with self._changing:
+            self._lent += byte_count
+        return Loan(self._take_back, byte_count)
+
+    @property
+    def lent_bytes(self) -> int:
+        """How many of the other bytes are lent."""
+        return self._lent
+
     def give(self, part: Part, byte_count: int) -> None:
         """Count bytes that were freed."""
         self._change(part, -byte_count)
@@ -117,6 +154,11 @@ class Accountant:
     def held(self) -> dict[Part, int]:
         """Return the parts now."""
         return dict(self._held)
+
+    def _take_back(self, byte_count: int) -> None:
+        with self._changing:
+            self._lent -= byte_count
+            self._held[Part.OTHER] -= byte_count
 
     def _change(self, part: Part, byte_count: int) -> None:
         # Any thread may; not held while room is made, which waits for others.

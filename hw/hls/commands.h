@@ -19,6 +19,29 @@ namespace hillinfer {
 
 enum LaunchError { ERROR_NONE = 0, ERROR_DESCRIPTOR = 1, ERROR_BUS = 2, ERROR_RESERVED = 3 };
 
+// The scope argument: its low byte is 0 for `layer` and 1 for `kv_head`, and above it stands how
+// many queries come beside the first. Where it is anything else no segment passes the checks.
+inline bool is_per_kv_head(uint32_t scope) {
+#pragma HLS INLINE
+    return (scope & 1) == 1;
+}
+
+inline uint32_t further_queries(uint32_t scope) {
+#pragma HLS INLINE
+    return scope >> 8;
+}
+
+// Score arrays of a segment, of one query and of all.
+inline uint32_t set_arrays(uint32_t scope) {
+#pragma HLS INLINE
+    return is_per_kv_head(scope) ? KV_HEADS : 1;
+}
+
+inline uint32_t score_arrays(uint32_t scope) {
+#pragma HLS INLINE
+    return set_arrays(scope) * (1 + further_queries(scope));
+}
+
 // One or more runs of beats that lie one behind the other.
 struct ReadCommand {
     bool end;
@@ -40,7 +63,7 @@ struct WriteCommand {
     ap_uint<2> error;  // with `end`: the launch ends at a wrong descriptor
     uint64_t target;
     uint32_t tokens;
-    uint32_t stride;  // beats from one KV head's score array to the next
+    uint32_t stride;  // beats from one score array to the next
 };
 
 }  // namespace hillinfer

@@ -47,10 +47,9 @@ inline LaunchError check_score_descriptor(const Descriptor &d, uint32_t scope) {
     const bool source_fits = FP16_ROWS ? d.row_stride >= uint32_t(ROW_BEATS)
                                        : d.row_stride == 0 && d.statistics == 0;
     const uint64_t array_beats = (uint64_t(d.tokens) + TUPLES_PER_BEAT - 1) / TUPLES_PER_BEAT;
-    const bool target_fits = scope == 0   ? d.score_stride == 0
-                             : scope == 1 ? d.score_stride >= array_beats
-                                          : false;
-    return judge(d, source_fits && target_fits);
+    const bool known = scope % 256 <= 1 && further_queries(scope) < uint32_t(QUERIES);
+    const bool target_fits = scope == 0 ? d.score_stride == 0 : d.score_stride >= array_beats;
+    return judge(d, known && source_fits && target_fits);
 }
 
 inline LaunchError check_shadow_descriptor(const Descriptor &d) {

@@ -49,7 +49,8 @@ inline void fetch_shadow_segments(const Beat *segments, const Beat *queries, uin
                                   hls::stream<WorkCommand> &to_join,
                                   hls::stream<WriteCommand> &to_write,
                                   hls::stream<Beat> &block_beats) {
-    const uint32_t arrays = scope == 1 ? KV_HEADS : 1;
+    const uint32_t arrays = set_arrays(scope);
+    const uint32_t block_beats_each = QUERY_BLOCK_BEATS * (1 + further_queries(scope));
     LaunchError error = ERROR_NONE;
 fetch_segments:
     // recurrence: the error found so far; distance 1
@@ -73,7 +74,7 @@ fetch_segments:
             fetch_query_block:
                 // recurrence: none
                 // access: linear
-                for (int b = 0; b < ADDEND_BEATS + EXPONENT_BEATS + QUERY_CODE_BEATS; ++b) {
+                for (uint32_t b = 0; b < block_beats_each; ++b) {
 #pragma HLS PIPELINE II=1
                     block_beats.write(queries[d.query + b]);
                 }
@@ -108,7 +109,8 @@ inline void fetch_row_segments(const Beat *segments, const Beat *statistics, con
                                hls::stream<WriteCommand> &to_write,
                                hls::stream<Beat> &statistics_beats,
                                hls::stream<Beat> &block_beats) {
-    const uint32_t arrays = scope == 1 ? KV_HEADS : 1;
+    const uint32_t arrays = set_arrays(scope);
+    const uint32_t block_beats_each = QUERY_BLOCK_BEATS * (1 + further_queries(scope));
     LaunchError error = ERROR_NONE;
 fetch_segments:
     // recurrence: the error found so far; distance 1
@@ -138,7 +140,7 @@ fetch_segments:
             fetch_query_block:
                 // recurrence: none
                 // access: linear
-                for (int b = 0; b < ADDEND_BEATS + EXPONENT_BEATS + QUERY_CODE_BEATS; ++b) {
+                for (uint32_t b = 0; b < block_beats_each; ++b) {
 #pragma HLS PIPELINE II=1
                     block_beats.write(queries[d.query + b]);
                 }

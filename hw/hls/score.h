@@ -21,7 +21,7 @@ inline void score_tiles(uint32_t scope, hls::stream<WorkCommand> &commands,
     bool invalid[TILE_TOKENS];
 #pragma HLS ARRAY_PARTITION variable=total complete dim=0
 #pragma HLS ARRAY_PARTITION variable=invalid complete dim=0
-    const bool per_kv_head = scope == 1;
+    const bool per_kv_head = is_per_kv_head(scope);
     int slot = 0;    // half of `held` in use
     int loaded = 0;  // words of the next segment in the other half
     WorkCommand c;

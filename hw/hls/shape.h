@@ -42,6 +42,7 @@ constexpr int SCORED_HEADS = KV_HEADS * GROUP_HEADS;
 constexpr int ADDEND_BEATS = ceil_div(SCORED_HEADS, 16);
 constexpr int EXPONENT_BEATS = ceil_div(SCORED_HEADS, 64);
 constexpr int QUERY_CODE_BEATS = ceil_div(SCORED_HEADS * HEAD_DIM, 64);
+constexpr int QUERY_BLOCK_BEATS = ADDEND_BEATS + EXPONENT_BEATS + QUERY_CODE_BEATS;
 constexpr int STATISTICS_BEATS = TOKEN_SLICES;
 // Rounds that regroup the codes of a query block, and the whole block.
 constexpr int CODE_ROUNDS = TOKEN_SLICES * GROUP_HEADS;

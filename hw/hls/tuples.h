@@ -70,7 +70,7 @@ code_rounds:
 inline void join_tuples(uint32_t scope, hls::stream<WorkCommand> &commands,
                         hls::stream<CodeWord> &codes, hls::stream<Beat> &score_beats) {
     constexpr int BEAT_TILES = TUPLES_PER_BEAT / TILE_TOKENS;
-    const uint32_t arrays = scope == 1 ? KV_HEADS : 1;
+    const uint32_t arrays = set_arrays(scope);
     ap_uint<16 * TUPLES_PER_BEAT> partial[KV_HEADS];
     WorkCommand c;
     uint32_t left = 0;  // words of the segment

@@ -16,7 +16,7 @@ namespace hillinfer {
 inline void write_scores(uint32_t scope, uint32_t launch_id, hls::stream<WriteCommand> &commands,
                          hls::stream<Beat> &score_beats, Beat *scores, Beat *status) {
     constexpr uint32_t BLOCK_BEATS = BLOCK_TOKENS / TUPLES_PER_BEAT;
-    const bool per_kv_head = scope == 1;
+    const uint32_t arrays = score_arrays(scope);
     uint32_t segment = 0;
     WriteCommand c = commands.read();
 write_segments:
@@ -33,22 +33,22 @@ write_segments:
             const uint32_t rest = beats - done;
             const uint32_t block = rest < BLOCK_BEATS ? rest : BLOCK_BEATS;
             const uint64_t start = c.target + done;
-            if (per_kv_head) {
-                // 16 tokens of each KV head in turn, into arrays far apart.
-                const uint32_t block_beats = block * KV_HEADS;
+            if (arrays != 1) {
+                // 16 tokens of each query and KV head in turn, into arrays far apart.
+                const uint32_t block_beats = block * arrays;
                 uint64_t place = start;
                 uint64_t next_start = start + 1;
-                int kv_head = 0;
+                uint32_t array = 0;
             write_array_beats:
                 // recurrence: place in the score arrays, one 64-bit addition; distance 1
                 // access: scattered, one write transaction per beat
                 for (uint32_t b = 0; b < block_beats; ++b) {
 #pragma HLS PIPELINE II=1
                     scores[place] = score_beats.read();
-                    const bool last_kv_head = kv_head == KV_HEADS - 1;
-                    place = last_kv_head ? next_start : place + c.stride;
-                    if (last_kv_head) ++next_start;
-                    kv_head = last_kv_head ? 0 : kv_head + 1;
+                    const bool last_array = array == arrays - 1;
+                    place = last_array ? next_start : place + c.stride;
+                    if (last_array) ++next_start;
+                    array = last_array ? 0 : array + 1;
                 }
             } else {
             write_block_beats:

@@ -8,13 +8,14 @@ module fetch #(
     parameter int KV = 3,
     parameter int HEADS = 9,           // rows of query codes
     parameter int CODE_BITS = 4,
-    parameter int SEGMENT_TOKENS = 1024
+    parameter int SEGMENT_TOKENS = 1024,
+    parameter int QUERIES = 1          // of a segment at most
 ) (
     input  logic         clk,
     input  logic         rst,
     input  logic         go,
     input  logic [31:0]  segment_count,
-    input  logic [31:0]  scope,         // 0 layer, 1 kv_head
+    input  logic [31:0]  scope,         // 0 layer, 1 kv_head; above it further queries
     input  logic [57:0]  segments,      // base addresses in beats
     input  logic [57:0]  keys,
     input  logic [57:0]  statistics,
@@ -65,7 +66,6 @@ module fetch #(
     localparam int STATISTICS_BEATS = (KIND == 0) ? 0 : (KV * HEAD_DIM * 4 + 63) / 64;
     localparam int QUERY_BEATS = (KIND == 2) ? 0
         : (HEADS * 4 + 63) / 64 + (HEADS + 63) / 64 + (HEADS * HEAD_DIM + 63) / 64;
-    localparam int LOAD_BEATS = STATISTICS_BEATS + QUERY_BEATS;
     localparam int POSITION = $clog2(SEGMENT_TOKENS);
     localparam logic [1:0] NO_ERROR = 0, BAD_DESCRIPTOR = 1, BUS = 2, RESERVED = 3;
 
@@ -105,15 +105,32 @@ module fetch #(
     assign reserved = (beat_data[383:352] != 0) || (beat_data[511:448] != 0);
 
     // Checks, in the words of `check_score_descriptor` and `check_shadow_descriptor`.
-    logic wrong;
+    logic wrong, wrong_scope;
     always_comb begin
         wrong = (new_base[POSITION-1:0] != 0) || (new_tokens > SEGMENT_TOKENS);
         if (KIND == 0) wrong = wrong || (new_row_stride != 0) || (new_at_48 != 0);
         else wrong = wrong || (new_row_stride < ROW_BEATS);
         if (KIND == 2) wrong = wrong || (new_at_16 != 0) || (new_score_stride != 0);
         else if (scope == 32'd0) wrong = wrong || (new_score_stride != 0);
-        else wrong = wrong || (scope != 32'd1) || (new_score_stride < ((new_tokens + 32'd15) >> 4));
+        else wrong = wrong || wrong_scope || (new_score_stride < ((new_tokens + 32'd15) >> 4));
     end
+
+    // Query blocks of a segment lie one behind the other.
+    logic [31:0] query_beats;
+    logic [15:0] load_beats;
+    generate
+        if (QUERIES == 1) begin : g_one
+            assign wrong_scope = scope != 32'd1;
+            assign query_beats = QUERY_BEATS;
+            assign load_beats = STATISTICS_BEATS + QUERY_BEATS;
+        end else begin : g_more
+            always_ff @(posedge clk) begin
+                wrong_scope <= scope[7:1] != 0 || scope[31:8] >= QUERIES;
+                query_beats <= times({24'd0, scope[15:8]} + 1, QUERY_BEATS);
+                load_beats <= STATISTICS_BEATS + query_beats;
+            end
+        end
+    endgenerate
 
     // Beats of the keys.
     logic [31:0] shadow_beats, rows_beats;
@@ -158,7 +175,7 @@ module fetch #(
         end
         if (state == ASK_QUERY || (state == RECORD && STATISTICS_BEATS == 0)) begin
             read_beat = queries + at_8[57:0];
-            read_beats = QUERY_BEATS;
+            read_beats = query_beats;
         end
         if (state == ASK_NEXT) read_beat = segments + index + 1'b1;
     end
@@ -223,7 +240,7 @@ module fetch #(
                 end
                 if (beat_valid && beat_ready) begin
                     loaded <= loaded + 16'd1;
-                    if (loaded == LOAD_BEATS - 1) begin
+                    if (loaded == load_beats - 1) begin
                         index <= index + 32'd1;
                         state <= last ? ENDED : WAIT;
                     end

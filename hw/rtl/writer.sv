@@ -6,6 +6,7 @@
 module writer #(
     parameter int KIND = 0,            // 0 or 1 scores, 2 a shadow
     parameter int KV = 3,
+    parameter int QUERIES = 1,         // of a segment at most
     parameter int BLOCK_TOKENS = 1024,
     parameter int GROUP_BEATS = 99,    // of the shadow
     parameter logic [63:0] SPEC_HASH = 64'd0  // first byte lowest
@@ -34,6 +35,7 @@ module writer #(
     output logic         out_ready,
     input  logic [511:0] out_data,
     input  logic [5:0]   out_head,     // scores
+    input  logic         out_row_ends, // scores of several queries: the last of 16 tokens
     input  logic [31:0]  out_beat,     // shadow
     input  logic         out_last,
     // Bus.
@@ -129,10 +131,10 @@ module writer #(
     logic [16:0] count_next;
     logic [57:0] score_place;
     assign unit_ends = (KIND == 2) ? (out_last || place == base + out_beat[31:0])
-        : (!kv_head || out_head == KV - 1);
+        : (QUERIES > 1) ? out_row_ends : (!kv_head || out_head == KV - 1);
     assign count_next = (count + UNIT >= tokens) ? tokens : count + UNIT[16:0];
     assign block_ends = out_last || (unit_ends && units == UNITS - 1);
-    assign score_place = (kv_head && out_head != 0) ? place : row;
+    assign score_place = ((kv_head || QUERIES > 1) && out_head != 0) ? place : row;
     assign fault = (load_fault && load_fault_index == index)
         || (key_fault && key_fault_index == index);
     assign gate = !(block_ends && blocks == BLOCKS);

@@ -28,7 +28,8 @@ class Descriptor:
     shadow
         Offset of the shadow; in key mode `fp16`, of the rows to score.
     query
-        Offset of the query block; for `make_shadow`, of the rows to code.
+        Offset of the query block, behind which those of further queries lie; for `make_shadow`, of
+        the rows to code.
     score
         Offset of the score array; 0 for `make_shadow`.
     base_position
@@ -38,7 +39,7 @@ class Descriptor:
     row_stride
         Beats from one row to the next; 0 where no rows are read.
     score_stride
-        Beats between the KV heads' score arrays in scope `kv_head`, else 0.
+        Beats from one score array to the next where a segment has several, else 0.
     statistics
         Offset of the statistics block; 0 where none is read.
 
@@ -100,8 +101,17 @@ class Descriptor:
         )
 
 
-def check_score_descriptor(descriptor: Descriptor, spec: KernelSpec, scope: Scope) -> None:
-    """Refuse a descriptor that `score_tokens` must refuse (contract, section 10).
+def check_score_descriptor(
+    descriptor: Descriptor, spec: KernelSpec, scope: Scope, queries: int = 1
+) -> None:
+    """Refuse a descriptor that `score_tokens` must refuse (contract, sections 10 and 17).
+
+    Parameters
+    ----------
+    descriptor, spec
+        The segment's, and the kernel's.
+    scope, queries
+        What the launch says: what shares one selected set, and how many queries a segment has.
 
     Raises
     ------
@@ -114,12 +124,12 @@ def check_score_descriptor(descriptor: Descriptor, spec: KernelSpec, scope: Scop
     else:
         _check(descriptor.row_stride == 0, "row_stride", descriptor.row_stride, "0 without rows")
         _check(descriptor.statistics == 0, "statistics", descriptor.statistics, "0 without rows")
-    if scope is Scope.KV_HEAD:
+    if scope is Scope.KV_HEAD or queries > 1:
         least = beat_count(descriptor.tokens * TUPLE_BYTES)
         wanted = f"at least the {least} beats of one score array"
         _check(descriptor.score_stride >= least, "score_stride", descriptor.score_stride, wanted)
     else:
-        wanted = "0 in scope layer"
+        wanted = "0 where there is one score array"
         _check(descriptor.score_stride == 0, "score_stride", descriptor.score_stride, wanted)
 
 

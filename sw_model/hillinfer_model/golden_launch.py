@@ -20,10 +20,11 @@ from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 from hillinfer_model.key_codes import KeyCodes, encode_keys
 from hillinfer_model.launch_error import ErrorCode, LaunchError
 from hillinfer_model.launch_result import STATUS_FILL, LaunchResult
+from hillinfer_model.launch_shape import query_beats
 from hillinfer_model.layout import read_codes, shadow_beats, write_codes
 from hillinfer_model.query_block import QueryBlock
 from hillinfer_model.query_codes import QueryCodes
-from hillinfer_model.score_launch import SCOPE_NUMBERS, ScoreLaunch
+from hillinfer_model.score_launch import ScoreLaunch, scope_of
 from hillinfer_model.score_tuples import WINDOW_TOKENS, make_tuples, pack_score_array
 from hillinfer_model.scores import aligned_products, offset_count, score_codes
 from hillinfer_model.shadow_launch import ShadowLaunch
@@ -33,6 +34,8 @@ from hillinfer_model.status_beat import HASH_BYTES, StatusBeat
 
 def run_score_launch(spec: KernelSpec, launch: ScoreLaunch) -> LaunchResult:
     """Do what every execution of `score_tokens` must do, byte for byte (contract, section 10).
+
+    Of each segment every query is scored as it would be alone (section 17).
 
     Parameters
     ----------
@@ -52,7 +55,7 @@ def run_score_launch(spec: KernelSpec, launch: ScoreLaunch) -> LaunchResult:
     scores = launch.scores.copy()
 
     def check(descriptor: Descriptor) -> None:
-        check_score_descriptor(descriptor, spec, _scope(launch.scope))
+        check_score_descriptor(descriptor, spec, *_scope(launch.scope, spec))
 
     def score(descriptor: Descriptor) -> None:
         _score_segment(spec, launch, descriptor, scores)
@@ -121,23 +124,25 @@ def _score_segment(
 ) -> None:
     if descriptor.tokens == 0:
         return
-    scope = _scope(launch.scope)
+    scope, queries = _scope(launch.scope, spec)
     shape = _as_stored(spec)
-    query = _read_query(launch.queries, descriptor.query, shape)
     if spec.key_mode is KeyMode.FP16:
         keys = _code_rows(launch.shadow, descriptor.shadow, launch.statistics, descriptor, shape)
     else:
         keys = _read_shadow(launch.shadow, descriptor, shape)
-    aligned = aligned_products(query, keys, shape)
     # The offsets are in the addends already.
     none = np.zeros(offset_count(shape, scope), dtype=np.int64)
-    codes = score_codes(aligned, none, keys.invalid, shape, scope)
     # Positions are unsigned 64 bit; tuples hold their low bits.
     first_position = descriptor.base_position % WINDOW_TOKENS
-    for kv_head, tuples in enumerate(make_tuples(codes, first_position)):
-        array = pack_score_array(tuples)
-        start = descriptor.score + kv_head * descriptor.score_stride
-        _part(scores, start, array.shape[0], "scores")[:] = array
+    start = descriptor.score
+    for number in range(queries):
+        block = descriptor.query + number * query_beats(shape)
+        aligned = aligned_products(_read_query(launch.queries, block, shape), keys, shape)
+        codes = score_codes(aligned, none, keys.invalid, shape, scope)
+        for tuples in make_tuples(codes, first_position):
+            array = pack_score_array(tuples)
+            _part(scores, start, array.shape[0], "scores")[:] = array
+            start += descriptor.score_stride
 
 
 def _make_segment(
@@ -153,11 +158,12 @@ def _make_segment(
     _part(shadow, descriptor.shadow, beats, "shadow")[:] = segment[:beats]
 
 
-def _scope(number: int) -> Scope:
-    for scope, own in SCOPE_NUMBERS.items():
-        if number == own:
-            return scope
-    raise LaunchError(ErrorCode.DESCRIPTOR, f"scope is {number}, not 0 or 1")
+def _scope(number: int, spec: KernelSpec) -> tuple[Scope, int]:
+    found = scope_of(number, spec.queries)
+    if found is None:
+        message = f"scope is {number}: no scope, or more queries than {spec.queries}"
+        raise LaunchError(ErrorCode.DESCRIPTOR, message)
+    return found
 
 
 def _as_stored(spec: KernelSpec) -> KernelSpec:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import SLICE_CHANNELS, KernelSpec, ProductStyle
@@ -96,13 +96,13 @@ def on_chip_memories(spec: KernelSpec, kernel: str = "score_tokens") -> list[OnC
         ]
     queries = spec.scored_heads // spec.kv_heads
     code_bits = 8 * SLICE_CHANNELS
+    # Every query of a pass has a datapath of its own behind the one reader of keys.
+    own = [OnChipMemory("query codes", queries, code_bits, 2 * words)]
     if spec.key_mode is KeyMode.FP16:
-        return [*memories, OnChipMemory("query codes", 2 * queries, code_bits, words), statistics]
-    return [
-        *memories,
-        OnChipMemory("query codes", queries, code_bits, 2 * words),
-        OnChipMemory("exponents", 1, BEAT_BITS, _EXPONENT_GROUPS * heads),
-    ]
+        own = [OnChipMemory("query codes", 2 * queries, code_bits, words), statistics]
+    else:
+        own.append(OnChipMemory("exponents", 1, BEAT_BITS, _EXPONENT_GROUPS * heads))
+    return [*memories, *(replace(one, copies=spec.queries * one.copies) for one in own)]
 
 
 def block_rams(spec: KernelSpec, kernel: str = "score_tokens") -> float:

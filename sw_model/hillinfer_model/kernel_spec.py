@@ -14,6 +14,8 @@ CONTRACT_VERSION = 1
 GROUP_TOKENS = 64
 BEAT_BYTES = 64
 SLICE_CHANNELS = 16
+# What one pass over the keys may be scored by (contract, section 17).
+MOST_QUERIES = 4
 
 
 class ProductStyle(StrEnum):
@@ -47,6 +49,8 @@ class KernelSpec:
         Width of the memory ports; 512 only in contract version 1.
     contract_version
         Version of the scoring contract.
+    queries
+        Queries that one pass over the keys scores at most, 1..4 (contract, section 17).
 
     Raises
     ------
@@ -64,6 +68,7 @@ class KernelSpec:
     axi_bits: int = 512
     product_style: ProductStyle = ProductStyle.DSP
     contract_version: int = CONTRACT_VERSION
+    queries: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what the contract does not define."""
@@ -72,6 +77,7 @@ class KernelSpec:
         _within("group_size", self.group_size, 1, 64)
         _within("segment_tokens", self.segment_tokens, 512, 65_536)
         _within("block_tokens", self.block_tokens, 1, 65_536)
+        _within("queries", self.queries, 1, MOST_QUERIES)
         if self.segment_tokens & (self.segment_tokens - 1):
             raise ValueError(f"segment_tokens={self.segment_tokens} is not a power of two")
         if self.axi_bits != 512:
@@ -118,8 +124,14 @@ class KernelSpec:
         return self.segment_beats * BEAT_BYTES
 
     def canonical_json(self) -> str:
-        """Return the text whose SHA-256 identifies this spec in every artefact."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        """Return the text whose SHA-256 identifies this spec in every artefact.
+
+        One query is what version 1 has, and is not named.
+        """
+        fields = asdict(self)
+        if self.queries == 1:
+            del fields["queries"]
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     def digest(self) -> bytes:
         """Return the SHA-256 of the canonical JSON, 32 bytes."""

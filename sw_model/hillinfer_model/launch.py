@@ -11,7 +11,7 @@ from hillinfer_model.golden_launch import run_score_launch, run_shadow_launch
 from hillinfer_model.launch_error import ErrorCode, LaunchError
 from hillinfer_model.launch_result import STATUS_FILL, LaunchResult
 from hillinfer_model.query_block import QueryBlock, make_query_block
-from hillinfer_model.score_launch import SCOPE_NUMBERS, ScoreLaunch
+from hillinfer_model.score_launch import SCOPE_NUMBERS, ScoreLaunch, scope_number
 from hillinfer_model.score_tuples import (
     cut_blocks,
     make_tuples,
@@ -46,6 +46,7 @@ __all__ = [
     "ranking_keys",
     "run_score_launch",
     "run_shadow_launch",
+    "scope_number",
     "unpack_score_array",
     "unpack_statistics",
 ]

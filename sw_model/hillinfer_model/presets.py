@@ -50,7 +50,7 @@ PRESETS = MappingProxyType(
 )
 
 
-def preset_spec(name: str, key_mode: KeyMode, rule: Rule) -> KernelSpec:
+def preset_spec(name: str, key_mode: KeyMode, rule: Rule, queries: int = 1) -> KernelSpec:
     """Return the spec of a named model's kernel.
 
     Parameters
@@ -59,11 +59,13 @@ def preset_spec(name: str, key_mode: KeyMode, rule: Rule) -> KernelSpec:
         A key of `PRESETS`.
     key_mode, rule
         Where key codes come from; how they become one score.
+    queries
+        That one pass over the keys scores at most.
 
     Raises
     ------
     ValueError
-        Where no preset has the name.
+        Where no preset has the name, or a pass has no such number of queries.
     """
     if name not in PRESETS:
         raise ValueError(f"no preset is named {name!r}; there are {', '.join(PRESETS)}")
@@ -78,4 +80,5 @@ def preset_spec(name: str, key_mode: KeyMode, rule: Rule) -> KernelSpec:
         rule=rule,
         block_tokens=preset.block_tokens,
         product_style=ProductStyle.LUT if narrow else ProductStyle.DSP,
+        queries=queries,
     )

@@ -11,6 +11,31 @@ from hillinfer_model.choices import Scope
 
 # What the scope argument of a launch says; any other number is refused by the kernel.
 SCOPE_NUMBERS = MappingProxyType({Scope.LAYER: 0, Scope.KV_HEAD: 1})
+# Of the scope argument: its low byte is the scope, and what lies above says how many queries come
+# beside the first (contract, section 17).
+_SCOPE_BITS = 8
+
+
+def scope_number(scope: Scope, queries: int = 1) -> int:
+    """Return the scope argument of a launch whose segments have so many queries each."""
+    return SCOPE_NUMBERS[scope] | (queries - 1) << _SCOPE_BITS
+
+
+def scope_of(number: int, most_queries: int) -> tuple[Scope, int] | None:
+    """Return the scope and the queries of a segment that a scope argument says; None: it is wrong.
+
+    Parameters
+    ----------
+    number
+        The argument, unsigned 32 bit.
+    most_queries
+        That the kernel knows.
+    """
+    further, own = divmod(number, 1 << _SCOPE_BITS)
+    for scope, known in SCOPE_NUMBERS.items():
+        if own == known and further < most_queries:
+            return scope, further + 1
+    return None
 
 
 @dataclass(frozen=True)
@@ -32,7 +57,7 @@ class ScoreLaunch:
     scores
         Content before the launch.
     scope
-        The number the kernel is given, unsigned 32 bit: one of `SCOPE_NUMBERS`, or a wrong one.
+        The number the kernel is given, unsigned 32 bit: from `scope_number`, or a wrong one.
     launch_id
         Unsigned 32 bit.
 

@@ -25,6 +25,10 @@ SETTINGS = {
     "dram_budget": "24MiB",
     "io_threads": 2,
 }
+# A few exact tokens, the others as codes; and a few more of them, which must change bits. The
+# share decides up to 260 tokens of context where the floor is 13 or less.
+CODED = {"exact": 0.05, "exact_floor": 10}
+MORE_EXACT = {"exact_floor": 14}
 # Largest difference of logits, which spread by about 1, between the ordinary cache and HillInfer at
 # α = 1. Both are right: they add the same terms up in another order, in the model's own type, and a
 # value next to a rounding boundary of the stored type may fall to either side.

@@ -18,9 +18,9 @@ _LONG = {
 _SOME_OF = {
     "[csim-threads-": ("-int4-weight_sum-",),
     # Every key mode with three query heads per KV head, and the default one with eight.
-    "[csim-": ("[csim-smollm2-135m-", "[csim-gemma-2b-int4-", "[csim-threads-"),
+    "[csim-": ("[csim-smollm2-135m-", "[csim-gemma-2b-int4-", "[csim-threads-", "[csim-small-"),
     # The default key mode; the others' RTL comes of the same templates as their csim.
-    "[rtl-": ("-int4-",),
+    "[rtl-": ("-int4-", "[rtl-small-"),
     "[pynq-": ("-int4-",),
     # Which rule a kernel has does not concern a card: its RTL is compared for itself with both.
     "[pynq-half-beat-int4-raw_sum-": (),

@@ -14,12 +14,12 @@ from hillinfer_model.choices import KeyMode, Scope
 from hillinfer_model.descriptor import Descriptor
 from hillinfer_model.key_codes import KeyCodes
 from hillinfer_model.launch import (
-    SCOPE_NUMBERS,
     QueryBlock,
     ScoreLaunch,
     ShadowLaunch,
     beat_count,
     pack_statistics,
+    scope_number,
 )
 from hillinfer_model.layout import shadow_beats, write_codes
 
@@ -44,11 +44,15 @@ class Rows:
 
 @dataclass(frozen=True)
 class ScoreSegment:
-    """What one descriptor of `score_tokens` points to; heads as wide as in memory."""
+    """What one descriptor of `score_tokens` points to; heads as wide as in memory.
+
+    `further` are blocks of queries that are scored in the same pass, as many in every segment.
+    """
 
     base_position: int
     keys: KeyCodes | Rows
     query: QueryBlock
+    further: tuple[QueryBlock, ...] = ()
 
     @property
     def tokens(self):
@@ -110,6 +114,7 @@ def score_launch(spec, scope, segments, seed=0):
 
     Equal objects are stored once: segments that share keys or a query point to the same beats.
     """
+    queries_each = 1 + max((len(segment.further) for segment in segments), default=0)
     generator = np.random.default_rng(seed)
     shadow, statistics, queries, scores = (Buffer(generator) for _ in range(4))
     places = {}
@@ -130,16 +135,16 @@ def score_launch(spec, scope, segments, seed=0):
             content = row_beats(spec, keys, shadow)
         else:
             content = shadow_content(spec, keys)
-        arrays = 1
+        assert len(segment.further) == queries_each - 1
+        arrays = queries_each * (spec.kv_heads if scope is Scope.KV_HEAD else 1)
         array_beats = beat_count(4 * segment.tokens)
-        if scope is Scope.KV_HEAD:
-            arrays = spec.kv_heads
+        if scope is Scope.KV_HEAD or queries_each > 1:
             fields["score_stride"] = array_beats + int(generator.integers(0, 3))
             array_beats = fields["score_stride"]
         descriptors.append(
             Descriptor(
                 shadow=place(shadow, keys, content),
-                query=place(queries, segment.query, segment.query.pack(as_stored(spec))),
+                query=place(queries, segment.query, query_blocks(spec, segment)),
                 score=scores.put(scores.noise(arrays * array_beats)),
                 base_position=segment.base_position,
                 tokens=segment.tokens,
@@ -152,9 +157,15 @@ def score_launch(spec, scope, segments, seed=0):
         statistics=statistics.whole() if spec.key_mode is KeyMode.FP16 else stack([]),
         queries=queries.whole(),
         scores=scores.whole(),
-        scope=SCOPE_NUMBERS[scope],
+        scope=scope_number(scope, queries_each),
         launch_id=int(generator.integers(0, 2**32)),
     )
+
+
+def query_blocks(spec, segment):
+    """The blocks of a segment's queries, one behind the other."""
+    blocks = (segment.query, *segment.further)
+    return np.concatenate([block.pack(as_stored(spec)) for block in blocks])
 
 
 def shadow_launch(spec, segments, seed=0):

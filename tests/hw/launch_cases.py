@@ -110,8 +110,9 @@ def any_keys(spec, generator, tokens):
     keys = generator.integers(0, INFINITY, shape) | SIGN * generator.integers(0, 2, shape)
     # One infinity or NaN makes a whole token invalid: in one token of 32.
     strange = np.flatnonzero(generator.random(tokens) < 1 / 32)
-    channels = generator.integers(0, keys[0].size if tokens else 1, strange.size)
-    keys.reshape(tokens, -1)[strange, channels] |= INFINITY
+    row = spec.kv_heads * spec.padded_head_dim
+    channels = generator.integers(0, row, strange.size)
+    keys.reshape(tokens, row)[strange, channels] |= INFINITY
     return Rows(keys.astype(np.uint16), any_statistics(spec, generator))
 
 

@@ -47,7 +47,10 @@ class OracleExecution:
     name = "oracle"
 
     def score(self, spec, launch):
-        scope = {0: "layer", 1: "kv_head"}.get(launch.scope)
+        scope = {0: "layer", 1: "kv_head"}.get(launch.scope & 255)
+        further = launch.scope >> 8
+        if further >= spec.queries:
+            scope = None
         scores = Memory(launch.scores)
 
         def sound(fields):
@@ -57,12 +60,20 @@ class OracleExecution:
             else:
                 rows = row_stride == 0 and statistics == 0
             arrays = score_stride == 0
-            if scope == "kv_head":
+            if scope == "kv_head" or further:
                 arrays = score_stride * BEAT >= 4 * tokens
             return scope is not None and segment_fits(spec, base, tokens) and rows and arrays
 
         def work(fields):
-            self._score_segment(spec, scope, launch, fields, scores)
+            place, query, score, *rest = fields
+            sets = spec.kv_heads if scope == "kv_head" else 1
+            heads = spec.kv_heads * (1 if spec.rule.value == "raw_sum" else spec.group_size)
+            block = sum(-(-n // BEAT) for n in (4 * heads, heads, heads * spec.padded_head_dim))
+            for number in range(further + 1):
+                # Each query as a launch of its own: its block, and its arrays behind the others'.
+                arrays = score + number * sets * rest[3]
+                own = (place, query + number * block, arrays, *rest)
+                self._score_segment(spec, scope, launch, own, scores)
 
         status = run(spec, launch, sound, work)
         return LaunchResult(scores.beats(), status.beats())

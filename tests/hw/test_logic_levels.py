@@ -27,7 +27,7 @@ DEEPER = {"axi_write": 8, "score_code": 7, "writer": 12}
 # Whole datapaths: minutes each, and nobody has stored them yet.
 NOT_STORED = {
     *("dot_beat", "head_cast", "score_core", "score_tile", "segment_queue", "shadow_core"),
-    *("tile_sequencer", "tuple_rows", "weight_unit"),
+    *("score_cores", "tile_sequencer", "tuple_rows", "weight_unit"),
 }
 
 

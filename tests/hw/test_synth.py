@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Area estimates: counting, baselines, and a small unit through the real tool."""
 
+from dataclasses import replace
+
 import pytest
 
 from hillinfer_hw.build_cache import ROOT
@@ -70,6 +72,13 @@ def test_a_kernel_above_its_goal_is_named():
         "score_core llama-3.1-8b int8 raw_sum: 2.03% of the DSPs, the goal is 2%",
         "score_core llama-3.1-8b int8 raw_sum: 2.00% of the LUTs, the goal is 2%",
     ]
+    # Of four queries, with a LUT above 20 %.
+    four = SynthRow("llama-3.1-8b", "int4", "weight_sum", "score_tokens", AREA, 4)
+    assert four.name == "score_tokens llama-3.1-8b int4 weight_sum 4 queries"
+    assert above_goals([replace(four, area=Area(104544, 9000, 0, 0, 0))]) == []
+    assert above_goals([replace(four, area=Area(104545, 9000, 0, 0, 0))]) == [
+        "score_tokens llama-3.1-8b int4 weight_sum 4 queries: 20.00% of the LUTs, the goal is 20%"
+    ]
     other = SynthRow("llama-13b", "int8", "raw_sum", "score_core", Area(99999, 9000, 400, 0, 0))
     assert above_goals([other]) == []
 
@@ -87,6 +96,7 @@ def test_a_kernel_above_its_goal_is_named():
 def test_two_products_share_a_multiplier(mode, rule, style, blocks):
     spec = KernelSpec(128, 8, 4, mode, rule, product_style=style)
     assert expected_dsp(spec, "score_tokens") == blocks
+    assert expected_dsp(replace(spec, queries=3), "score_tokens") == 3 * blocks
 
 
 @pytest.mark.kernels

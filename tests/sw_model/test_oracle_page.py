@@ -17,6 +17,7 @@ import pytest
 
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.score_launch import scope_number
 
 PAGE = Path(__file__).parents[2] / "docs" / "scoring-contract.md"
 TABLE = re.compile(r"<!-- check: (\w+) -->\n((?:\|.*\n)+)")
@@ -184,6 +185,10 @@ def check_exact_count(n, share, least, kept, k, e):
 
 def check_power(f, mantissa):
     return oracle_values.mantissa(int(f)) == number(mantissa)
+
+
+def check_scope_argument(scope, queries, argument):
+    return scope_number(Scope(scope), int(queries)) == number(argument)
 
 
 CHECKS = {

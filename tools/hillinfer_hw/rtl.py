@@ -15,18 +15,17 @@ from hillinfer_hw.memory_model import IDEAL, MemoryModel
 from hillinfer_hw.rtl_files import argument_offsets, render_rtl
 from hillinfer_hw.verilate import build
 from hillinfer_model.beats import Beats
-from hillinfer_model.choices import KeyMode
+from hillinfer_model.choices import KeyMode, Scope
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 from hillinfer_model.launch_result import STATUS_FILL, LaunchResult
 from hillinfer_model.layout import shadow_beats
-from hillinfer_model.score_launch import ScoreLaunch
+from hillinfer_model.score_launch import ScoreLaunch, scope_of
 from hillinfer_model.shadow_launch import ShadowLaunch
 
 PAGE = 4096
 # Between two buffers, so that a stray access falls into none.
 _GAP = 16 * PAGE
 _FIRST_ADDRESS = 0x40_0000_0000
-_KV_HEAD = 1
 
 
 class RtlError(RuntimeError):
@@ -124,13 +123,15 @@ class RtlSession:
             ]
         registers += [(offsets[name], value) for name, value in scalars.items()]
         is_shadow = output_name == "shadow"
-        kv_arrays = self._spec.kv_heads if scalars.get("scope") == _KV_HEAD else 1
+        known = scope_of(scalars.get("scope", 0), self._spec.queries)
+        scope, queries = known or (Scope.LAYER, 1)
+        arrays = queries * (self._spec.kv_heads if scope is Scope.KV_HEAD else 1)
         snapshot = SnapshotCheck(
             "status",
             output_name,
             expected,
             launch.segments,
-            kv_arrays,
+            arrays,
             self._spec.group_beats if is_shadow else 0,
             tuple(shadow_beats(int(count), self._spec) for count in _tokens(launch.segments))
             if is_shadow

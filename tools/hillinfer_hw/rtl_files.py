@@ -152,4 +152,5 @@ def rtl_context(spec: KernelSpec, kernel: str) -> dict[str, Any]:
         "segment_tokens": spec.segment_tokens,
         "block_tokens": spec.block_tokens,
         "group_beats": spec.group_beats,
+        "queries": 1 if kernel == "make_shadow" else spec.queries,
     }

@@ -400,4 +400,12 @@ CODED: tuple[Mutant, ...] = (
         "                except BudgetError:\n                    return\n",
         (f"{_SESSION_TESTS}::test_rows_that_cannot_be_read_for_codes_cost_no_answer",),
     ),
+    Mutant(
+        "rows-that-did-not-land-are-there",
+        "What a thread of the library could not read counts as there.",
+        "host/hillinfer/drive/read_engines.py",
+        "        if table.landed < table.count:\n            # What came",
+        "        if table.landed > table.count:\n            # What came",
+        ("tests/host/drive/test_row_lander.py",),
+    ),
 )

@@ -133,4 +133,23 @@ FRONTIER: tuple[Mutant, ...] = (
         'all(one["nll"] > 2 * (one["error"] or 0.0) for one in rows)',
         (f"{_TESTS}/test_frontier_elsewhere.py",),
     ),
+    Mutant(
+        "times-of-other-settings-are-taken",
+        "Times that were taken at another KL go on in a report.",
+        f"{_FOLDER}/kept_times.py",
+        'line["taken_on"] == self._taken_on and ',
+        "",
+        (f"{_COMMAND_TESTS}::test_times_are_taken_at_the_settings_of_equal_quality",),
+    ),
+    Mutant(
+        "a-row-is-read-alone",
+        "What bytes allow counts rows, and not the sectors that they are read with.",
+        f"{_FOLDER}/swept.py",
+        "of_unit = (unit_bytes + size - gcd(size, unit_bytes)) / size",
+        "of_unit = 1.0",
+        (
+            f"{_GOAL_TESTS}::"
+            "test_what_bytes_allow_counts_whole_units_and_what_memory_holds_beside_rows",
+        ),
+    ),
 )

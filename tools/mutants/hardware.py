@@ -7,6 +7,7 @@ from mutants.cards import CARDS
 from mutants.golden_model import GOLDEN
 from mutants.hls import HLS
 from mutants.mutant import Mutant
+from mutants.queries import QUERIES
 from mutants.rtl import RTL
 
-HARDWARE: tuple[Mutant, ...] = (*GOLDEN, *HLS, *RTL, *CARDS)
+HARDWARE: tuple[Mutant, ...] = (*GOLDEN, *HLS, *RTL, *CARDS, *QUERIES)

@@ -33,7 +33,7 @@ SERVING: tuple[Mutant, ...] = (
         "coded-tokens-of-joined-steps-are-not-counted",
         "A step of several sequences forgets how many coded tokens each attended to.",
         "host/hillinfer/engine/joined_step.py",
-        "        self._coded.end_joined(layer, sequence, split)\n",
+        "        self._coded.end_attended(sequence, split)\n",
         "",
         ("tests/host/hf/test_joined_caches.py::test_rows_with_coded_tokens_answer_as_alone",),
     ),

@@ -218,8 +218,8 @@ STORES: tuple[Mutant, ...] = (
         "waiting-rows-unchecked",
         "What is wrong with rows that a pass placed is told to nobody.",
         "host/hillinfer/reuse/row_placing.py",
-        "                        one.check(found)\n",
-        "                        one.is_checked = True\n",
+        "                    one.check(found)\n",
+        "                    one.is_checked = True\n",
         (f"{_STREAMING}::test_a_flipped_bit_is_computed_anew_behind_what_is_right",),
     ),
     Mutant(
@@ -274,6 +274,37 @@ STORES: tuple[Mutant, ...] = (
         "given.sums[group] = crc32c(given.salts[0], own.rows",
         (f"{_LANDED}::test_rows_are_checked_and_placed_at_once",),
         Built.NATIVE,
+    ),
+    Mutant(
+        "sheets-of-other-tokens",
+        "A sheet that is matched at once may be of other tokens.",
+        "host/native/sheets.cpp",
+        "                      !std::memcmp(body, ids, size_t(groups * kGroupIdBytes)) &&\n",
+        "",
+        (
+            f"{_TESTS}/store/test_lookup.py::"
+            "test_sheets_that_are_matched_at_once_are_those_that_are_read_one_by_one",
+        ),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "longer-sheets-are-taken",
+        "A sheet that has more than a prompt wants is found without hashing what it has.",
+        "host/hillinfer/store/extent.py",
+        "        for slot in (0, 1) if min(groups) >= 0 else ():\n",
+        "        for slot in (0, 1):\n",
+        (
+            f"{_TESTS}/store/test_lookup.py::"
+            "test_a_sheet_that_has_more_than_is_wanted_is_looked_at_by_itself",
+        ),
+    ),
+    Mutant(
+        "layers-of-a-piece-lie-elsewhere",
+        "Rows of the second layer that comes in a read are looked for in the first one's place.",
+        "host/hillinfer/store/keys.py",
+        "        places = block * len(self.chunks) + chunk - self.chunks.start\n",
+        "        places = chunk - self.chunks.start\n",
+        (f"{_STREAMING}::test_answers_are_those_of_a_cache_that_was_full_before",),
     ),
     Mutant(
         "first-layer-hides",
@@ -465,8 +496,8 @@ STORES: tuple[Mutant, ...] = (
         "sheets-read-at-every-lookup",
         "Headers and token numbers of a prompt that was found are read from the drive again.",
         "host/hillinfer/store/extent.py",
-        "            found.append([] if known is None else [known])",
-        "            found.append([])",
+        "        found = [[] if known is None else [known] for known in self._known.get(places)]",
+        "        found: list[list[tuple[int, Sheet]]] = [[] for _ in places]",
         (f"{_TESTS}/store/test_lookup.py::test_finding_again_reads_nothing",),
     ),
     Mutant(

@@ -345,7 +345,7 @@ class DenseAttention:
             every = np.arange(sequence.lengths[layer] - tokens)
             past = self._past_rows(layer, sequence, every, tokens)
         else:
-            past = self._gather.stream(layer, sequence, among[0], None)
+            past = self._gather.bring(layer, sequence, among[0], None)
         for rows in past:
             with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
                 merge.add_block(*self._states(rows, wide))
@@ -391,7 +391,7 @@ class DenseAttention:
         landed = self._landing.pop((layer, id(sequence)), None)
         look = self._watching.pop((layer, id(sequence)), None)
         started = time.perf_counter_ns()
-        for rows in self._gather.stream(layer, sequence, past, landed):
+        for rows in self._gather.bring(layer, sequence, past, landed):
             if windows is not None:
                 windows.note_wait(layer, started)
             if look is not None:

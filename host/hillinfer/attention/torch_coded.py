@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hillinfer.attention.torch_floats import fused_multiply_add, inner_products, times_power
 from hillinfer_model.coded_attention import (
@@ -125,7 +126,8 @@ class TorchCodedAttention:
         if keys.shape[0]:
             products = inner_products(query, keys.transpose(0, 1))
             blocks.append(self.exact_blocks(products, values))
-        blocks += [self.coded_blocks(one) for one in coded if one.aligned.shape[1]]
+        if some := [one for one in coded if one.aligned.shape[1]]:
+            blocks.append(self.coded_blocks(some))
         if not blocks:
             raise ValueError("attention needs a token: both sets are empty")
         return merge(blocks).flatten(0, 1)
@@ -161,29 +163,48 @@ class TorchCodedAttention:
         broken = _cut(lost, value=False).any(dim=3)
         return TorchBlocks(reference, _totals(power, mantissa), outputs, broken)
 
-    def coded_blocks(self, segment: TorchCodedTokens) -> TorchBlocks:
-        """Return the softmax over each block of 64 coded tokens of one segment."""
-        kv_heads = segment.codes.shape[1]
-        aligned = segment.aligned.long().view(kv_heads, -1, segment.aligned.shape[1])
+    def coded_blocks(self, segments: Sequence[TorchCodedTokens]) -> TorchBlocks:
+        """Return the softmax over each block of 64 coded tokens of each segment.
+
+        All segments go through the same operations at once: on a GPU each of these takes as long
+        however little it works on.
+
+        Parameters
+        ----------
+        segments
+            One or more, each with a token; the blocks of one are before those of the next.
+        """
+        codes = torch.cat([one.codes for one in segments])
+        device, kv_heads = codes.device, codes.shape[1]
+        places, numbers = _places([one.aligned.shape[1] for one in segments])
+        missing, at = (torch.from_numpy(one).to(device) for one in (places < 0, places.clip(0)))
+        own = torch.from_numpy(numbers).to(device)
+        aligned = (
+            torch.cat([one.aligned for one in segments], 1).long().view(kv_heads, -1, len(codes))
+        )
         fixed = aligned.clamp(-ALIGNED_LIMIT, ALIGNED_LIMIT) << (FRACTION_BITS - 8)
-        reference, power, mantissa = self._weights(_cut(fixed, _NO_TOKEN))
-        invalid = (segment.exponents == INVALID_EXPONENT).T
-        exponents = segment.exponents.T.long().masked_fill(invalid, 0)
-        place = power + _cut(exponents, 0)[:, :, None]
+        # What is not there weighs nothing, so its codes and exponents may be any.
+        own_fixed = fixed[..., at].movedim(2, 0).masked_fill(missing[:, None, None], _NO_TOKEN)
+        reference, power, mantissa = self._weights(own_fixed)
+        exponents = torch.cat([one.exponents for one in segments])
+        invalid = exponents == INVALID_EXPONENT
+        own_exponents = exponents.long().masked_fill(invalid, 0)[at].transpose(1, 2)
+        place = power + own_exponents[:, :, None]
         live = power >= LEAST_POWER
         top = torch.where(live, place, LEAST_POWER).amax(dim=3, keepdim=True) + 1
         shift = torch.where(live, top - place + 23 - ADDEND_BITS, _MOST_SHIFT)
         shift = shift.clamp(max=_MOST_SHIFT)
         addends = (mantissa + (torch.ones_like(shift) << (shift - 1))) >> shift
         # Integers below 2^24, exact in any order; float64 because no device rounds it further.
-        codes = _cut(segment.codes.permute(1, 2, 0), 0)
-        sums = (addends.double() @ codes.double().transpose(2, 3)).float()
+        sums = (addends.double() @ codes[at].transpose(1, 2).double()).float()
         distances = times_power(sums, top - ADDEND_BITS)
         totals = _totals(power, mantissa)
-        means = segment.means.float()[None, :, None]
-        units = fused_multiply_add(_unit_totals(totals)[..., None], means, distances)
-        outputs = times_power(units, segment.channel_exponents.long()[None, :, None] - 14)
-        broken = _cut(invalid | segment.invalid_keys.T, value=False).any(dim=2)
+        means = torch.stack([one.means for one in segments])[own].float()
+        units = fused_multiply_add(_unit_totals(totals)[..., None], means[:, :, None], distances)
+        channels = torch.stack([one.channel_exponents for one in segments])[own].long()
+        outputs = times_power(units, channels[:, :, None] - 14)
+        unknown = invalid | torch.cat([one.invalid_keys for one in segments])
+        broken = unknown[at].masked_fill(missing[..., None], value=False).any(dim=1)
         return TorchBlocks(reference, totals, outputs, broken[..., None].expand_as(totals))
 
     def _weights(self, fixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -214,9 +235,11 @@ def merge(kinds: Sequence[TorchBlocks]) -> torch.Tensor:
     near = below.clamp(max=-LEAST_POWER)
     totals = torch.where(counts, torch.cat([one.totals for one in kinds]) >> near, 0).sum(dim=0)
     moved = times_power(torch.cat([one.outputs for one in kinds]), -near[..., None])
+    # Whatever a negative zero is added to stays as it is, a zero's sign too.
+    moved = torch.where(counts[..., None], moved, -0.0)
     outputs = torch.zeros_like(moved[0])
-    for block, counted in zip(moved, counts, strict=True):
-        outputs = torch.where(counted[..., None], outputs + block, outputs)
+    for block in moved:
+        outputs += block
     quotients = outputs / _unit_totals(totals)[..., None]
     broken = torch.cat([one.broken for one in kinds]).any(dim=0)
     return quotients.masked_fill(broken[..., None], torch.nan)
@@ -228,6 +251,29 @@ def _cut(tokens: torch.Tensor, value: float) -> torch.Tensor:
     filled = torch.nn.functional.pad(tokens, (0, missing), value=value)
     blocks = filled.shape[-1] // BLOCK_TOKENS
     return filled.reshape(*tokens.shape[:-1], blocks, BLOCK_TOKENS).movedim(-2, 0)
+
+
+def _places(counts: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where the tokens of each block lie among those of all segments, and its segment.
+
+    Parameters
+    ----------
+    counts
+        Tokens of each segment.
+
+    Returns
+    -------
+    places
+        int64 of shape (blocks, 64), -1 behind the last token of a segment.
+    numbers
+        int64 of shape (blocks,).
+    """
+    blocks = [-(-count // BLOCK_TOKENS) for count in counts]
+    numbers = np.repeat(np.arange(len(counts)), blocks)
+    first = np.cumsum([0, *blocks])[numbers]
+    inside = (np.arange(len(numbers)) - first)[:, None] * BLOCK_TOKENS + np.arange(BLOCK_TOKENS)
+    begins = np.cumsum([0, *counts])[numbers][:, None]
+    return np.where(inside < np.asarray(counts)[numbers][:, None], begins + inside, -1), numbers
 
 
 def _totals(power: torch.Tensor, mantissa: torch.Tensor) -> torch.Tensor:

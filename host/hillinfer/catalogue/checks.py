@@ -8,19 +8,23 @@ quality slipped, and forms are measured anew, by those questions too.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
 import torch
 
-from hillinfer.catalogue.measuring import ProbeWishes, measure_document
+from hillinfer.catalogue.measuring import (
+    MeasuringEndedError,
+    measure_document,
+    usual_wishes,
+)
 from hillinfer.catalogue.records import KnownDocument
 from hillinfer.forms.form import DocumentStates
-from hillinfer.forms.probes import ProbeSizes
 from hillinfer.forms.stored_rows import StoredRowsForm
 from hillinfer.forms.table import make_form
+from hillinfer.generate.answering import Generation
 from hillinfer.reuse.stored_prompts import StoredPrompts
 
 # Answers that are remembered of a document, and questions that it is measured anew by.
@@ -29,7 +33,8 @@ _QUESTIONS = 4
 # So many compared answers say something, where they agree by so much less than was measured.
 _LEAST_ANSWERS = 3
 _SLIP = 0.1
-_PROBES = 4
+# Tokens of an answer whose logits are in memory at once.
+_COMPARED_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -65,10 +70,12 @@ class OnlineChecks:
         Of transformers.
     prompts
         The store, as that model uses it.
+    chunk_tokens
+        Tokens of a forward pass that reads a question; `is_over` is asked before each.
     """
 
-    def __init__(self, model: Any, prompts: StoredPrompts) -> None:
-        self._model, self._prompts = model, prompts
+    def __init__(self, model: Any, prompts: StoredPrompts, chunk_tokens: int = 1024) -> None:
+        self._model, self._prompts, self._chunk_tokens = model, prompts, chunk_tokens
         self._known: dict[bytes, _Known] = {}
 
     def note(self, key: bytes, answer: ServedAnswer) -> None:
@@ -87,16 +94,24 @@ class OnlineChecks:
         """Keys of documents with answers that were not compared yet."""
         return [key for key, known in self._known.items() if known.waiting]
 
-    def compare(self, document: KnownDocument, ids: Sequence[int]) -> float | None:
+    def compare(
+        self,
+        document: KnownDocument,
+        ids: Sequence[int],
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> float | None:
         """Read the next answer of a document over all rows; return how much of it they say too.
 
-        None where nothing waits.
+        None where nothing waits, or `is_over()`: the answer waits on then.
         """
         known = self._known.get(document.key)
         if known is None or not known.waiting:
             return None
-        served = known.waiting.popleft()
-        found = self._agreement(ids, served)
+        served = known.waiting[0]
+        found = self._agreement(ids, served, is_over)
+        if found is None:
+            return None
+        known.waiting.popleft()
         own = known.agreements.setdefault(served.form, deque(maxlen=_REMEMBERED))
         own.append(found)
         return found
@@ -113,8 +128,15 @@ class OnlineChecks:
             and fmean(own) < measured.lower - _SLIP
         ]
 
-    def renewed(self, document: KnownDocument, ids: Sequence[int]) -> KnownDocument:
+    def renewed(
+        self,
+        document: KnownDocument,
+        ids: Sequence[int],
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> KnownDocument | None:
         """Measure a document's forms anew, by its last questions too; what was compared is over.
+
+        None where `is_over()` ended it: everything is as before then.
 
         Parameters
         ----------
@@ -122,15 +144,20 @@ class OnlineChecks:
             Of the catalogue.
         ids
             Its token numbers.
+        is_over
+            Asked before each forward pass.
         """
         known = self._known.get(document.key, _Known())
-        parts = len(ids) // ProbeSizes().part
-        wishes = ProbeWishes(
-            min(_PROBES, max(parts, 1)), questions=tuple(dict.fromkeys(known.questions))
-        )
+        wishes = usual_wishes(len(ids), len(document.measured) - 1)
+        wishes = replace(wishes, questions=tuple(dict.fromkeys(known.questions)))
         forms = [make_form(one.form) for one in document.measured]
         text = 0.0 if document.resting is None else document.resting.text
-        found = measure_document(self._model, self._prompts, ids, forms, wishes, text)
+        try:
+            found = measure_document(
+                self._model, self._prompts, ids, forms, wishes, text, is_over=is_over
+            )
+        except MeasuringEndedError:
+            return None
         known.agreements.clear()
         judged = {one.form: one.judged for one in document.measured}
         forms_now = tuple(replace(one, judged=judged[one.form]) for one in found.forms)
@@ -138,17 +165,29 @@ class OnlineChecks:
 
     # --- inside ----------------------------------------------------------------------------
 
-    def _agreement(self, ids: Sequence[int], served: ServedAnswer) -> float:
+    def _agreement(
+        self, ids: Sequence[int], served: ServedAnswer, is_over: Callable[[], bool]
+    ) -> float | None:
         """Return the share of an answer's tokens that are the most probable ones of all rows."""
+        if is_over():
+            return None
         form = StoredRowsForm(self._prompts)
         opened = form.make(self._model, DocumentStates(tuple(ids), ())).open()
-        read = [*opened.unread, *served.question, *served.answer[:-1]]
-        with torch.no_grad():
-            output = self._model(
-                input_ids=torch.tensor([read], device=self._model.device),
-                past_key_values=opened.cache,
-                use_cache=True,
-                logits_to_keep=len(served.answer),
-            )
-        said: list[int] = output.logits[0].argmax(-1).tolist()
+        generation = Generation(self._model, opened.cache, self._chunk_tokens)
+        for _ in generation.reading([*opened.unread, *served.question]):
+            if is_over():
+                return None
+        said = [int(generation.logits.argmax())]
+        for start in range(0, len(served.answer) - 1, _COMPARED_TOKENS):
+            if is_over():
+                return None
+            part = served.answer[start : min(start + _COMPARED_TOKENS, len(served.answer) - 1)]
+            with torch.no_grad():
+                output = self._model(
+                    input_ids=torch.tensor([part], device=self._model.device),
+                    past_key_values=opened.cache,
+                    use_cache=True,
+                    logits_to_keep=len(part),
+                )
+            said += output.logits[0].argmax(-1).tolist()
         return fmean(own == other for own, other in zip(said, served.answer, strict=True))

@@ -16,8 +16,7 @@ from hillinfer.catalogue.records import RESTING, ROWS, TEXT, CatalogueError, Kno
 from hillinfer.catalogue.uses import check_stored, document_uses
 from hillinfer.errors import BudgetError, CacheUseError, SettingsError
 from hillinfer.forms.form import DocumentStates, Form, MadeForm, OpenedForm
-from hillinfer.forms.stored_rows import StoredRowsForm
-from hillinfer.forms.stored_states import stored_states
+from hillinfer.forms.stored_rows import StoredRowsForm, stored_states
 from hillinfer.forms.table import make_form
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.model_shape import ModelShape
@@ -272,13 +271,26 @@ class DocumentKeeper:
                 moves.append(self._move(document))
             return moves
 
-    def give_up_oldest(self) -> bool:
-        """Give up the form that was not used for longest; False where there is none."""
+    def give_up_for(self, fits: Callable[[Sequence[MadeForm]], bool]) -> bool:
+        """Give up what an engine holds, as few forms as there must go; False where none helps.
+
+        Parameters
+        ----------
+        fits
+            Says whether there is room once these are given up, which grow by one: those first that
+            were not used for longest.
+        """
         with self._lock:
-            key = min(self._kept, key=lambda key: self._kept[key].last_used, default=None)
-            if key is not None:
-                self._drop(key)
-        return key is not None
+            own = [(key, one.made) for key, one in self._kept.items() if not one.counted]
+            own.sort(key=lambda pair: self._kept[pair[0]].last_used)
+        for count in range(1, len(own) + 1):
+            if fits([made for _, made in own[:count]]):
+                with self._lock:
+                    for key, made in own[:count]:
+                        if key in self._kept and self._kept[key].made is made:
+                            self._drop(key)
+                return True
+        return False
 
     def close(self) -> None:
         """Give all forms up; what was opened from them stays."""

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,10 +17,18 @@ from hillinfer.catalogue.records import (
     MeasuredForm,
     RestingTimes,
 )
-from hillinfer.errors import SettingsError
+from hillinfer.errors import HillInferError, SettingsError
 from hillinfer.forms.form import DocumentStates, Form, OpenedForm
-from hillinfer.forms.probes import Probe, ProbeKind, ProbeSizes, Probing, recall_probes
-from hillinfer.forms.stored_states import stored_states
+from hillinfer.forms.probes import (
+    FormQuality,
+    Probe,
+    ProbeKind,
+    ProbePass,
+    ProbeSizes,
+    Probing,
+    recall_probes,
+)
+from hillinfer.forms.stored_rows import stored_states
 from hillinfer.forms.whole import HeldForm
 from hillinfer.generate.answering import Generation
 from hillinfer.generate.tokens import Sampling
@@ -31,6 +40,16 @@ _ANSWER_TOKENS = 32
 _STEPS = 3
 # Of a prompt that nobody timed: tokens that are read to see how long all would take.
 _TIMED_TOKENS = 512
+
+# Of wishes by which a profile costs no more than half of what reading the document took: beside
+# what probes read, forms are made and steps are timed.
+_LEAST, _ALLOWANCE = 0.9, 0.2
+# Most probes, and forms that are to have all of them at least.
+_MOST_PROBES, _READ_WHOLE = 4, 2
+
+
+class MeasuringEndedError(HillInferError):
+    """Somebody waits for what measuring keeps; nothing was measured."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +71,14 @@ class ProbeWishes:
         Of the places.
     sizes
         How long probes are.
+    least
+        Where a first probe says that a form surely has less, by the upper end of its interval, no
+        other is read with it.
+    allowance
+        Most tokens of probes that forms are chosen by, as a share of the document's, read with all
+        forms together. One probe is read with each whatever it says.
+    drawn
+        Probes that somebody drew of the document already, to choose by in place of others.
     """
 
     chosen_by: int = 4
@@ -60,6 +87,9 @@ class ProbeWishes:
     questions: tuple[tuple[int, ...], ...] = ()
     seed: int = 0
     sizes: ProbeSizes = field(default_factory=ProbeSizes)
+    least: float = 0.0
+    allowance: float = math.inf
+    drawn: tuple[Probe, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing."""
@@ -69,6 +99,47 @@ class ProbeWishes:
             )
         if not self.chosen_by and not self.questions:
             raise SettingsError("probes=0 and no question: nothing would be measured; give one")
+        if not 0 <= self.least <= 1 or not self.allowance > 0:
+            raise SettingsError(
+                f"least={self.least}, allowance={self.allowance}: give a quality from 0 to 1, and "
+                "a share above 0"
+            )
+
+
+def usual_wishes(
+    tokens: int, forms: int, instruction: Sequence[int] = (), judged_by: int = 0, seed: int = 0
+) -> ProbeWishes:
+    """Return wishes by which measuring costs at most half of what reading a document takes.
+
+    Of a short document probes are fewer, and the lower ends of intervals lower. One is read with
+    each form whatever that costs, which of less than some thousand tokens is more than half.
+
+    Parameters
+    ----------
+    tokens
+        Of the document.
+    forms
+        How many are measured, beside all rows.
+    instruction, judged_by, seed
+        As in `ProbeWishes`.
+    """
+    sizes = ProbeSizes()
+    most = max(1, min(_MOST_PROBES, tokens // sizes.part - judged_by))
+    look, other = len(instruction) + sizes.part - 1, sizes.part - 1
+
+    def read(count: int) -> int:
+        rest = len(instruction) + (count - 1) * other
+        return look + (count - 1) * other + forms * look + (count > 1) * _READ_WHOLE * rest
+
+    fitting = [count for count in range(1, most + 1) if read(count) <= _ALLOWANCE * tokens]
+    return ProbeWishes(
+        max(fitting, default=1),
+        judged_by,
+        tuple(instruction),
+        seed=seed,
+        least=_LEAST,
+        allowance=_ALLOWANCE,
+    )
 
 
 @dataclass(frozen=True)
@@ -98,6 +169,7 @@ def measure_document(
     wishes: ProbeWishes,
     prefill_seconds: float = 0.0,
     on_progress: Callable[[int], None] = lambda done: None,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> MeasuredDocument:
     """Measure forms of a document that a store has.
 
@@ -113,13 +185,15 @@ def measure_document(
     ids
         Token numbers of the document, whole groups of 64 that are stored.
     forms
-        To be measured; not `text`.
+        To be measured; not `text`. Where probes are few for all, those named first get them.
     wishes
         By what.
     prefill_seconds
         What reading the text took once; 0 where nobody knows, and some of it is read again.
     on_progress
         Called with how many forms are done.
+    is_over
+        Asked before each forward pass whether somebody waits.
 
     Raises
     ------
@@ -127,9 +201,13 @@ def measure_document(
         Where the store does not have it.
     SettingsError
         Where the document is too short for so many probes, or for a form.
+    MeasuringEndedError
+        Where `is_over()` said so.
     """
     wanted = (wishes.chosen_by, wishes.judged_by)
     chosen_by, judged_by = recall_probes(ids, wanted, wishes.seed, wishes.instruction, wishes.sizes)
+    chosen_by = [*wishes.drawn] or chosen_by
+    _go_on(is_over)
     began = time.perf_counter()
     states = stored_states(prompts, ids)
     rows_seconds = time.perf_counter() - began
@@ -137,20 +215,26 @@ def measure_document(
         raise CatalogueError(
             f"the store has {states.tokens} of the document's {len(ids)} tokens: put it there again"
         )
-    held, held_seconds = _opened(model, states, HeldForm())
-    steps = [_step_seconds(model, held)]
     began = time.perf_counter()
-    chosen_by += _asked(model, held, wishes.questions)
-    profiling = Probing(model, states, chosen_by)
-    judging = Probing(model, states, judged_by) if judged_by else None
+    held, held_seconds = _opened(model, states, HeldForm())
+    _go_on(is_over)
+    # Behind as many tokens steps are alike; a form with fewer counts as no faster.
+    step = _step_seconds(model, held)
+    # What users ask comes first: of some forms it is all that is read.
+    chosen_by = [*_asked(model, held, wishes.questions, is_over), *chosen_by]
+    _go_on(is_over)
+    read = sum(not isinstance(form, HeldForm) for form in forms)
+    probing = Probing(model, states, chosen_by, held)
+    looking = _Looking(probing, chosen_by, wishes, len(ids), read)
+    judging = Probing(model, states, judged_by, held) if judged_by else None
     measured: list[MeasuredForm] = []
-    whole: set[str] = set()
     for done, form in enumerate(forms, 1):
+        _go_on(is_over)
         if isinstance(form, HeldForm):
             opened, opening_seconds = held, held_seconds
         else:
             opened, opening_seconds = _opened(model, states, form)
-        quality = profiling.quality(form, opened)
+        quality = looking.quality(form, opened, is_over)
         measured.append(
             MeasuredForm(
                 form.name,
@@ -160,25 +244,56 @@ def measure_document(
                 1.0 if form.drops_nothing else quality.lower,
                 quality.divergence,
                 opening_seconds,
-                _step_seconds(model, opened),
+                step,
                 None if judging is None else judging.quality(form, opened).mean,
             )
         )
-        if _holds_all(opened, states.tokens):
-            steps.append(measured[-1].token_seconds)
-            whole.add(form.name)
         on_progress(done)
-    # Steps behind as many tokens are alike: what differs is what else the machine did meanwhile.
-    step = min(steps)
-    measured = [
-        replace(one, token_seconds=step if one.form in whole else min(step, one.token_seconds))
-        for one in measured
-    ]
     seconds = time.perf_counter() - began
     text_seconds = prefill_seconds or _prefill_seconds(model, ids)
-    return MeasuredDocument(
-        RestingTimes(text_seconds, rows_seconds, step), tuple(measured), seconds
-    )
+    resting = RestingTimes(text_seconds, rows_seconds, step)
+    return MeasuredDocument(resting, tuple(measured), seconds)
+
+
+class _Looking:
+    """Reads one probe with each form, and the others where they may change what is chosen.
+
+    Parameters
+    ----------
+    probing, probes
+        All of them, with the answers of all rows.
+    wishes
+        How much may be read.
+    tokens
+        Of the document, of which what may be read is a share.
+    forms
+        How many are to be looked at.
+    """
+
+    def __init__(
+        self,
+        probing: Probing,
+        probes: Sequence[Probe],
+        wishes: ProbeWishes,
+        tokens: int,
+        forms: int,
+    ) -> None:
+        self._probing, self._wishes = probing, wishes
+        self._others = _tokens(probes[1:]) if probes[1:] else 0
+        looks = _tokens(probes) + forms * _tokens(probes[:1])
+        self._left = wishes.allowance * tokens - looks
+
+    def quality(self, form: Form, opened: OpenedForm, is_over: Callable[[], bool]) -> FormQuality:
+        """Return what probes say of an opened form."""
+        is_free = not self._wishes.least and self._left == math.inf
+        if isinstance(form, HeldForm) or is_free or not self._others:
+            return self._probing.quality(form, opened)
+        first = self._probing.quality(form, opened, slice(0, 1))
+        if first.upper < self._wishes.least or self._left < self._others:
+            return first
+        _go_on(is_over)
+        self._left -= self._others
+        return first.joined(self._probing.quality(form, opened, slice(1, None)))
 
 
 def check_namespace(document: KnownDocument, namespace: Namespace, model: str) -> None:
@@ -218,10 +333,13 @@ def _opened(model: Any, states: DocumentStates, form: Form) -> tuple[OpenedForm,
     return opened, time.perf_counter() - began
 
 
-def _holds_all(opened: OpenedForm, tokens: int) -> bool:
-    """Return whether an opened form has every token of the document, in whatever precision."""
-    held: int = opened.cache.layers[0].keys.shape[-2]
-    return held == tokens
+def _go_on(is_over: Callable[[], bool]) -> None:
+    if is_over():
+        raise MeasuringEndedError("measuring was ended, because somebody waits")
+
+
+def _tokens(probes: Sequence[Probe]) -> int:
+    return len(ProbePass.of(probes).ids)
 
 
 def _step_seconds(model: Any, opened: OpenedForm) -> float:
@@ -240,10 +358,16 @@ def _step_seconds(model: Any, opened: OpenedForm) -> float:
     return min(taken)
 
 
-def _asked(model: Any, held: OpenedForm, questions: Sequence[Sequence[int]]) -> list[Probe]:
+def _asked(
+    model: Any,
+    held: OpenedForm,
+    questions: Sequence[Sequence[int]],
+    is_over: Callable[[], bool],
+) -> list[Probe]:
     """Return probes of questions, with the answers that all rows give."""
     probes = []
     for question in questions:
+        _go_on(is_over)
         before = held.cache.get_seq_length()
         generation = Generation(model, held.cache)
         generation.read(question)

@@ -14,14 +14,14 @@ from hillinfer.catalogue.planning import DRAM, REST, DocumentRules, PlanRules, o
 from hillinfer.catalogue.records import CatalogueError, KnownDocument
 from hillinfer.catalogue.uses import document_uses
 from hillinfer.errors import HillInferError
-from hillinfer.forms.form import Form
+from hillinfer.forms.form import Form, MadeForm
 from hillinfer.forms.lead import LeadForm
-from hillinfer.forms.shadowed import ShadowedForm
+from hillinfer.forms.shadowed import MadeShadows, ShadowedForm
 from hillinfer.forms.table import make_form
 from hillinfer.forms.whole import states_bytes
 from hillinfer.generate.answering import Generation
 from hillinfer.hf.attach import Attachment
-from hillinfer.memory_budget import Accountant, Part
+from hillinfer.memory_budget import Accountant, Loan, Part
 from hillinfer.model_shape import ModelShape
 from hillinfer.placement.options import Option
 from hillinfer.reuse.model_prompts import ModelPrompts
@@ -110,6 +110,8 @@ class PlacedDocuments:
                 return []
             rules = PlanRules(self._budget(), self._rules.alpha, self._rules.floor)
             self._check(keeper, is_over)
+            if is_over():
+                return []
             keeper.plan(rules, self._options)
             return keeper.settle(is_over)
         except Exception as error:
@@ -121,6 +123,16 @@ class PlacedDocuments:
     def held(self) -> dict[str, int]:
         """Bytes of the forms that are made, by the names of their documents."""
         return {} if self._keeper is None else self._keeper.held
+
+    @property
+    def accountant(self) -> Accountant:
+        """Counts what forms take, and what they open into, beside the engine."""
+        return self._accountant
+
+    @property
+    def to_compare(self) -> int:
+        """How many documents have answers that are still to be compared with all rows."""
+        return 0 if self._checks is None else len(self._checks.waiting)
 
     # --- answers ---------------------------------------------------------------------------
 
@@ -150,17 +162,15 @@ class PlacedDocuments:
             cache = made.open_for(tokens, sequences).cache
             own = Generation(self._model, cache, self._chunk_tokens)
             return OpenedPrefix(found.key, found.form, made.tokens, own)
-        size = self._opened_bytes(tokens) * sequences
-        if not self._accountant.take_spare(Part.OTHER, size):
+        loan = self._attachment.lend(self._opened_bytes(tokens) * sequences)
+        if loan is None:
             return None
         try:
             cache = made.open().cache
         except BaseException:
-            self._accountant.give(Part.OTHER, size)
+            loan.give_back()
             raise
-        generation = CountedGeneration(
-            self._model, cache, self._chunk_tokens, self._accountant, size
-        )
+        generation = CountedGeneration(self._model, cache, self._chunk_tokens, loan)
         return OpenedPrefix(found.key, found.form, made.tokens, generation)
 
     def note(self, key: bytes, answer: ServedAnswer) -> None:
@@ -168,9 +178,23 @@ class PlacedDocuments:
         if self._checks is not None and not self._form_of(answer.form).lies_in_engine:
             self._checks.note(key, answer)
 
-    def give_up_oldest(self) -> bool:
-        """Give up the form that was not used for longest; False where there is none."""
-        return self._keeper is not None and self._keeper.give_up_oldest()
+    def give_up_for(self, tokens: int, sequences: int) -> bool:
+        """Give up documents that are open in the engine, as few as let so much begin.
+
+        False where even all of them would not, and none is given up: what answers that are under
+        way hold comes back by itself.
+
+        Parameters
+        ----------
+        tokens, sequences
+            As in `open`.
+        """
+
+        def fits(forms: Sequence[MadeForm]) -> bool:
+            open_there = [one.cache for one in forms if isinstance(one, MadeShadows)]
+            return self._attachment.has_room(tokens, sequences, open_there)
+
+        return self._keeper is not None and self._keeper.give_up_for(fits)
 
     def close(self) -> None:
         """Give all forms up; harmless when done twice."""
@@ -193,7 +217,7 @@ class PlacedDocuments:
                 LeadForm(self._attachment, prompts, _LEAD),
             )
             self._engine_forms = {one.name: one for one in own}
-            self._checks = OnlineChecks(self._model, prompts)
+            self._checks = OnlineChecks(self._model, prompts, self._chunk_tokens)
             self._keeper = DocumentKeeper(
                 self._model,
                 prompts,
@@ -230,10 +254,12 @@ class PlacedDocuments:
             if not self._accountant.take_spare(Part.OTHER, size):
                 continue
             try:
-                while not is_over() and self._checks.compare(document, ids) is not None:
+                while self._checks.compare(document, ids, is_over) is not None:
                     pass
                 if not is_over() and self._checks.slipped(document):
-                    self._catalogue.put(self._checks.renewed(document, ids))
+                    renewed = self._checks.renewed(document, ids, is_over)
+                    if renewed is not None:
+                        self._catalogue.put(renewed)
             finally:
                 self._accountant.give(Part.OTHER, size)
 
@@ -288,18 +314,15 @@ class CountedGeneration(Generation):
     ----------
     model, cache, chunk_tokens
         As in `Generation`.
-    accountant, byte_count
-        Who counts, and how many bytes are counted already.
+    loan
+        Of the bytes, which are counted already.
     """
 
-    def __init__(
-        self, model: Any, cache: Any, chunk_tokens: int, accountant: Accountant, byte_count: int
-    ) -> None:
+    def __init__(self, model: Any, cache: Any, chunk_tokens: int, loan: Loan) -> None:
         super().__init__(model, cache, chunk_tokens)
-        self._accountant, self._counted = accountant, byte_count
+        self._loan = loan
 
     def close(self) -> None:
         """Let the cache go; harmless when done twice."""
-        counted, self._counted = self._counted, 0
-        self._accountant.give(Part.OTHER, counted)
+        self._loan.give_back()
         self.cache = None

@@ -115,7 +115,7 @@ class ScoredTokens:
     """Tuples of consecutive tokens that a device has finished.
 
     `segment` counts those of the call, `first_token` within the segment; `tuples` is uint32 of
-    shape (sets, tokens): 1 set, or one per KV head.
+    shape (sets, tokens): 1 set, or one per KV head, of one query after the other.
     """
 
     segment: int
@@ -211,6 +211,11 @@ class ScoringDevice(Protocol):
         """
         ...
 
+    @property
+    def queries_together(self) -> int:
+        """Queries that one pass over its shadows scores at most; 1 where it knows no more."""
+        ...
+
     def score(
         self,
         scope: Scope,
@@ -225,7 +230,8 @@ class ScoringDevice(Protocol):
         scope
             What shares one selected set.
         queries
-            A query block per segment, one behind the other (contract, section 10).
+            A query block per segment, one behind the other (contract, section 10), or as many of
+            each as there are queries, up to `queries_together` (section 17).
         segments
             What to score; at least one, each of at least one token.
         ahead
@@ -252,13 +258,24 @@ _POSITION = np.uint32(WINDOW_TOKENS - 1)
 
 
 class ScoreArrays:
-    """Score arrays and query blocks of a launch's segments, one behind the other (section 10)."""
+    """Score arrays and query blocks of a launch's segments, one behind the other (section 10).
 
-    def __init__(self, spec: KernelSpec, scope: Scope, segments: Sequence[DeviceSegment]) -> None:
+    Parameters
+    ----------
+    spec, scope, segments
+        The kernel's, and the launch's.
+    each
+        Queries of every segment (section 17).
+    """
+
+    def __init__(
+        self, spec: KernelSpec, scope: Scope, segments: Sequence[DeviceSegment], each: int = 1
+    ) -> None:
         self._spec = spec
         self._segments = segments
-        self._sets = 1 if scope is Scope.LAYER else spec.kv_heads
-        self._scope = scope
+        self._each = each
+        self._sets = each * (1 if scope is Scope.LAYER else spec.kv_heads)
+        self._has_stride = scope is Scope.KV_HEAD or each > 1
         sizes = [beat_count(one.tokens * TUPLE_BYTES) for one in segments]
         self._sizes = sizes
         self.starts = np.concatenate([[0], np.cumsum(sizes) * self._sets]).tolist()
@@ -277,11 +294,11 @@ class ScoreArrays:
             [
                 Descriptor(
                     shadow=shadow,
-                    query=index * query_beats(self._spec),
+                    query=index * self._each * query_beats(self._spec),
                     score=start,
                     base_position=one.base_position,
                     tokens=one.tokens,
-                    score_stride=size if self._scope is Scope.KV_HEAD else 0,
+                    score_stride=size if self._has_stride else 0,
                 ).pack()
                 for index, (one, shadow, start, size) in enumerate(
                     zip(self._segments, shadows, self.starts, self._sizes, strict=False)
@@ -309,6 +326,11 @@ class ScoreArrays:
 
 
 # --- Query blocks ---
+
+
+def queries_each(spec: KernelSpec, blocks: Beats, segments: int) -> int:
+    """Return how many query blocks each of a launch's segments has."""
+    return len(blocks) // (segments * query_beats(spec))
 
 
 def pack_query_blocks(spec: KernelSpec, queries: LaunchQueries) -> Beats:

@@ -4,202 +4,37 @@
 from __future__ import annotations
 
 import time
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.devices.device import DeviceSegment, ResidentShadow, StoredShadow, pack_query_blocks
+from hillinfer.devices.device import DeviceSegment, ResidentShadow, StoredShadow
 from hillinfer.devices.device_shadows import DeviceShadows
+from hillinfer.devices.host_part import NativePart, StartedScoring
+from hillinfer.devices.shared_passes import AskedScoring, SharedScores, shared_passes
 from hillinfer.errors import DeviceError
 from hillinfer.native.library import Variant
-from hillinfer.native.structures import SEGMENT_WORDS
-from hillinfer.scoring.arguments import ScoringArguments, SegmentWords
-from hillinfer.scoring.launches import LaunchQueries, NativePieces, Piece
-from hillinfer.scoring.layout import ProbeShadow, ShadowLayout
 from hillinfer.scoring.native import NativeScorer, native_top
 from hillinfer.scoring.scorer import SegmentShadow, StreamedShadow, Wanted, total_tokens
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
-from hillinfer_model.beats import Beats
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Scope
-from hillinfer_model.kernel_spec import BEAT_BYTES, GROUP_TOKENS, KernelSpec
-from hillinfer_model.offsets import RECENT_TOKENS
+from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.score_tuples import WINDOW_TOKENS
 
-# --- The host's part ---
-
-
-class NativePart:
-    """Scores the host's tokens with the native library while the device scores the others.
-
-    Raises NativeError where the native library is missing.
-    """
-
-    def __init__(self, spec: KernelSpec, scope: Scope) -> None:
-        self._pieces = NativePieces(spec, scope)
-        self._layout = ShadowLayout(spec)
-        self._words = SegmentWords(spec.segment_tokens, ScoringArguments(spec).check_arrays)
-
-    def start(
-        self, scaled: torch.Tensor, segments: Sequence[SegmentShadow], coming: int = 0
-    ) -> StartedScoring:
-        """Look at R ∪ Φ, so that the device can be launched (contract, section 6).
-
-        A shadow on the drive that the host looks at is read once, in the order of `segments`: of
-        one that the host scores L' stays, and of one with recent tokens a copy. `scaled` comes from
-        `NativeScorer.scaled`; the rest is as for `Scorer.score`, with all segments of the sequence.
-        """
-        threads = torch.get_num_threads()
-        recent = total_tokens(segments) + coming - RECENT_TOKENS
-        seen: list[SegmentShadow] = []
-        passed: dict[int, tuple[NDArray[np.int32], NDArray[np.uint8]]] = {}
-        kept: list[NDArray[Any]] = []
-        words: list[bytes] = []
-        for number, one in enumerate(segments):
-            if one.on_drive and one.base_position + one.tokens > recent:
-                one = _here(one, one.shadow.copy())
-            if not one.on_drive:
-                words.append(self._words.of(one, kept))
-            elif one.device_tokens < one.tokens:
-                brief = _here(one, one.shadow)
-                described = array("q", self._words.of(brief, kept))
-                passed[number] = self._pieces.log_weights(scaled, described, threads)
-                # Until the library was called.
-                probes = ProbeShadow.of(self._layout, number, brief.shadow)
-                kept.append(probes.shadow)
-                words.append(self._words.given(brief, probes, kept))
-            else:
-                words.append(self._words.given(one, one.probes, kept))
-            seen.append(one)
-        all_words = array("q", b"".join(words))
-        queries, offsets = self._pieces.start(scaled, all_words, threads, coming)
-        addresses = all_words[::SEGMENT_WORDS].tolist()
-        known = _Known(queries, offsets, passed)
-        return StartedScoring(self._pieces, known, seen, addresses, threads, kept)
-
 
 @dataclass(frozen=True)
-class _Known:
-    """A query coded for each segment, the offsets, and L' of segments that are gone again."""
+class _Begun:
+    """A query whose scoring began with others', and what waits for its tuples by segment."""
 
-    queries: LaunchQueries
-    offsets: NDArray[np.int32]
-    passed: dict[int, tuple[NDArray[np.int32], NDArray[np.uint8]]]
-
-
-class StartedScoring:
-    """One query against one sequence, with its offsets known; made by `NativePart.start`."""
-
-    def __init__(
-        self,
-        pieces: NativePieces,
-        known: _Known,
-        segments: Sequence[SegmentShadow],
-        addresses: list[int],
-        threads: int,
-        kept: list[NDArray[Any]],
-    ) -> None:
-        self._pieces = pieces
-        self._known = known
-        self._segments = segments
-        # Of shadows, 0 where none is in memory; copies among them live as long as this.
-        self._addresses = addresses
-        self._kept = kept
-        self._threads = threads
-
-    def query_blocks(self, numbers: Sequence[int]) -> Beats:
-        """Return the query blocks of the segments of some numbers, one behind the other."""
-        own, queries = list(numbers), self._known.queries
-        return pack_query_blocks(
-            self._pieces.spec,
-            LaunchQueries(queries.codes[own], queries.exponents[own], queries.addends[own]),
-        )
-
-    def tuples(self, wanted: Sequence[tuple[int, range]]) -> Iterator[NDArray[np.uint32]]:
-        """Score tokens on the host, those of all shadows in memory at once.
-
-        `wanted` are numbers of segments, and which tokens of each.
-
-        Returns
-        -------
-        Of each in turn, uint32 of shape (sets, tokens) (contract, section 11).
-        """
-        if all(self._addresses[number] for number, _ in wanted):
-            yield from self._scored(wanted)
-            return
-        for number, tokens in wanted:
-            if number in self._known.passed:
-                first = tokens.start // GROUP_TOKENS * GROUP_TOKENS
-                own = np.empty((self._pieces.sets, tokens.stop - first), dtype=np.uint32)
-                self._finish(number, first, own)
-                yield own[:, tokens.start - first :]
-            else:
-                # Brought back one at a time, after a device was lost.
-                yield from self._scored([(number, tokens)])
-
-    def fill(self, wanted: Sequence[tuple[int, range]], tuples: NDArray[np.uint32]) -> None:
-        """Score tokens as `tuples` does, into their places among those of the whole sequence.
-
-        What is wanted is as there, each from the start of a group on or after what others have left
-        there; `tuples` is uint32 of shape (sets, N), contiguous.
-        """
-        spec, pieces = self._pieces.spec, []
-        for number, tokens in wanted:
-            address, base = self._addresses[number], self._segments[number].base_position
-            group = tokens.start // GROUP_TOKENS
-            first = group * GROUP_TOKENS
-            if number in self._known.passed:
-                self._finish(number, first, tuples[:, base + first : base + tokens.stop])
-            elif not address:
-                # Brought back one at a time, after a device was lost.
-                for own in self._scored([(number, tokens)]):
-                    start = base + tokens.start
-                    tuples[:, start : start + len(tokens)] = own
-            else:
-                address += group * spec.group_beats * BEAT_BYTES
-                pieces.append((number, address, base + first, tokens.stop - first))
-        if pieces:
-            self._pieces.fill(self._known.queries, pieces, tuples, self._threads)
-
-    def _finish(self, number: int, first_token: int, tuples: NDArray[np.uint32]) -> None:
-        group = first_token // GROUP_TOKENS
-        weights, exponents = self._known.passed[number]
-        self._pieces.finish(
-            self._known.offsets,
-            (weights[group:], exponents[group:]),
-            self._segments[number].base_position + first_token,
-            tuples,
-            self._threads,
-        )
-
-    def _scored(self, wanted: Sequence[tuple[int, range]]) -> Iterator[NDArray[np.uint32]]:
-        pieces = [self._piece(number, tokens) for number, tokens in wanted]
-        made = self._pieces.score(self._known.queries, pieces, self._threads)
-        for (_, tokens), own in zip(wanted, made, strict=True):
-            yield own[:, tokens.start % GROUP_TOKENS :]
-
-    def _piece(self, number: int, tokens: range) -> Piece:
-        segment = self._segments[number]
-        first = tokens.start // GROUP_TOKENS * GROUP_TOKENS
-        return Piece(
-            number, segment.shadow, first, tokens.stop - first, segment.base_position + first
-        )
-
-
-def _here(segment: SegmentShadow, shadow: NDArray[np.uint8]) -> SegmentShadow:
-    # Offsets of what a device scores come from the probe tokens that were kept when it got them.
-    probes = segment.probes if segment.device_tokens == segment.tokens else None
-    return SegmentShadow(segment.base_position, segment.tokens, shadow, segment.statistics, probes)
-
-
-# --- Both parts ---
+    query: torch.Tensor
+    started: StartedScoring
+    tuples: Callable[[], Mapping[int, NDArray[np.uint32]]]
 
 
 @dataclass(frozen=True)
@@ -229,6 +64,7 @@ class DeviceScorer:
         self._host = host
         self._sets = 1 if host.scope is Scope.LAYER else host.spec.kv_heads
         self._part = NativePart(self.spec, self.scope)
+        self._begun: list[_Begun] = []
 
     def statistics(
         self, keys: torch.Tensor, first_position: int, preceding: ChannelStatistics | None
@@ -326,13 +162,44 @@ class DeviceScorer:
         self._note_selected(segments, each[0])
         return each
 
+    def begin_together(self, asked: Sequence[AskedScoring]) -> None:
+        """Begin to score what several sequences share on the device, for all of their queries.
+
+        What comes of it is used when the same queries are chosen for next. Errors are those of
+        `score`; where the device fails nothing has begun.
+        """
+        self._begun = []
+        most = self.shadows.queries_together
+        for shared in () if self.shadows.lost or most < 2 else shared_passes(asked, most):
+            own = [asked[number] for number in shared.askers]
+            started = [self.start(one.query, one.scaling, one.segments, one.coming) for one in own]
+            try:
+                # One launch after the other.
+                for before in self._begun:
+                    before.tuples()
+                scores = SharedScores(self.spec, self.scope, self.shadows, shared, started)
+            except DeviceError as error:
+                self.shadows.lose(error)
+                self._begun = []
+                return
+            for number, (one, begun) in enumerate(zip(own, started, strict=True)):
+                self._begun.append(_Begun(one.query, begun, partial(scores.tuples, number)))
+
+    def _take_begun(self, query: torch.Tensor) -> _Begun | None:
+        for number, one in enumerate(self._begun):
+            if one.query is query:
+                return self._begun.pop(number)
+        return None
+
     def _tuples(
         self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow], coming: int
     ) -> NDArray[np.uint32]:
         """Return the tuples of all tokens, whoever scores them."""
         tuples = np.empty((self._sets, total_tokens(segments)), dtype=np.uint32)
-        started = self.start(query, scaling, segments, coming)
-        for first, own in self._scored(started, segments, partial(self._fill, tuples)):
+        begun = self._take_begun(query)
+        started = begun.started if begun else self.start(query, scaling, segments, coming)
+        known = begun.tuples if begun else None
+        for first, own in self._scored(started, segments, partial(self._fill, tuples), known):
             tuples[:, first : first + own.shape[1]] = own
         return tuples
 
@@ -362,8 +229,12 @@ class DeviceScorer:
         started: StartedScoring,
         segments: Sequence[SegmentShadow],
         on_host: Callable[..., Iterable[tuple[int, NDArray[np.uint32]]]],
+        known: Callable[[], Mapping[int, NDArray[np.uint32]]] | None = None,
     ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
-        """Yield a position and the tuples from there on, uint32 (sets, tokens), in any order."""
+        """Yield a position and the tuples from there on, uint32 (sets, tokens), in any order.
+
+        `known` waits for what the device was asked for already, by number of segment.
+        """
         given = [number for number, one in enumerate(segments) if one.device_tokens]
         own = [
             (number, range(one.device_tokens, one.tokens))
@@ -371,11 +242,17 @@ class DeviceScorer:
             if one.device_tokens < one.tokens
         ]
         done = dict.fromkeys(given, 0)
-        launches = [*self._launches(segments, given)]
-        places = [self._placed([segments[number] for number in one], at) for one, at in launches]
         # What the next launch scores comes from the drive while this one scores.
         overlaps = len(self.shadows.staging) > 1
         try:
+            if known is not None:
+                yield from on_host(started, segments, own)
+                own = []
+                for number, tuples in known().items():
+                    yield segments[number].base_position, tuples
+                    done[number] = tuples.shape[1]
+            launches = [*self._launches(segments, [one for one in given if not done[one]])]
+            places = [self._placed(segments, *one) for one in launches]
             for index, (launch, _) in enumerate(launches):
                 if not index or not overlaps:
                     self._load(places[index].stored)
@@ -448,11 +325,11 @@ class DeviceScorer:
             yield streamed[start : start + step], own
 
     @staticmethod
-    def _placed(launch: Sequence[SegmentShadow], slots: range) -> _Placed:
+    def _placed(segments: Sequence[SegmentShadow], launch: Sequence[int], slots: range) -> _Placed:
         """Return where the segments of a launch lie, and what of them comes from the drive."""
         placed, stored = [], []
         staging = iter(slots)
-        for one in launch:
+        for one in [segments[number] for number in launch]:
             if isinstance(one, ResidentShadow):
                 slot = one.slot
             else:

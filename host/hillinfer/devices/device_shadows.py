@@ -18,6 +18,7 @@ from hillinfer.devices.device import (
     ScoringDevice,
     StoredRows,
     StoredShadow,
+    queries_each,
 )
 from hillinfer.errors import DeviceError
 from hillinfer.scoring.layout import ProbeShadow, ShadowLayout
@@ -113,7 +114,9 @@ class DeviceShadows:
     lost
         Whether the device failed: nothing that it held is there any more.
     launches, scored_segments, scored_tokens
-        What it scored: in how many launches, and how much in all of them.
+        What it scored: in how many launches, and how much in all of them, for each query.
+    shared_launches
+        Launches of several queries among them.
     making_launches
         Launches that made shadows of rows.
     read_bytes
@@ -144,7 +147,7 @@ class DeviceShadows:
         self._fresh = self.staging.stop
         # Asking a card for room takes time, and every token asks.
         self._full = False
-        self.launches = self.making_launches = 0
+        self.launches = self.shared_launches = self.making_launches = 0
         self.scored_tokens = self.scored_segments = 0
         self.read_bytes = 0
 
@@ -202,6 +205,11 @@ class DeviceShadows:
     def rows_together(self) -> int:
         """Of how many segments' rows it makes shadows at once; 0 where it makes none."""
         return 0 if self.lost else self.device.rows_together
+
+    @property
+    def queries_together(self) -> int:
+        """Queries that one pass over its shadows scores at most."""
+        return self.device.queries_together
 
     def make(
         self, residents: Sequence[Resident], rows: Sequence[StoredRows], shadows: Sequence[Beats]
@@ -289,18 +297,20 @@ class DeviceShadows:
         """Launch; see `ScoringDevice.score`."""
         if self.lost:
             raise DeviceError("the device is lost")
+        each = queries_each(self._spec, queries, len(segments))
         scoring = self.device.score(scope, queries, segments, ahead)
-        return self._counted(scoring, len(segments), len(ahead))
+        return self._counted(scoring, len(segments), each, len(ahead))
 
     def _counted(
-        self, scoring: Iterator[ScoredTokens], segments: int, ahead: int
+        self, scoring: Iterator[ScoredTokens], segments: int, each: int, ahead: int
     ) -> Iterator[ScoredTokens]:
         """Count what the device really gave: it may fail in the middle."""
         for part in scoring:
-            self.scored_tokens += part.tuples.shape[1]
+            self.scored_tokens += each * part.tuples.shape[1]
             yield part
         self.launches += 1
-        self.scored_segments += segments
+        self.shared_launches += each > 1
+        self.scored_segments += each * segments
         self.read_bytes += ahead * self._spec.segment_bytes
 
     def count_into(self, counters: Counters) -> None:

@@ -17,6 +17,7 @@ from hillinfer.devices.device import (
     ScoredTokens,
     StoredRows,
     StoredShadow,
+    queries_each,
 )
 from hillinfer.devices.shadow_launches import ROWS_TOGETHER, check_made, shadow_descriptors
 from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, round_up
@@ -26,7 +27,7 @@ from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 from hillinfer_model.launch_error import ErrorCode, LaunchError
 from hillinfer_model.launch_result import LaunchResult
-from hillinfer_model.score_launch import SCOPE_NUMBERS, ScoreLaunch
+from hillinfer_model.score_launch import ScoreLaunch, scope_number
 from hillinfer_model.shadow_launch import ShadowLaunch
 from hillinfer_model.status_beat import StatusBeat
 
@@ -72,6 +73,11 @@ class HostSlots:
     def make(self, rows: Sequence[StoredRows]) -> bool:
         """Make none; see `ScoringDevice`."""
         return False
+
+    @property
+    def queries_together(self) -> int:
+        """Say that a pass scores one query; see `ScoringDevice`."""
+        return 1
 
 
 # --- Devices that take whole launches ---
@@ -120,6 +126,11 @@ class LaunchDevice(HostSlots):
         """Of how many segments it makes shadows at once; see `ScoringDevice`."""
         return 0 if self._makes is None else ROWS_TOGETHER
 
+    @property
+    def queries_together(self) -> int:
+        """Queries that a pass of its kernel scores; see `ScoringDevice`."""
+        return self._spec.queries
+
     def make(self, rows: Sequence[StoredRows]) -> bool:
         """Run `make_shadow`; see `ScoringDevice`."""
         if self._makes is None:
@@ -152,7 +163,8 @@ class LaunchDevice(HostSlots):
         ahead: Sequence[StoredShadow] = (),
     ) -> Iterator[ScoredTokens]:
         """Score segments, all before the first are handed out; see `ScoringDevice`."""
-        arrays = ScoreArrays(self._spec, scope, segments)
+        each = queries_each(self._spec, queries, len(segments))
+        arrays = ScoreArrays(self._spec, scope, segments, each)
         self._launches += 1
         result = self._execution.score(
             self._spec,
@@ -164,7 +176,7 @@ class LaunchDevice(HostSlots):
                 statistics=np.zeros((0, BEAT_BYTES), dtype=np.uint8),
                 queries=queries,
                 scores=np.zeros((arrays.beats, BEAT_BYTES), dtype=np.uint8),
-                scope=SCOPE_NUMBERS[scope],
+                scope=scope_number(scope, each),
                 launch_id=self._launches,
             ),
         )

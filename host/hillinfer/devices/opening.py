@@ -25,6 +25,7 @@ from hillinfer.devices.device import (
     DeviceSegment,
     ScoredTokens,
     StoredShadow,
+    queries_each,
     unpack_query_blocks,
 )
 from hillinfer.devices.device_scorer import DeviceScorer
@@ -51,7 +52,7 @@ from hillinfer_model.choices import Scope
 from hillinfer_model.coded_segment import CodedSegment
 from hillinfer_model.golden import GoldenModel
 from hillinfer_model.hardware_spec import HardwareSpecError, check_hardware_spec
-from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.kernel_spec import MOST_QUERIES, KernelSpec
 from hillinfer_model.layout import read_codes, write_codes
 from hillinfer_model.score_block import ScoreBlock
 
@@ -107,10 +108,13 @@ class CoreDevice(HostSlots):
     ) -> Iterator[ScoredTokens]:
         """Score segments on the other core, beside what the host does; see `ScoringDevice`."""
         self._wait()
-        given = unpack_query_blocks(self._spec, queries, len(segments))
+        each = queries_each(self._spec, queries, len(segments))
+        given = unpack_query_blocks(self._spec, queries, each * len(segments))
+        # A shadow is in the cache when the next query comes to it.
         pieces = [
-            Piece(number, self._view(one.slot), 0, one.tokens, one.base_position)
+            Piece(each * number + query, self._view(one.slot), 0, one.tokens, one.base_position)
             for number, one in enumerate(segments)
+            for query in range(each)
         ]
         waiting = self._pieces[scope].begin(given, pieces, self._core)
 
@@ -118,10 +122,17 @@ class CoreDevice(HostSlots):
             # Into other slots than those that are being scored.
             super(CoreDevice, self).load(ahead)
             # Waits where the first tuples are asked for.
-            for index, tuples in enumerate(waiting()):
-                yield ScoredTokens(index, 0, tuples)
+            found = waiting()
+            for index in range(len(segments)):
+                own = found[each * index : each * (index + 1)]
+                yield ScoredTokens(index, 0, own[0] if each == 1 else np.concatenate(own))
 
         return scored()
+
+    @property
+    def queries_together(self) -> int:
+        """As many queries as a kernel may score in a pass; see `ScoringDevice`."""
+        return MOST_QUERIES
 
     def close(self) -> None:
         """Let the core go; memory goes with the object."""

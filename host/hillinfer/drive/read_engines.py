@@ -3,17 +3,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
+import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.calls import DriveCalls, Reads
+from hillinfer.drive.files import ColdFile, aligned_buffer
 from hillinfer.drive.landing import FileRows, Landed, LandingTable
 from hillinfer.drive.shared_files import ReadFile
 from hillinfer.errors import ColdPoolError
+from hillinfer.native.landings import LandingErrand
+from hillinfer.native.library import native_library
 from hillinfer.native.structures import ReadWay
 
 # --- The interface ---
@@ -124,6 +130,8 @@ class NativeThreadEngine:
     def __init__(self, threads: int, calls: DriveCalls) -> None:
         self._threads = threads
         self._calls = calls
+        # Reads in flight in a ring of its own of whatever lands rows beside its caller.
+        self._depth = 0
         self._gate = EngineGate()
         # What a ring may still write to: nobody may have this memory for anything else.
         self._lost: list[object] = []
@@ -136,7 +144,7 @@ class NativeThreadEngine:
             # One call: an interrupt is seen when it has returned, and nothing is under way.
             results = self._calls.read_many(way, reads, buffer.ctypes.data)
             if results is None:
-                raise self._losing(buffer)
+                raise self.losing(buffer)
             return np.flatnonzero(results != reads.byte_counts)
 
         def read() -> None:
@@ -154,7 +162,7 @@ class NativeThreadEngine:
 
         def use(descriptor: int) -> None:
             if not self._calls.land(self._way(descriptor), table):
-                raise self._losing(landing)
+                raise self.losing(landing)
 
         def read() -> None:
             while table.landed < table.count:
@@ -166,6 +174,14 @@ class NativeThreadEngine:
         self._gate.let_through(read)
         return landing.landed
 
+    def lander(self) -> RowLander | None:
+        """Return a thread that lands rows beside its caller, to be closed before this.
+
+        None where somebody looks at reads, in the thread that makes them.
+        """
+        is_seen = self._calls.watch is not None or type(self._calls).land is not DriveCalls.land
+        return None if is_seen else RowLander(self, self._depth)
+
     def close(self) -> None:
         """Wait for reads under way."""
         self._gate.close()
@@ -174,17 +190,124 @@ class NativeThreadEngine:
         """Return the ring of the calling thread, None where threads read."""
         return None
 
+    def way(self, descriptor: int) -> ReadWay:
+        """Return how a file is read, without a ring."""
+        return ReadWay(None, self._calls.watch, descriptor, self._threads)
+
+    def losing(self, memory: object) -> ColdPoolError:
+        """Keep memory that is still written to for ever, and return the error that says so."""
+        self._lost.append(memory)
+        return ColdPoolError(_LOST)
+
     def _way(self, descriptor: int) -> ReadWay:
         if self._lost:
             raise ColdPoolError(_LOST)
-        return ReadWay(self._ring(), self._calls.watch, descriptor, self._threads)
-
-    def _losing(self, memory: object) -> ColdPoolError:
-        self._lost.append(memory)
-        return ColdPoolError(_LOST)
+        way = self.way(descriptor)
+        way.ring = self._ring()
+        return way
 
 
 _LOST = (
     "io_uring did not give back reads of the cold pool that it had taken; "
     "choose --io threads (io in Python)"
 )
+
+# --- Rows that land beside their caller ---
+
+
+class LandingAhead:
+    """Rows that a thread of the native library lands.
+
+    Parameters
+    ----------
+    engine
+        Whose file it is, and who brings what does not come.
+    thread
+        Address of the library's thread.
+    begun
+        Keeps what is under way.
+    file, wanted
+        Of the rows.
+    """
+
+    def __init__(
+        self,
+        engine: NativeThreadEngine,
+        thread: int,
+        begun: set[LandingAhead],
+        file: ColdFile,
+        wanted: FileRows,
+    ) -> None:
+        self._engine = engine
+        self._thread = thread
+        self._begun = begun
+        self._file = file
+        self._wanted = wanted
+        self._landing = LandingTable(wanted)
+        self._library = native_library()
+        address = ctypes.addressof(self._landing.table)
+        self._errand = LandingErrand(engine.way(file.descriptor), address, is_done=1)
+
+    def begin(self) -> None:
+        """Begin; `settle` or `result` must follow before the file is closed."""
+        self._begun.add(self)
+        self._library.call_holding("hillinfer_lander_begin", self._thread, self._errand)
+
+    def settle(self) -> None:
+        """Wait until nothing is under way; harmless when done twice, or before `begin`."""
+        self._library.functions.hillinfer_lander_wait(self._thread, self._errand)
+        self._begun.discard(self)
+
+    def result(self) -> Landed:
+        """Return what it took, once all rows are there; raises as `ReadEngine.land` does."""
+        self.settle()
+        if not self._library.has_landed(self._errand.outcome):
+            raise self._engine.losing(self._landing)
+        table = self._landing.table
+        if table.landed < table.count:
+            # What came of the last reads is gone: the thread uses their buffer again.
+            buffer = aligned_buffer(len(self._wanted.buffer))
+            return self._engine.land(self._file, replace(self._wanted, buffer=buffer))
+        return self._landing.landed
+
+    @property
+    def times(self) -> tuple[int, int]:
+        """When the thread began and ended, in the nanoseconds of `perf_counter_ns`."""
+        return int(self._errand.started_ns), int(self._errand.stopped_ns)
+
+
+class RowLander:
+    """A thread of the native library that lands rows, one landing after the other.
+
+    Nothing of it takes Python's global lock, which a thread of Python's would wait for twice.
+
+    Parameters
+    ----------
+    engine
+        Whose reads these are.
+    depth
+        Reads in flight in a ring of its own; with 0 threads read.
+    """
+
+    def __init__(self, engine: NativeThreadEngine, depth: int) -> None:
+        library = native_library()
+        self._engine = engine
+        self._thread = library.make("hillinfer_lander_open", depth)
+        self._begun: set[LandingAhead] = set()
+        close = library.closing("hillinfer_lander_close")
+        # Ends what was begun, whose memory stays until then; does nothing the second time.
+        self.close = weakref.finalize(self, _end, close, self._thread, self._begun)
+
+    def ahead(self, file: ColdFile, wanted: FileRows) -> LandingAhead:
+        """Return rows of a file that are to land, and that nobody has begun."""
+        return LandingAhead(self._engine, self._thread, self._begun, file, wanted)
+
+
+def _end(close: Callable[[int], None], thread: int, begun: set[LandingAhead]) -> None:
+    close(thread)
+    begun.clear()
+
+
+def lander_of(engine: ReadEngine) -> RowLander | None:
+    """Return a thread that lands rows by an engine; None where it has none."""
+    return engine.lander() if isinstance(engine, NativeThreadEngine) else None

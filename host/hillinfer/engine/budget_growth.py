@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a new cache is planned with: the shadow's format, and a DRAM budget that may follow it."""
+"""What new caches are planned with: the shadow's format, a DRAM budget that may follow, others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import partial
 
 from hillinfer.drive.files import round_up
 from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec, open_ended_shadow_limit
-from hillinfer.errors import SetupWarning
+from hillinfer.errors import BudgetError, SetupWarning
 from hillinfer.memory_budget import Accountant
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import Settings
@@ -322,7 +322,7 @@ class CachePlan:
             choice.plan.budget_bytes,
             choice.limit_bytes,
             # The plan's own warning says it, and sooner.
-            _said if choice.warning or not share else _warner(shape, choice.settings),
+            say_nothing if choice.warning or not share else _warner(shape, choice.settings),
             _growth(shape, choice.settings, expected_tokens, sequences) if share else None,
             choice.warning,
         )
@@ -350,7 +350,7 @@ def _growth(shape: ModelShape, settings: Settings, tokens: int, sequences: int) 
     return BudgetGrowth(shape, settings, planned_tokens=tokens * sequences, most_bytes=most)
 
 
-def _said() -> None:
+def say_nothing() -> None:
     """Say nothing: the plan's warning did."""
 
 
@@ -368,3 +368,61 @@ def _warn_of_streaming(segment_bytes: int) -> None:
         SetupWarning,
         stacklevel=2,
     )
+
+
+# --- what caches that are open together have room for ---
+
+
+@dataclass(frozen=True)
+class SharedNeed:
+    """What the caches of one engine are said to get together.
+
+    Parameters
+    ----------
+    caches
+        How many there are.
+    tokens
+        Of all of them; None where nobody knows how long one gets.
+    sequences
+        Of different rows.
+    lent_bytes
+        Of the budget, which ordinary caches have until they are closed.
+    """
+
+    caches: int
+    tokens: int | None
+    sequences: int
+    lent_bytes: int = 0
+
+    def shadow_limit(self, shape: ModelShape, settings: Settings, budget_bytes: int) -> int:
+        """Return the most bytes of full shadows in DRAM, where a budget in bytes has room for all.
+
+        Parameters
+        ----------
+        shape, settings
+            Of the model and its caches.
+        budget_bytes
+            M0.
+
+        Raises
+        ------
+        BudgetError
+            Where it has not.
+        """
+        left = budget_bytes - self.lent_bytes
+        if self.tokens is None:
+            return open_ended_shadow_limit(shape, settings, left)
+        given = replace(settings, dram_budget=ByteSize(byte_count=max(1, left)))
+        sequences = max(1, self.sequences)
+        each = max(1, -(-self.tokens // sequences))
+        plan = BudgetPlan.for_context(shape, given, each, sequences)
+        try:
+            plan.check()
+        except BudgetError as error:
+            lent = f"; {format_bytes(self.lent_bytes)} of it are lent" if self.lent_bytes else ""
+            raise BudgetError(
+                f"{self.caches} caches of this model share one DRAM budget, and {self.tokens} "
+                f"tokens in {self.sequences} sequences are expected of them together{lent}: "
+                f"{error}, or close a cache first"
+            ) from error
+        return plan.shadow_limit(kernel_spec(shape, given), shape.layers, sequences)

@@ -3,22 +3,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.engine.queries import AskedStep, LayerCalls
+from hillinfer.engine.queries import AskedStep, LayerCalls, explained, host_query
 from hillinfer.kv.sequence import Sequence
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.native.coming import MissList
 from hillinfer.native.library import native_library
 from hillinfer.native.selected_rows import SelectedRows
 from hillinfer.native.split_rows import SplitRows
+from hillinfer.scoring.aligned import AlignedWeights
+from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer.shadow.code_file import CodeFile
 from hillinfer.shadow.values import ValueCodes
 from hillinfer.trace.recorder import Lane, Recorder
+from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 # --- Memory that is used again ---
@@ -170,6 +174,13 @@ class SplitCall:
         self._calls.note_hits(self._layer, self._sequence, split.exact, split.misses)
         return is_here
 
+    def expect(self) -> None:
+        """Begin to bring those codes that lie in a file; see `SplitAttention`."""
+        split, key = self._split, id(self._sequence)
+        if self._file is None or not split.cold_count or self._file.has_begun(self._layer, key):
+            return
+        self._file.begin(self._layer, key, split.cold[1], split.missing_numbers[split.cold_numbers])
+
     def fill(self) -> None:
         """Bring those codes that lie in a file, and leave the others; see `SplitAttention`."""
         if self._file is None or not self._split.cold_count:
@@ -196,3 +207,65 @@ class SplitCall:
 
         with self._recorder.span(Lane.COMPUTE, "attention", layer=self._layer):
             self._values.look(self._layer, attend)
+
+
+# --- Weights of shadows elsewhere ---
+
+
+class Weighing:
+    """Computes L' where the library does not find key codes in its tables.
+
+    Parameters
+    ----------
+    weights
+        Computes it.
+    recorder
+        Notes how long that takes.
+
+    Attributes
+    ----------
+    weights
+        As given.
+    """
+
+    def __init__(self, weights: AlignedWeights, recorder: Recorder) -> None:
+        self.weights = weights
+        self._recorder = recorder
+
+    def of(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        scaling: float,
+        sets: list[NDArray[np.int64]],
+        exact: list[NDArray[np.int64]],
+        shadows: Callable[[], list[SegmentShadow]],
+    ) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
+        """Return L' of each set's coded tokens, and which keys are invalid.
+
+        Parameters
+        ----------
+        layer
+            Which one.
+        query
+            (query_heads, 1, head_dim).
+        scaling
+            Factor on inner products.
+        sets, exact
+            int64 positions of each set, ascending, and the exact ones among them.
+        shadows
+            Brings the layer's shadows.
+
+        Raises
+        ------
+        CacheUseError
+            Where the query is not finite.
+        """
+        coded = [np.setdiff1d(*one, assume_unique=True) for one in zip(sets, exact, strict=True)]
+        try:
+            scaled = self.weights.scaled(host_query(query), scaling)
+        except NonFiniteQueryError as error:
+            raise explained(layer, error) from error
+        with self._recorder.span(Lane.HOST_SCORING, "weigh", layer=layer):
+            found = self.weights.of_each(scaled, shadows(), coded)
+        return [(one.aligned, one.invalid) for one in found]

@@ -9,15 +9,22 @@ from functools import partial
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hillinfer.engine.budget_plan import most_coded, weighed_bytes
-from hillinfer.engine.coded_call import CountedMemory, ReusedRows, SplitCall, SplitRoom, with_more
+from hillinfer.engine.coded_call import (
+    CountedMemory,
+    ReusedRows,
+    SplitCall,
+    SplitRoom,
+    Weighing,
+    with_more,
+)
 from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.queries import (
     AskedStep,
     ChoiceAhead,
     LayerCalls,
+    Prediction,
     explained,
     host_query,
     may_choose_aside,
@@ -37,7 +44,7 @@ from hillinfer.shadow.code_file import CodeFile
 from hillinfer.shadow.segments import SegmentLayer
 from hillinfer.shadow.values import ValueCodes
 from hillinfer.statistics import Counters
-from hillinfer.trace.recorder import SILENT, Lane, Recorder
+from hillinfer.trace.recorder import SILENT, Recorder
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -93,7 +100,8 @@ class CodedStep:
         counters: Counters,
         recorder: Recorder,
     ) -> None:
-        self._weights = weights
+        self._weighing = Weighing(weights, recorder)
+        self._spec = weights.spec
         self._values = values
         self._file = file
         self._evaluation = evaluation
@@ -113,7 +121,7 @@ class CodedStep:
         self._number = weights.variant.number
         choosing = evaluation.table_variant
         self._choosing_number = None if choosing is None else choosing.number
-        self._both, self._ahead, self._rows = calls.asked(), calls.asked(), calls.asked()
+        self._both, self._ahead, self._late, self._rows = (calls.asked() for _ in range(4))
         self._newest_step = 0
         self._code_bytes = values.coder.row_bytes
         # Codes of tokens that had none, and exact rows that come in more reads than one.
@@ -130,8 +138,8 @@ class CodedStep:
 
     def room(self) -> SplitRoom:
         """Return memory for a sequence that takes steps with others."""
-        weighed = weighed_bytes(self._weights.spec)
-        return SplitRoom(self._evaluation.sets, self._code_bytes, weighed, self._accountant)
+        sizes = self._code_bytes, weighed_bytes(self._spec)
+        return SplitRoom(self._evaluation.sets, *sizes, self._accountant)
 
     def look(
         self, layer: int, splits: Iterable[tuple[Sequence, SplitRows]], call: Callable[[int], bool]
@@ -152,8 +160,8 @@ class CodedStep:
         self._values.look(layer, call)
         del chunks
 
-    def end_joined(self, layer: int, sequence: Sequence, split: SplitRows) -> None:
-        """Count coded tokens that were attended to in a step with others."""
+    def end_attended(self, sequence: Sequence, split: SplitRows) -> None:
+        """Count coded tokens that a layer attended to."""
         coded = split.coded.table
         for counters in (self._counters, sequence.counters):
             counters.coded_tokens += coded.set_count * coded.set_rows
@@ -195,13 +203,10 @@ class CodedStep:
                 own = self._shadow.described(layer, sequence, past)
                 if own is None:
                     return None
-                if (
-                    ahead.step.threads > 1
-                    and not self._is_recorded
-                    and self._newest_step >= self._calls.aside_from
-                    and may_choose_aside(past, self._segment_tokens)
-                ):
-                    return self._begin_aside(layer, sequence, own)
+                if self._may_choose_aside(past, ahead):
+                    choice = self._aside(layer, sequence, own, ahead)
+                    choice.begin(number, ahead.address)
+                    return choice
                 split = self._with_room(ahead, past + 1)
                 split.tell_values(self._known_words(layer, sequence))
                 # While rows of the layer move nobody may look where they are.
@@ -218,6 +223,39 @@ class CodedStep:
             raise explained(layer, error) from error
         landed = None if is_here else self._begun(layer, sequence, split)
         return Ahead(split.sets, landed, None, split.exact_sets)
+
+    def choose_late(
+        self, layer: int, sequence: Sequence, query: torch.Tensor | Prediction, scaling: float
+    ) -> ChoiceAhead | None:
+        """Return who chooses once the layer's own products have brought its weights.
+
+        None where something may have to be read before, so that `choose_next` is to choose now.
+        Parameters as there, and a query may be what computes it.
+        """
+        past, lacking, late = sequence.lengths[layer], sequence.lacking, self._late
+        if sequence.observed[layer] is not None or sequence.told is not None:
+            return None
+        # Tables describe what they did before also where it begins behind the new token.
+        if not isinstance(query, Prediction) or past % GROUP_TOKENS == GROUP_TOKENS - 1:
+            return None
+        asked = past, 1, lacking, scaling
+        if not (self._is_told(late, *asked) and self._may_choose_aside(past, late)):
+            return None
+        with self._selection.scoring:
+            own, number = self._shadow.described(layer, sequence, past), self._choosing_number
+        if own is None or number is None:
+            return None
+        choice = self._aside(layer, sequence, own, late)
+
+        def begin() -> None:
+            # Another sequence may have asked meanwhile; what was predicted is copied.
+            self._is_told(late, *asked)
+            told = self._calls.tell_prediction(late.step, query, query.before_positions())
+            choice.begin(number, late.address)
+            del told
+
+        choice.wait(begin)
+        return choice
 
     def begin_to_read(
         self, layer: int, sequence: Sequence, past: int, sets: Sets, exact: Sets
@@ -349,7 +387,8 @@ class CodedStep:
             split.tell(sets, exact)
             split.tell_values(words)
             if self._shadow.described(layer, sequence, length) is None:
-                weighed = self._weigh(layer, sequence, given, scaling, sets, exact)
+                shadows = partial(self._shadow.shadows, layer, sequence)
+                weighed = self._weighing.of(layer, given, scaling, sets, exact, shadows)
                 split.tell_weights(weighed)
                 kept = None
             else:
@@ -383,16 +422,12 @@ class CodedStep:
 
     def _with_room(self, asked: AskedStep, tokens: int) -> SplitRows:
         """Return memory that has room for what is asked for, of so many tokens."""
-        count, exact = asked.count, int(asked.step.exact)
-        if not self._split.holds(count, exact, tokens):
+        room = asked.count, int(asked.step.exact), tokens
+        if not self._split.holds(*room):
             # Each token makes it a little more.
-            self._split = SplitRows(
-                self._evaluation.sets,
-                with_more(count),
-                with_more(exact),
-                with_more(tokens),
-                self._code_bytes,
-            )
+            count, exact, tokens = map(with_more, room)
+            sets = self._evaluation.sets
+            self._split = SplitRows(sets, count, exact, tokens, self._code_bytes)
         return self._split
 
     def _expect(self, count: int, exact: int, length: int) -> None:
@@ -411,36 +446,19 @@ class CodedStep:
     def _complete_words(self, layer: int, sequence: Sequence) -> bytes:
         return b"".join([one.words for one in self._shadow.complete_values(layer, sequence)])
 
-    def _begin_aside(self, layer: int, sequence: Sequence, own: SegmentLayer) -> ChoiceAhead:
-        """Let a thread of the library's choose."""
-        assert self._choosing_number is not None
-        held = [one.layers[layer].shadow for one in sequence.segments]
-        sets, ahead = self._evaluation.sets, self._ahead
-        chosen = np.empty((sets, ahead.count), np.int64)
-        exact = np.empty((sets, int(ahead.step.exact)), np.int64)
-        choice = ChoiceAhead(self._library, layer, sequence, chosen, exact, own, held)
-        choice.begin(self._choosing_number, ahead.address)
-        return choice
+    def _may_choose_aside(self, past: int, ahead: AskedStep) -> bool:
+        """Say whether a thread of the library's may choose, because nothing is to be read."""
+        is_hot = self._newest_step >= self._calls.aside_from and not self._is_recorded
+        return is_hot and ahead.step.threads > 1 and may_choose_aside(past, self._segment_tokens)
 
-    def _weigh(
-        self,
-        layer: int,
-        sequence: Sequence,
-        query: torch.Tensor,
-        scaling: float,
-        sets: Sets,
-        exact: Sets,
-    ) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
-        """Return L' of shadows that do not lie in the library's tables."""
-        coded = [np.setdiff1d(*one, assume_unique=True) for one in zip(sets, exact, strict=True)]
-        try:
-            scaled = self._weights.scaled(host_query(query), scaling)
-        except NonFiniteQueryError as error:
-            raise explained(layer, error) from error
-        with self._recorder.span(Lane.HOST_SCORING, "weigh", layer=layer):
-            shadows = self._shadow.shadows(layer, sequence)
-            found = self._weights.of_each(scaled, shadows, coded)
-        return [(one.aligned, one.invalid) for one in found]
+    def _aside(
+        self, layer: int, sequence: Sequence, own: SegmentLayer, ahead: AskedStep
+    ) -> ChoiceAhead:
+        """Return a choice for a thread of the library's, which nobody has begun."""
+        held = [one.layers[layer].shadow for one in sequence.segments]
+        counts = ahead.count, int(ahead.step.exact)
+        chosen, exact = (np.empty((self._evaluation.sets, one), np.int64) for one in counts)
+        return ChoiceAhead(self._library, layer, sequence, chosen, exact, own, held)
 
     def _attended(
         self,
@@ -459,17 +477,8 @@ class CodedStep:
         most = self._evaluation.sets * int(asked.step.exact)
         # Before anybody looks at rows, which to take memory may move.
         together = self._together.take(most if most > self._cold.most_rows else 0)
-        call = SplitCall(
-            self._calls,
-            self._values,
-            self._file,
-            self._recorder,
-            layer,
-            sequence,
-            split,
-            together,
-            self._codes,
-        )
+        given = self._calls, self._values, self._file, self._recorder
+        call = SplitCall(*given, layer, sequence, split, together, self._codes)
         call.begin(name, self._number, self._pools.layers[layer].table_address, asked, out)
         self._calls.settle(layer, sequence, length)
         # They stay, whoever makes room meanwhile.
@@ -480,15 +489,10 @@ class CodedStep:
         except NonFiniteQueryError as error:
             raise explained(layer, error) from error
         del chunks
-        coded = split.coded.table
-        for counters in (self._counters, sequence.counters):
-            counters.coded_tokens += coded.set_count * coded.set_rows
-            counters.coded_arrivals += split.missing_count
         read = int(split.table.read_count)
         sequence.count_reads(0, 0, read)
         if read or entry.cold_rows:
             self._calls.note_cold(step)
         self._log.end(entry, sequence)
-        # Not while anybody looks at codes: to make room may take some away.
-        self._values.cover(int(split.table.rows_end))
+        self.end_attended(sequence, split)
         return out if query.dtype is torch.float32 else out.to(query.dtype)

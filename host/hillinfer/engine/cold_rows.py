@@ -40,6 +40,10 @@ class SplitAttention(Protocol):
         """Find rows and codes, list misses, and attend where all is here, or say that it is not."""
         ...
 
+    def expect(self) -> None:
+        """Begin to bring what `fill` is to bring, where nobody has."""
+        ...
+
     def fill(self) -> None:
         """Bring codes of tokens that were to be read where they lie in a file; the others stay."""
         ...
@@ -198,6 +202,7 @@ class ColdRows:
                 self._buffers.settle()
                 self._store.turns.demand()
                 try:
+                    coming.expect()
                     self._demand_exact(entry, sequence, split, coming.together)
                     self._demand_codes(entry, split, coming)
                 finally:

@@ -14,15 +14,16 @@ from numpy.typing import NDArray
 from hillinfer.engine.budget_plan import most_coded, weighed_bytes
 from hillinfer.engine.coded_call import CountedMemory, ReusedRows
 from hillinfer.engine.coded_step import CodedStep
-from hillinfer.engine.queries import explained, host_query
+from hillinfer.engine.queries import ChoiceAhead, Prediction, explained, host_query
 from hillinfer.engine.selection import Ahead, Sets, TokenSelection
 from hillinfer.gpu.attention import GpuSide
 from hillinfer.gpu.coded import CodedSet
-from hillinfer.kv.gather import Gather, copy_rows
+from hillinfer.kv.gather import Gather
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import Sequence
 from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.memory_budget import Accountant
+from hillinfer.native.library import native_library
 from hillinfer.native.structures import row_addresses
 from hillinfer.scoring.aligned import AlignedWeights
 from hillinfer.shadow.code_file import CodeFile
@@ -129,6 +130,12 @@ class GpuCodedStep:
         """Leave it to others; see `CodedStep`."""
         return None
 
+    def choose_late(
+        self, layer: int, sequence: Sequence, query: torch.Tensor | Prediction, scaling: float
+    ) -> ChoiceAhead | None:
+        """Leave it to others; see `CodedStep`."""
+        return None
+
     def begin_to_read(
         self, layer: int, sequence: Sequence, past: int, sets: Sets, exact: Sets
     ) -> Ahead:
@@ -208,7 +215,7 @@ class GpuCodedStep:
                 yield addresses
                 continue
             rows = self._together.take(count)
-            copy_rows(addresses, rows[at:])
+            native_library().copy_rows(addresses, rows[at:])
             at += len(addresses)
             if at == count:
                 yield row_addresses(rows, np.arange(count))

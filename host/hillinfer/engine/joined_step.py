@@ -437,7 +437,7 @@ class JoinedStep:
         if not is_hot:
             return False
         self._pools.hits.note(layer, sequence, length & -GROUP_TOKENS, length)
-        self._coded.end_joined(layer, sequence, split)
+        self._coded.end_attended(sequence, split)
         self._log.end_hot(layer, sequence, self._step, split.exact.count)
         return True
 

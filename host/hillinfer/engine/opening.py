@@ -370,15 +370,9 @@ def open_parts(
         )
         recording = EngineSide(chunks, store.behind_writes, store.sums_of, shadow.stored_codes)
         evaluation = evaluate(scorer, settings)
-        selection = TokenSelection(
-            evaluation,
-            shadow,
-            keeper,
-            spec,
-            settings.scope,
-            accountant,
-            recorder,
-        )
+        of_selection = evaluation, shadow, keeper, spec, settings.scope, accountant, recorder
+        begin_together = scorer.begin_together if isinstance(scorer, DeviceScorer) else None
+        selection = TokenSelection(*of_selection, begin_together)
         choosing_by = selection.scoring, selection.make_room, recorder
         one_set = OneSet(scorer, evaluation.wanted, shadow, keeper, *choosing_by)
         layer_calls = LayerCalls(shape, spec, settings.scope, pools, policy)

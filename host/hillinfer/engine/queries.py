@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +36,7 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 # --- Predicted queries ---
 
 Rotary = tuple[torch.Tensor, torch.Tensor]
+Chosen = TypeVar("Chosen")
 
 
 class Prediction(ABC):
@@ -169,6 +173,7 @@ class ChoiceAhead:
         self._own = own
         self._held = held
         self._handle: int | None = None
+        self._later: Callable[[], None] | None = None
 
     def begin(self, variant: int, step: int) -> None:
         """Begin to choose; `chosen` or `drop` must follow.
@@ -185,6 +190,16 @@ class ChoiceAhead:
         sets = self._sets.ctypes.data, exact
         self._handle = self._library.begin_choice(variant, table, step, *sets)
 
+    def wait(self, begin: Callable[[], None]) -> None:
+        """Have it begin by calling that, once its layer's products are made or somebody asks."""
+        self._later = begin
+
+    def begin_late(self) -> None:
+        """Begin where that was left for now."""
+        later, self._later = self._later, None
+        if later is not None:
+            later()
+
     def chosen(self) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]] | None]:
         """Return the sets that are chosen, once they are, and their exact tokens or None.
 
@@ -193,6 +208,7 @@ class ChoiceAhead:
         CacheUseError
             Where the query was not finite.
         """
+        self.begin_late()
         handle, self._handle = self._handle, None
         if handle is not None:
             try:
@@ -205,6 +221,7 @@ class ChoiceAhead:
 
     def drop(self) -> None:
         """Wait until nothing is under way; what is chosen, or what went wrong, is forgotten."""
+        self._later = None
         with suppress(Exception):
             self.chosen()
 
@@ -300,8 +317,9 @@ class LayerCalls:
         is_common = type(policy).tally is PoolPolicy.tally
         self._shift = policy.fade_shift if is_common else _NOT_COUNTED
         self.aside_from = 0
-        # What the last predicted query was turned by.
+        # What the last predicted query was turned by, and in which step it was told.
         self._turning: Rotary | None = None
+        self._turned: DecodeStep | None = None
 
     def asked(self) -> AskedStep:
         """Return what a kind of call asks for: another thread may still look at another kind's."""
@@ -345,8 +363,8 @@ class LayerCalls:
             query = host_query(query)[:, None].contiguous()
             self.tell_query(step, query)
         # All layers of a step are turned alike.
-        if rotary is not self._turning:
-            self._turning, given = rotary, rotary or ()
+        if rotary is not self._turning or step is not self._turned:
+            self._turning, self._turned, given = rotary, step, rotary or ()
             step.cosines, step.sines = [one.data_ptr() for one in given] or (None, None)
         return query
 
@@ -385,6 +403,65 @@ class LayerCalls:
 
 
 # --- Of a whole batch ---
+
+
+@dataclass(frozen=True)
+class ComingChoice:
+    """What is chosen by for a token that is about to come to a sequence.
+
+    Parameters
+    ----------
+    layer, sequence
+        Where.
+    past
+        Tokens of it that are stored.
+    scaling
+        Factor on inner products.
+    bring
+        Returns the predicted query, float32 (query_heads, head_dim) on the CPU; may wait.
+    lacking
+        As in `ImportanceEvaluation.wanted`.
+    """
+
+    layer: int
+    sequence: Sequence
+    past: int
+    scaling: float
+    bring: Callable[[], torch.Tensor]
+    lacking: int
+
+
+class ChoiceGroup(Generic[Chosen]):
+    """Choices of one layer for several sequences, which are made together when the first is needed.
+
+    Parameters
+    ----------
+    choose
+        Makes all of them, in order.
+    """
+
+    def __init__(self, choose: Callable[[list[ComingChoice]], list[Chosen]]) -> None:
+        self._choose = choose
+        self._coming: list[ComingChoice] = []
+        self._chosen: list[Chosen] | None = None
+        self._complete = threading.Event()
+
+    def add(self, coming: ComingChoice) -> Callable[[], Chosen]:
+        """Add one; return what gives its choice to the scoring thread, which waits for `end`."""
+        number = len(self._coming)
+        self._coming.append(coming)
+
+        def choice() -> Chosen:
+            self._complete.wait()
+            if self._chosen is None:
+                self._chosen = self._choose(self._coming)
+            return self._chosen[number]
+
+        return choice
+
+    def end(self) -> None:
+        """Say that no more are added."""
+        self._complete.set()
 
 
 @dataclass

@@ -12,7 +12,7 @@ import torch
 
 from hillinfer.devices.opening import DEVICES, OpenDevice
 from hillinfer.drive.calls import DriveCalls
-from hillinfer.engine.budget_growth import BudgetGrowth
+from hillinfer.engine.budget_growth import BudgetGrowth, say_nothing
 from hillinfer.engine.opening import open_parts
 from hillinfer.engine.queries import Prediction
 from hillinfer.engine.selection import Sets
@@ -34,10 +34,6 @@ from hillinfer.sessions.opening import SavedSession
 from hillinfer.settings import Settings
 from hillinfer.statistics import CacheStatistics, Counters, LayerHits
 from hillinfer.trace.recorder import SILENT, LayerStep
-
-
-def _unannounced() -> None:
-    """Say nothing, because whoever made the plan did."""
 
 
 class Runtime:
@@ -97,7 +93,7 @@ class Runtime:
         observe: Callable[[LayerStep], None] | None = None,
         calls: DriveCalls | None = None,
         shadow_limit_bytes: int = sys.maxsize,
-        announce_streaming: Callable[[], None] = _unannounced,
+        announce_streaming: Callable[[], None] = say_nothing,
         scorer: Scorer | None = None,
         evaluate: Callable[[Scorer, Settings], ImportanceEvaluation] = ImportanceEvaluation,
         lane: CopyLane | None = None,
@@ -127,16 +123,14 @@ class Runtime:
         self._layer_hits, self._accountant = parts.layer_hits, parts.accountant
         self._engine, self._store = parts.engine, parts.store
         self._spec, self._device = parts.spec, parts.device
-        self._pools, self._keeper = parts.pools, parts.keeper
-        self._following = parts.following
+        self._pools, self._keeper, self._following = parts.pools, parts.keeper, parts.following
         self._buffers, self.gather, self.prefetch = parts.buffers, parts.gather, parts.prefetch
         self._groups, self._rows, self._shadow = parts.groups, parts.rows, parts.shadow
         self._selection, self._pipeline = parts.selection, parts.pipeline
         self._dense, self._attention, self._gpu = parts.dense, parts.attention, parts.gpu
         self.decode, self.joined, self.coded = parts.decode, parts.joined, parts.coded
         self.observe_selected = observe_selected
-        self._step = 0
-        self._closed = False
+        self._step, self._closed = 0, False
 
     # --- sequences and their rows ----------------------------------------------------------
 
@@ -335,26 +329,33 @@ class Runtime:
         """
         if self.decode is not None and self.decode.keep(layer, sequence, query, scaling):
             return
-        if isinstance(query, Prediction):
-            query = query.queries()[0]
         past = sequence.lengths[layer]
         if self._selection.selects_all(past + 1, sequence.lacking):
             return
-        is_quick = (
-            self._gpu is None
-            and self._selection.is_quick(layer, sequence)
-            and self._pipeline.is_idle
-        )
+        is_quick = self._gpu is None and self._selection.is_quick(layer, sequence)
+        is_quick = is_quick and self._pipeline.is_idle
+        coded = self.coded if is_quick else None
+        later = None if coded is None else coded.choose_late(layer, sequence, query, scaling)
+        if later is not None:
+            self._pipeline.keep(layer, sequence, later)
+            return
+        if isinstance(query, Prediction):
+            query = query.queries()[0]
         own = layer, sequence, query, scaling
         for whole in (self.decode, self.coded) if is_quick else ():
             chosen = None if whole is None else whole.choose_next(*own)
             if chosen is not None:
                 self._pipeline.keep(layer, sequence, chosen)
                 return
-        bring = self._on_host(query[:, 0])
-        select = self._selection.announced(layer, sequence, scaling, bring)
+        select = self._selection.announced(layer, sequence, scaling, self._on_host(query[:, 0]))
         begin = self._pipeline.select_now if is_quick else self._pipeline.announce
         begin(layer, sequence, past, select)
+
+    def begin_choice(self, layer: int, sequence: Sequence) -> None:
+        """Have tokens chosen of a layer whose own products are made, where that waited for them."""
+        if self.decode is not None:
+            self.decode.begin(layer, sequence)
+        self._pipeline.begin_late(layer, sequence)
 
     def attend_selected(
         self,

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,9 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.devices.shared_passes import AskedScoring
 from hillinfer.drive.files import round_up
 from hillinfer.engine.budget_plan import SCORE_GROWTH_TOKENS, score_bytes
-from hillinfer.engine.queries import Explained, host_query, shadow_states
+from hillinfer.engine.queries import ChoiceGroup, ComingChoice, Explained, host_query, shadow_states
 from hillinfer.gpu.copies import CopiedRows, CopiesAhead
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.pool_keeper import PoolKeeper
@@ -81,6 +84,8 @@ class TokenSelection:
         Counts it.
     recorder
         Notes how long coding and scoring take.
+    begin_together
+        Begins to score for several sequences at once; None where nothing is gained by it.
 
     Attributes
     ----------
@@ -97,7 +102,10 @@ class TokenSelection:
         scope: Scope,
         accountant: Accountant,
         recorder: Recorder,
+        begin_together: Callable[[Seq[AskedScoring]], None] | None = None,
     ) -> None:
+        self._begin_together = begin_together
+        self._group: ChoiceGroup[Sets | Split] | None = None
         self._evaluation = evaluation
         self._is_fast = evaluation.is_fast
         self._shadow = shadow
@@ -137,11 +145,7 @@ class TokenSelection:
         return self._evaluation.everything(sequence.lengths[layer])
 
     def code_full_segments(
-        self,
-        layer: int,
-        sequence: Sequence,
-        keys: torch.Tensor,
-        values: torch.Tensor | None = None,
+        self, layer: int, sequence: Sequence, keys: torch.Tensor, values: torch.Tensor | None = None
     ) -> None:
         """Code the key shadow of segments that the newest tokens made full.
 
@@ -222,11 +226,7 @@ class TokenSelection:
         return True
 
     def announced(
-        self,
-        layer: int,
-        sequence: Sequence,
-        scaling: float,
-        bring: Callable[[], torch.Tensor],
+        self, layer: int, sequence: Sequence, scaling: float, bring: Callable[[], torch.Tensor]
     ) -> Callable[[], Sets | Split]:
         """Return what selects for the token that is about to come, for another thread to call.
 
@@ -252,15 +252,40 @@ class TokenSelection:
             with self.scoring, Explained(layer):
                 shadows = self._past(layer, sequence, past)
                 self._count_observed(layer, sequence, scaling, shadows)
+        coming = ComingChoice(layer, sequence, past, scaling, bring, lacking)
+        if self._group is not None:
+            return self._group.add(coming)
+        return lambda: self._choose([coming])[0]
 
-        def select() -> Sets | Split:
-            query = bring()
-            with self.scoring, Explained(layer):
-                shadows = self._past(layer, sequence, past)
-                with self._recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=past):
-                    return self._evaluation.chosen(query, scaling, shadows, 1, lacking)
+    def _choose(self, coming: list[ComingChoice]) -> list[Sets | Split]:
+        """Choose for sequences of one layer; what they share a device scores for all of them."""
+        queries, layer = [one.bring() for one in coming], coming[0].layer
+        chosen = []
+        with self.scoring, Explained(layer):
+            asked = [
+                AskedScoring(query, one.scaling, self._past(layer, one.sequence, one.past), 1)
+                for one, query in zip(coming, queries, strict=True)
+            ]
+            if len(asked) > 1 and self._begin_together is not None:
+                self._begin_together(asked)
+            for one, own in zip(coming, asked, strict=True):
+                given = own.query, own.scaling, own.segments, 1, one.lacking
+                with self._recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=one.past):
+                    chosen.append(self._evaluation.chosen(*given))
+        return chosen
 
-        return select
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Let layers that are announced in a block, of several sequences, be scored together."""
+        if self._begin_together is None:
+            yield
+            return
+        self._group = group = ChoiceGroup(self._choose)
+        try:
+            yield
+        finally:
+            self._group = None
+            group.end()
 
     def _past(self, layer: int, sequence: Sequence, past: int) -> list[SegmentShadow]:
         with self._recorder.span(Lane.HOST_SCORING, "code", layer=layer):
@@ -392,6 +417,12 @@ class PrefetchPipeline:
             self._known[layer, id(sequence)] = ahead
         else:
             self._choices[layer, id(sequence)] = ahead
+
+    def begin_late(self, layer: int, sequence: Sequence) -> None:
+        """Have tokens chosen by whoever waited for the layer's own products."""
+        choice = self._choices.get((layer, id(sequence)))
+        if choice is not None:
+            choice.begin_late()
 
     def announced(self, layer: int, sequence: Sequence) -> Ahead | None:
         """Return what was announced of a layer, once it is selected; None where nothing was.

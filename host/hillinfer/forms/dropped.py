@@ -239,7 +239,12 @@ class DroppedForm(Form):
                 f"{self.name} of {states.tokens} tokens: it observes {dropper.observed} of them, "
                 "and there must be more"
             )
+        if self._dropper not in states.scores:
+            states.scores[self._dropper] = self._scores(model, states, dropper)
         count = kept_tokens(states.tokens, self._kept)
+        return [kept_positions(scores, count) for scores in states.scores[self._dropper]]
+
+    def _scores(self, model: Any, states: DocumentStates, dropper: Dropper) -> list[torch.Tensor]:
         queries: list[LayerQueries | None] = [None] * len(states.layers)
         if dropper.observed:
             queries = [*observed_queries(model, states, dropper.observed)]
@@ -249,7 +254,7 @@ class DroppedForm(Form):
             return cosines[0], sines[0]
 
         return [
-            kept_positions(dropper.score(keys, values, own, turn), count)
+            dropper.score(keys, values, own, turn)
             for (keys, values), own in zip(states.layers, queries, strict=True)
         ]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,10 +31,14 @@ class DocumentStates:
         Token numbers.
     layers
         Keys and values of each layer, (kv_heads, tokens, head_dim), in the model's type.
+    scores
+        What droppers found of them, (kv_heads, tokens) in each layer, by their names: one that
+        keeps several shares looks once.
     """
 
     ids: tuple[int, ...]
     layers: tuple[LayerStates, ...]
+    scores: dict[str, list[torch.Tensor]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def tokens(self) -> int:
@@ -117,6 +121,14 @@ class MadeForm(ABC):
         """
         return self.open()
 
+    def parts(self) -> list[torch.Tensor]:
+        """Return the memory that it is; nothing where it has none of its own."""
+        return []
+
+    def with_parts(self, parts: Sequence[torch.Tensor]) -> MadeForm:
+        """Return the same form of the same document with such memory, in the order of `parts`."""
+        return self
+
     def close(self) -> None:
         """Give back what it takes; what was opened from it stays."""
         # Most forms are memory, which goes with them.
@@ -134,6 +146,8 @@ class Form(ABC):
         Whether a token that is read by itself attends to what it selects, and a chunk to all.
     lies_in_engine
         Whether an engine holds it, which counts by itself what that takes, and what it opens into.
+    lies_on_drive
+        Whether it lies on a drive, and takes no memory until it is opened.
     reads_states
         Whether it is made of keys and values; else of token numbers alone.
     """
@@ -141,6 +155,7 @@ class Form(ABC):
     drops_nothing: bool = False
     selects: bool = False
     lies_in_engine: bool = False
+    lies_on_drive: bool = False
     reads_states: bool = True
 
     @property

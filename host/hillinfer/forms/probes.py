@@ -187,6 +187,17 @@ class FormQuality:
         """The lower end of a 90 % interval, which utility counts; see `lower_end`."""
         return lower_end(self.agreements, self.tokens)
 
+    @property
+    def upper(self) -> float:
+        """The upper end of that interval."""
+        return upper_end(self.agreements, self.tokens)
+
+    def joined(self, others: FormQuality) -> FormQuality:
+        """Return what these probes and others said of the same form."""
+        tokens = self.tokens + others.tokens
+        both = self.divergence * self.tokens + others.divergence * others.tokens
+        return FormQuality((*self.agreements, *others.agreements), both / tokens, tokens)
+
 
 def lower_end(agreements: Sequence[float], tokens: int) -> float:
     """Return the lower end of a 90 % interval of the mean agreement, from 0 to 1.
@@ -202,14 +213,24 @@ def lower_end(agreements: Sequence[float], tokens: int) -> float:
     tokens
         Compared in all.
     """
+    return max(0.0, _ends(agreements, tokens)[0])
+
+
+def upper_end(agreements: Sequence[float], tokens: int) -> float:
+    """Return the upper end of the same interval, the higher of the two; parameters as there."""
+    return min(1.0, _ends(agreements, tokens)[1])
+
+
+def _ends(agreements: Sequence[float], tokens: int) -> tuple[float, float]:
     mean, count = fmean(agreements), len(agreements)
     squared = _NORMAL**2
     spread = _NORMAL * math.sqrt(mean * (1 - mean) / tokens + squared / (4 * tokens**2))
-    wilson = (mean + squared / (2 * tokens) - spread) / (1 + squared / tokens)
+    middle, scale = mean + squared / (2 * tokens), 1 + squared / tokens
+    wilson = ((middle - spread) / scale, (middle + spread) / scale)
     if count == 1:
-        return max(0.0, wilson)
-    student = mean - _student(count - 1) * stdev(agreements) / math.sqrt(count)
-    return max(0.0, min(wilson, student))
+        return wilson
+    student = _student(count - 1) * stdev(agreements) / math.sqrt(count)
+    return min(wilson[0], mean - student), max(wilson[1], mean + student)
 
 
 # Of 90 % between both ends.
@@ -259,6 +280,8 @@ class Probing:
     ----------
     model, states, probes
         As in `measure_forms`.
+    held
+        All rows, opened, where somebody has them already.
 
     Raises
     ------
@@ -266,11 +289,18 @@ class Probing:
         Where there are no probes.
     """
 
-    def __init__(self, model: Any, states: DocumentStates, probes: Sequence[Probe]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        states: DocumentStates,
+        probes: Sequence[Probe],
+        held: OpenedForm | None = None,
+    ) -> None:
         if not probes:
             raise SettingsError("no probes: give one at least")
         self._model, self._probes = model, probes
-        self._expected = _answers(model, HeldForm().make(model, states).open(), probes)
+        held = held or HeldForm().make(model, states).open()
+        self._expected = _answers(model, held, probes)
 
     def compared(self, answers: Sequence[torch.Tensor]) -> FormQuality:
         """Return what answers are worth that somebody else has read.
@@ -282,32 +312,110 @@ class Probing:
         """
         return _compared(answers, self._expected)
 
-    def quality(self, form: Form, opened: OpenedForm) -> FormQuality:
-        """Return what the probes say of an opened form, whose cache is as it was afterwards.
+    def quality(self, form: Form, opened: OpenedForm, part: slice = slice(None)) -> FormQuality:
+        """Return what probes say of an opened form, whose cache is as it was afterwards.
 
         Of a form that selects, answers are read token by token, as they are decoded.
+
+        Parameters
+        ----------
+        form, opened
+            The form. All rows, and text, agree by themselves: nothing is read.
+        part
+            Which of the probes.
         """
-        if opened.unread:
-            return _compared(self._expected, self._expected)
+        expected = self._expected[part]
+        if opened.unread or isinstance(form, HeldForm):
+            return _compared(expected, expected)
         answers = _answers_singly if form.selects else _answers
-        return _compared(answers(self._model, opened, self._probes), self._expected)
+        return _compared(answers(self._model, opened, self._probes[part]), expected)
+
+
+@dataclass(frozen=True)
+class ProbePass:
+    """Probes that are read in one forward pass, as if each was read alone behind the document.
+
+    Parameters
+    ----------
+    ids
+        Token numbers: first those that all probes begin with, then what each has beside.
+    positions
+        Of each token, counted behind the document.
+    sees
+        Which of these tokens each attends to, bool (tokens, tokens).
+    compared
+        Tokens whose logits are compared, probe by probe.
+    sizes
+        How many of these each probe has.
+    """
+
+    ids: tuple[int, ...]
+    positions: tuple[int, ...]
+    sees: torch.Tensor
+    compared: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, probes: Sequence[Probe]) -> ProbePass:
+        """Lay probes side by side."""
+        shared = _shared_tokens([probe.given for probe in probes])
+        ids, positions = [*probes[0].given[:shared]], [*range(shared)]
+        spans, compared = [(0, shared)], []
+        for probe in probes:
+            begin, rest = len(ids), len(probe.given) - shared
+            ids += [*probe.given[shared:], *probe.answer[:-1]]
+            positions += range(shared, shared + len(ids) - begin)
+            spans.append((begin, len(ids)))
+            # What is behind the last token that is given is the answer's first.
+            last = begin + rest - 1 if rest else shared - 1
+            compared += [last, *range(begin + rest, len(ids))]
+        sees = torch.zeros(len(ids), len(ids), dtype=torch.bool)
+        for begin, end in spans:
+            sees[begin:end, :shared] = True
+            sees[begin:end, begin:end] = True
+        sizes = tuple(len(probe.answer) for probe in probes)
+        return cls(tuple(ids), tuple(positions), sees.tril(), tuple(compared), sizes)
+
+    def read(self, model: Any, opened: OpenedForm) -> list[torch.Tensor]:
+        """Return logits at the tokens of each answer, (answer tokens, vocabulary) in float32."""
+        device, given = model.device, {}
+        if len(self.sizes) > 1:
+            held = opened.cache.layers[0].keys.shape[-2]
+            hidden = torch.zeros(len(self.ids), held + len(self.ids), dtype=model.dtype)
+            hidden[:, held:].masked_fill_(~self.sees, torch.finfo(model.dtype).min)
+            behind = torch.tensor([self.positions]) + opened.cache.get_seq_length()
+            given = {
+                "attention_mask": hidden[None, None].to(device),
+                "position_ids": behind.to(device),
+            }
+        with torch.no_grad():
+            output = model(
+                input_ids=torch.tensor([self.ids], device=device),
+                past_key_values=opened.cache,
+                use_cache=True,
+                logits_to_keep=torch.tensor(self.compared, device=device),
+                **given,
+            )
+        opened.cache.crop(-len(self.ids))
+        return list(output.logits[0].float().split(self.sizes))
+
+
+def _shared_tokens(given: Sequence[Sequence[int]]) -> int:
+    """Return how many first tokens are the same in all."""
+    count = 0
+    for tokens in zip(*given, strict=False):
+        if len({*tokens}) > 1:
+            break
+        count += 1
+    return count
 
 
 def _answers(model: Any, opened: OpenedForm, probes: Sequence[Probe]) -> list[torch.Tensor]:
     """Return logits at the tokens of each answer, (answer tokens, vocabulary) in float32."""
-    answers = []
-    for probe in probes:
-        read = [*probe.given, *probe.answer[:-1]]
-        with torch.no_grad():
-            output = model(
-                input_ids=torch.tensor([read], device=model.device),
-                past_key_values=opened.cache,
-                use_cache=True,
-                logits_to_keep=len(probe.answer),
-            )
-        opened.cache.crop(-len(read))
-        answers.append(output.logits[0].float())
-    return answers
+    # A window slides over what a mask of our own would have to know.
+    together = getattr(model.config, "sliding_window", None) is None
+    passes = [probes] if together else [[one] for one in probes]
+    return [answer for own in passes for answer in ProbePass.of(own).read(model, opened)]
 
 
 def _answers_singly(model: Any, opened: OpenedForm, probes: Sequence[Probe]) -> list[torch.Tensor]:

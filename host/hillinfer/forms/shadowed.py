@@ -116,6 +116,11 @@ class MadeShadows(MadeForm):
         """Bytes of what it keeps in memory."""
         return self._byte_count
 
+    @property
+    def cache(self) -> HillInferCache:
+        """What is open there."""
+        return self._cache
+
     def open(self) -> OpenedForm:
         """Return a fork, which reads and copies nothing."""
         return OpenedForm(self._cache.fork())

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,7 +122,16 @@ class MadeStates(MadeForm):
     @property
     def byte_count(self) -> int:
         """Bytes of keys and values."""
-        return sum(part.numel() * part.element_size() for layer in self._layers for part in layer)
+        return sum(part.nbytes for part in self.parts())
+
+    def parts(self) -> list[torch.Tensor]:
+        """Return keys and values of one layer after the other."""
+        return [part for layer in self._layers for part in layer]
+
+    def with_parts(self, parts: Sequence[torch.Tensor]) -> MadeForm:
+        """Return the same with such keys and values."""
+        layers = list(zip(parts[::2], parts[1::2], strict=True))
+        return MadeStates(layers, self.tokens, self._dtype)
 
     def open(self) -> OpenedForm:
         """Return a cache with copies of them."""
@@ -254,17 +264,30 @@ class QuantisedForm(Form):
 class _MadeCodes(MadeForm):
     def __init__(self, layers: list[tuple[Codes, Codes]], tokens: int, model: Any) -> None:
         super().__init__(tokens)
-        self._layers, self._dtype, self._device = layers, model.dtype, model.device
+        self._layers, self._model = layers, model
 
     @property
     def byte_count(self) -> int:
         return sum(keys.byte_count + values.byte_count for keys, values in self._layers)
 
+    def parts(self) -> list[torch.Tensor]:
+        codes = [one for layer in self._layers for one in layer]
+        return [part for one in codes for part in (one.packed, one.low, one.step)]
+
+    def with_parts(self, parts: Sequence[torch.Tensor]) -> MadeForm:
+        bits = self._layers[0][0].bits
+        codes = [
+            Codes(packed, low, step, bits)
+            for packed, low, step in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
+        ]
+        return _MadeCodes(list(zip(codes[::2], codes[1::2], strict=True)), self.tokens, self._model)
+
     def open(self) -> OpenedForm:
+        device, dtype = self._model.device, self._model.dtype
         layers = [
             (
-                keys.numbers().transpose(1, 2).to(self._device, self._dtype),
-                values.numbers().to(self._device, self._dtype),
+                keys.numbers().transpose(1, 2).to(device, dtype),
+                values.numbers().to(device, dtype),
             )
             for keys, values in self._layers
         ]

@@ -29,9 +29,10 @@ from hillinfer.gpu.staging import (
     StagingPlan,
     StagingRing,
 )
-from hillinfer.kv.gather import Gather, copy_rows
+from hillinfer.kv.gather import Gather
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import RowLayout, Sequence
+from hillinfer.native.library import native_library
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
 from hillinfer_model.kernel_spec import GROUP_TOKENS
@@ -147,7 +148,7 @@ class GatheredAttention:
                 start += len(addresses)
                 for first in range(0, len(wanted), incoming.piece_rows):
                     piece = wanted[first : first + incoming.piece_rows]
-                    incoming.fill(len(piece), partial(copy_rows, piece))
+                    incoming.fill(len(piece), partial(native_library().copy_rows, piece))
         parts = [self._states.taken(ahead.rows), self._states.taken(incoming)]
         order = np.concatenate([np.flatnonzero(here), np.flatnonzero(late)])
         if newest is not None:

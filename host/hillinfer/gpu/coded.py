@@ -15,7 +15,7 @@ from hillinfer.attention.torch_coded import TorchCodedAttention, TorchCodedToken
 from hillinfer.attention.torch_values import unpack_code_rows
 from hillinfer.gpu.copies import IncomingRows, StagedStates
 from hillinfer.gpu.staging import CopyLane, StagingRing
-from hillinfer.kv.gather import copy_rows
+from hillinfer.native.library import native_library
 from hillinfer.scoring.aligned import Weighed
 from hillinfer.shadow.values import SegmentValues
 from hillinfer_model.kernel_spec import KernelSpec
@@ -127,7 +127,7 @@ class StagedCoded:
         incoming = IncomingRows(self._lane, self._ring, len(addresses), row_bytes)
         for first in range(0, len(addresses), incoming.piece_rows):
             piece = addresses[first : first + incoming.piece_rows]
-            incoming.fill(len(piece), partial(copy_rows, piece))
+            incoming.fill(len(piece), partial(native_library().copy_rows, piece))
         return self._states.taken(incoming)
 
     def _weights(self, weighed: Weighed) -> tuple[torch.Tensor, torch.Tensor]:

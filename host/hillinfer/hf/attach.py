@@ -32,8 +32,9 @@ from hillinfer.errors import (
 from hillinfer.gpu.staging import CopyLane, lane_of
 from hillinfer.hf import attention
 from hillinfer.hf.attention import AttachedCache, check_ids
+from hillinfer.hf.batch import Expectation
 from hillinfer.hf.cache import HillInferCache
-from hillinfer.hf.engine import RUNTIME_THREADS, Engine, Expectation, Use
+from hillinfer.hf.engine import RUNTIME_THREADS, Engine, Use
 from hillinfer.hf.features import (
     NAME,
     AttachedName,
@@ -55,7 +56,7 @@ from hillinfer.hf.hooks import (
 from hillinfer.hf.joined_cache import JoinedCache
 from hillinfer.hf.prompts import CachePrompts, PromptCall, PromptStore
 from hillinfer.hf.stored_cache import StoredCache
-from hillinfer.memory_budget import Accountant
+from hillinfer.memory_budget import Accountant, Loan
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.library import native_library
 from hillinfer.secrecy.cold_pages import with_store
@@ -291,6 +292,19 @@ class Attachment:
         """What counts the budget of the engine that is open, None where none is."""
         engine = self._shared_engine
         return None if engine is None or engine.is_closed else engine.runtime.parts.accountant
+
+    def has_room(
+        self, expected_tokens: int, sequences: int = 1, without: Iterable[HillInferCache] = ()
+    ) -> bool:
+        """Return whether `new_cache` finds room in the open engine once `without` are closed."""
+        engine = self._shared_engine
+        expectation = Expectation(self._expected(expected_tokens), sequences)
+        return engine is not None and engine.has_room(expectation, [one.family for one in without])
+
+    def lend(self, byte_count: int) -> Loan | None:
+        """Lend bytes of the open engine's budget to an ordinary cache; see `Engine.lend`."""
+        engine = self._shared_engine
+        return None if engine is None else engine.lend(byte_count)
 
     @property
     def _shared_engine(self) -> Engine | None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+from hillinfer.attention.grouped_query import grouped_query_attention
 from hillinfer.engine.queries import Prediction
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.extents.shared_chunks import StoredRowsError
@@ -297,7 +297,7 @@ def attention(
         return left_out
     layer = getattr(key, "_hillinfer_layer", None)
     if layer is None:
-        out: tuple[torch.Tensor, torch.Tensor | None] = sdpa_attention_forward(
+        out: tuple[torch.Tensor, torch.Tensor | None] = grouped_query_attention(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
         return out

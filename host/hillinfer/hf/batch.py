@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a batch, the sequences they hold, and what a forward pass brings to them."""
+"""The rows of a batch, what a forward pass brings to them, and whose caches have them."""
 
 from __future__ import annotations
 
+import weakref
 from array import array
+from collections import deque
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 
 import torch
 
@@ -13,6 +16,7 @@ from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.hf.forward_plan import ForwardPlan, SequenceShare
 from hillinfer.hf.prompts import Made
 from hillinfer.kv.sequence import Sequence
+from hillinfer.statistics import Counters, LayerHits
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 # --- Reading attention masks ---
@@ -374,3 +378,87 @@ class Batch:
 
 def _distinct(sequences: list[Sequence]) -> list[Sequence]:
     return list({id(sequence): sequence for sequence in sequences}.values())
+
+
+# --- Caches and their forks ---
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """How long a cache and its forks are said to get.
+
+    Parameters
+    ----------
+    tokens
+        Longest context, None where nobody knows.
+    sequences
+        Of different rows.
+    from_start
+        Tokens that it has from the start.
+    """
+
+    tokens: int | None = None
+    sequences: int = 1
+    from_start: int = 0
+
+    @property
+    def least_tokens(self) -> int:
+        """Tokens that a sequence will have at least, as far as anyone knows."""
+        return self.from_start if self.tokens is None else self.tokens
+
+
+class CacheFamily:
+    """A cache and its forks, of which statistics are told together.
+
+    Parameters
+    ----------
+    expectation
+        How long it is said to get.
+    layers
+        Layers of the model.
+    """
+
+    def __init__(self, expectation: Expectation, layers: int) -> None:
+        self.expectation = expectation
+        self.counters = Counters()
+        self.hits = LayerHits(layers)
+        self._batches: weakref.WeakSet[Batch] = weakref.WeakSet()
+        # One for each cache, one that is being opened too. Its methods are atomic without a lock.
+        self._open: deque[None] = deque()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any of its caches is neither closed nor dropped."""
+        return bool(self._open)
+
+    def add(self, batch: Batch) -> None:
+        """Learn of one more cache's rows."""
+        self._batches.add(batch)
+        self._open.append(None)
+
+    def await_one(self) -> None:
+        """Learn that a cache is being opened, until `lose`; there is to be room for it already."""
+        self._open.append(None)
+
+    def lose(self) -> None:
+        """Learn that one of the caches is closed or dropped; safe in any thread at any moment."""
+        self._open.pop()
+
+    @property
+    def tokens(self) -> int:
+        """Of all its sequences, held or expected, whichever are more."""
+        known = self.expectation
+        return max(sum(self._held), known.least_tokens * known.sequences)
+
+    @property
+    def sequences(self) -> int:
+        """Held or expected, whichever are more."""
+        return max(len(self._held), self.expectation.sequences)
+
+    @property
+    def _held(self) -> list[int]:
+        return [one.tokens for batch in self.batches() for one in batch.sequences()]
+
+    def batches(self) -> list[Batch]:
+        """Return the rows of every cache that is not freed."""
+        return list(self._batches)

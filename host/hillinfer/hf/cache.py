@@ -19,9 +19,9 @@ from hillinfer.generate.answering import Generation
 from hillinfer.generate.prompt import PromptForm
 from hillinfer.generate.run_report import StoreFacts
 from hillinfer.hf.attention import without_autocast
-from hillinfer.hf.batch import Batch
+from hillinfer.hf.batch import Batch, CacheFamily, Expectation
 from hillinfer.hf.cache_pass import PassingCache
-from hillinfer.hf.engine import CacheFamily, Engine, Expectation, Use
+from hillinfer.hf.engine import Engine, Use
 from hillinfer.hf.features import ModelInUse
 from hillinfer.hf.forward_plan import ForwardPlan, SequenceShare
 from hillinfer.hf.prompts import CachePrompts, ends_singly

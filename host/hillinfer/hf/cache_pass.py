@@ -13,8 +13,8 @@ import torch
 from hillinfer.engine.queries import Prediction
 from hillinfer.errors import CacheUseError
 from hillinfer.hf.attention import AttachedCache, HillInferLayer, is_autocast
-from hillinfer.hf.batch import Batch
-from hillinfer.hf.engine import CacheFamily, Engine, Expectation, Use
+from hillinfer.hf.batch import Batch, CacheFamily, Expectation
+from hillinfer.hf.engine import Engine, Use
 from hillinfer.hf.features import ModelInUse
 from hillinfer.hf.forward_plan import (
     ForwardPlan,
@@ -251,9 +251,9 @@ class PassingCache(AttachedCache):
 
     def begin_choice(self, layer: int) -> None:
         """Have tokens of a layer chosen that waited for its turn."""
-        plan, decode = self._plan, self._runtime.decode
-        if plan is not None and decode is not None:
-            decode.begin(layer, plan.shares[0].sequence.of(layer))
+        plan = self._plan
+        if plan is not None:
+            self._runtime.begin_choice(layer, plan.shares[0].sequence.of(layer))
 
     def announce_queries(self, layer: int, query: torch.Tensor, scaling: float) -> None:
         """Do what `announce` does with queries (batch, query_heads, 1, head_dim)."""

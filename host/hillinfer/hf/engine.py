@@ -11,14 +11,15 @@ import weakref
 from collections import deque
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from types import FrameType, TracebackType
 
-from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec, open_ended_shadow_limit
+from hillinfer.engine.budget_growth import SharedNeed
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import BudgetError, CacheUseError
-from hillinfer.hf.batch import Batch
+from hillinfer.hf.batch import Batch, CacheFamily, Expectation
 from hillinfer.kv.sequence import Sequence
+from hillinfer.memory_budget import Loan
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.statistics import CacheStatistics, Counters, LayerHits
 
@@ -149,72 +150,6 @@ class Turns:
 RUNTIME_THREADS = "hillinfer-"
 
 
-@dataclass(frozen=True)
-class Expectation:
-    """How long a cache and its forks are said to get.
-
-    Parameters
-    ----------
-    tokens
-        Longest context, None where nobody knows.
-    sequences
-        Of different rows.
-    from_start
-        Tokens that it has from the start.
-    """
-
-    tokens: int | None = None
-    sequences: int = 1
-    from_start: int = 0
-
-    @property
-    def least_tokens(self) -> int:
-        """Tokens that a sequence will have at least, as far as anyone knows."""
-        return self.from_start if self.tokens is None else self.tokens
-
-
-class CacheFamily:
-    """A cache and its forks, of which statistics are told together.
-
-    Parameters
-    ----------
-    expectation
-        How long it is said to get.
-    layers
-        Layers of the model.
-    """
-
-    def __init__(self, expectation: Expectation, layers: int) -> None:
-        self.expectation = expectation
-        self.counters = Counters()
-        self.hits = LayerHits(layers)
-        self._batches: weakref.WeakSet[Batch] = weakref.WeakSet()
-        # One for each cache, one that is being opened too. Its methods are atomic without a lock.
-        self._open: deque[None] = deque()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether any of its caches is neither closed nor dropped."""
-        return bool(self._open)
-
-    def add(self, batch: Batch) -> None:
-        """Learn of one more cache's rows."""
-        self._batches.add(batch)
-        self._open.append(None)
-
-    def await_one(self) -> None:
-        """Learn that a cache is being opened, until `lose`; there is to be room for it already."""
-        self._open.append(None)
-
-    def lose(self) -> None:
-        """Learn that one of the caches is closed or dropped; safe in any thread at any moment."""
-        self._open.pop()
-
-    def batches(self) -> list[Batch]:
-        """Return the rows of every cache that is not freed."""
-        return list(self._batches)
-
-
 class _Part:
     """What a sequence does in steps of several caches, for the family of its own.
 
@@ -316,7 +251,7 @@ class Engine:
         with self._planning:
             # A user may keep a closed cache; it expects nothing any more.
             families = [*(one for one in self._families if one.is_open), family]
-            if len(families) > 1:
+            if len(families) > 1 or self.runtime.parts.accountant.lent_bytes:
                 self._make_room(families)
             self._families.add(family)
             self.runtime.expect(max(one.expectation.least_tokens for one in families))
@@ -396,34 +331,65 @@ class Engine:
 
     # --- what it has room for --------------------------------------------------------------
 
-    def _make_room(self, families: list[CacheFamily]) -> None:
+    def has_room(self, expectation: Expectation, without: Collection[CacheFamily] = ()) -> bool:
+        """Return whether a cache would have room beside those that are open, some of them closed.
+
+        Parameters
+        ----------
+        expectation
+            Of that cache.
+        without
+            Those that would be closed first.
+        """
+        own = CacheFamily(expectation, self.runtime.shape.layers)
+        with self._planning:
+            left = [one for one in self._families if one.is_open and one not in without]
+            try:
+                self._shadow_limit([*left, own])
+            except BudgetError:
+                return False
+        return True
+
+    def lend(self, byte_count: int) -> Loan | None:
+        """Lend bytes of the budget to whoever answers beside these caches, until they come back.
+
+        None where they are not spare, or caches that are open are expected to need them.
+        """
+        accountant = self.runtime.parts.accountant
+        with self._planning:
+            families = [one for one in self._families if one.is_open]
+            try:
+                limit = self._shadow_limit(families, byte_count)
+            except BudgetError:
+                return None
+            loan = accountant.lend(byte_count)
+            if loan is not None and limit is not None:
+                self.runtime.limit_shadows(limit)
+            return loan
+
+    def _make_room(self, families: Collection[CacheFamily]) -> None:
+        limit = self._shadow_limit(families)
+        if limit is None:
+            self.runtime.cover(sum(one.tokens for one in families))
+        else:
+            self.runtime.limit_shadows(limit)
+
+    def _shadow_limit(self, families: Collection[CacheFamily], lent: int = 0) -> int | None:
+        """Return the most bytes of shadows in DRAM; None where the budget follows the context.
+
+        BudgetError where it has no room for all of them beside what is lent, and so much more.
+        """
         runtime = self.runtime
-        tokens, sequences = 0, 0
-        for family in families:
-            known = family.expectation
-            held = [one.tokens for batch in family.batches() for one in batch.sequences()]
-            tokens += max(sum(held), known.least_tokens * known.sequences)
-            sequences += max(len(held), known.sequences)
         if runtime.follows_context:
-            runtime.cover(tokens)
-            return
-        if any(family.expectation.tokens is None for family in families):
-            runtime.limit_shadows(
-                open_ended_shadow_limit(runtime.shape, runtime.settings, runtime.budget_bytes)
-            )
-            return
-        each = -(-tokens // sequences)
-        plan = BudgetPlan.for_context(runtime.shape, runtime.settings, each, sequences)
-        try:
-            plan.check()
-        except BudgetError as error:
-            raise BudgetError(
-                f"{len(families)} caches of this model share one DRAM budget, and {tokens} tokens "
-                f"in {sequences} sequences are expected of them together: {error}, or close a "
-                "cache first"
-            ) from error
-        spec = kernel_spec(runtime.shape, runtime.settings)
-        runtime.limit_shadows(plan.shadow_limit(spec, runtime.shape.layers, sequences))
+            return None
+        known = [one.expectation.tokens is not None for one in families]
+        need = SharedNeed(
+            len(known),
+            sum(one.tokens for one in families) if all(known) else None,
+            sum(one.sequences for one in families),
+            runtime.parts.accountant.lent_bytes + lent,
+        )
+        return need.shadow_limit(runtime.shape, runtime.settings, runtime.budget_bytes)
 
     # --- what it did -----------------------------------------------------------------------
 

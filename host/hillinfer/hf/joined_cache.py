@@ -13,9 +13,9 @@ from hillinfer.engine.queries import Prediction
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.extents.shared_chunks import StoredRowsError
 from hillinfer.hf.attention import AttachedCache, HillInferLayer, is_autocast
-from hillinfer.hf.batch import left_padding
+from hillinfer.hf.batch import CacheFamily, Expectation, left_padding
 from hillinfer.hf.cache import HillInferCache
-from hillinfer.hf.engine import CacheFamily, Expectation, Use
+from hillinfer.hf.engine import Use
 from hillinfer.hf.forward_plan import ForwardPlan, LoneToken
 from hillinfer.hf.prompts import PromptCall
 from hillinfer.statistics import CacheStatistics
@@ -312,8 +312,10 @@ class JoinedCache(AttachedCache):
         query = predicted.queries()
 
         def announce() -> None:
-            for one in apart:
-                one.cache.announce_queries(layer, query[one.rows], scaling)
+            # A device reads what they share of its shadows once for several queries.
+            with self._engine.runtime.parts.selection.together():
+                for one in apart:
+                    one.cache.announce_queries(layer, query[one.rows], scaling)
 
         # The drive is given all of it at once: little sets one by one leave it idle in between.
         self._engine.runtime.prefetch.together(announce)

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +29,6 @@ from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import LayerStep, ReadCost
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
-T = TypeVar("T")
 _NO_ROWS = np.zeros(0, np.int64)
 
 
@@ -197,14 +195,30 @@ class Gather:
         landed
             What of them `land` has read ahead; given up here.
         """
-        for one, buffer in self._streamed(layer, sequence, positions, landed):
+        for one, buffer, _ in self._streamed(layer, sequence, positions, landed):
             yield _together(one, buffer)
+
+    def bring(
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        landed: LandedRows | None = None,
+    ) -> Generator[NDArray[np.uint8], None, None]:
+        """Yield what `stream` does; rows that were cold become hot where pools have room."""
+        for one, buffer, which in self._streamed(layer, sequence, positions, landed):
+            rows = _together(one, buffer)
+            own = positions[one.start : one.start + len(one.addresses)]
+            offered = self._keeper.offer_seen(layer, sequence, own, rows)
+            if offered is not None:
+                self._buffers.lend(which, offered)
+            yield rows
 
     def stream_in_place(
         self, layer: int, sequence: Sequence, positions: NDArray[np.int64]
     ) -> Generator[NDArray[np.uint64], None, None]:
         """Yield addresses of what `stream` yields copies of, uint64; parameters as there."""
-        for one, _ in self._streamed(layer, sequence, positions, None):
+        for one, _, _ in self._streamed(layer, sequence, positions, None):
             yield one.addresses
 
     def _streamed(
@@ -213,16 +227,16 @@ class Gather:
         sequence: Sequence,
         positions: NDArray[np.int64],
         landed: LandedRows | None,
-    ) -> Generator[tuple[_Run, NDArray[np.uint8]], None, None]:
-        self._pools.settle(layer)
-
+    ) -> Generator[tuple[_Run, NDArray[np.uint8], int], None, None]:
         def runs() -> Iterator[_Run]:
             # Looked for block by block: the addresses of a long context would take memory.
             for block in self._blocks(len(positions)):
                 own = positions[block]
+                # What `bring` has offered of blocks before is hot, or is not, by now.
+                self._pools.settle(layer)
                 found = self._pools.layers[layer].find(layer, sequence, own)
                 self._add_landed(own, found, landed)
-                (cold,) = (found == 0).nonzero()
+                cold = np.flatnonzero(found == 0)
                 yield _Run(block.start, found, cold, sequence.rows(own[cold]), cold, len(own))
 
         started = time.perf_counter()
@@ -231,11 +245,11 @@ class Gather:
             cost = self._prefetch.arrive(landed)
             if landed is not None:
                 sequence.count_reads(cost.reads, cost.byte_count, len(landed.positions))
-            for run, filled, _ in self._read_in_turn(layer, runs()):
+            for run, filled, which in self._read_in_turn(layer, runs()):
                 self._counters.drive_wait_seconds += time.perf_counter() - started
                 assert filled is not None
                 sequence.count_reads(filled.cost.reads, filled.cost.byte_count, len(run.wanted))
-                yield run, filled.buffer
+                yield run, filled.buffer, which
                 started = time.perf_counter()
         finally:
             self._prefetch.let_go(landed)
@@ -324,11 +338,10 @@ class Gather:
             slots = pool.slots(sequence.rows(positions[:settled]))
             (hot,) = (slots >= 0).nonzero()
             addresses[hot] = pool.addresses(slots[hot])
-            tail = sequence.tails[layer]
-            addresses[settled:] = row_addresses(tail, positions[settled:] - on_drive)
+            in_tail = positions[settled:] - on_drive
+            addresses[settled:] = row_addresses(sequence.tails[layer], in_tail)
             self._add_landed(positions, addresses, landed)
-            held = addresses.nonzero()[0]
-            copy_rows(addresses[held], out)
+            native_library().copy_rows(addresses[held := np.flatnonzero(addresses)], out)
         return held
 
     # --- inside ----------------------------------------------------------------------------
@@ -481,16 +494,7 @@ def tile_runs(
     return runs
 
 
-def copy_rows(addresses: NDArray[np.uint64], out: NDArray[np.uint8]) -> int:
-    """Copy rows from uint64 addresses to the first ones of `out`, uint8 (rows, row_bytes).
-
-    A row whose address is its own place in `out` stays. Returns how many there are.
-    """
-    native_library().copy_rows(addresses, out)
-    return len(addresses)
-
-
 def _together(run: _Run, buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return a buffer with all rows of a run, of which it has those that were read."""
-    copy_rows(run.addresses, buffer)
+    native_library().copy_rows(run.addresses, buffer)
     return buffer

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hillinfer.errors import BudgetError, reason_of
 from hillinfer.kv.hot_pool import SLOT_BYTES, Candidates, HotPool, PoolMoment
-from hillinfer.kv.pool_policies import PoolPolicy
+from hillinfer.kv.pool_policies import RANKED_BY_PYTHON, PoolPolicy, native_worth
 from hillinfer.kv.sequence import HitRateTable, UntoldHits
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.model_shape import ModelShape
@@ -82,13 +82,16 @@ class LayerShares:
 
 # Pools that must shrink give up this part of their slots beyond what is wanted.
 _SPARE_PART = 64
+# So few bytes are copied sooner than another thread wakes, which would take Python's lock as well.
+_QUICK_BYTES = 128 << 10
 Exchange = Future[tuple[int, int]]
 
 
 class HotPools:
     """One hot pool per layer, giving way to whatever else M0 must hold.
 
-    Promotion runs in a thread of its own, a layer at a time; `settle` waits for it.
+    Promotion of many rows, or by a policy in Python, runs in a thread of its own, a layer at a
+    time; `settle` waits for it. Few rows are promoted by whoever offers them.
 
     Parameters
     ----------
@@ -178,6 +181,10 @@ class HotPools:
         slots = int(self._slots_for_all() * self._shares.share(layer) + 1e-6)
         return min(slots, self._most_rows)
 
+    def room(self, layer: int) -> int:
+        """Slots that a layer may use and does not; nobody has to give way for them."""
+        return max(0, self.capacity(layer) - self.layers[layer].used_rows)
+
     @property
     def tails_bytes(self) -> int:
         """Bytes of the open groups of all sequences, which are counted as hot."""
@@ -261,14 +268,14 @@ class HotPools:
         settled_before: int,
         done: Callable[[tuple[int, int]], None],
     ) -> Exchange:
-        """Promote rows of one layer in the background (see HotPool.promote).
+        """Promote rows of one layer (see HotPool.promote), in the background where they are many.
 
         Parameters
         ----------
         layer, candidates, moment, settled_before
             As there; the candidates' bytes must stay until it is done.
         done
-            Called from the background thread with the rows promoted and demoted.
+            Called with the rows promoted and demoted, from the thread that moves them.
         """
         pool = self.layers[layer]
 
@@ -289,7 +296,11 @@ class HotPools:
             grown = pool.growth(len(candidates), self.capacity(layer))
             if grown and self._take_slots(layer, grown * self._slot_bytes):
                 pool.grow(grown)
-            under_way = self._background.submit(exchange)
+            if self._is_quick(pool, candidates):
+                under_way = _made(exchange)
+            else:
+                under_way = self._background.submit(exchange)
+            # What went wrong is told by the next who settles, whoever moved rows.
             self._under_way[layer].append(under_way)
         return under_way
 
@@ -362,6 +373,11 @@ class HotPools:
         self._background.shutdown(cancel_futures=True)
         self._under_way = [[] for _ in self.layers]
 
+    def _is_quick(self, pool: HotPool, candidates: Candidates) -> bool:
+        """Say whether to promote takes no longer than to have another thread do it."""
+        is_little = len(candidates) * self._shape.row_bytes <= _QUICK_BYTES
+        return is_little and native_worth(pool.policy) != RANKED_BY_PYTHON
+
     def _slots_in_all(self) -> int:
         others = self._tails_bytes + self._aside_bytes
         left = self._accountant.bytes_for_hot_rows - others
@@ -427,3 +443,13 @@ class HotPools:
                     self.hits.tell(layer)
                     pool.shrink(capacity, self._moments[layer])
                 self._accountant.give(Part.HOT, (before - pool.used_rows) * self._slot_bytes)
+
+
+def _made(exchange: Callable[[], tuple[int, int]]) -> Exchange:
+    """Return a promotion that the calling thread makes at once; errors are kept."""
+    made: Exchange = Future()
+    try:
+        made.set_result(exchange())
+    except Exception as error:
+        made.set_exception(error)
+    return made

@@ -188,6 +188,51 @@ class PoolKeeper:
         self._misses[entry.layer] += len(candidates)
         return self._offer(entry.layer, sequence, candidates, entry.step, entry.step, note)
 
+    def offer_seen(
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        source: NDArray[np.uint8],
+    ) -> Future[tuple[int, int]] | None:
+        """Let rows that a dense pass has brought be hot, as far as no other gives way for them.
+
+        A stored prompt that is opened has no hot row. Where there is memory for all of it, each of
+        its rows would be read twice: here, and a page for each once they are selected.
+
+        Parameters
+        ----------
+        layer, sequence, positions
+            As in `offer_read`; those that are hot, or in no full group, are left out.
+        source
+            uint8 (rows, row_bytes): the rows of the positions, left alone until it is done.
+
+        Returns
+        -------
+        As `offer_read`; None where nothing becomes hot.
+        """
+        self._pools.settle(layer)
+        room = self._pools.room(layer)
+        if not room:
+            return None
+        settled = positions[: np.searchsorted(positions, sequence.tail_start(layer))]
+        slots = self._pools.layers[layer].slots(sequence.rows(settled))
+        (places,) = (slots < 0).nonzero()
+        places = places[:room]
+        if not len(places):
+            return None
+        length = sequence.lengths[layer]
+        self._pools.cover_hits(sequence.hits, layer, length)
+        self._pools.hits.note(layer, sequence, sequence.tail_start(layer), length)
+
+        def note(moved: tuple[int, int]) -> None:
+            for counters in (self._counters, sequence.counters):
+                counters.promoted_rows += moved[0]
+
+        candidates = _candidates(layer, sequence, settled[places], source, places)
+        # From the first step on, every hot row stays.
+        return self._offer(layer, sequence, candidates, self._redistributed_in, 0, note)
+
     def offer_written(
         self,
         layer: int,

@@ -278,8 +278,6 @@ class RowKeeper:
             for own, rows in cuts:
                 self._shadow.truncate(own, rows)
             for (own, rows), (layers, kept) in zip(cuts, tails, strict=True):
-                # Also of a band that got no row before its pass broke off.
-                own.told = None
                 own.tails[layers, : kept.shape[1]] = kept
                 self._tell_hits(own)
                 if max(own.lengths) > rows:

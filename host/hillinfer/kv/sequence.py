@@ -339,6 +339,7 @@ class Sequence:
         Of a group that is cut the tail must have the rows that stay.
         """
         gone = self.groups[length // GROUP_TOKENS :]
+        # Also of a band that got no row before its pass broke off.
         self.told = None
         self.tables.truncate(length)
         self._groups = self.tables.groups()

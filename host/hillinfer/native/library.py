@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from hillinfer.errors import HillInferError
 from hillinfer.native.coded import SIGNATURES as CODED_SIGNATURES
+from hillinfer.native.landings import SIGNATURES as LANDING_SIGNATURES
+from hillinfer.native.sheets import SIGNATURES as SHEET_SIGNATURES
 from hillinfer.native.state_rows import SIGNATURES as STATE_SIGNATURES
 from hillinfer.native.step_rows import SIGNATURES as STEP_SIGNATURES
 from hillinfer.native.structures import (
@@ -70,11 +72,9 @@ HOW_TO_BUILD = (
     "tree or install HillInfer again"
 )
 
-_INTERFACE_VERSION = 21
+_INTERFACE_VERSION = 23
 _KEY_BYTES = 32
-_POINTER = ctypes.c_void_p
-_INT = ctypes.c_int32
-_LONG = ctypes.c_int64
+_POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _SEQUENCE, _ATTENTION, _CHOICE = map(ctypes.POINTER, (Sequence, Attention, Choice))
 _SIGNATURES = {
     "hillinfer_version": (_INT, []),
@@ -150,16 +150,13 @@ _SIGNATURES = {
     "hillinfer_decode_predicted": (_INT, [_INT, *[_POINTER] * 7]),
     "hillinfer_attend_run": (_INT, [ctypes.POINTER(Attending)]),
     "hillinfer_crc32c": (None, [_POINTER, _LONG, _LONG, *[_POINTER] * 2]),
-    **(CODED_SIGNATURES | STATE_SIGNATURES | STEP_SIGNATURES),
+    **(CODED_SIGNATURES | LANDING_SIGNATURES | SHEET_SIGNATURES),
+    **(STATE_SIGNATURES | STEP_SIGNATURES),
     "hillinfer_row_sums": (None, [_POINTER, _LONG, _POINTER, _LONG, _POINTER]),
 }
-_NO_MEMORY = 2
-_FAILED = 3
-_NOT_FINITE = 4
+_NO_MEMORY, _FAILED, _NOT_FINITE = 2, 3, 4
 _NOWHERE = "a position behind the last token, or in no group"
-_COLD = 5
-_MISPLACED = 6
-_LOST = 7
+_COLD, _MISPLACED, _LOST = 5, 6, 7
 
 
 class NativeLibrary:
@@ -308,7 +305,10 @@ class NativeLibrary:
         MemoryError, NativeError
             As from `call`.
         """
-        outcome = self.functions.hillinfer_land(way, landing)
+        return self.has_landed(self.functions.hillinfer_land(way, landing))
+
+    def has_landed(self, outcome: int) -> bool:
+        """Return what `land` does where that is its outcome, or raise as it does."""
         if outcome == _MISPLACED:
             raise IndexError("a row has no place, or no checksum")
         if outcome == _LOST:
@@ -349,8 +349,8 @@ class NativeLibrary:
         if self.functions.hillinfer_find_rows(table, pool, *given):
             raise IndexError(_NOWHERE)
 
-    def copy_rows(self, addresses: NDArray[np.uint64], out: NDArray[np.uint8]) -> None:
-        """Copy rows to one place.
+    def copy_rows(self, addresses: NDArray[np.uint64], out: NDArray[np.uint8]) -> int:
+        """Copy rows to one place, and return how many.
 
         The caller answers for what lies at `addresses`, which are contiguous; a row at its own
         place stays. `out` is uint8 (at least as many rows, row_bytes), contiguous. Raises
@@ -361,6 +361,7 @@ class NativeLibrary:
         self.functions.hillinfer_copy_rows(
             addresses.ctypes.data, len(addresses), out.shape[1], out.ctypes.data
         )
+        return len(addresses)
 
     def row_sums(
         self, memory: NDArray[np.uint8], places: NDArray[np.int64], sums: NDArray[np.uint32]

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, aligned_buffer, round_up
-from hillinfer.kv.gather import copy_rows
 from hillinfer.native.library import native_library
 
 
@@ -313,7 +312,7 @@ class DecidingKeys:
         addresses
             uint64, where the rows lie.
         """
-        self.done += copy_rows(addresses, self._bytes[self.done :])
+        self.done += native_library().copy_rows(addresses, self._bytes[self.done :])
 
     def release(self) -> None:
         """Say that nobody needs them; harmless when done twice."""

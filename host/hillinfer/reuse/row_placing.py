@@ -29,6 +29,8 @@ _LOOK_SECONDS, _ENDING_SECONDS = 0.02, 0.001
 _NO_HURRY_SECONDS = 1.0
 # Layers that memory must hold of what waits: the one that a pass comes to, and the next.
 _LEAST_LAYERS = 2
+# Layers that come at once: each time several threads wake beside the pass.
+_WAITING_LAYERS = 2
 
 
 def threads_of_passes() -> int:
@@ -51,8 +53,8 @@ class _Waiting:
         Of it.
     offered
         Their way to their places.
-    is_taken
-        Whether somebody places them.
+    taker
+        The thread that places them; None where none does.
     is_done
         Whether they are in their places, or never will be.
     error
@@ -61,9 +63,9 @@ class _Waiting:
 
     rows: list[ArrivedRows]
     offered: OfferedRows
-    is_taken: bool = False
+    taker: int | None = None
     is_done: bool = False
-    error: BaseException | None = None
+    error: Exception | None = None
 
     @property
     def layer(self) -> int:
@@ -81,7 +83,8 @@ class RowPlacing(Taker):
     tokens
         How many are wanted.
     landed
-        Called with rows that are right and in their places, by whoever placed them.
+        Called with rows that are right and in their places, by whoever placed them; again where
+        whoever did was interrupted.
     changed
         Held while `landed` is called, and told of everything that a pass may wait for.
     threads
@@ -99,8 +102,8 @@ class RowPlacing(Taker):
         self._states, self._tokens, self._landed = states, tokens, landed
         self._changed = changed
         self._threads = threads
-        # One by one, because a layer that waits takes memory until the pass comes to it.
-        self.most_layers = 1 if threads else None
+        # Few, because a layer that waits takes memory until the pass comes to it.
+        self.most_layers = _WAITING_LAYERS if threads else None
         self._waiting: list[_Waiting] = []
         self._of: dict[ArrivedRows, _Waiting] = {}
         self._ending: list[OfferedRows] = []
@@ -152,19 +155,23 @@ class RowPlacing(Taker):
             return True
         until = time.monotonic() + _PATIENCE_SECONDS
         while not own.offered.is_placed(_LOOK_SECONDS):
-            if own.is_taken or not self._is_computing or time.monotonic() > until:
+            if own.taker is not None or not self._is_computing or time.monotonic() > until:
                 break
         with self._changed:
             # Some passes end in the middle, and some compute for long.
             self._is_computing = self._is_computing and time.monotonic() <= until
-            is_own = not own.is_taken
+            # A pass that is interrupted while it places them gives them back.
+            self._changed.wait_for(lambda: own.is_done or own.taker is None)
+            is_own = not own.is_done
             if is_own:
                 self._waiting.remove(own)
-                own.is_taken = True
+                own.taker = threading.get_ident()
         if is_own:
-            self._place([own], 1)
-        with self._changed:
-            self._changed.wait_for(lambda: own.is_done)
+            try:
+                self._place([own], 1)
+            finally:
+                # `close` waits for it, whatever was raised.
+                own.is_done = True
         # The memory of those that have ended since is not held any longer.
         self._ending = [one for one in self._ending if not one.end(0.0)]
         is_free = own.offered.end(_ENDING_SECONDS)
@@ -182,17 +189,18 @@ class RowPlacing(Taker):
         try:
             with self._changed:
                 own += [one for one in self._waiting if one.layer <= layer]
-                self._waiting = [one for one in self._waiting if one.layer > layer]
                 for one in own:
-                    one.is_taken = True
+                    one.taker = threading.get_ident()
+                self._waiting = [one for one in self._waiting if one.layer > layer]
             self._place(own, self._threads)
         except BaseException:
-            # Of an interrupt before they were placed, too: who read them waits for them.
+            # Of an interrupt, too, and wherever that struck. Nothing is wrong with these rows: who
+            # read them places them, once more where they were placed.
             with self._changed:
                 for one in own:
-                    if not one.is_done:
-                        one.is_taken = one.is_done = True
-                        one.error = one.error or InterruptedError()
+                    if one.taker == threading.get_ident() and not one.is_done:
+                        one.taker = None
+                        self._waiting = [*(o for o in self._waiting if o is not one), one]
                 self._changed.notify_all()
             raise
 
@@ -201,10 +209,10 @@ class RowPlacing(Taker):
         with self._changed:
             left, self._waiting = list(self._of.values()), []
             for own in left:
-                own.is_done = own.is_done or not own.is_taken
-                own.is_taken = True
-            # The pass may be placing some.
-            self._changed.wait_for(lambda: all(own.is_done for own in left))
+                own.is_done = own.is_done or own.taker is None
+            # The pass may be placing some, or be interrupted.
+            self._changed.wait_for(lambda: all(own.is_done or own.taker is None for own in left))
+            self._waiting = []
         for one in [*self._ending, *(own.offered for own in left)]:
             while not one.end(_NO_HURRY_SECONDS):
                 pass
@@ -229,27 +237,16 @@ class RowPlacing(Taker):
 
     def _place(self, waiting: Sequence[_Waiting], threads: int) -> None:
         """Place rows; `settle` raises what is wrong with them, and not the pass in its middle."""
-        try:
-            for own in waiting:
-                sums = own.offered.place(threads)
-                try:
-                    for one, found in zip(own.rows, sums, strict=True):
-                        one.check(found)
-                except Exception as error:
-                    own.error = error
-        except BaseException as error:
-            # Of an interrupt, too: who read them waits, and the process for that thread at its end.
-            for own in waiting:
-                own.error = error if isinstance(error, Exception) else InterruptedError()
-            raise
-        finally:
-            self._note_done(waiting)
-
-    def _note_done(self, waiting: Sequence[_Waiting]) -> None:
-        with self._changed:
-            for own in waiting:
+        for own in waiting:
+            sums = own.offered.place(threads)
+            try:
+                for one, found in zip(own.rows, sums, strict=True):
+                    one.check(found)
+            except Exception as error:
+                own.error = error
+            with self._changed:
                 for one in own.rows:
                     if one.is_checked:
                         self._landed(one)
                 own.is_done = True
-            self._changed.notify_all()
+                self._changed.notify_all()

@@ -32,6 +32,7 @@ from hillinfer.schedule.slack_table import SlackTable
 from hillinfer.store.keys import CHUNK_TOKENS
 from hillinfer.store.prefix import StoredPrefix, WrongBytesError
 from hillinfer.trace.recorder import Lane, Recorder
+from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 States = tuple[torch.Tensor, torch.Tensor]
 
@@ -174,8 +175,8 @@ class Landing:
         self._changed = threading.Condition()
         # Layers all of whose tokens are there, and those whose first tokens are, once less comes.
         self._whole = self._part = 0
-        # Of each layer, groups that are still to come.
-        self._missing = [0] * found.shape.layers
+        # Of each layer, which groups are still to come.
+        self._missing: list[set[int]] = [set() for _ in range(found.shape.layers)]
         # How many tokens can still come.
         self._most = tokens
         self._placing: RowPlacing | None = None
@@ -304,7 +305,7 @@ class Landing:
         placing = RowPlacing(self._states, most, landed, self._changed, threads)
         with self._changed:
             groups = sum(one.groups for one in self._found.chunks[:chunks])
-            self._missing = [groups] * len(self._missing)
+            self._missing = [set(range(groups)) for _ in self._missing]
             self._placing = placing
         if self._is_computing:
             placing.let_wait()
@@ -322,7 +323,9 @@ class Landing:
             # Of a part that is being read anew.
             return
         self._counts.read_bytes += rows.rows.nbytes
-        self._missing[rows.layer] -= len(rows.salts)
+        # In one step, and as often as whoever placed them was interrupted.
+        first = rows.position // GROUP_TOKENS
+        self._missing[rows.layer].difference_update(range(first, first + len(rows.salts)))
         layers = len(self._missing)
         part = max(self._whole, self._part)
         while part < layers and not self._missing[part]:

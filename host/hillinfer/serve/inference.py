@@ -23,6 +23,8 @@ from hillinfer.store.pool_files import StoreFailedError
 _RETRY_SECONDS = 5
 # So often documents are planned anew while nothing else is to be done.
 _REST_SECONDS = 10.0
+# So long before the first time nothing was to be done: who asks on at once waits for no form.
+_PAUSE_SECONDS = 0.3
 
 
 class State(StrEnum):
@@ -226,13 +228,15 @@ class Inference:
 
     def _rest(self, scheduler: Scheduler) -> None:
         """Wait until there is something to do; documents move meanwhile, now and then."""
+        pause = _PAUSE_SECONDS
         while scheduler.is_idle and not self._is_stopping:
-            served = self._served
-            if served is not None:
-                served.rest(lambda: self._is_stopping or not scheduler.is_idle)
             with self._changed:
                 if scheduler.is_idle and not self._is_stopping:
-                    self._changed.wait(_REST_SECONDS)
+                    self._changed.wait(pause)
+            served = self._served
+            if served is not None and scheduler.is_idle and not self._is_stopping:
+                served.rest(lambda: self._is_stopping or not scheduler.is_idle)
+            pause = _REST_SECONDS
 
     def _note_end(self, job: Job, error: BaseException | None) -> None:
         if isinstance(error, ColdPoolError | StoreFailedError):

@@ -185,7 +185,7 @@ class ServedModel:
     def begin(self, tenant: bytes, ids: Sequence[int], tokens: int, sequences: int = 1) -> Begun:
         """Return a generation for a prompt, behind a document's form where one is made.
 
-        Forms give way where the budget does not hold what is begun beside them.
+        Documents that are open in the engine give way where the budget holds it without them.
 
         Parameters
         ----------
@@ -203,11 +203,12 @@ class ServedModel:
         HillInferError
             As `Attachment.new_cache` says.
         """
+        tokens = min(tokens, self.context_tokens)
         while True:
             try:
-                return self._begun(tenant, ids, min(tokens, self.context_tokens), sequences)
+                return self._begun(tenant, ids, tokens, sequences)
             except BudgetError:
-                if self._placed is None or not self._placed.give_up_oldest():
+                if self._placed is None or not self._placed.give_up_for(tokens, sequences):
                     raise
 
     def step(self, generations: list[Generation], token_ids: list[int]) -> None:

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.checksums import ROW_SUM_BYTES, RowSums
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, IOMode, aligned_buffer, round_up
 from hillinfer.drive.landing import MAX_READ_BYTES, FileRows, Landed
-from hillinfer.drive.read_engines import ReadEngine
+from hillinfer.drive.read_engines import LandingAhead, ReadEngine, lander_of
 from hillinfer.errors import ColdPoolError, HillInferWarning
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.statistics import Counters
@@ -55,6 +56,34 @@ def buffer_bytes(spec: KernelSpec, tokens: int) -> int:
 _READ_BYTES = MAX_READ_BYTES + 2 * PAGE_BYTES
 
 
+class _Landing(Protocol):
+    """Records on their way to a buffer."""
+
+    def result(self) -> Landed:
+        """Return what it took, once they are there; raises what went wrong."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until nothing is under way, whatever came of it."""
+        ...
+
+
+class _InPython:
+    """Records that a thread of Python's brings: so that somebody sees each read."""
+
+    def __init__(self, landed: Future[Landed]) -> None:
+        self._landed = landed
+
+    def result(self) -> Landed:
+        """Return what it took; see `_Landing`."""
+        return self._landed.result()
+
+    def settle(self) -> None:
+        """Wait; see `_Landing`."""
+        if not self._landed.cancel():
+            self._landed.exception()
+
+
 @dataclass(frozen=True)
 class _Coming:
     """Tokens whose records are being read to a buffer."""
@@ -63,7 +92,7 @@ class _Coming:
     rows: NDArray[np.int64]
     numbers: NDArray[np.int64]
     buffer: NDArray[np.uint8]
-    landed: Future[Landed]
+    landed: _Landing
 
 
 def _found_in(
@@ -136,6 +165,7 @@ class CodeFile:
         self._numbers = np.full((layers, 0), _NOTHING, np.int32)
         self._is_written = self._is_read = True
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-codes")
+        self._lander = lander_of(engine)
         accountant.take(Part.STAGING, buffer_bytes(spec, 0))
         size = round_up(spec.segment_tokens * self._size, PAGE_BYTES)
         self._written = aligned_buffer(size)[:size]
@@ -282,9 +312,12 @@ class CodeFile:
             if not len(own) or len(own) > self._tokens or not self._free:
                 return np.zeros(len(rows), np.bool_)
             buffer = self._free.pop()
-        landed = self._reader.submit(self._land, layer, own, buffer)
-        self._coming[layer, key] = _Coming(layer, own, numbers[chosen], buffer, landed)
+        self._begin(layer, key, own, numbers[chosen], buffer)
         return chosen
+
+    def has_begun(self, layer: int, key: Hashable) -> bool:
+        """Say whether codes of a layer are on their way to whoever fills in by that key."""
+        return (layer, key) in self._coming
 
     def fill(
         self,
@@ -339,7 +372,10 @@ class CodeFile:
 
     def close(self) -> None:
         """Stop reading and give the drive's space back; harmless when done twice."""
+        self.drop()
         self._reader.shutdown(cancel_futures=True)
+        if self._lander is not None:
+            self._lander.close()
         self._file.close()
 
     # --- inside ----------------------------------------------------------------------------
@@ -361,6 +397,7 @@ class CodeFile:
             return
         try:
             landed = coming.landed.result()
+            self._note(layer, coming.landed, landed)
             if landed.wrong is not None:
                 row = int(coming.rows[landed.wrong])
                 start = int(self._starts(layer, np.array([row // GROUP_TOKENS]))[0])
@@ -381,25 +418,49 @@ class CodeFile:
         span, inside = np.divmod(groups * GROUP_TOKENS, TABLE_GROWTH_ROWS)
         return np.asarray(((span * self._layers + layer) * TABLE_GROWTH_ROWS + inside) * self._size)
 
-    def _land(self, layer: int, rows: NDArray[np.int64], buffer: NDArray[np.uint8]) -> Landed:
+    def _begin(
+        self,
+        layer: int,
+        key: Hashable,
+        rows: NDArray[np.int64],
+        numbers: NDArray[np.int64],
+        buffer: NDArray[np.uint8],
+    ) -> None:
+        """Begin to read records of rows to a buffer."""
         groups = np.arange(int(rows.max()) // GROUP_TOKENS + 1)
         sums, starts = self._sums.expected(layer, 0), self._starts(layer, groups)
         places = np.arange(len(rows))
         unit = self._file.read_unit
         wanted = FileRows(rows, buffer, places, self._landing, sums, starts=starts, unit_bytes=unit)
+        if self._lander is None:
+            landed: _Landing = _InPython(self._reader.submit(self._land, layer, wanted))
+            self._coming[layer, key] = _Coming(layer, rows, numbers, buffer, landed)
+            return
+        ahead = self._lander.ahead(self._file, wanted)
+        # Noted first: an interrupt must not leave what is under way to nobody.
+        self._coming[layer, key] = _Coming(layer, rows, numbers, buffer, ahead)
+        ahead.begin()
+
+    def _land(self, layer: int, wanted: FileRows) -> Landed:
         started = time.perf_counter_ns()
         landed = self._engine.land(self._file, wanted)
-        cost, stop = landed.cost, time.perf_counter_ns()
+        self._tell(layer, landed, started, time.perf_counter_ns())
+        return landed
+
+    def _note(self, layer: int, how: _Landing, landed: Landed) -> None:
+        """Note how long the library's thread took."""
+        if isinstance(how, LandingAhead):
+            self._tell(layer, landed, *how.times)
+
+    def _tell(self, layer: int, landed: Landed, started: int, stop: int) -> None:
+        cost = landed.cost
         self._recorder.note(
             Lane.READS, "codes", started, stop, layer=layer, reads=cost.reads, bytes=cost.byte_count
         )
-        return landed
 
     def _give(self, coming: _Coming) -> None:
         """Let a buffer be used again, once nobody reads to it."""
-        coming.landed.cancel()
-        if not coming.landed.cancelled():
-            coming.landed.exception()
+        coming.landed.settle()
         # Those of before buffers grew are not used again.
         with self._lending:
             if len(coming.buffer) == self._tokens:

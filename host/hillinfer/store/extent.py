@@ -15,8 +15,6 @@ pages lie in the tag plane (`secrecy/pages.py`).
 from __future__ import annotations
 
 import struct
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -38,14 +36,16 @@ from hillinfer.store.keys import (
     Expected,
     ExtentShape,
     checksum,
+    covered_groups,
     group_keys,
     salts,
 )
 from hillinfer.store.pool_files import PoolFile, place_of
+from hillinfer.system.kept_values import KeptValues
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 # Sheets that are read at once, and what those may take that are kept in memory.
-_SHEETS_AT_ONCE = 16
+SHEETS_AT_ONCE = 16
 _SHEET_BYTES = 32 << 20
 
 # --- What an extent holds ---
@@ -135,6 +135,8 @@ class Sheet:
         Of its pages, 16 bytes for each group and for the shadows; none where they are plain.
     hashed
         What `group_keys` is where somebody has hashed these token numbers already.
+    matched
+        What it was compared with as it was read, and is; None where it was not.
     """
 
     header: Header
@@ -144,6 +146,7 @@ class Sheet:
     sealing: Sealing = field(default_factory=Plain)
     epochs: bytes = b""
     hashed: list[bytes] | None = field(default=None, repr=False, compare=False)
+    matched: Expected | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def empty(cls, header: Header, sealing: Sealing) -> Sheet:
@@ -175,6 +178,8 @@ class Sheet:
         Token numbers are compared one by one, whatever the keys say.
         """
         header = self.header
+        if wanted is self.matched:
+            return header.groups
         groups = min(header.groups, len(wanted.keys))
         size = groups * GROUP_TOKENS
         same = (
@@ -298,14 +303,26 @@ def read_sheet(
         return None
     if len(body) != shape.body_bytes or checksum(body, len(body)) != crc:
         return None
+    epochs = opened.page[_HEADER.size :][: _EPOCHS_BYTES if sealing.tag_bytes else 0]
+    hashed = None if expected is None else expected.keys_of(header.parent, header.groups, body)
+    sheet = _sheet_of(header, body, sealing, epochs, hashed)
+    return sheet if (hashed or sheet.group_keys)[-1] == header.key else None
+
+
+def _sheet_of(
+    header: Header,
+    body: bytes,
+    sealing: Sealing,
+    epochs: bytes,
+    hashed: list[bytes] | None,
+    matched: Expected | None = None,
+) -> Sheet:
+    """Return the sheet of a header and a body that are known to be whole."""
     ids = np.frombuffer(body, TOKEN_TYPE, CHUNK_TOKENS)
     sums = np.frombuffer(body, "<u4", header.layers * (CHUNK_GROUPS + 1), ids.nbytes)
     rows = sums[: header.layers * CHUNK_GROUPS].reshape(header.layers, CHUNK_GROUPS)
-    epochs = opened.page[_HEADER.size :][: _EPOCHS_BYTES if sealing.tag_bytes else 0]
-    hashed = None if expected is None else expected.keys_of(header.parent, header.groups, body)
     shadows = sums[header.layers * CHUNK_GROUPS :]
-    sheet = Sheet(header, ids, rows, shadows, sealing, epochs, hashed)
-    return sheet if (hashed or sheet.group_keys)[-1] == header.key else None
+    return Sheet(header, ids, rows, shadows, sealing, epochs, hashed, matched)
 
 
 def read_sheets(
@@ -347,49 +364,37 @@ def read_sheets(
     return found
 
 
-class SheetCache:
-    """Sheets that this process has read, so that finding them again takes no read of a drive.
+def plain_sheets(
+    data: NDArray[np.uint8], shape: ExtentShape, pool: bytes, expected: Sequence[Expected]
+) -> list[list[tuple[int, Sheet]]]:
+    """Return those of plain extents that are of a prompt, as `read_sheets` does, all at once.
 
-    What lies at a place under a generation never changes: the index tells the generation of what
-    it lets find, and whoever writes there takes a new one. Any thread may use it.
+    Of an extent without any nothing is said: it may be another prompt's, or hold more than wanted.
 
     Parameters
     ----------
-    most_bytes
-        That its sheets may take; those that were used longest ago go first.
+    data
+        What extents of one shape begin with, uint8 (extents, sheets_bytes).
+    shape, pool
+        Theirs, and the store's identity.
+    expected
+        What each should be: chunks of one namespace.
     """
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._bytes = 0
-        self._lock = threading.Lock()
-        self._sheets: OrderedDict[tuple[int, int, int], tuple[int, Sheet]] = OrderedDict()
-
-    def get(self, drive: int, unit: int, generation: int) -> tuple[int, Sheet] | None:
-        """Return the sheet of a generation at a place, and its slot; None where it is not kept."""
-        key = drive, unit, generation
-        with self._lock:
-            found = self._sheets.get(key)
-            if found is not None:
-                self._sheets.move_to_end(key)
-            return found
-
-    def keep(self, drive: int, unit: int, slot: int, sheet: Sheet) -> None:
-        """Keep a sheet that was just read from a place."""
-        key = drive, unit, sheet.header.generation
-        with self._lock:
-            if key not in self._sheets:
-                self._bytes += _memory_of(sheet)
-                self._sheets[key] = slot, sheet
-            while self._bytes > self._most_bytes:
-                _, (_, gone) = self._sheets.popitem(last=False)
-                self._bytes -= _memory_of(gone)
-
-    def clear(self) -> None:
-        """Keep none any more."""
-        with self._lock:
-            self._sheets.clear()
-            self._bytes = 0
+    if any(len(one.keys) < CHUNK_GROUPS for one in expected[:-1]):
+        return [[] for _ in expected]
+    covered = covered_groups(data, shape, pool, expected)
+    found: list[list[tuple[int, Sheet]]] = []
+    for view, own, groups in zip(data, expected, covered, strict=True):
+        found.append([])
+        for slot in (0, 1) if min(groups) >= 0 else ():
+            if groups[slot]:
+                start = shape.body_at(slot)
+                _, _, has_shadow, *fields, _ = _HEADER.unpack_from(view, slot * PAGE_BYTES)
+                body = view[start : start + shape.body_bytes].tobytes()
+                header = Header(*[*fields, bool(has_shadow)])
+                sheet = _sheet_of(header, body, Plain(), b"", own.keys[: groups[slot]], own)
+                found[-1].append((slot, sheet))
+    return found
 
 
 def _memory_of(sheet: Sheet) -> int:
@@ -424,7 +429,9 @@ class SheetReader:
         self._pool = pool
         self._keys = keys
         self._shape = shape
-        self._known = SheetCache(_SHEET_BYTES)
+        # What lies at a place under a generation never changes: the index tells the generation of
+        # what it lets find, and whoever writes there takes a new one.
+        self._known: KeptValues[tuple[int, int, int], tuple[int, Sheet]] = KeptValues(_SHEET_BYTES)
 
     def of(
         self, chunks: Sequence[Chunk], expected: Sequence[Expected | None]
@@ -445,10 +452,8 @@ class SheetReader:
         SecrecyError
             Where they are sealed and there is no key to try.
         """
-        found: list[list[tuple[int, Sheet]]] = []
-        for chunk in chunks:
-            known = self._known.get(chunk.span.drive, chunk.span.unit, chunk.generation)
-            found.append([] if known is None else [known])
+        places = [(chunk.span.drive, chunk.span.unit, chunk.generation) for chunk in chunks]
+        found = [[] if known is None else [known] for known in self._known.get(places)]
         missing = [at for at, sheets in enumerate(found) if not sheets]
         if not missing:
             return found
@@ -458,17 +463,23 @@ class SheetReader:
         for drive, file in enumerate(self._files):
             rows = [row for row, at in enumerate(missing) if chunks[at].span.drive == drive]
             if rows:
-                places = np.array(rows, np.int64) * size
+                starts = np.array(rows, np.int64) * size
                 offsets = np.array([chunks[missing[row]].span.offset for row in rows], np.int64)
-                reads = Reads(offsets, places, np.full(len(rows), size))
-                file.read_many(reads, memory, _SHEETS_AT_ONCE)
+                reads = Reads(offsets, starts, np.full(len(rows), size))
+                file.read_many(reads, memory, SHEETS_AT_ONCE)
         parts = memory[: len(missing) * size].reshape(-1, size)
-        for at, part in zip(missing, parts, strict=True):
-            span = chunks[at].span
-            given = shape, place_of(span, self._pool), self._keys, expected[at]
-            found[at] = read_sheets(part, *given)
-            for slot, sheet in found[at]:
-                self._known.keep(span.drive, span.unit, slot, sheet)
+        wanted = [one for at in missing if (one := expected[at]) is not None]
+        plain: list[list[tuple[int, Sheet]]] = [[] for _ in missing]
+        if len(wanted) == len(missing) and not shape.tag_bytes:
+            plain = plain_sheets(parts, shape, self._pool, wanted)
+        for at, part, sheets in zip(missing, parts, plain, strict=True):
+            given = place_of(chunks[at].span, self._pool), self._keys, expected[at]
+            found[at] = sheets or read_sheets(part, shape, *given)
+        self._known.keep(
+            ((*places[at][:2], one[1].header.generation), one, _memory_of(one[1]))
+            for at in missing
+            for one in found[at]
+        )
         return found
 
     def forget(self) -> None:

@@ -22,8 +22,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hillinfer.drive.calls import Reads
 from hillinfer.drive.files import PAGE_BYTES, round_up
 from hillinfer.native.library import native_library
+from hillinfer.native.sheets import SheetMatch
 from hillinfer.secrecy.pages import PageLayout
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -176,6 +178,82 @@ class ExtentShape:
         return plane + layer * self.object_bytes + group * self.group_bytes
 
 
+@dataclass(frozen=True)
+class RowPiece:
+    """Rows of neighbouring layers of some chunks, read at once into one buffer.
+
+    Parameters
+    ----------
+    shape
+        Of the chunks' extents.
+    first, stop
+        Layers.
+    chunks
+        Numbers of the chunks in their prefix.
+    joined
+        How many layers lie together in the buffer, chunk by chunk, and come in joined reads: all of
+        them, or 1. With 1 the rows of a layer lie one behind the other, those of all chunks.
+    threads
+        Reads in flight.
+    """
+
+    shape: ExtentShape
+    first: int
+    stop: int
+    chunks: range
+    joined: int
+    threads: int
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of the buffer that it takes."""
+        return (self.stop - self.first) * len(self.chunks) * self.shape.object_bytes
+
+    @property
+    def runs(self) -> list[range]:
+        """The chunks whose rows of a layer lie one behind the other, run by run."""
+        return [self.chunks] if self.joined == 1 else [range(one, one + 1) for one in self.chunks]
+
+    def start(self, layer: int, chunk: int) -> int:
+        """Return where a chunk's rows of a layer begin in the buffer."""
+        block, at = divmod(layer - self.first, self.joined)
+        places = block * len(self.chunks) + chunk - self.chunks.start
+        return (places * self.joined + at) * self.shape.object_bytes
+
+    def reads(
+        self,
+        offsets: NDArray[np.int64],
+        groups: NDArray[np.int64],
+        wanted: NDArray[np.bool_],
+        most_bytes: int,
+    ) -> Reads:
+        """Return what brings it.
+
+        Parameters
+        ----------
+        offsets, groups
+            int64, of each chunk: where its extent begins in its file, and groups to be read.
+        wanted
+            bool, which chunks.
+        most_bytes
+            Of a read.
+        """
+        size = self.joined * self.shape.object_bytes
+        parts = Reads.in_pieces(0, size, most_bytes)
+        # The last layer's rows end with the last group that is wanted.
+        sizes = size - self.shape.group_bytes * (CHUNK_GROUPS - groups)[:, None]
+        counts = np.minimum(sizes - parts.buffer_offsets, parts.byte_counts)
+        blocks = np.arange(0, self.stop - self.first, self.joined)[:, None, None]
+        chunks = np.arange(len(self.chunks))[:, None]
+        places = size * (blocks // self.joined * len(self.chunks) + chunks) + parts.buffer_offsets
+        starts = blocks * self.shape.object_bytes + offsets[:, None] + parts.file_offsets
+        chosen = np.broadcast_to((counts > 0) & wanted[:, None], starts.shape)
+        counts = np.broadcast_to(counts, starts.shape)
+        return Reads(
+            starts[chosen] + self.shape.rows_at(self.first), places[chosen], counts[chosen]
+        )
+
+
 # --- Hashes of prefixes ---
 
 
@@ -271,6 +349,37 @@ class Expected(NamedTuple):
         if len(self.keys) < groups or parent != self.parent or not ids.startswith(own):
             return None
         return self.keys[:groups]
+
+
+def covered_groups(
+    data: NDArray[np.uint8], shape: ExtentShape, pool: bytes, expected: Sequence[Expected]
+) -> list[list[int]]:
+    """Return how many groups of a prompt both sheets of each plain extent cover, all at once.
+
+    0 where one is not whole or not of the prompt, else all of its groups; below 0 where it has more
+    than are wanted, whose keys nobody knows yet.
+
+    Parameters
+    ----------
+    data
+        What extents of one shape begin with, uint8 (extents, sheets_bytes), contiguous.
+    shape, pool
+        Theirs, and the store's identity.
+    expected
+        What each should be: chunks of one namespace, all of them full but the last.
+    """
+    wanted = np.array([len(one.keys) for one in expected], np.int32)
+    covered = np.zeros((len(expected), 2), np.int32)
+    match = SheetMatch(
+        data.ctypes.data, len(data), data.shape[1], shape.body_bytes, pool + expected[0].namespace,
+        b"".join([one.parent for one in expected]),
+        b"".join([key for one in expected for key in one.keys]),
+        b"".join([one.ids for one in expected]), wanted.ctypes.data, covered.ctypes.data,
+        STORE_VERSION, shape.layers, shape.row_bytes, shape.shadow_bytes,
+    )  # fmt: skip
+    native_library().functions.hillinfer_match_sheets(ctypes.byref(match))
+    found: list[list[int]] = covered.tolist()
+    return found
 
 
 def _hashed(data: bytes, hash_key: bytes) -> bytes:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import islice
 from typing import NoReturn, TypeVar
 
 import numpy as np
@@ -24,7 +23,7 @@ from hillinfer.secrecy.library import WrongTagError
 from hillinfer.secrecy.pages import Pages, PlainPages
 from hillinfer.store.database import Chunk
 from hillinfer.store.extent import Sheet
-from hillinfer.store.keys import CHUNK_GROUPS, ExtentShape, group_sums
+from hillinfer.store.keys import CHUNK_GROUPS, ExtentShape, RowPiece, group_sums
 from hillinfer.store.pool_files import READ_BYTES, PoolFile
 from hillinfer.system.kept_memory import BLOCK_BYTES, KeptMemory
 from hillinfer_model.kernel_spec import GROUP_TOKENS
@@ -37,8 +36,10 @@ _PIECES_AT_ONCE = 3
 # faster. Small pieces come in more buffers, in memory that was touched before.
 _JOINED_BYTES = 4 << 20
 _LEAST_BUFFERS, _MOST = 3, (6, BLOCK_BYTES // 2)
-# Rows that wait there for a pass: those of so many layers, which are still in a cache then.
-_WAITING_LAYERS, _MOST_WAITING = 3, (16, BLOCK_BYTES)
+# Rows that wait there for a pass, in so many pieces. Each wakes several threads beside that pass,
+# so they are as large as a few of them fit; the drive is fast enough with fewer reads in flight.
+_WAITING_PIECES, _MOST_WAITING = 3, (16, BLOCK_BYTES)
+_WAITING_BYTES, _WAITING_READS = 16 << 20, 2
 _LEAVING = Taker()
 _Read = TypeVar("_Read")
 
@@ -92,23 +93,6 @@ class WrongBytesError(Exception):
     def __init__(self, chunk: StoredChunk, what: str) -> None:
         super().__init__(f"{what} of chunk {chunk.record.number} are not as they were written")
         self.chunk = chunk
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """Neighbouring layers of some chunks, read at once into one buffer.
-
-    Parameters
-    ----------
-    first, stop
-        Layers.
-    chunks
-        Numbers of the chunks in the prefix.
-    """
-
-    first: int
-    stop: int
-    chunks: range
 
 
 class StoredPrefix:
@@ -218,14 +202,13 @@ class StoredPrefix:
             Where a drive fails or gives other bytes.
         """
         count = len(self.chunks) if chunks is None else chunks
-        pieces = list(self._pieces(first_layer, count, taker.most_layers))
-        objects = max(((one.stop - one.first) * len(one.chunks) for one in pieces), default=0)
-        size = objects * self.shape.object_bytes
-        read = partial(self._read_rows, taker.take)
-        most = _MOST
+        pieces, most = list(self._pieces(first_layer, count)), _MOST
         if taker.most_layers is not None:
-            own = sum(one.first == first_layer for one in pieces)
-            most = min(_MOST_WAITING[0], _WAITING_LAYERS * own), _MOST_WAITING[1]
+            pieces = list(self._waiting_pieces(first_layer, count, taker.most_layers))
+            own = sum(one.stop == self.shape.layers for one in pieces)
+            most = min(_MOST_WAITING[0], _WAITING_PIECES * own), _MOST_WAITING[1]
+        size = max((one.byte_count for one in pieces), default=0)
+        read = partial(self._read_rows, taker.take)
         for _, arrived in self._read_ahead(pieces, size, read, deadline, most, taker.settle):
             for one in arrived:
                 if not one.is_checked:
@@ -235,7 +218,7 @@ class StoredPrefix:
 
     def layers_ahead(self, chunks: int) -> int:
         """Return how many layers of its first chunks a stream's memory holds, read one by one."""
-        together = max(1, min(chunks, _JOINED_BYTES // self.shape.object_bytes))
+        together = max(1, min(chunks, _WAITING_BYTES // self.shape.object_bytes))
         fitting = _MOST_WAITING[1] // (together * self.shape.object_bytes)
         return min(_MOST_WAITING[0], fitting) // -(-chunks // together)
 
@@ -282,11 +265,15 @@ class StoredPrefix:
             As from `stream`.
         """
         size = self.shape.layers * self.shape.shadow_bytes
-        pieces = [_Piece(0, self.shape.layers, range(number, number + 1)) for number in numbers]
+        pieces = [self._shadow_piece(number) for number in numbers]
         if not pieces:
             return
         for piece, planes in self._read_ahead(pieces, size, self._read_shadows):
             yield piece.chunks[0], planes.reshape(self.shape.layers, -1)
+
+    def _shadow_piece(self, number: int) -> RowPiece:
+        layers = self.shape.layers
+        return RowPiece(self.shape, 0, layers, range(number, number + 1), layers, _THREADS)
 
     def pages_of(self, chunk: StoredChunk) -> Pages:
         """Return what a chunk's pages go through, its tags read; OSError where that fails."""
@@ -313,38 +300,53 @@ class StoredPrefix:
 
     # --- inside ----------------------------------------------------------------------------
 
-    def _pieces(self, first_layer: int, chunks: int, most_layers: int | None) -> Iterator[_Piece]:
+    def _pieces(self, first_layer: int, chunks: int) -> Iterator[RowPiece]:
         """Cut a part of the prefix into reads of neighbouring layers and chunks.
 
         The first layers are few at a time: whoever computes waits for them, and not for the others.
         """
-        size, layers = self.shape.object_bytes, self.shape.layers
-        most = most_layers or max(1, _JOINED_BYTES // size)
+        layers, most = self.shape.layers, max(1, _JOINED_BYTES // self.shape.object_bytes)
         layer, joined = first_layer, 1
         while layer < layers:
-            stop = min(layer + joined, layers)
-            together = max(1, _JOINED_BYTES // ((stop - layer) * size))
-            numbers = iter(range(chunks))
-            while part := list(islice(numbers, together)):
-                yield _Piece(layer, stop, range(part[0], part[-1] + 1))
-            layer, joined = stop, min(2 * joined, most)
+            own = range(layer, min(layer + joined, layers))
+            yield from self._cut(own, chunks, len(own), _JOINED_BYTES, _THREADS)
+            layer, joined = own.stop, min(2 * joined, most)
+
+    def _waiting_pieces(self, first_layer: int, chunks: int, most: int) -> Iterator[RowPiece]:
+        """Cut it so that few come beside a pass; the first layer as soon as it can be there."""
+        layers = self.shape.layers
+        first = range(first_layer, min(first_layer + 1, layers))
+        yield from self._cut(first, chunks, 1, _JOINED_BYTES, _THREADS)
+        most = max(1, min(most, _WAITING_BYTES // (chunks * self.shape.object_bytes)))
+        for layer in range(first.stop, layers, most):
+            own = range(layer, min(layer + most, layers))
+            yield from self._cut(own, chunks, 1, _WAITING_BYTES, _WAITING_READS)
+
+    def _cut(
+        self, layers: range, chunks: int, joined: int, most_bytes: int, threads: int
+    ) -> Iterator[RowPiece]:
+        """Cut some layers into pieces of so many bytes, or one chunk."""
+        own = max(1, most_bytes // max(1, len(layers) * self.shape.object_bytes))
+        for start in range(0, chunks if layers else 0, own):
+            part = range(start, min(start + own, chunks))
+            yield RowPiece(self.shape, layers.start, layers.stop, part, joined, threads)
 
     def _read_ahead(
         self,
-        pieces: Sequence[_Piece],
+        pieces: Sequence[RowPiece],
         buffer_bytes: int,
-        read: Callable[[_Piece, NDArray[np.uint8], float], _Read],
+        read: Callable[[RowPiece, NDArray[np.uint8], float], _Read],
         deadline: Callable[[int], float] = _never,
         most: tuple[int, int] = _MOST,
         settle: Callable[[_Read], bool] = lambda _: True,
-    ) -> Iterator[tuple[_Piece, _Read]]:
+    ) -> Iterator[tuple[RowPiece, _Read]]:
         """Yield pieces with what was read of each, valid until the next, while others come."""
         fitting = min(most[0], most[1] // max(1, buffer_bytes))
         count = min(max(_LEAST_BUFFERS, fitting), len(pieces))
         size = round_up(buffer_bytes, PAGE_BYTES)
         memory = self._memory.taken(count * size)
         free = deque(memory[at * size : at * size + buffer_bytes] for at in range(count))
-        coming: deque[tuple[_Piece, NDArray[np.uint8], Future[_Read]]] = deque()
+        coming: deque[tuple[RowPiece, NDArray[np.uint8], Future[_Read]]] = deque()
         left = iter(pieces)
         with ThreadPoolExecutor(_PIECES_AT_ONCE, "hillinfer-store-read") as ahead:
             try:
@@ -365,8 +367,8 @@ class StoredPrefix:
 
     def _bring(
         self,
-        read: Callable[[_Piece, NDArray[np.uint8], float], _Read],
-        piece: _Piece,
+        read: Callable[[RowPiece, NDArray[np.uint8], float], _Read],
+        piece: RowPiece,
         buffer: NDArray[np.uint8],
         deadline: float,
     ) -> _Read:
@@ -388,7 +390,7 @@ class StoredPrefix:
     def _read_rows(
         self,
         take: Callable[[Iterable[ArrivedRows]], None],
-        piece: _Piece,
+        piece: RowPiece,
         buffer: NDArray[np.uint8],
         deadline: float,
     ) -> list[ArrivedRows]:
@@ -396,13 +398,10 @@ class StoredPrefix:
         self._read(piece, buffer, deadline)
         self._read_tags([self.chunks[number] for number in piece.chunks])
         arrived: list[ArrivedRows] = []
-        layers, every = range(piece.first, piece.stop), piece.chunks
-        # One layer's rows of all chunks lie together; else those of a chunk do, layer by layer.
-        runs = [every] if len(layers) == 1 else [range(one, one + 1) for one in every]
 
         def opened() -> Iterator[ArrivedRows]:
-            for run in runs:
-                for layer in layers:
+            for run in piece.runs:
+                for layer in range(piece.first, piece.stop):
                     for number in run if self.shape.tag_bytes else ():
                         own = self._rows(piece, buffer, layer, range(number, number + 1))
                         at = self.shape.rows_at(layer)
@@ -414,25 +413,16 @@ class StoredPrefix:
         take(opened())
         return arrived
 
-    def _read(self, piece: _Piece, buffer: NDArray[np.uint8], deadline: float) -> None:
+    def _read(self, piece: RowPiece, buffer: NDArray[np.uint8], deadline: float) -> None:
         """Read a piece in long reads, all drives' one after the other."""
-        shape, count = self.shape, piece.stop - piece.first
-        chunk_bytes = count * shape.object_bytes
-        parts = Reads.in_pieces(0, chunk_bytes, READ_BYTES)
         chunks = [self.chunks[number] for number in piece.chunks]
         drives = np.array([one.record.span.drive for one in chunks])
-        # The last layer's rows end with the last group that is wanted.
-        missing = [CHUNK_GROUPS - one.groups for one in chunks]
-        sizes = chunk_bytes - shape.group_bytes * np.array(missing)[:, None]
-        counts = np.minimum(sizes - parts.buffer_offsets, parts.byte_counts)
-        places = chunk_bytes * np.arange(len(chunks))[:, None] + parts.buffer_offsets
-        offsets = shape.rows_at(piece.first) + np.array([one.record.span.offset for one in chunks])
-        starts = offsets[:, None] + parts.file_offsets
+        offsets = np.array([one.record.span.offset for one in chunks])
+        groups = np.array([one.groups for one in chunks])
         for drive in set(drives.tolist()):
-            wanted = (counts > 0) & (drives == drive)[:, None]
-            reads = Reads(starts[wanted], places[wanted], counts[wanted])
+            reads = piece.reads(offsets, groups, drives == drive, READ_BYTES)
             with self._files[drive].turns.ahead(deadline):
-                self._files[drive].read_many(reads, buffer, _THREADS)
+                self._files[drive].read_many(reads, buffer, piece.threads)
 
     def _read_tags(self, chunks: Sequence[StoredChunk]) -> None:
         """Read the tags of chunks that have none yet; those of a few chunks come together."""
@@ -457,7 +447,7 @@ class StoredPrefix:
             self._fail(chunk, "pages")
 
     def _read_shadows(
-        self, piece: _Piece, buffer: NDArray[np.uint8], deadline: float
+        self, piece: RowPiece, buffer: NDArray[np.uint8], deadline: float
     ) -> NDArray[np.uint8]:
         """Read the shadow plane of one chunk; who takes it copies it meanwhile."""
         chunk = self.chunks[piece.chunks[0]]
@@ -475,11 +465,10 @@ class StoredPrefix:
         return planes
 
     def _rows(
-        self, piece: _Piece, buffer: NDArray[np.uint8], layer: int, run: range
+        self, piece: RowPiece, buffer: NDArray[np.uint8], layer: int, run: range
     ) -> NDArray[np.uint8]:
         """Return rows of a layer of some of a piece's chunks; of several if it has one layer."""
-        shape, at = self.shape, run.start - piece.chunks.start
-        start = (at * (piece.stop - piece.first) + layer - piece.first) * shape.object_bytes
+        shape, start = self.shape, piece.start(layer, run.start)
         groups = sum(self.chunks[number].groups for number in run)
         return buffer[start : start + groups * shape.group_bytes].reshape(-1, shape.row_bytes)
 

@@ -289,4 +289,4 @@ class stream {
 
 #define HLS_THREADS_JOIN(a, b) a##b
 #define HLS_THREADS_NAME(a, b) HLS_THREADS_JOIN(a, b)
-#define PROCESS(...) hls_threads::Process HLS_THREADS_NAME(process_, __LINE__)([&] { __VA_ARGS__; })
+#define PROCESS(...) hls_threads::Process HLS_THREADS_NAME(process_, __COUNTER__)([&] { __VA_ARGS__; })

@@ -16,9 +16,14 @@ import numpy as np
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows, Pace
 from hillinfer.devices.host_slots import MEMORY_BYTES, LaunchDevice
-from hillinfer.devices.xrt.device import kernels_for
 from hillinfer.devices.xrt.process import deadlines_of, environment_of
-from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin, XclbinError, recorded_spec
+from hillinfer.devices.xrt.xclbin import (
+    HW_EMU,
+    Xclbin,
+    XclbinError,
+    kernels_for,
+    recorded_spec,
+)
 from hillinfer.errors import DeviceError, SettingsError, warn_of_loss
 from hillinfer.scoring.native import NativeScorer
 from hillinfer.settings import DeviceOptions

@@ -23,7 +23,7 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 from hillinfer_vllm.kv_blocks import KvBlocks, row_bytes_of
-from hillinfer_vllm.loading import Loads, TransferCounts
+from hillinfer_vllm.loading import Loads, TransferCounts, WorkerSide
 from hillinfer_vllm.ranks import RankReports
 from hillinfer_vllm.refusals import checked
 from hillinfer_vllm.scheduling import SchedulerSide
@@ -215,9 +215,8 @@ class HillInferStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[
                     f"bytes, and {self._block_tokens} and {self._namespace.row_bytes} were said "
                     "to: run vLLM without the connector"
                 )
-        self._loads = Loads(self._store, self._namespace, layers, self._counts)
-        parts = self._store, self._namespace, layers, self._counts
-        self._saves = Saves(*parts, self._publishing)
+        side = WorkerSide(self._store, self._namespace, layers, self._counts)
+        self._loads, self._saves = Loads(side), Saves(side, self._publishing)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Learn what a step will compute: `start_load_kv` comes behind it where nothing loads."""

@@ -59,35 +59,52 @@ class TransferCounts:
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
 
+@dataclass(frozen=True)
+class WorkerSide:
+    """What a worker's loads and saves have in common.
+
+    Parameters
+    ----------
+    store, namespace
+        Where rows come from and go to.
+    layers
+        Blocks of each layer by its name, in the model's order.
+    counts
+        Where they count.
+    """
+
+    store: Store
+    namespace: Namespace
+    layers: Mapping[str, KvBlocks]
+    counts: TransferCounts
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token's rows in all layers."""
+        return sum(one.row_bytes for one in self.layers.values())
+
+    def numbers(self) -> dict[str, int]:
+        """Return the number of each layer by its name."""
+        return {name: number for number, name in enumerate(self.layers)}
+
+
 class _Load:
     """One request's rows on their way.
 
     Parameters
     ----------
     plan
-        Which rows, and where to.
-    store, namespace
-        Where they come from.
-    layers
-        Blocks of each layer, in the model's order.
-    counts
-        Where it counts.
+        Which rows, and which blocks they go to.
+    side
+        Where they come from and go to.
     """
 
-    def __init__(
-        self,
-        plan: PlannedLoad,
-        store: Store,
-        namespace: Namespace,
-        layers: Sequence[KvBlocks],
-        counts: TransferCounts,
-    ) -> None:
+    def __init__(self, plan: PlannedLoad, side: WorkerSide) -> None:
         self.plan = plan
         # Until all rows are there: whatever ends it before is a failure.
         self.failed = True
-        self._store, self._namespace = store, namespace
-        self._layers, self._counts = layers, counts
-        self._there = [threading.Event() for _ in layers]
+        self._side, self._layers = side, list(side.layers.values())
+        self._there = [threading.Event() for _ in self._layers]
         self._thread = threading.Thread(target=self._run, name="hillinfer-vllm-load")
         self._thread.start()
 
@@ -114,17 +131,18 @@ class _Load:
                 self.failed = False
         finally:
             seconds, tokens = time.perf_counter() - started, self.plan.stop - self.plan.first
+            counts = self._side.counts
             if self.failed:
-                self._counts.add(loading_seconds=seconds, failed_loads=1)
+                counts.add(loading_seconds=seconds, failed_loads=1)
             else:
-                size = tokens * sum(one.row_bytes for one in self._layers)
-                self._counts.add(loading_seconds=seconds, loaded_tokens=tokens, loaded_bytes=size)
+                size = tokens * self._side.token_bytes
+                counts.add(loading_seconds=seconds, loaded_tokens=tokens, loaded_bytes=size)
             for there in self._there:
                 there.set()
 
     def _bring(self) -> None:
-        plan = self.plan
-        found = self._store.find(self._namespace, plan.prompt.ids, plan.prompt.salt)
+        plan, side = self.plan, self._side
+        found = side.store.find(side.namespace, plan.prompt.ids, plan.prompt.salt)
         if found is None:
             raise LookupError("the stored prefix is gone")
         with found:
@@ -153,30 +171,18 @@ class Loads:
 
     Parameters
     ----------
-    store, namespace
-        Where rows come from.
-    layers
-        Blocks of each layer by its name, in the model's order.
-    counts
-        Where it counts.
+    side
+        Where rows come from and go to.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        namespace: Namespace,
-        layers: Mapping[str, KvBlocks],
-        counts: TransferCounts,
-    ) -> None:
-        self._parts = store, namespace, list(layers.values()), counts
-        self._numbers = {name: number for number, name in enumerate(layers)}
-        self._counts = counts
+    def __init__(self, side: WorkerSide) -> None:
+        self._side, self._numbers = side, side.numbers()
         self._under_way: list[_Load] = []
         self._failed: set[int] = set()
 
     def begin(self, plans: Sequence[PlannedLoad]) -> None:
         """Have the rows of a step come."""
-        self._under_way = [_Load(plan, *self._parts) for plan in plans]
+        self._under_way = [_Load(plan, self._side) for plan in plans]
 
     def wait(self, layer: str) -> None:
         """Wait until one layer's rows are in their blocks."""
@@ -185,7 +191,7 @@ class Loads:
         started = time.perf_counter()
         for load in self._under_way:
             load.wait(self._numbers[layer])
-        self._counts.add(waited_seconds=time.perf_counter() - started)
+        self._side.counts.add(waited_seconds=time.perf_counter() - started)
 
     def end(self) -> set[int]:
         """Wait until nothing is on its way; return the step's blocks whose rows did not come."""

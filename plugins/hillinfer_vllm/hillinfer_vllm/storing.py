@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 
@@ -13,13 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.files import aligned_buffer
-from hillinfer.store.keys import Namespace
 from hillinfer.store.prefix import StoredPrefix
-from hillinfer.store.store import Store
 from hillinfer.store.writer import PrefixWriter
 from hillinfer_model.kernel_spec import GROUP_TOKENS
-from hillinfer_vllm.kv_blocks import KvBlocks
-from hillinfer_vllm.loading import TransferCounts
+from hillinfer_vllm.loading import WorkerSide
 from hillinfer_vllm.step_plan import PlannedSave
 
 # Rows that wait to be written at once: a drive that is slower holds the passes up behind them.
@@ -40,14 +37,14 @@ class _Save:
 
     Parameters
     ----------
-    store, namespace
+    side
         Where to.
     plan
         Of its first step.
     """
 
-    def __init__(self, store: Store, namespace: Namespace, plan: PlannedSave) -> None:
-        self._store, self._namespace = store, namespace
+    def __init__(self, side: WorkerSide, plan: PlannedSave) -> None:
+        self._side = side
         self.prompt, self._stored = plan.prompt, plan.stored
         self._found: StoredPrefix | None = None
         self._writer: PrefixWriter | None = None
@@ -86,11 +83,12 @@ class _Save:
 
     def _begin(self) -> None:
         ids, salt = self.prompt.ids, self.prompt.salt
-        self._found = self._store.find(self._namespace, ids, salt)
+        store, namespace = self._side.store, self._side.namespace
+        self._found = store.find(namespace, ids, salt)
         self._begins = 0 if self._found is None else self._found.tokens
         # Where something was evicted, the rows that come do not begin where the store ends.
         if self._begins >= self._stored:
-            self._writer = self._store.writer(self._namespace, ids, self._found, salt)
+            self._writer = store.writer(namespace, ids, self._found, salt)
 
 
 class Saves:
@@ -98,29 +96,16 @@ class Saves:
 
     Parameters
     ----------
-    store, namespace
-        Where to.
-    layers
-        Blocks of each layer by its name, in the model's order.
-    counts
-        Where it counts.
+    side
+        Where rows come from and go to.
     publishing
         Whether rows wait for those of other ranks.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        namespace: Namespace,
-        layers: Mapping[str, KvBlocks],
-        counts: TransferCounts,
-        publishing: Publishing = Publishing.AT_ONCE,
-    ) -> None:
-        self._store, self._namespace = store, namespace
-        self._layers, self._counts = layers, counts
+    def __init__(self, side: WorkerSide, publishing: Publishing = Publishing.AT_ONCE) -> None:
+        self._side, self._numbers = side, side.numbers()
         self._publishing = publishing
         self._written: dict[str, int] = {}
-        self._numbers = {name: number for number, name in enumerate(layers)}
         self._requests: dict[str, _Save] = {}
         self._plans: list[PlannedSave] = []
         self._writing = ThreadPoolExecutor(1, "hillinfer-vllm-store")
@@ -137,14 +122,14 @@ class Saves:
                 self._writing.submit(own.close)
                 own = None
             if own is None:
-                self._requests[plan.request] = _Save(self._store, self._namespace, plan)
+                self._requests[plan.request] = _Save(self._side, plan)
 
     def take(self, layer: str) -> None:
         """Take the rows of a layer that the step has just computed."""
         if not self._plans:
             return
         started = time.perf_counter()
-        blocks, number = self._layers[layer], self._numbers[layer]
+        blocks, number = self._side.layers[layer], self._numbers[layer]
         for plan in self._plans:
             save = self._requests[plan.request]
             stop = plan.stop // GROUP_TOKENS * GROUP_TOKENS
@@ -155,7 +140,7 @@ class Saves:
             rows = aligned_buffer(size)[:size].reshape(-1, blocks.row_bytes)
             blocks.gather(save.taken, plan.blocks, rows)
             self._writing.submit(self._write, save, number, save.taken, rows)
-        self._counts.add(storing_seconds=time.perf_counter() - started)
+        self._side.counts.add(storing_seconds=time.perf_counter() - started)
 
     def end(self, failed: set[int]) -> None:
         """Publish what the step computed, once it is written; nobody waits for that.
@@ -219,8 +204,8 @@ class Saves:
 
     def _publish(self, save: _Save, stop: int) -> None:
         tokens = save.publish(stop)
-        size = tokens * sum(one.row_bytes for one in self._layers.values())
-        self._counts.add(stored_tokens=tokens, stored_bytes=size)
+        size = tokens * self._side.token_bytes
+        self._side.counts.add(stored_tokens=tokens, stored_bytes=size)
 
     def _write(self, save: _Save, layer: int, first: int, rows: NDArray[np.uint8]) -> None:
         try:

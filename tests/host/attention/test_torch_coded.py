@@ -117,7 +117,7 @@ def test_coded_blocks(device, exponents, spread):
     segment.statistics.exponents[:] = generator.integers(-14, 17, (2, 64))
     segment.statistics.means[:] = generator.integers(-(2**23) + 1, 2**23, (2, 64))
     segment.aligned[0, :3] = 2**31 - 1, -(2**31), 2**23
-    found = TorchCodedAttention(torch.device(device)).coded_blocks(on(device, segment))
+    found = TorchCodedAttention(torch.device(device)).coded_blocks([on(device, segment)])
     for head in range(2):
         for block in range(3):
             expected = golden_coded_block(segment, head, block * 64)

@@ -30,7 +30,7 @@ def test_a_second_cache_brings_no_bytes_and_its_steps_have_the_bits_of_a_session
     assert len(row.shared.wall) == len(row.private.processor) == 8
     assert row.row_bytes == 2048 * 2 * 4096
     assert row.row_bytes / 8 < row.shadow_bytes < row.row_bytes / 4
-    assert min(row.open_seconds + row.second_seconds + row.drive_seconds) > 0
+    assert min(row.open_seconds + row.second_seconds + row.drive_seconds + row.memory_seconds) > 0
     assert said == ["2048 tokens of 2 layers stored, and saved as a session"]
     told = Measured(shared=row)
     assert "bits agree" in told.text(told.goals(), [])
@@ -40,7 +40,7 @@ def test_a_second_cache_brings_no_bytes_and_its_steps_have_the_bits_of_a_session
 @pytest.fixture
 def row():
     return SharedRow(
-        1024, 1, 10, 100, [0.1] * 4, [0.6] * 4, [0.02] * 4, 0,
+        1024, 1, 10, 100, [0.1] * 4, [0.6] * 4, [0.2] * 4, [0.02] * 4, 0,
         Steps([1.0, 2.06, 4.0]), Steps([1.0, 2.0, 1.0]), agrees=True,
     )  # fmt: skip
 
@@ -48,6 +48,9 @@ def row():
 def test_opening_a_second_cache_and_steps_have_goals(row):
     # A tenth of the bytes at the drive's rate, and 50 ms.
     assert row.allowed_seconds == pytest.approx(0.11)
+    # Memory that was not there before takes longer than the drive.
+    assert row.possible_seconds == pytest.approx(0.2)
+    assert replace(row, memory_seconds=[0.01]).possible_seconds == pytest.approx(0.06)
     # Pairs are compared and not their sums.
     assert row.step_ratio == pytest.approx(1.03)
     met = goals_of(Measured(shared=row))

@@ -3,13 +3,16 @@
 
 import json
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from hillinfer_bench.storing.first_token import FirstToken
 from hillinfer_bench.storing.goals import at_least, at_most, goals_text
+from hillinfer_bench.storing.measured import Measured
 from hillinfer_bench.storing.part import Part
 from hillinfer_bench.storing.run import StoreRequest, run
+from hillinfer_bench.storing.speed import LookupRow
 
 
 @pytest.mark.parametrize(
@@ -56,12 +59,14 @@ def test_what_is_possible_makes_no_goal_met():
 def test_reading_hides_behind_computing_as_far_as_cores_are_idle(both, reading, begins, most, told):
     first = FirstToken(
         8064, 64, 30.0, [0.55] * 3, [0.5] * 3, [0.1] * 3, [both] * 3, [reading] * 3, [begins] * 3,
-        [begins] * 3, 2, [0.001] * 3, [0.002] * 3, True, [],
+        [begins] * 3, 2, [0.001] * 3, [0.002] * 3, [both + 0.01] * 3, [0] * 3, [7] * 3, True, [],
     )  # fmt: skip
-    assert first.hidden_share(first.possible_seconds) == pytest.approx(most)
+    assert first.hidden_possible == pytest.approx(most)
     assert told in first.line()
     assert f"leaves {most:.0%} of the smaller to be hidden; 50% is" in first.line()
-    assert first.line().endswith("waited 1.0 ms for rows and took 2.0 to place them")
+    assert "waited 1.0 ms for rows and took 2.0 to place them" in first.line()
+    assert "both take +10.0 processor ms beyond those apart" in first.line()
+    assert first.line().endswith("page faults: computing 0, both 7")
 
 
 def test_a_part_is_taken_alone(tmp_path):
@@ -85,3 +90,15 @@ def test_a_part_is_taken_alone(tmp_path):
     assert record["goals"]["kills"]["why"] == "not in this run"
     assert "not measured (not in this run)" in text
     assert sorted(tmp_path.iterdir()) == [out]
+
+
+def test_a_first_lookup_takes_what_reading_its_sheets_takes_and_any_other():
+    row = LookupRow(100, [1.0], [9.0] * 4, [2.0] * 4, [3.0, 3.0, 3.0, 3.0], [1.0])
+    assert row.possible_first_p99 == pytest.approx(5)
+    told = {one.name: one for one in Measured(lookups=row).goals()}["lookup_first_p99_milliseconds"]
+    assert not told.is_met
+    assert told.allowed is None
+    slower = replace(row, sheet_milliseconds=[4.0] * 4)
+    told = {one.name: one for one in Measured(lookups=slower).goals()}
+    assert told["lookup_first_p99_milliseconds"].allowed == pytest.approx(6)
+    assert "(median 9.0; reading its sheets alone 4.0)" in Measured(lookups=slower).text([], [])

@@ -12,15 +12,17 @@ from transformers import DynamicCache
 from waiting import until
 
 from hillinfer.catalogue.catalogue import Catalogue
+from hillinfer.catalogue.checks import OnlineChecks, ServedAnswer
 from hillinfer.catalogue.keeper import DocumentKeeper, Move
 from hillinfer.catalogue.measuring import ProbeWishes, check_namespace, measure_document
 from hillinfer.catalogue.planning import PlanRules
 from hillinfer.catalogue.records import CatalogueError, KnownDocument
 from hillinfer.catalogue.uses import document_uses
-from hillinfer.errors import BudgetError
+from hillinfer.errors import BudgetError, SettingsError
 from hillinfer.forms.probes import ProbeSizes
-from hillinfer.forms.stored_states import stored_states
+from hillinfer.forms.stored_rows import stored_states
 from hillinfer.forms.table import make_form
+from hillinfer.forms.whole import QuantisedForm
 from hillinfer.generate.answering import Generation
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.reuse.stored_prompts import StoredPrompts
@@ -279,7 +281,13 @@ def test_a_prompt_finds_the_longest_document_that_it_begins_with(kept):
     assert keeper.made_for([1, *ids]) is None
 
 
-def test_what_was_not_used_for_longest_goes_first(kept):
+class HeldElsewhere(QuantisedForm):
+    """As if an engine held it, and counted what it takes."""
+
+    lies_in_engine = True
+
+
+def test_as_few_forms_go_as_must_and_none_where_none_helps(kept):
     now = iter(range(1000))
     keeper = DocumentKeeper(
         kept.model,
@@ -287,15 +295,95 @@ def test_what_was_not_used_for_longest_goes_first(kept):
         kept.store,
         kept.catalogue,
         Accountant(4 * kept.sizes["held"]),
+        form_of=lambda name: HeldElsewhere(8) if name == "int8" else make_form(name),
         clock=lambda: float(next(now)),
     )
-    for name in ("d0", "d1"):
-        kept.catalogue.pin(kept.catalogue.find(name).key, "int8")
+    for name, form in (("d0", "int8"), ("d1", "int8"), ("d2", "int4")):
+        kept.catalogue.pin(kept.catalogue.find(name).key, form)
     keeper.settle()
-    first, second = (kept.catalogue.find(name) for name in ("d0", "d1"))
+    first, second, third = (kept.catalogue.find(name) for name in ("d0", "d1", "d2"))
     keeper.made_for([*keeper.ids_of(first), 1])
-    assert keeper.give_up_oldest()
-    assert list(keeper.held) == [first.name]
-    assert keeper.give_up_oldest()
-    assert (keeper.held, keeper.give_up_oldest()) == ({}, False)
-    assert second.name != first.name
+    seen = []
+
+    def fits_without(count):
+        return lambda forms: seen.append(len(forms)) or len(forms) >= count
+
+    # What an engine does not hold is nothing that its plans could have room for.
+    assert not keeper.give_up_for(fits_without(3))
+    assert (seen, len(keeper.held)) == ([1, 2], 3)
+    # Of the others the one that was not used for longest.
+    assert keeper.give_up_for(fits_without(1))
+    assert {*keeper.held} == {first.name, third.name}
+    assert keeper.give_up_for(fits_without(1))
+    assert list(keeper.held) == [third.name]
+    assert not keeper.give_up_for(fits_without(0))
+    assert second.name not in keeper.held
+
+
+def ends_at(count):
+    """Return what says at its last call that somebody waits."""
+    asked = iter(range(1000))
+    return lambda: next(asked) >= count
+
+
+def test_comparing_and_measuring_end_before_any_pass_and_go_on_later(kept):
+    checks = OnlineChecks(kept.model, kept.prompts, chunk_tokens=4)
+    document = kept.catalogue.find("d0")
+    ids = kept.keeper(Accountant(1 << 20)).ids_of(document)
+    answer = kept.expected["d0"][-1:]
+    assert checks.compare(document, ids) is None
+    for _ in range(3):
+        checks.note(document.key, ServedAnswer("held", tuple(QUESTION), (*answer, *[1] * 140)))
+    # Two passes read the question, three the answer.
+    for count in range(6):
+        assert checks.compare(document, ids, ends_at(count)) is None
+        assert checks.waiting == [document.key]
+    whole = checks.compare(document, ids, ends_at(7))
+    assert 1 / 141 <= whole < 1.0
+    assert [checks.compare(document, ids) for _ in range(3)] == [whole, whole, None]
+    assert checks.slipped(document) == ["held"]
+    for count in range(6):
+        assert checks.renewed(document, ids, ends_at(count)) is None
+        assert checks.slipped(document) == ["held"]
+    renewed = checks.renewed(document, ids)
+    assert [one.form for one in renewed.measured] == [one.form for one in document.measured]
+    assert checks.slipped(document) == []
+
+
+def measured_by(kept, **wishes):
+    """Return agreements of forms, and how many tokens the model read for them."""
+    ids = list(kept.keeper(Accountant(1 << 20)).ids_of(kept.catalogue.find("d0")))
+    forms = [make_form(name) for name in ("held", "int8", "knorm-0.2", "int4")]
+    told = ProbeWishes(4, sizes=ProbeSizes(4, 12), **wishes)
+    read, forward = [], kept.model.forward
+
+    def counted(*args, **kwargs):
+        read.append(kwargs["input_ids"].shape[1])
+        return forward(*args, **kwargs)
+
+    kept.model.forward = counted
+    try:
+        found = measure_document(kept.model, kept.prompts, ids, forms, told, 1.0)
+    finally:
+        kept.model.forward = forward
+    return {one.form: one for one in found.forms}, sum(one for one in read if one > 1)
+
+
+def test_a_profile_reads_no_more_than_it_may_and_looks_at_each_form_once(kept):
+    whole, most = measured_by(kept)
+    # Four parts of 15 tokens, in one pass each: all rows, and three forms.
+    assert most == 4 * 60
+    few, read = measured_by(kept, allowance=0.5)
+    assert read == 60 + 3 * 15
+    assert few["int8"].lower < whole["int8"].lower
+    # As much as is left goes to those that were named first.
+    some, read = measured_by(kept, allowance=0.6)
+    assert read == 60 + 3 * 15 + 45
+    assert some["int8"].lower == pytest.approx(whole["int8"].lower)
+    assert some["int4"].lower == few["int4"].lower
+    # What is surely worse than is wanted is asked no more.
+    sure, read = measured_by(kept, least=0.99)
+    assert read < most
+    assert sure["held"].lower == 1.0
+    with pytest.raises(SettingsError, match="allowance=0"):
+        ProbeWishes(allowance=0)

@@ -82,6 +82,10 @@ class FailingDevice:
     def rows_together(self):
         return self._device.rows_together
 
+    @property
+    def queries_together(self):
+        return self._device.queries_together
+
     def make(self, *given):
         self._count("make")
         return self._device.make(*given)

@@ -7,8 +7,9 @@ from xml.etree import ElementTree
 import pytest
 
 from hillinfer.errors import SettingsError
-from hillinfer_bench.evicpress.harness import Played
-from hillinfer_bench.evicpress.rates import first_tokens_at, rate_curve
+from hillinfer_bench.evicpress import harness
+from hillinfer_bench.evicpress.harness import Harness
+from hillinfer_bench.evicpress.played import Played, first_tokens_at, rate_curve
 from hillinfer_bench.evicpress.rivals import rivals
 from hillinfer_bench.evicpress.run import GOALS, EvicPressRequest, compared
 from hillinfer_bench.evicpress.workload import WorkloadSize, mooncake_workload
@@ -30,21 +31,40 @@ def test_what_is_no_report_is_not_drawn(tmp_path):
         read_rivals(tmp_path / "none")
 
 
-def test_a_small_study_plays_every_rival_within_the_budget(command, tiny_folder, tmp_path):
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
+
+
+def test_a_small_study_plays_every_rival_within_the_budget(
+    command, tiny_folder, tmp_path, monkeypatch
+):
     pytest.importorskip("matplotlib", reason="pip install 'hillinfer[figures]'")
     out = tmp_path / "evicpress.json"
-    outcome = command(
+    arguments = (
         *("evicpress", "--model", tiny_folder, "--dir", tmp_path, "--documents", 2),
         *("--requests", 6, "--shortest", 128, "--longest", 192, "--budget", 0.4, "--alpha", 1),
         *("--probes", 1, "--questions", 1, "--kills", 2, "--out", out),
-        *("--picture", tmp_path / "evicpress.svg"),
+        *("--picture", tmp_path / "evicpress.svg", "--sized", 1),
     )
+    # It breaks off in its middle, and goes on where it was.
+    with monkeypatch.context() as broken:
+        broken.setattr(Harness, "play_all_held", interrupted)
+        assert command(*arguments).code == 130
+    notes = (tmp_path / "evicpress" / "notes.jsonl").read_text()
+    assert not out.exists()
+    with monkeypatch.context() as refused:
+        # Nothing is read, measured or played anew.
+        refused.setattr(Harness, "play", interrupted)
+        refused.setattr(harness, "measure_document", interrupted)
+        outcome = command(*arguments)
     assert outcome.code == 0, outcome.err
+    assert '"part": "optimum, \\u03b1 1"' in notes
     report = json.loads(out.read_text())
     assert report["figures"].keys() >= KEYS
     assert (report["figures"]["kills"], report["figures"]["wrong_tokens"]) == (2, 0)
     rows = {row["rival"]: row for row in report["rows"]}
-    assert len(rows) == len(rivals((1.0,)))
+    # What the engine's buffers take is more than the budget of so few tokens.
+    assert rows.keys() == {one.name for one in rivals((1.0,)) if not one.is_served}
     for name, row in rows.items():
         assert row["dram_peak_bytes"] <= report["budget_bytes"] < report["all_bytes"], name
         assert sum(row["forms"].values()) == 6
@@ -54,15 +74,23 @@ def test_a_small_study_plays_every_rival_within_the_budget(command, tiny_folder,
     assert rows["held + LRU"]["read_bytes"] > 0 == rows["recompute"]["read_bytes"]
     assert rows["int4 + LRU"]["forms"].keys() <= {"rows", "int4"}
     assert rows["int4 + LRU"]["moves"] > 0
+    assert rows["IMPRESS-like, 0.5"]["read_bytes"] > 0
+    assert rows["IMPRESS-like, 0.5"]["forms"] == {"important-0.5": 6}
     for row in rows.values():
         rates, seconds = zip(*row["rate_curve"], strict=True)
         assert list(rates) == sorted(rates)
         assert min(seconds) >= row["first_token_p50"] * 0.99
+    sized = report["sized"]
+    assert sized["all_bytes"] == 131072 * sum(one["tokens"] for one in report["documents"])
+    for row in sized["rows"]:
+        assert row["dram_peak_bytes"] <= sized["budget_bytes"], row
+        assert row["first_token_p50"] > 0
+    assert min(sized["bytes_a_second"].values()) > 0
     drawn = ElementTree.parse(tmp_path / "evicpress.svg").getroot()
     assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
     (lru,) = (one for one in read_rivals(out) if one.name == "held + LRU")
     assert (lru.agreement, len(lru.curve)) == (1.0, 9)
-    assert list(tmp_path.glob("tmp*")) == []
+    assert not (tmp_path / "evicpress").exists()
     for name in ("share_of_optimum", "ttft_vs_int8_lru"):
         assert f"{name}: " in outcome.out
 
@@ -134,7 +162,7 @@ def test_figures_are_of_the_soonest_that_agrees_enough():
     [
         ({"budget_part": 0.0}, "budget=0.0 is no share"),
         ({"alphas": (-1.0,)}, "must be one number of seconds"),
-        ({"kills": -1}, "kills=-1: give 1 or more"),
+        ({"kills": -1}, "kills=-1, sized=2: give 1 or more"),
     ],
 )
 def test_requests_that_mean_nothing_are_refused(changes, said, tmp_path):

@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from hillinfer.errors import CacheUseError, SettingsError
 from hillinfer.forms.form import DocumentStates, FormRates, OpenedForm
-from hillinfer.forms.stored_states import stored_states
+from hillinfer.forms.stored_rows import stored_states
 from hillinfer.forms.table import make_form, usual_forms
 from hillinfer.forms.whole import Codes
 from hillinfer.generate.answering import Generation

@@ -150,6 +150,23 @@ def test_times_are_taken_at_the_settings_of_equal_quality(frontier, tmp_path, co
     }
     assert "not judged" in told
 
+    # Another sitting goes on with these times, and says so.
+    given[given.index("--real-context") + 1] = 0
+    code, _, err = frontier("--out", out, *given)
+    assert code == 0
+    assert "of an earlier run" in err
+    again = report_of(out)
+    assert again["times"] == report["times"]
+    assert again["decode_speedup"] == report["decode_speedup"]
+    assert list(again["earlier_times"]) == [report["model"]]
+    # The twin: times at other settings are not taken.
+    kept = out.with_name("frontier-times.jsonl")
+    line = json.loads(kept.read_text(encoding="utf-8"))
+    line["taken_on"]["settings"]["leoam"] = 0.123
+    kept.write_text(json.dumps(line) + "\n", encoding="utf-8")
+    assert frontier("--out", out, *given)[0] == 0
+    assert report_of(out)["times"] == []
+
 
 @pytest.mark.parametrize(
     ("arguments", "message"),

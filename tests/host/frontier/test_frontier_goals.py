@@ -150,11 +150,32 @@ def test_goals_say_what_bytes_and_rates_allow_and_how_much_of_it_was_reached():
         for name, value in (("hillinfer-coded", 0.2), ("hillinfer", 0.1))
     }
     held = (0.2 - shadow) / shadow
-    ours = 0.02 + (rows["hillinfer-coded"] - 0.02) * (1 - held)
+    # In the file a token's 2,080 bytes are padded to a multiple of 64.
+    ours = 0.02 + (rows["hillinfer-coded"] - 0.02) * (1 - held) * 2112 / 2080
     theirs = rows["hillinfer"] * (1 - (0.2 - shadow))
     found = goal(report(), "drive bytes of a step")
     assert found["allowed"] == pytest.approx(ours / theirs, abs=1e-3)
     assert found["share_of_allowed"] == pytest.approx(ours / theirs / (2 / 3), abs=1e-3)
+
+
+def test_what_bytes_allow_counts_whole_units_and_what_memory_holds_beside_rows():
+    coded, exact = SWEPT["hillinfer-coded"], SWEPT["hillinfer"]
+    # SmolLM2-135M's: rows of 768 bytes, codes of 128 in the file; nothing but what ranks fits.
+    shape = ModelShape(30, 3, 9, 64, StoredType.FLOAT16, 8192)
+    assert exact.read_share(0.1, 33 / 256, shape, 1) == pytest.approx(0.1)
+    # A sector of 512 bytes has parts of 4/3 rows, and four codes.
+    of_rows = 1 - 0.9 ** (4 / 3)
+    assert exact.read_share(0.1, 0.0, shape, 512) == pytest.approx(of_rows)
+    of_codes = 1 - (1 - 0.18) ** 4
+    rows = 0.02 + 0.18 * 33 / 256
+    found = coded.read_share(rows, 0.0, shape, 512)
+    assert found == pytest.approx(1 - 0.98 ** (4 / 3) + of_codes / 6)
+    # The twin: of pages of 4 KiB nearly all are read.
+    assert coded.read_share(rows, 0.0, shape, 4096) > 2 * found
+    machine = replace(MACHINE, shape=shape, unit_bytes=512)
+    less = replace(machine, beside={"hillinfer": 0.05})
+    assert less.drive_bytes(exact, 0.1) > machine.drive_bytes(exact, 0.1)
+    assert less.drive_bytes(coded, 0.05) == machine.drive_bytes(coded, 0.05)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,17 @@ from contextlib import nullcontext, suppress
 
 import pytest
 import torch
-from generation_runs import LOGIT_TOLERANCE, attached, attached_with, bits, logits, ordinary, run
+from generation_runs import (
+    CODED,
+    LOGIT_TOLERANCE,
+    MORE_EXACT,
+    attached,
+    attached_with,
+    bits,
+    logits,
+    ordinary,
+    run,
+)
 from tiny_models import DTYPES, TinyModel, prompts
 
 from hillinfer.drive.files import aligned_buffer
@@ -65,8 +75,8 @@ def test_placement_of_coded_tokens_changes_nothing(dtype, query, cold_dir, least
     model = tiny.build().cuda()
     ids, _ = prompts([250])
     outputs = []
-    for changes in ({}, {"dram_budget": least_budget(tiny, 260) + MIB}, {"exact_floor": 11}):
-        coded = {"exact": 0.05, "exact_floor": 10, "query": query} | changes
+    for changes in ({}, {"dram_budget": least_budget(tiny, 260) + MIB}, MORE_EXACT):
+        coded = CODED | {"query": query} | changes
         with attached(model, cold_dir, **coded) as hill:
             cache = hill.new_cache()
             outputs.append(bits(run(model, cache, ids.cuda())))

@@ -170,6 +170,27 @@ def test_more_caches_than_a_budget_holds_are_refused_and_the_others_go_on(cold_d
         hill.new_cache(200).close()
 
 
+def test_what_is_lent_is_in_the_plans_of_caches_and_they_in_its(cold_dir, least_budget):
+    with attached(TINY.build(), cold_dir, dram_budget=least_budget(TINY, 200, 2)) as hill:
+        assert hill.lend(1) is None
+        first = hill.new_cache(200)
+        assert hill.has_room(200)
+        assert not hill.has_room(4000)
+        loan = hill.lend(1 << 10)
+        assert not hill.has_room(200)
+        assert hill.has_room(200, without=[first])
+        with pytest.raises(BudgetError, match=r"2 caches of .*together; 1.0 KiB of it are lent: "):
+            hill.new_cache(200)
+        loan.give_back()
+        loan.give_back()
+        second = hill.new_cache(200)
+        # Both are expected to need all there is, though neither has anything yet.
+        assert hill.lend(1 << 10) is None
+        second.close()
+        assert hill.lend(1 << 10) is not None
+        first.close()
+
+
 def test_the_last_cache_closes_the_engine_and_the_next_opens_one(cold_dir):
     model, before = TINY.build(), set(threading.enumerate())
     document, _ = prompts([100])

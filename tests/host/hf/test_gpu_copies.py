@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from copy_lanes import FailingLane, LateLane
-from generation_runs import attached_with, bits, run
+from generation_runs import CODED, MORE_EXACT, attached_with, bits, run
 from tiny_models import TinyModel, prompts
 
 # So many new tokens that groups of 64 fill and open.
@@ -63,7 +63,7 @@ def test_a_generation_is_the_same_with_late_copies(
 def test_coded_tokens_are_the_same_with_late_copies(tiny, query, lengths, cold_dir, on_lane):
     """Without a lane the native library attends, with one torch does: section 16 fixes both."""
     lengths = LENGTHS[lengths]
-    coded = {"query": query, "exact": 0.05, "exact_floor": 10}
+    coded = CODED | {"query": query}
     found, statistics = generate(
         partial(on_lane, LateLane([0, 0.001], [0.002, 0])), tiny, cold_dir, lengths, **coded
     )
@@ -75,8 +75,22 @@ def test_coded_tokens_are_the_same_with_late_copies(tiny, query, lengths, cold_d
     assert torch.equal(found, expected)
     assert statistics.coded_tokens == here.coded_tokens > 0
     assert statistics.host_to_device_bytes > 0
-    others, _ = generate(on_processor, tiny, cold_dir, lengths, **coded | {"exact_floor": 11})
+    others, _ = generate(on_processor, tiny, cold_dir, lengths, **coded | MORE_EXACT)
     assert not torch.equal(others, expected)
+
+
+def test_what_the_test_on_a_gpu_changes_changes_bits_at_its_length(cold_dir):
+    """A floor below the share changes nothing, so that test's twin needs one above it."""
+    outputs = []
+    for changes in ({}, {"exact_floor": 11}, MORE_EXACT):
+        tiny = TinyModel(layers=4)
+        model = tiny.build()
+        with attached_with(model, cold_dir, {}, **CODED | changes) as hill:
+            cache = hill.new_cache()
+            outputs.append(bits(run(model, cache, prompts([250])[0])))
+            cache.close()
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
 
 
 def test_a_forward_pass_in_inference_mode_copies_too(cold_dir, on_lane):

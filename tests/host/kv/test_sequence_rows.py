@@ -96,3 +96,15 @@ def test_a_position_behind_the_last_group_is_refused():
 def test_a_group_is_a_power_of_two():
     """What the remainder is taken by."""
     assert GROUP_TOKENS & (GROUP_TOKENS - 1) == 0
+
+
+def test_what_is_told_of_tokens_goes_with_them():
+    """Also of a band that got no row before its pass broke off: nothing is cut of it then."""
+    sequence, rows = Sequence(2, 64), np.arange(3)
+    sequence.tell_rows(5, rows)
+    fork = sequence.fork()
+    sequence.truncate(0)
+    assert sequence.told_rows(5) is None
+    # The twin: whose tokens stay keeps what it was told, for as many tokens.
+    assert fork.told_rows(5) is rows
+    assert fork.told_rows(6) is None

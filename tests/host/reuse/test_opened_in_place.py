@@ -188,6 +188,36 @@ def test_a_bit_of_a_row_changes_the_bits_of_an_answer(model, store, cold_dir, pl
         generation.close()
 
 
+# --- what a dense pass brings ---
+
+
+@pytest.mark.parametrize("has_room", [True, False], ids=["room", "no room"])
+def test_rows_that_a_dense_pass_brings_stay_where_there_is_room(
+    has_room, model, store, cold_dir, plain_answer
+):
+    """Otherwise each is read a second time once it is selected, a whole page for one row."""
+    ids = ids_of(TOKENS)
+    budget = ByteSize(24 * MIB) if has_room else least(model, cold_dir)
+    with attached(model, cold_dir, dram_budget=budget) as hill, torch.no_grad():
+        plain = plain_answer(hill, ids)
+        first = through(model, hill, store, TOKENS + NEW)
+        first.read(ids)
+        first.close()
+        again = through(model, hill, store, TOKENS + NEW)
+        again.read(ids)
+        assert told(again).way == Way.STREAMED
+        before = again.statistics()
+        assert list(again.decode(Sampling(), NEW, frozenset())) == plain.tokens
+        after = again.statistics()
+        assert (after.cold_rows_read == before.cold_rows_read) is has_room
+        if has_room:
+            # Every full group came once, and in order.
+            shape = ModelShape.from_config(model.config, model.dtype)
+            assert after.promoted_rows == STORED * shape.layers
+            assert after.cold_read_bytes <= 1.1 * STORED * shape.token_bytes
+        again.close()
+
+
 # --- caches that share ---
 
 

@@ -26,15 +26,15 @@ class Row:
 class Offered:
     """Rows that no core was left for, and what became of them."""
 
-    def __init__(self, rows, strikes=None, ends=()):
-        self.rows, self.strikes, self.ends = rows, strikes, [*ends]
+    def __init__(self, rows, strikes=(), ends=()):
+        self.rows, self.strikes, self.ends = rows, [*strikes], [*ends]
         self.placed = self.ended = 0
 
     def place(self, threads):
         assert not self.ended
         self.placed += 1
-        if self.strikes is not None:
-            raise self.strikes
+        if self.strikes:
+            raise self.strikes.pop()
         return [0] * len(self.rows)
 
     def is_placed(self, seconds):
@@ -47,7 +47,7 @@ class Offered:
         return is_over
 
 
-def placing_of(landed, **given):
+def placing_of(landed, changed=None, **given):
     """Return what places rows while a pass computes, and all that was offered to it."""
     made = []
 
@@ -56,7 +56,7 @@ def placing_of(landed, **given):
         return made[-1]
 
     states = SimpleNamespace(offer=offer)
-    placing = RowPlacing(states, 64, landed.append, threading.Condition(), 2)
+    placing = RowPlacing(states, 64, landed.append, changed or threading.Condition(), 2)
     placing.let_wait()
     return placing, made
 
@@ -77,17 +77,75 @@ def settled(placing, rows):
     return found
 
 
-@pytest.mark.parametrize(
-    ("strikes", "told"), [(KeyboardInterrupt, InterruptedError), (BrokenOffError, BrokenOffError)]
-)
-def test_who_read_rows_learns_that_the_pass_broke_off(strikes, told):
-    """A process that ends waits for the thread that reads, which must not wait for ever."""
+class Interrupting(threading.Condition):
+    """Strikes whoever leaves it next, once it is armed."""
+
+    def __init__(self):
+        super().__init__()
+        self.is_armed = False
+
+    def __exit__(self, *given):
+        super().__exit__(*given)
+        if self.is_armed:
+            self.is_armed = False
+            raise KeyboardInterrupt
+
+
+class Landed(list):
+    """Strikes whoever tells of the first row, once it is noted."""
+
+    def append(self, row):
+        super().append(row)
+        if len(self) == 1:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("strikes", [KeyboardInterrupt, BrokenOffError])
+def test_who_read_rows_places_them_where_the_pass_breaks_off(strikes):
+    """They are as good as before: an interrupt of the pass is no failure of a drive."""
     landed, own = [], Row()
-    placing, _ = placing_of(landed, strikes=strikes)
+    placing, offered = placing_of(landed, strikes=[strikes])
     placing.take([own])
     with pytest.raises(strikes):
         placing.help(0)
-    assert settled(placing, [own]) == [told]
+    assert not landed
+    assert settled(placing, [own]) == [True]
+    assert (landed, offered[0].placed) == ([own], 2)
+
+
+def test_a_pass_that_is_interrupted_before_it_places_anything_gives_rows_back():
+    landed, own, changed = [], Row(), Interrupting()
+    placing, _ = placing_of(landed, changed)
+    placing.take([own])
+    changed.is_armed = True
+    with pytest.raises(KeyboardInterrupt):
+        placing.help(0)
+    assert placing.has_waiting(0)
+    assert settled(placing, [own]) == [True]
+    assert landed == [own]
+
+
+def test_rows_that_a_pass_has_placed_are_told_of_again_where_telling_was_interrupted():
+    landed, rows = Landed(), [Row(), Row()]
+    placing, _ = placing_of(landed)
+    placing.take(rows)
+    with pytest.raises(KeyboardInterrupt):
+        placing.help(0)
+    assert settled(placing, rows) == [True]
+    assert landed == [rows[0], *rows]
+
+
+def test_rows_that_cannot_be_placed_are_an_error_of_who_read_them():
+    landed, own = [], Row()
+    placing, _ = placing_of(landed, strikes=[BrokenOffError] * 2)
+    placing.take([own])
+    with pytest.raises(BrokenOffError):
+        placing.help(0)
+    assert settled(placing, [own]) == [BrokenOffError]
+    closing = threading.Thread(target=placing.close, daemon=True)
+    closing.start()
+    closing.join(ENOUGH)
+    assert not closing.is_alive()
     assert not landed
 
 

@@ -20,7 +20,7 @@ from waiting import until
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.generate.answering import Generation
 from hillinfer.generate.tokens import Sampling
-from hillinfer.reuse.landed_states import LandedStates
+from hillinfer.reuse.landed_states import LandedStates, OfferedRows
 from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.store.keys import CHUNK_TOKENS, Reuse
 from hillinfer.store.store import Store
@@ -231,6 +231,45 @@ def test_rows_wait_for_a_pass_that_keeps_all_cores_busy(known, pass_threads, bre
             assert stored.loaded.placing_seconds == 0
         assert bool(offered) is (pass_threads > 0)
         assert same_rows(cache, held)
+
+
+class Interrupted:
+    """Places offered rows, and strikes whoever did so first."""
+
+    def __init__(self):
+        self.place, self.strikes = OfferedRows.place, 0
+
+    def __get__(self, offered, of):
+        def place(threads):
+            sums = self.place(offered, threads)
+            if threading.current_thread() is threading.main_thread() and not self.strikes:
+                self.strikes += 1
+                raise KeyboardInterrupt
+            return sums
+
+        return place
+
+
+def test_a_pass_that_is_interrupted_while_it_places_rows_loses_none(
+    known, pass_threads, monkeypatch
+):
+    """It is no failure of a drive: whoever read them places them, and nothing is computed anew."""
+    place, model, ids, held, _ = known
+    if not pass_threads:
+        pytest.skip("no pass places rows")
+    interrupted = Interrupted()
+    monkeypatch.setattr(OfferedRows, "place", interrupted)
+    # No core is idle.
+    monkeypatch.setattr(OfferedRows, "is_placed", lambda *_: time.sleep(0.01))
+    with Store(place) as store:
+        stored = prompts_of(store, model)
+        cache = DynamicCache()
+        stored.load_into(cache, ids)
+        with pytest.raises(KeyboardInterrupt):
+            rest(model, cache, ids, STORED)
+        assert same_rows(cache, held)
+        assert interrupted.strikes == 1
+        assert stored.loaded.recomputed_tokens == store.counts.failures == 0
 
 
 @pytest.fixture

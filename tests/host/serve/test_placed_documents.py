@@ -20,7 +20,9 @@ from hillinfer.serve import inference
 from hillinfer.serve.rules import ApiKeys, ServerRules
 from hillinfer.serve.served_model import StoreOfServer, served_model
 from hillinfer.settings import Settings
+from hillinfer.store.keys import Reuse
 from hillinfer.store.store import Store
+from hillinfer.store_holdings import prefix_ids
 
 KEY = "sk-of-anna-0001"
 BOOK = "".join(f"cat {i} sat on mat {i * 7 % 61}. " for i in range(40))
@@ -117,7 +119,7 @@ def test_answers_come_from_what_is_placed_and_are_those_of_a_document_at_rest(
     pinned(library, "held")
     with serving(library, endless_folder, cold_dir) as server:
         wait_until_placed(server)
-        accountant = server.inference.served._attachment.accountant
+        accountant = placed(server).accountant
         held = accountant.held()[Part.OTHER]
         _, told = answered(server)
         assert (told["document_form"], told["cached_tokens"]) == ("held", library[1]["tokens"])
@@ -164,30 +166,119 @@ def test_a_document_that_comes_later_is_placed_when_nobody_waits(
         assert "document_form" not in answered(server)[1]
 
 
-def served_alone(library, folder, cold_dir, opened, **settings):
+def document_prompt(library):
+    """Return the document's token numbers, and some behind."""
+    with Store(library[0]) as store, Catalogue(store.places) as catalogue:
+        return [*prefix_ids(store, catalogue.documents()[0].key), *range(5, 17)]
+
+
+def served_alone(library, folder, cold_dir, opened, reuse=Reuse.LONGEST, **settings):
     """Return a model as a server has it, without one."""
-    stored = StoreOfServer(opened.enter_context(Store(library[0])))
+    stored = StoreOfServer(opened.enter_context(Store(library[0])), reuse)
     made = Settings().changed(cold_dir=cold_dir, **(SETTINGS | settings))
     loaded = load_model(str(folder), say=lambda line: None)
     return opened.enter_context(served_model(loaded, made, ServerRules(chunk_tokens=64), stored))
 
 
-def test_forms_give_way_to_answers_that_need_their_room(library, endless_folder, cold_dir):
+def test_a_form_gives_way_to_answers_that_need_its_room_and_to_no_others(
+    library, endless_folder, cold_dir
+):
     pinned(library, "shadow-int4")
     with ExitStack() as opened:
         served = served_alone(library, endless_folder, cold_dir, opened, dram_budget="4MiB")
         (moved,) = served.rest(lambda: False)
         assert moved.is_made
-        # A single answer has room beside the form, and so have more of them, until it goes.
-        for sequences in range(1, 40):
-            had = bool(served.placed.held)
-            served.begin(b"", [7] * 100, 4000, sequences).generation.close()
-            if not served.placed.held:
-                break
-        assert (had, sequences > 1) == (True, True)
-        # With no form left, what has no room is refused.
+        # What has no room without the form either is refused, and the form stays.
         with pytest.raises(BudgetError):
             served.begin(b"", [7] * 100, 4000, 40)
+        assert served.placed.held
+        # Answers have room beside the form, until it goes for some that have room without it.
+        begun = 0
+        for sequences in range(1, 60):
+            served.begin(b"", [7] * 100, 200, sequences).generation.close()
+            if not served.placed.held:
+                break
+            begun += 1
+        assert begun > 0
+        assert not served.placed.held
+
+
+def test_what_an_answer_has_beside_the_engine_is_in_the_plans_of_others(
+    library, endless_folder, cold_dir
+):
+    pinned(library, "held")
+    with ExitStack() as opened:
+        served = served_alone(library, endless_folder, cold_dir, opened, dram_budget="6MiB")
+        (moved,) = served.rest(lambda: False)
+        assert moved.is_made
+        # As much as there is room for while nobody answers.
+        most = 0
+        for sequences in range(1, 90):
+            try:
+                served.begin(b"", [7] * 100, 200, sequences).generation.close()
+            except BudgetError:
+                break
+            most = sequences
+        assert 0 < most < 89
+        begun = served.begin(b"", document_prompt(library), 2000)
+        assert begun.form == "held"
+        # So a server lets it wait, rather than end it in its middle.
+        with pytest.raises(BudgetError, match="of it are lent"):
+            served.begin(b"", [7] * 100, 200, most)
+        begun.generation.close()
+        served.begin(b"", [7] * 100, 200, most).generation.close()
+        # The other way round the document rests.
+        other = served.begin(b"", [7] * 100, 200, most)
+        with pytest.raises(BudgetError):
+            served.begin(b"", document_prompt(library), 2000)
+        other.generation.close()
+
+
+def test_answers_about_a_document_that_is_gone_are_forgotten(library, endless_folder, cold_dir):
+    for is_gone in (False, True):
+        pinned(library, "held")
+        with ExitStack() as opened:
+            served = served_alone(library, endless_folder, cold_dir, opened, dram_budget="64MiB")
+            served.rest(lambda: False)
+            prompt = document_prompt(library)
+            begun = served.begin(b"", prompt, 2000)
+            begun.generation.close()
+            served.note_answer(begun, prompt, [5, 9])
+            assert served.placed.to_compare == 1
+            if is_gone:
+                with Store(library[0]) as store, Catalogue(store.places) as catalogue:
+                    catalogue.remove(catalogue.documents()[0].key)
+            # Somebody waits: what there is to do is left for later.
+            served.rest(lambda: True)
+            assert served.placed.to_compare == 1
+            served.rest(lambda: False)
+            assert (served.placed.to_compare, served.placed.failure) == (0, "")
+            # The form of what is gone is gone, too.
+            assert bool(served.placed.held) is not is_gone
+
+
+def test_who_wants_the_bits_of_an_unbroken_run_has_no_smaller_form(
+    library, endless_folder, cold_dir
+):
+    pinned(library, "held")
+    for reuse, form in ((Reuse.LONGEST, "held"), (Reuse.EXACT, None)):
+        with ExitStack() as opened:
+            rules = {"reuse": reuse, "dram_budget": "64MiB"}
+            served = served_alone(library, endless_folder, cold_dir, opened, **rules)
+            served.rest(lambda: False)
+            begun = served.begin(b"", document_prompt(library), 2000)
+            assert begun.form == form
+            begun.generation.close()
+
+
+def test_documents_move_once_nothing_was_to_be_done_for_a_while(
+    library, endless_folder, cold_dir, monkeypatch
+):
+    monkeypatch.setattr(inference, "_PAUSE_SECONDS", 600.0)
+    with serving(library, endless_folder, cold_dir) as server:
+        for _ in range(2):
+            assert "document_form" not in answered(server)[1]
+        assert placed(server).held == {}
 
 
 def test_profiles_follow_what_users_are_answered(library, endless_folder, cold_dir):
@@ -201,7 +292,7 @@ def test_profiles_follow_what_users_are_answered(library, endless_folder, cold_d
         with ExitStack() as opened:
             served = served_alone(library, endless_folder, cold_dir, opened, dram_budget="64MiB")
             served.rest(lambda: False)
-            ids = [*served.placed._keeper.ids_of(document), *range(5, 17)]
+            ids = document_prompt(library)
             for number in range(4):
                 begun = served.begin(b"", [*ids, number], 2000)
                 assert begun.form == form
@@ -212,7 +303,8 @@ def test_profiles_follow_what_users_are_answered(library, endless_folder, cold_d
                 served.note_answer(begun, [*ids, number], answer)
             served.rest(lambda: False)
             assert served.placed.failure == ""
-            measured = served.placed._catalogue.find(document.title).of_form(form)
+            with Store(library[0]) as store, Catalogue(store.places) as catalogue:
+                measured = catalogue.find(document.title).of_form(form)
             assert (measured.lower < 1.0) is (form == "int2")
 
 

@@ -40,8 +40,8 @@ class Calls(DriveCalls):
 
 
 class Opened:
-    def __init__(self, directory):
-        self.calls, self.counters, self.own = Calls(), Counters(), Counters()
+    def __init__(self, directory, calls=None):
+        self.calls, self.counters, self.own = calls or Calls(), Counters(), Counters()
         self.accountant = Accountant(16 << 20)
         self.engine = open_engine(IOChoice.THREADS, 2, self.calls)
         self.file = CodeFile(
@@ -213,3 +213,28 @@ def test_nobody_reads_to_buffers_that_are_too_small(opened, monkeypatch):
     opened.file.expect(1000)
     assert begun == [False]
     assert opened.file.begin(0, "key", rows, np.full(len(rows), 7)).all()
+
+
+def test_codes_come_alike_where_somebody_looks_at_reads(cold_dir):
+    """A thread of Python's then brings what one of the library's brings else."""
+
+    class Seen(Calls):
+        landings = 0
+
+        def land(self, *given):
+            self.landings += 1
+            return super().land(*given)
+
+    wanted = np.array([200, 3, 90, 17])
+    with closing(Opened(cold_dir)) as native, closing(Opened(cold_dir, Seen())) as seen:
+        for one in (native, seen):
+            one.write(0, np.arange(4 * GROUP))
+            assert one.file.begin(0, "key", wanted[:2], np.full(2, 7)).all()
+        found = [one.fill(0, wanted) for one in (native, seen)]
+        assert np.array_equal(found[0][1], found[1][1])
+        assert found[0][0].all()
+        for name in ("cold_reads", "cold_read_bytes", "cold_useful_bytes", "coded_reads"):
+            assert getattr(native.counters, name) == getattr(seen.counters, name) > 0
+        assert seen.calls.landings == 2
+        assert native.file._lander is not None
+        assert seen.file._lander is None

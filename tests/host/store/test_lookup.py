@@ -10,7 +10,19 @@ import pytest
 
 from hillinfer.native.library import NativeLibrary
 from hillinfer.secrecy.key_sources import KeyFile
-from hillinfer.store.keys import group_keys, token_words
+from hillinfer.secrecy.pages import Place
+from hillinfer.secrecy.store_keys import NoKeys
+from hillinfer.store.extent import Header, Sheet, plain_sheets, read_sheets
+from hillinfer.store.keys import (
+    CHUNK_GROUPS,
+    CHUNK_TOKENS,
+    Expected,
+    ExtentShape,
+    checksum,
+    group_keys,
+    root_key,
+    token_words,
+)
 from hillinfer.store.store import Store
 from hillinfer_bench.storing.damage import CountedCalls
 from hillinfer_bench.storing.made_prompts import check, namespace, prompt, put
@@ -206,3 +218,93 @@ def test_processes_that_find_no_index_make_one_and_lose_nothing_of_each_other(
             2944
         ] * 3
     assert not left.exists()
+
+
+POOL = bytes(range(16))
+PAGE = 4096
+
+
+def written_sheets(chunks=3, tail=5):
+    """Return what some extents of a prompt begin with, and what a lookup expects of them."""
+    space = namespace()
+    shape = ExtentShape.of(space)
+    ids = np.array(prompt(5, (chunks - 1) * CHUNK_TOKENS + tail * 64), np.uint32)
+    keys = group_keys(root_key(space.digest), ids)
+    data = np.zeros((chunks, shape.sheets_bytes), np.uint8)
+    expected = []
+    random = np.random.default_rng(1)
+    for number in range(chunks):
+        first = number * CHUNK_GROUPS
+        own, parent = keys[first : first + CHUNK_GROUPS], [root_key(space.digest), *keys][first]
+        words = np.zeros(CHUNK_TOKENS, np.uint32)
+        words[: len(own) * 64] = ids[first * 64 :][: len(own) * 64]
+        sizes = shape.layers, shape.row_bytes, shape.shadow_bytes
+        header = Header(POOL, space.digest, parent, own[-1], 7, number, len(own), *sizes, 0.5, 1)
+        sums = random.integers(0, 1 << 32, (shape.layers, CHUNK_GROUPS + 1), np.uint32)
+        sheet = Sheet(header, words, sums[:, 1:].copy(), sums[:, 0].copy())
+        places = number % 2 * PAGE, shape.body_at(number % 2)
+        for place, part in zip(places, sheet.packed(), strict=True):
+            data[number, place : place + len(part)] = np.frombuffer(part, np.uint8)
+        expected.append(Expected(space.digest, parent, own, words.tobytes()[: len(own) * 256]))
+    return data, shape, expected
+
+
+def found_one_by_one(data, shape, expected):
+    """Return the sheets of a prompt as they are found in extents that are looked at singly."""
+    found = []
+    for number, (part, wanted) in enumerate(zip(data, expected, strict=True)):
+        every = read_sheets(part, shape, Place(POOL, 0, number), NoKeys(), wanted)
+        found.append([(slot, one) for slot, one in every if one.covered_of(wanted)])
+    return found
+
+
+def said(found):
+    return [
+        [
+            (slot, one.header, one.packed(), one.group_keys, one.covered_of(wanted))
+            for slot, one in own
+        ]
+        for own, wanted in found
+    ]
+
+
+# Of a header: magic, version, store, namespace, parent, key, generation, groups, layers, sizes, sum
+# of the body, nothing, its own sum; of the body: token numbers, sums and what is behind them.
+@pytest.mark.parametrize("is_summed", [False, True])
+@pytest.mark.parametrize(
+    "place", [0, 8, 20, 40, 70, 127, 130, 140, 144, 148, 152, 168, 2000, PAGE - 2, "ids", "sums"]
+)
+def test_sheets_that_are_matched_at_once_are_those_that_are_read_one_by_one(place, is_summed):
+    """Whatever byte of one is another, with a sum that fits it or without."""
+    data, shape, expected = written_sheets()
+    whole = plain_sheets(data, shape, POOL, expected)
+    assert [len(own) for own in whole] == [1, 1, 1]
+    every = zip(found_one_by_one(data, shape, expected), expected, strict=True)
+    assert said(zip(whole, expected, strict=True)) == said(every)
+    # The second extent has its sheet in the second slot.
+    own, body = data[1], shape.body_at(1)
+    at = {"ids": body + 400, "sums": body + 4 * CHUNK_TOKENS + 3}.get(place, place)
+    own[at if isinstance(place, str) else PAGE + at] ^= 1
+    if is_summed:
+        if isinstance(place, str):
+            sum_of_body = checksum(own[body:].tobytes(), shape.body_bytes)
+            own[PAGE + 168 : PAGE + 172] = np.array([sum_of_body], "<u4").view(np.uint8)
+        sum_of_page = checksum(own[PAGE:].tobytes(), PAGE - 4)
+        own[2 * PAGE - 4 : 2 * PAGE] = np.array([sum_of_page], "<u4").view(np.uint8)
+    found = plain_sheets(data, shape, POOL, expected)
+    every = found_one_by_one(data, shape, expected)
+    assert said(zip(found, expected, strict=True)) == said(zip(every, expected, strict=True))
+    # Where its sum fits: the generation, what means nothing, and sums of rows.
+    is_whole = is_summed and place in (130, 2000, PAGE - 2, "sums")
+    assert [len(own) for own in found] == [1, int(is_whole), 1]
+
+
+def test_a_sheet_that_has_more_than_is_wanted_is_looked_at_by_itself():
+    data, shape, expected = written_sheets()
+    last = expected[-1]
+    expected[-1] = last._replace(keys=last.keys[:3], ids=last.ids[: 3 * 256])
+    assert [len(own) for own in plain_sheets(data, shape, POOL, expected)] == [1, 1, 0]
+    ((_, sheet),) = found_one_by_one(data, shape, expected)[-1]
+    assert sheet.covered_of(expected[-1]) == 3
+    expected[0] = expected[0]._replace(keys=expected[0].keys[:3])
+    assert plain_sheets(data, shape, POOL, expected) == [[], [], []]

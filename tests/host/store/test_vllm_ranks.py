@@ -7,6 +7,7 @@ import pytest
 from test_vllm_steps import BLOCK, IDS, LAYERS, OTHER, SIZE, Engine, Turn, request_of
 
 from hillinfer.store.store import Store
+from hillinfer_vllm.loading import WorkerSide
 from hillinfer_vllm.ranks import FoundByAll, RankReports
 from hillinfer_vllm.scheduling import SchedulerSide
 from hillinfer_vllm.shared_store import namespaces
@@ -25,8 +26,8 @@ class Ranks:
         for rank, own in enumerate(self.workers):
             own.shift = 100 * rank
             own.saves.close()
-            parts = own.store, own.space, own.layers, own.counts
-            own.saves = Saves(*parts, Publishing.TOGETHER)
+            side = WorkerSide(own.store, own.space, own.layers, own.counts)
+            own.saves = Saves(side, Publishing.TOGETHER)
         self.scheduler = SchedulerSide(stores[0], spaces, BLOCK)
 
     def read(self, name, ids, chunk=512, before_load=None):

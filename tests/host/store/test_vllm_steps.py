@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hillinfer_vllm.kv_blocks import KvBlocks
-from hillinfer_vllm.loading import Loads, TransferCounts
+from hillinfer_vllm.loading import Loads, TransferCounts, WorkerSide
 from hillinfer_vllm.scheduling import SchedulerSide
 from hillinfer_vllm.shared_store import ConnectorError, namespace, opened_store
 from hillinfer_vllm.storing import Saves
@@ -80,8 +80,8 @@ class Engine:
         self.counts = TransferCounts()
         self.layers = layers
         self.scheduler = SchedulerSide(self.store, [self.space], BLOCK)
-        self.loads = Loads(self.store, self.space, layers, self.counts)
-        self.saves = Saves(self.store, self.space, layers, self.counts)
+        side = WorkerSide(self.store, self.space, layers, self.counts)
+        self.loads, self.saves = Loads(side), Saves(side)
         self.free = list(np.random.default_rng(0).permutation(BLOCKS))
 
     def read(self, name, ids, chunk=512, salt=None, computed=0, before_load=None, refused=None):
@@ -313,7 +313,7 @@ def test_what_another_request_computed_behind_missing_rows_is_not_stored(opened,
     elif missing:
         # The document stays in the store, and so would whatever is published behind it.
         gone = opened_store({"store": str(tmp_path / "store")})
-        engine.loads = Loads(gone, engine.space, engine.layers, engine.counts)
+        engine.loads = Loads(WorkerSide(gone, engine.space, engine.layers, engine.counts))
         gone.close()
     engine.step(turns)
     failed = engine.loads.failed_blocks()

@@ -24,6 +24,7 @@ class PythonCodedStep(CodedStep):
         own.__dict__.update(runtime.coded.__dict__)
         own.attention = CodedAttention(runtime.shape)
         own.gather = runtime.gather
+        own._weights = own._weighing.weights
         own.row_bytes = runtime.shape.row_bytes
         runtime.coded = own
         runtime.parts.pipeline._coded = own
@@ -33,6 +34,9 @@ class PythonCodedStep(CodedStep):
 
     def choose_next(self, *given):
         """Leave the choice to `TokenSelection`; see `CodedStep.choose_next`."""
+
+    def choose_late(self, *given):
+        """Leave the choice to `TokenSelection`; see `CodedStep.choose_late`."""
 
     def begin_to_read(self, layer, sequence, past, sets, exact):
         """Read nothing; see `CodedStep.begin_to_read`."""

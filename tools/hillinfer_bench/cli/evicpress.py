@@ -38,6 +38,12 @@ def evicpress(
     kills: Annotated[
         int, typer.Option(help="Processes that are killed while forms move; 0 for none.")
     ] = 200,
+    sized: Annotated[
+        int,
+        typer.Option(
+            help="Tokens in files of Llama 8B's size, for each of a document; 0 for no such files."
+        ),
+    ] = 2,
     seed: Annotated[int, typer.Option(help="Of the identities that are drawn.")] = 0,
     out: Annotated[Path, typer.Option(help="Where the figures go as JSON.")] = Path(
         "build/reports/evicpress.json"
@@ -58,7 +64,7 @@ def evicpress(
     size = WorkloadSize(documents, requests, shortest, longest, seed)
     alphas = tuple(alpha or (0.3, 1.0, 3.0))
     request = EvicPressRequest(
-        model, directory, out, size, budget, alphas, probes, questions, kills
+        model, directory, out, size, budget, alphas, probes, questions, kills, sized
     )
     print(run(request, error_console().print))
     if picture is not None:

@@ -151,13 +151,13 @@ class _Bench:
     stage: Stage
 
     def __post_init__(self) -> None:
-        self._recorder = SelectionRecorder(self.loaded, self.sample, self.recorded)
+        self._recorders: dict[int, SelectionRecorder] = {}
         self._texts: dict[int, PrefixKV] = {}
 
     @property
     def checks(self) -> list[dict[str, Any]]:
         """How local the stretched selections were."""
-        return self._recorder.checks
+        return [one for recorder in self._recorders.values() for one in recorder.checks]
 
     def rows(self, cases: Sequence[Case], say: Callable[[str], None]) -> Iterator[BenchRow]:
         """Measure all cases; those of a model after another share it."""
@@ -223,11 +223,18 @@ class _Bench:
             if case.batch != 1:
                 raise SettingsError(f"batch={case.batch}: the real text is one sequence")
             return Bed(setting, all_layers, weights, self._text(case), self._next_ids(case))
-        selections = self._recorder.selections(
+        selections = self._recorder(case).selections(
             case.settings(), case.context, case.all_steps, shape.layers, case.batch
         )
         source = RandomKV(shape, case.context, case.batch)
         return Bed(replace(setting, selections=selections), all_layers, weights, source, None)
+
+    def _recorder(self, case: Case) -> SelectionRecorder:
+        """Return who records what a case replays: a recording is never longer than the context."""
+        tokens = min(self.recorded, case.context)
+        if tokens not in self._recorders:
+            self._recorders[tokens] = SelectionRecorder(self.loaded, self.sample, tokens)
+        return self._recorders[tokens]
 
     def _text(self, case: Case) -> PrefixKV:
         if case.context not in self._texts:

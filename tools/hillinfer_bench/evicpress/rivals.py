@@ -18,6 +18,8 @@ CODES = ("int8", "int4", "int2")
 DROPPED = tuple(
     f"{dropper}-{kept:g}" for dropper in ("knorm", "keydiff", "snapkv") for kept in (0.75, 0.5, 0.2)
 )
+USUAL = ("held", *CODES)
+"""What `hillinfer documents put` measures where nobody names forms."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,14 @@ class Rival:
     knows_uses
         Whether it is told how often each document will be used, and places all of them exactly,
         once. No policy can know that.
+    is_usual
+        Whether it knows of forms what the usual profile says, which costs half of a prefill.
+    uses_drive
+        Whether forms may lie packed on the drive, too.
+    important
+        Share of a document's tokens that IMPRESS loads for a question; 0 where it is not that.
+    is_served
+        Whether the documents are a server's, with the engine's own forms beside.
     """
 
     name: str
@@ -50,6 +60,10 @@ class Rival:
     rest: str = "rows"
     alpha: float = 1.0
     knows_uses: bool = False
+    is_usual: bool = False
+    uses_drive: bool = False
+    important: float = 0.0
+    is_served: bool = False
 
 
 def lru(form: str) -> Rival:
@@ -65,6 +79,7 @@ def rivals(alphas: tuple[float, ...]) -> list[Rival]:
         lru("int8"),
         lru("int4"),
         *(lru(name) for name in DROPPED if name.endswith("-0.5")),
+        *(Rival(f"IMPRESS-like, {share:g}", important=share) for share in (0.25, 0.5)),
     ]
     swept = []
     for alpha in alphas:
@@ -72,9 +87,18 @@ def rivals(alphas: tuple[float, ...]) -> list[Rival]:
         paper = ("held", *DROPPED)
         every = ("held", *CODES, *DROPPED)
         swept += [
-            Rival(f"paper{mark}", paper, LeastDrop, TotalUses, alpha=alpha),
-            Rival(f"ours, paper's forms{mark}", paper, MergedHulls, alpha=alpha),
-            Rival(f"ours{mark}", every, MergedHulls, alpha=alpha),
-            Rival(f"optimum{mark}", every, None, TotalUses, alpha=alpha, knows_uses=True),
+            Rival(f"paper{mark}", paper, LeastDrop, TotalUses, alpha=alpha, uses_drive=True),
+            Rival(f"ours, paper's forms{mark}", paper, MergedHulls, alpha=alpha, uses_drive=True),
+            Rival(f"ours{mark}", USUAL, MergedHulls, alpha=alpha, is_usual=True, uses_drive=True),
+            Rival(f"ours served{mark}", USUAL, alpha=alpha, is_usual=True, is_served=True),
+            Rival(
+                f"optimum{mark}",
+                every,
+                None,
+                TotalUses,
+                alpha=alpha,
+                knows_uses=True,
+                uses_drive=True,
+            ),
         ]
     return [*fixed, *swept]

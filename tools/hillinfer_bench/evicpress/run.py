@@ -6,28 +6,40 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from hillinfer.catalogue.measuring import ProbeWishes
-from hillinfer.errors import BrokenRunError, SettingsError
-from hillinfer.models.loader import ModelOutline
+from hillinfer.errors import BrokenRunError, BudgetError, SettingsError
+from hillinfer.models.loader import LoadedModel, ModelOutline
 from hillinfer.models.sources import ModelSource
 from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.store.store import Store
 from hillinfer.system.files import prepare_report, write_whole
 from hillinfer.system.machine import NumberType
-from hillinfer_bench.evicpress.harness import Harness, Played
-from hillinfer_bench.evicpress.rivals import CODES, DROPPED, Rival, rivals
-from hillinfer_bench.evicpress.workload import WorkloadSize, mooncake_workload
+from hillinfer_bench.evicpress.harness import Harness
+from hillinfer_bench.evicpress.impress import play_important
+from hillinfer_bench.evicpress.notes import Notes, packed_played, unpacked_played
+from hillinfer_bench.evicpress.played import Played
+from hillinfer_bench.evicpress.rivals import Rival, rivals
+from hillinfer_bench.evicpress.served import ServedDocuments
+from hillinfer_bench.evicpress.sized import (
+    SizedStudy,
+    shadowed_quality,
+    sized_figures,
+    sized_rivals,
+)
+from hillinfer_bench.evicpress.workload import Workload, WorkloadSize, mooncake_workload
 
 _INSTRUCTION = "\n\nRepeat the part of the text above that begins with:\n\n"
 _STORE_BYTES = 4 << 30
 _LEAST_AGREEMENT = 0.97
+LLAMA_NAME = "Llama 8B"
 GOALS = {
     "ttft_vs_lru_p50": 4.0,
     "ttft_vs_lru_p95": 4.0,
@@ -35,6 +47,9 @@ GOALS = {
     "ttft_vs_paper_policy": 1.3,
     "share_of_optimum": 0.98,
     "worst_tenth_agreement": 0.9,
+    "token_vs_lru": 1.1,
+    "ttft_vs_no_manager": 1.02,
+    "profile_vs_prefill": 0.5,
 }
 
 
@@ -60,6 +75,8 @@ class EvicPressRequest:
         Of each document: those that forms are chosen by, and those that are asked.
     kills
         Processes that are killed while forms move; 0 for none.
+    sized_factor
+        Tokens of a document in files of a larger model's size, for each here; 0 for no such files.
     """
 
     model: str
@@ -71,6 +88,7 @@ class EvicPressRequest:
     probes: int = 4
     questions: int = 3
     kills: int = 200
+    sized_factor: int = 2
 
     def __post_init__(self) -> None:
         """Refuse what means nothing."""
@@ -78,64 +96,177 @@ class EvicPressRequest:
             raise SettingsError(f"budget={self.budget_part} is no share above 0 and up to 1")
         if not self.alphas or min(self.alphas) < 0:
             raise SettingsError(f"alpha={self.alphas} must be one number of seconds or more")
-        if self.probes < 1 or self.questions < 1 or self.kills < 0:
+        if self.probes < 1 or self.questions < 1 or min(self.kills, self.sized_factor) < 0:
             raise SettingsError(
-                f"probes={self.probes}, questions={self.questions}, kills={self.kills}: give 1 or "
-                "more of the first two, and 0 or more kills"
+                f"probes={self.probes}, questions={self.questions}, kills={self.kills}, "
+                f"sized={self.sized_factor}: give 1 or more of the first two, and 0 or more of the "
+                "others"
             )
 
 
 def run(request: EvicPressRequest, say: Callable[[str], None]) -> str:
-    """Measure, write the report and return the table."""
+    """Measure, write the report and return the table.
+
+    What broke off goes on where it was, as long as nothing else is asked for.
+    """
     prepare_report(request.out, "--out")
     source = ModelSource.locate(request.model, say)
     outline = ModelOutline.read(source, NumberType.FLOAT32)
     loaded = outline.load()
     workload = mooncake_workload(loaded.tokenizer, request.size)
-    instruction = loaded.tokenizer.encode(_INSTRUCTION, add_special_tokens=False)
     began = time.perf_counter()
-    request.directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=request.directory) as folder:
-        Store.create(Path(folder) / "store", _STORE_BYTES)
-        with Store(Path(folder) / "store") as store:
-            harness = Harness(
-                loaded.model, StoredPrompts(store, loaded.model), workload, request.budget_part
-            )
-            profiling = 0.0
-            prefill = 0.0
-            for number in range(len(workload.documents)):
-                wishes = ProbeWishes(
-                    request.probes, request.questions, tuple(instruction), seed=number
+    asked_for = {
+        name: value for name, value in asdict(request).items() if name not in ("out", "kills")
+    }
+    notes = Notes(request.directory, asked_for)
+    place = notes.folder / "store"
+    if not place.exists():
+        Store.create(place, _STORE_BYTES)
+    with Store(place) as store:
+        prompts = StoredPrompts(store, loaded.model)
+        harness = Harness(loaded.model, prompts, workload, request.budget_part, notes)
+        _store_all(request, harness, loaded, say)
+        played = {}
+        others = _Others(loaded, harness, ServedDocuments(loaded, store, harness, notes.folder))
+        for rival in rivals(request.alphas):
+            try:
+                played[rival] = notes.part(
+                    rival.name, partial(others.play, rival), packed_played, unpacked_played
                 )
-                stored = harness.store(number, ("held", *CODES, *DROPPED), wishes)
-                profiling += stored.measured.seconds
-                prefill += stored.measured.resting.text
-                say(f"{stored.document.name}: {len(stored.document.ids)} tokens stored, measured")
-            played = {}
-            for rival in rivals(request.alphas):
-                played[rival] = harness.play(rival)
-                say(_line(rival.name, played[rival].figures()))
-    arrivals = [one.time for one in workload.requests]
-    rows = [
-        {"rival": rival.name, **own.figures(), "rate_curve": own.rate_curve(arrivals)}
-        for rival, own in played.items()
+            except BudgetError as error:
+                # Buffers of an engine alone may be more than the budget of a small study.
+                say(f"{rival.name}: left out, because {error}")
+                continue
+            say(_line(rival.name, played[rival].figures()))
+        fits = notes.part("all fits", harness.play_all_held, _packed_pair, _unpacked_pair)
+        sized = None
+        if request.sized_factor:
+            sized = notes.part(
+                "sized",
+                partial(_sized, request, harness, played, notes.folder),
+                _as_it_is,
+                _as_it_is,
+            )
+    killed = notes.part(
+        f"kills {request.kills}", partial(_killed, request.kills), _as_it_is, _as_it_is
+    )
+    record = _record(
+        request, workload, harness, played, {**compared(played), **_fits(*fits), **killed}
+    )
+    record["sized"] = sized
+    record["seconds"] = time.perf_counter() - began
+    write_whole(request.out, json.dumps(record, default=str, indent=1).encode())
+    notes.remove()
+    lines = [_line(row["rival"], row) for row in record["rows"]]
+    if sized is not None:
+        lines += [_line(f"as {LLAMA_NAME}: {row['rival']}", row) for row in sized["rows"]]
+    figures = record["figures"]
+    lines += [f"{name}: {value}, goal {GOALS.get(name, '-')}" for name, value in figures.items()]
+    return "\n".join(lines)
+
+
+def _store_all(
+    request: EvicPressRequest, harness: Harness, loaded: LoadedModel, say: Callable[[str], None]
+) -> None:
+    instruction = tuple(loaded.tokenizer.encode(_INSTRUCTION, add_special_tokens=False))
+    for number in range(len(harness.workload.documents)):
+        wishes = ProbeWishes(request.probes, request.questions, instruction, seed=number)
+        stored = harness.store(wishes)
+        say(
+            f"{stored.document.name}: {len(stored.document.ids)} tokens read in "
+            f"{stored.whole.resting.text:.1f} s; measured in {stored.whole.seconds:.1f} s, as is "
+            f"usual in {stored.usual.seconds:.1f} s"
+        )
+
+
+@dataclass(frozen=True)
+class _Others:
+    """Plays rivals, each in its own way."""
+
+    loaded: LoadedModel
+    harness: Harness
+    served: ServedDocuments
+
+    def play(self, rival: Rival) -> Played:
+        if rival.is_served:
+            return self.served.play(rival.alpha)
+        if rival.important:
+            return play_important(self.loaded.model, self.harness, rival.important)
+        return self.harness.play(rival)
+
+
+def _sized(
+    request: EvicPressRequest, harness: Harness, played: dict[Rival, Played], folder: Path
+) -> dict[str, Any]:
+    """Play the same to files of a larger model's size."""
+    quality = shadowed_quality({rival.name: own for rival, own in played.items()})
+    study = SizedStudy(harness, request.sized_factor, request.budget_part, quality, folder)
+    try:
+        found = {rival: study.play(rival) for rival in sized_rivals(list(played))}
+        return sized_figures(study, found)
+    finally:
+        study.files.close()
+
+
+def _as_it_is(found: dict[str, Any]) -> dict[str, Any]:
+    return found
+
+
+def _packed_pair(pair: tuple[Played, Played]) -> list[dict[str, Any]]:
+    return [packed_played(one) for one in pair]
+
+
+def _unpacked_pair(packed: list[dict[str, Any]]) -> tuple[Played, Played]:
+    ours, nobody = (unpacked_played(one) for one in packed)
+    return ours, nobody
+
+
+def _fits(ours: Played, nobody: Played) -> dict[str, float]:
+    """Return how much longer first tokens take with a manager than without, where all fits."""
+    of_each = [
+        own / other for own, other in zip(ours.first_tokens, nobody.first_tokens, strict=True)
     ]
-    figures = {**compared(played), **_killed(request.kills)}
-    record = {
+    return {"ttft_vs_no_manager": median(of_each)}
+
+
+def _record(
+    request: EvicPressRequest,
+    workload: Workload,
+    harness: Harness,
+    played: dict[Rival, Played],
+    figures: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the report, without how long the study took."""
+    arrivals = [one.time for one in workload.requests]
+    prefill = sum(one.whole.resting.text for one in harness.stored)
+    whole = sum(one.whole.seconds for one in harness.stored)
+    usual = [one.usual.seconds / one.usual.resting.text for one in harness.stored]
+    figures = {
+        **figures,
+        "profile_vs_prefill": sum(one.usual.seconds for one in harness.stored) / prefill,
+        "profile_vs_prefill_worst": max(usual),
+        "whole_profile_vs_prefill": whole / prefill,
+    }
+    return {
         "figures": figures,
         "goals": {name: {"goal": GOALS[name], "reached": figures[name]} for name in GOALS},
-        "rows": rows,
+        "rows": [
+            {"rival": rival.name, **own.figures(), "rate_curve": own.rate_curve(arrivals)}
+            for rival, own in played.items()
+        ],
+        "documents": [
+            {
+                "tokens": len(one.document.ids),
+                "prefill_seconds": one.whole.resting.text,
+                "whole_profile": asdict(one.whole),
+                "usual_profile": asdict(one.usual),
+            }
+            for one in harness.stored
+        ],
         "settings": asdict(request),
         "all_bytes": harness.all_bytes,
         "budget_bytes": harness.budget,
-        "profile_seconds": profiling,
-        "prefill_seconds": prefill,
-        "seconds": time.perf_counter() - began,
     }
-    write_whole(request.out, json.dumps(record, default=str, indent=1).encode())
-    lines = [_line(row["rival"], row) for row in rows]
-    lines += [f"{name}: {value}, goal {GOALS.get(name, '-')}" for name, value in figures.items()]
-    return "\n".join(lines)
 
 
 def compared(played: dict[Rival, Played]) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from hillinfer.model_shape import ModelShape
@@ -12,7 +13,8 @@ from hillinfer_bench.frontier.swept import FOUR_BIT, Swept
 LABEL = (
     "modelled: the loop's floor, measured, and the larger of drive bytes over the drive's rate and "
     "bytes read from memory over memory's rate. Of a system with a budget the share of its rows "
-    "lies in memory that there is room for, and pools hit no better than chance"
+    "lies in memory that there is room for beside buffers and tables, pools hit no better than "
+    "chance, and HillInfer reads whole units of the drive"
 )
 
 
@@ -41,6 +43,11 @@ class Machine:
         M0 over these.
     shape
         Of the layers that are built.
+    unit_bytes
+        What reads of the drive are multiples of.
+    beside
+        By system, what of M0 holds neither rows nor codes nor what ranks, over `kv_bytes`: buffers,
+        tables, and the rows that are always there.
     """
 
     model: str
@@ -50,10 +57,13 @@ class Machine:
     kv_bytes: float
     budget: float
     shape: ModelShape
+    unit_bytes: int = 1
+    beside: Mapping[str, float] = field(default_factory=dict)
 
     def drive_bytes(self, system: Swept, share: float) -> float:
         """Return the bytes that a step reads from the drive, where rows lie there."""
-        return system.drive_share(share, self.budget, self.shape) * self.kv_bytes
+        left = max(0.0, self.budget - self.beside.get(system.name, 0.0))
+        return system.read_share(share, left, self.shape, self.unit_bytes) * self.kv_bytes
 
     def milliseconds(self, system: Swept, share: float, place: Place) -> float:
         """Return the time of a step.

@@ -105,3 +105,8 @@ class FrontierRequest:
     def rows_file(self) -> Path:
         """Where the sweep's rows are kept as they come."""
         return self.out.with_name(f"{self.out.stem}-rows.jsonl")
+
+    @property
+    def times_file(self) -> Path:
+        """Where the times of each model are kept."""
+        return self.out.with_name(f"{self.out.stem}-times.jsonl")

@@ -8,11 +8,14 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hillinfer.drive.directories import prepared_cold_dir
+from hillinfer.drive.files import ColdFile, probe_io_mode
+from hillinfer.engine.budget_plan import BudgetPlan
 from hillinfer.errors import SettingsError
 from hillinfer.generate.run_report import json_bytes
 from hillinfer.models.loader import LoadedModel, ModelOutline
@@ -28,6 +31,7 @@ from hillinfer_bench.figures.frontier_figure import frontier_figure
 from hillinfer_bench.frontier.curve import Crossing
 from hillinfer_bench.frontier.elsewhere import goals_elsewhere
 from hillinfer_bench.frontier.equal import default_row, equal_qualities
+from hillinfer_bench.frontier.kept_times import KeptTimes
 from hillinfer_bench.frontier.modelled import Machine
 from hillinfer_bench.frontier.report import TimedModel, frontier_report, report_text
 from hillinfer_bench.frontier.request import FrontierRequest, TimedPlan
@@ -38,12 +42,18 @@ from hillinfer_bench.frontier.sweep import (
     sweep_text,
     swept_rows,
 )
-from hillinfer_bench.frontier.swept import SWEPT, default_alpha, exact_split
-from hillinfer_bench.frontier.times import ALL_IN_MEMORY, TimedRow, measure_times, timed_systems
+from hillinfer_bench.frontier.swept import CODED, HILLINFER, SWEPT, default_alpha, exact_split
+from hillinfer_bench.frontier.times import (
+    ALL_IN_MEMORY,
+    TODAY_ALPHA,
+    TimedRow,
+    measure_times,
+    timed_systems,
+)
 from hillinfer_bench.quality.forced_reading import compute_threads
 from hillinfer_bench.quality.run import Stage, run_facts
 from hillinfer_bench.quality.texts import TextSample
-from hillinfer_bench.systems.case import Case, Selections, case_setting, table_type
+from hillinfer_bench.systems.case import BenchSetting, Case, Selections, case_setting, table_type
 from hillinfer_bench.systems.kv_source import RandomKV
 from hillinfer_bench.systems.replayed_selections import SelectionRecorder
 from hillinfer_bench.systems.shapes import SHAPES
@@ -94,6 +104,9 @@ def run(request: FrontierRequest, say: Callable[[str], None], stage: Stage) -> s
     swept = swept_rows(rows, samples, settings, texts.context, loaded.shape)
     found = curves(swept)
     equal = equal_qualities(default_row(swept), found)
+    settings_of = {name: one.value for name, one in equal[0].crossings.items()}
+    taken_on = _measured_on(facts, samples) | {"settings": settings_of, "threads": threads}
+    kept = KeptTimes(request.times_file, taken_on)
     timed: list[TimedModel] = []
     try:
         if plan.steps and (plan.real_context or plan.shapes):
@@ -106,7 +119,14 @@ def run(request: FrontierRequest, say: Callable[[str], None], stage: Stage) -> s
                 for model in taking.models():
                     say(f"taking times of {model}")
                     timed.append(taking.take(model))
+                    kept.add(timed[-1])
     finally:
+        # A sweep alone has no times.
+        others = kept.others([one.name for one in timed]) if plan.steps else []
+        for one, when in others:
+            say(f"times of {one.name} are of an earlier run ({when})")
+        facts = {**facts, "earlier_times": {one.name: when for one, when in others}}
+        timed = sorted([*timed, *(one for one, _ in others)], key=lambda one: not one.real)
         elsewhere = goals_elsewhere(request.out.parent, default_alpha())
         report = frontier_report(swept, equal, timed, facts, elsewhere)
         try:
@@ -253,4 +273,26 @@ def _machine(bed: Bed, rows: Sequence[TimedRow]) -> Machine | None:
         setting.kv_bytes,
         setting.budget_bytes / setting.kv_bytes,
         setting.shape,
+        _read_unit(setting.cold_dir),
+        {name: _beside(setting, alpha, exact) for name, alpha, exact in _OWN},
     )
+
+
+# HillInfer with coded tokens, and all exact.
+_OWN = ((CODED, default_alpha(), exact_split().share), (HILLINFER, TODAY_ALPHA, 1.0))
+
+
+def _beside(setting: BenchSetting, alpha: float, exact: float) -> float:
+    """Return what of M0 holds neither rows nor codes nor what ranks, over all rows."""
+    settings = setting.case.settings().changed(alpha=alpha, exact=exact)
+    plan = BudgetPlan.with_whole_shadow(setting.shape, settings, setting.tokens)
+    ranked = SWEPT[HILLINFER].ranked_share(setting.shape) * plan.kv_bytes
+    return max(0.0, plan.required_bytes - ranked) / plan.kv_bytes
+
+
+def _read_unit(cold_dir: Path) -> int:
+    file = ColdFile(cold_dir, probe_io_mode(cold_dir), "nothing")
+    try:
+        return file.read_unit
+    finally:
+        file.close()

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from math import gcd
 from types import MappingProxyType
 
 from hillinfer.devices.opening import make_scorer
 from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import Settings
+from hillinfer.shadow.code_file import record_bytes
 from hillinfer_bench.frontier import four_bit
 from hillinfer_bench.frontier.curve import Curve, Point, StepCurve
 from hillinfer_bench.frontier.rival_rules import (
@@ -33,6 +35,7 @@ from hillinfer_bench.quality.policies import (
 from hillinfer_bench.rivals.paged import CHUNK_TOKENS, PAGE_TOKENS
 from hillinfer_bench.systems.kv_source import LastQueries
 from hillinfer_model.choices import KeyMode
+from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.selection import selected_count
 
 _ROW_BYTES = 4  # Of one channel, keys and values together.
@@ -116,6 +119,18 @@ class Swept(ABC):
         """
         return rows * (1 - min(1.0, max(0.0, budget - self.ranked_share(shape))))
 
+    def read_share(self, rows: float, budget: float, shape: ModelShape, unit_bytes: int) -> float:
+        """Return the bytes that such a step reads; those of `drive_share`, as a rule.
+
+        Parameters
+        ----------
+        rows, budget, shape
+            As in `drive_share`.
+        unit_bytes
+            What reads of the drive are multiples of.
+        """
+        return self.drive_share(rows, budget, shape)
+
     def label(self, value: float) -> str:
         """Return a setting in words."""
         return f"{self.knob} {value:g}"
@@ -147,6 +162,23 @@ def _shadow_share(shape: ModelShape) -> float:
     return (shape.head_dim / 2 + 1) / (_ROW_BYTES * shape.head_dim)
 
 
+def _touched(wanted: float, size: int, unit_bytes: int) -> float:
+    """Return the share of a file's units that hold some of the items wanted at random.
+
+    Parameters
+    ----------
+    wanted
+        Share of all items.
+    size
+        Bytes of an item; they lie one behind the other.
+    unit_bytes
+        Of a unit.
+    """
+    # Of how many items a unit holds a part.
+    of_unit = (unit_bytes + size - gcd(size, unit_bytes)) / size
+    return float(1.0 - (1.0 - min(1.0, wanted)) ** of_unit)
+
+
 class HillInfer(_Selecting):
     """The product with all selected tokens exact."""
 
@@ -161,6 +193,10 @@ class HillInfer(_Selecting):
     def ranked_share(self, shape: ModelShape) -> float:
         """Return that of the key shadow; see `Swept`."""
         return _shadow_share(shape)
+
+    def read_share(self, rows: float, budget: float, shape: ModelShape, unit_bytes: int) -> float:
+        """Return that of whole units, whichever rows are cold; see `Swept`."""
+        return _touched(self.drive_share(rows, budget, shape), shape.row_bytes, unit_bytes)
 
 
 class HillInferCoded(HillInfer):
@@ -186,12 +222,24 @@ class HillInferCoded(HillInfer):
         All exact rows and the codes that memory has no room for come from the drive, no code in
         place of its row.
         """
+        exact, coded = self._cold(rows, budget, shape)
+        return exact + coded * _shadow_share(shape)
+
+    def read_share(self, rows: float, budget: float, shape: ModelShape, unit_bytes: int) -> float:
+        """Return that of whole units of both files; see `Swept`."""
+        exact, coded = self._cold(rows, budget, shape)
+        size = record_bytes(KernelSpec(shape.head_dim, shape.kv_heads, shape.group_size))
+        records = _touched(coded, size, unit_bytes) * size / shape.row_bytes
+        return _touched(exact, shape.row_bytes, unit_bytes) + records
+
+    def _cold(self, rows: float, budget: float, shape: ModelShape) -> tuple[float, float]:
+        """Return the shares of all tokens that are exact and cold, and coded without hot codes."""
         codes = _shadow_share(shape)
         left = max(0.0, budget - self.ranked_share(shape))
         held = min(1.0, left / codes)
         exact = min(rows, exact_split().share)
         rest = 1 - min(1.0, max(0.0, left - codes))
-        return exact * rest + (rows - exact) * (1 - held)
+        return exact * rest, (rows - exact) * (1 - held) / codes
 
     def label(self, value: float) -> str:
         """Return α and what is exact; see `Swept`."""

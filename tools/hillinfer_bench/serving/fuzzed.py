@@ -16,6 +16,8 @@ from hillinfer_bench.serving.servers import RunningServer, ServerError
 _PROGRAM = "from schemathesis.cli import schemathesis; schemathesis()"
 # Routes that take a body; those without one have nothing to be odd about.
 _ROUTES = 6
+# A route is asked by one of them, so all routes are asked at once.
+_WORKERS = _ROUTES
 _SECONDS = 7200
 
 
@@ -67,6 +69,7 @@ def measure_fuzzed(server: RunningServer, count: int) -> FuzzedRow:
         [
             *(sys.executable, "-c", _PROGRAM, "run", f"{server.url}/openapi.json"),
             *("--phases", "fuzzing", "--max-examples", str(each), "--seed", "1", "--no-shrink"),
+            *("--workers", str(_WORKERS)),
             *("--checks", "not_a_server_error", "--request-timeout", "60", "--continue-on-failure"),
         ],
         capture_output=True,

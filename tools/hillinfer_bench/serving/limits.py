@@ -41,7 +41,7 @@ def measure_limit(model: Any, counts: Sequence[int], rounds: int, say: Say) -> L
     Parameters
     ----------
     model
-        One of transformers.
+        One of transformers, on whichever device it computes.
     counts
         Rows of a batch; 1 is one of them.
     rounds
@@ -54,11 +54,14 @@ def measure_limit(model: Any, counts: Sequence[int], rounds: int, say: Say) -> L
     row = LimitRow()
     for turn in range(rounds):
         for count in counts:
-            cache, ids = DynamicCache(), torch.full((count, 1), 5)
+            cache, ids = DynamicCache(), torch.full((count, 1), 5, device=model.device)
             seconds = []
             for _ in range(_WARM_UP + _STEPS):
                 began = time.perf_counter()
                 model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                if model.device.type == "cuda":
+                    # A step is over when its logits are there, and not when it was asked for.
+                    torch.cuda.synchronize(model.device)
                 seconds.append(time.perf_counter() - began)
             row.step_seconds.setdefault(count, []).append(median(seconds[_WARM_UP:]))
         told = ", ".join(f"{1e3 * row.step_seconds[count][-1]:.1f}" for count in counts)

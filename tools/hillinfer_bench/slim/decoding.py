@@ -15,7 +15,7 @@ import torch
 from hillinfer.errors import SettingsError
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.model_shape import ModelShape
-from hillinfer.pruning.blocks.report import DecodedBlocks
+from hillinfer.pruning.blocks.policies import DecodedBlocks
 from hillinfer.pruning.needles import NeedleDocument, Question
 from hillinfer.pruning.profile import answer, read
 from hillinfer.pruning.reading import Pruning

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,11 @@ class FirstToken:
         How many the process may use.
     bubble_seconds, placing_seconds
         Of each round: what layers waited for rows, and what the pass took to place them itself.
+    stored_processor_seconds
+        Of each round: processor time of all threads while `stored_seconds` passed.
+    compute_faults, stored_faults
+        Of each round: pages that the system had to bring meanwhile. Those are the heap's, which
+        gives memory back in some passes and not in others.
     agrees
         Whether the first token is the same.
     rivals
@@ -72,6 +78,9 @@ class FirstToken:
     cores: int
     bubble_seconds: list[float]
     placing_seconds: list[float]
+    stored_processor_seconds: list[float]
+    compute_faults: list[int]
+    stored_faults: list[int]
     agrees: bool
     rivals: list[RivalRow]
 
@@ -102,6 +111,17 @@ class FirstToken:
         rest = median(self.read_seconds) - first
         return first + max(median(self.compute_seconds), rest, busy / self.cores)
 
+    @property
+    def hidden_possible(self) -> float:
+        """The share of the smaller that can be hidden at most, by what arithmetic allows."""
+        return self.hidden_share(self.possible_seconds)
+
+    @property
+    def shared_processor_seconds(self) -> float:
+        """What both take more of the processors at once than apart, median of rounds."""
+        both = zip(self.stored_processor_seconds, self.processor_seconds, strict=True)
+        return median(together - apart for together, apart in both)
+
     def hidden_share(self, seconds: float) -> float:
         """Return the share of the smaller of reading and computing that a first token hides."""
         compute, read = median(self.compute_seconds), median(self.read_seconds)
@@ -111,14 +131,17 @@ class FirstToken:
         """Return what can be hidden and what is, for reading."""
         reading = median(self.reading_processor_seconds)
         computing = median(self.processor_seconds) - reading
-        reached, most = map(self.hidden_share, (median(self.stored_seconds), self.possible_seconds))
+        reached, most = self.hidden_share(median(self.stored_seconds)), self.hidden_possible
         waited, placed = median(self.bubble_seconds), median(self.placing_seconds)
         return (
             f"  processor seconds on {self.cores} cores: reading {reading:.3f}, computing "
             f"{computing:.3f}; {1e3 * median(self.first_layer_seconds):.1f} ms until the first "
             f"layer's rows are there. That leaves {most:.0%} of the smaller to be hidden; "
             f"{reached:.0%} is: the pass waited {1e3 * waited:.1f} ms for rows and took "
-            f"{1e3 * placed:.1f} to place them"
+            f"{1e3 * placed:.1f} to place them. At once both take "
+            f"{1e3 * self.shared_processor_seconds:+.1f} processor ms beyond those apart; page "
+            f"faults: computing {median(self.compute_faults):.0f}, both "
+            f"{median(self.stored_faults):.0f}"
         )
 
 
@@ -164,6 +187,9 @@ def measure_first_token(
     read: list[float] = []
     waited: list[float] = []
     placed: list[float] = []
+    busy_both: list[float] = []
+    faults: list[int] = []
+    faults_both: list[int] = []
     busy: list[float] = []
     busy_reading: list[float] = []
     first: list[float] = []
@@ -178,7 +204,7 @@ def measure_first_token(
         for turn in range(rounds + 1):
             if turn == 1:
                 timed = stored, computed, read, waited, placed, busy, busy_reading
-                for row in (*timed, first, busy_first):
+                for row in (*timed, first, busy_first, busy_both, faults, faults_both):
                     row.clear()
             began, spent = time.perf_counter(), time.process_time()
             cache = DynamicCache(config=model.config)
@@ -189,19 +215,22 @@ def measure_first_token(
                 if not number:
                     first.append(time.perf_counter() - began)
                     busy_first.append(time.process_time() - spent)
-            loaded = time.perf_counter()
+            loaded, brought = time.perf_counter(), _faults()
             busy_reading.append(time.process_time() - spent)
             agrees = agrees and _rest(model, cache, ids[tokens:]) == expected
             ended = time.perf_counter()
             read.append(loaded - began)
             computed.append(ended - loaded)
+            faults.append(_faults() - brought)
             busy.append(time.process_time() - spent)
             before = prompts.loaded.bubble_seconds, prompts.loaded.placing_seconds
-            began = time.perf_counter()
+            began, spent, brought = time.perf_counter(), time.process_time(), _faults()
             cache = DynamicCache(config=model.config)
             tokens = prompts.load_into(cache, ids)
             agrees = agrees and _rest(model, cache, ids[tokens:]) == expected
             stored.append(time.perf_counter() - began)
+            busy_both.append(time.process_time() - spent)
+            faults_both.append(_faults() - brought)
             waited.append(prompts.loaded.bubble_seconds - before[0])
             placed.append(prompts.loaded.placing_seconds - before[1])
         assert not prompts.loaded.recomputed_tokens, store.counts.last_failure
@@ -220,16 +249,24 @@ def measure_first_token(
         len(os.sched_getaffinity(0)),
         waited,
         placed,
+        busy_both,
+        faults,
+        faults_both,
         agrees,
         rivals,
     )
 
 
+def _faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
 def _rest(model: Any, cache: Any, ids: list[int]) -> int:
     """Return the first token behind some that are read into a cache."""
     own = Generation(model, cache, _CHUNK_TOKENS)
-    own.read(ids)
-    return _next_token(own)
+    with hillinfer.grouped_query(model):
+        own.read(ids)
+        return _next_token(own)
 
 
 def _rivals(

@@ -106,7 +106,13 @@ class Measured:
             record["mixed_load"] = asdict(self.mixed)
         if self.model is not None:
             first, cost, kind = self.model
-            record["first_token"] = asdict(first) | {"allowed_seconds": first.allowed_seconds}
+            record["first_token"] = asdict(first) | {
+                "allowed_seconds": first.allowed_seconds,
+                "possible_seconds": first.possible_seconds,
+                "hidden_share": first.hidden_share(median(first.stored_seconds)),
+                "hidden_possible": first.hidden_possible,
+                "shared_processor_seconds": first.shared_processor_seconds,
+            }
             record["storing"] = asdict(cost)
             record |= kind.as_record()
         return record
@@ -147,11 +153,11 @@ class Measured:
         first, cost, _ = self.model
         own = first.stored_seconds
         reached = median(own)
-        possible, hidden = first.possible_seconds, first.hidden_share
+        possible, hidden = first.possible_seconds, first.hidden_share(reached)
         most = first.recompute_seconds / possible
         yield at_least("ttft_speedup_vs_recompute", first.speedup, 50, own, allowed=most)
         yield at_most("ttft_over_allowed", reached / first.allowed_seconds, 1, own)
-        yield at_least("hidden_share", hidden(reached), 0.8, own, allowed=hidden(possible))
+        yield at_least("hidden_share", hidden, 0.8, own, allowed=first.hidden_possible)
         rows = {row["name"]: row for row in [*map(asdict, first.rivals), *peers]}
         limits = {CHUNK_FILES: 0.75, SESSION: 1.0, LLAMA_CPP: 1.0, VLLM: 0.05}
         names = {
@@ -189,8 +195,11 @@ class Measured:
                 yield unmeasured(name, f"<= {goal:g}", self._why("shared"))
             return
         taken, second = row.open_seconds, row.second_seconds
-        share = median(taken) / row.allowed_seconds
-        yield at_most(names[0], share, 1, taken, row.drive_seconds)
+        share, least = (
+            median(taken) / row.allowed_seconds,
+            row.possible_seconds / row.allowed_seconds,
+        )
+        yield at_most(names[0], share, 1, taken, row.drive_seconds, allowed=least)
         yield at_most(names[1], 1e3 * median(second), 20, second)
         yield at_most(names[2], row.second_bytes, 0)
         yield at_most("shared_step_over_session", row.step_ratio, 1.03)
@@ -204,7 +213,8 @@ class Measured:
         again, index, first = row.again_milliseconds, row.index_milliseconds, row.first_milliseconds
         yield at_most("lookup_p99_milliseconds", row.p99(again), 5, again, allowed=row.possible_p99)
         yield at_most("lookup_index_p99_milliseconds", row.p99(index), 5, index)
-        yield at_most("lookup_first_p99_milliseconds", row.p99(first), 5, first)
+        name, most = "lookup_first_p99_milliseconds", row.possible_first_p99
+        yield at_most(name, row.p99(first), 5, first, allowed=most)
 
     def _of_traces(self) -> Iterator[StoreGoal]:
         names = "saved_seconds_over_lru", "saved_on_synthetic_over_lru", "admission_under_better"
@@ -270,7 +280,9 @@ class Measured:
             yield (
                 f"lookup of {self.lookups.tokens} tokens, p99: index "
                 f"{self.lookups.p99(self.lookups.index_milliseconds):.1f} ms, first "
-                f"{self.lookups.p99(self.lookups.first_milliseconds):.1f} ms, again "
+                f"{self.lookups.p99(self.lookups.first_milliseconds):.1f} ms (median "
+                f"{median(self.lookups.first_milliseconds):.1f}; reading its sheets alone "
+                f"{median(self.lookups.sheet_milliseconds):.1f}), again "
                 f"{self.lookups.p99(self.lookups.again_milliseconds):.1f} ms, possible "
                 f"{self.lookups.possible_p99:.1f} ms"
             )

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from hillinfer.models.loader import LoadedModel
     from hillinfer.reuse.stored_prompts import StoredPrompts
 
-_USUAL = ("held", "int8", "int4", "int2", "keydiff-0.5", "knorm-0.5")
+_USUAL = ("held", "int8", "int4", "int2")
 _ALL = "all"
 _PROBES = 4
 _INSTRUCTION = "\n\nRepeat the part of the text above that begins with:\n\n"
@@ -242,6 +242,11 @@ class _Wishes:
     questions: tuple[str, ...]
     seed: int
 
+    @property
+    def is_usual(self) -> bool:
+        """Whether nobody says how much is to be read."""
+        return self.probes is None and not self.questions
+
     def __post_init__(self) -> None:
         if self.judge < 0 or (self.probes is not None and self.probes < 0):
             raise SettingsError(
@@ -265,7 +270,11 @@ def _measure(
     prefill_seconds: float,
 ) -> None:
     """Measure a document's forms and keep what was found."""
-    from hillinfer.catalogue.measuring import ProbeWishes, measure_document
+    from hillinfer.catalogue.measuring import (
+        ProbeWishes,
+        measure_document,
+        usual_wishes,
+    )
     from hillinfer.forms.probes import ProbeSizes
 
     parts = len(ids) // ProbeSizes().part - wishes.judge
@@ -273,6 +282,8 @@ def _measure(
     instruction = loaded.tokenizer.encode(_INSTRUCTION, add_special_tokens=False)
     asked = tuple(tuple(prompt.question_ids(one)) for one in wishes.questions)
     told = ProbeWishes(count, wishes.judge, tuple(instruction), asked, wishes.seed)
+    if wishes.is_usual:
+        told = usual_wishes(len(ids), len(forms) - 1, instruction, wishes.judge, wishes.seed)
     with reading_view(error_console()).stage("measure", len(forms) * len(ids)) as advance:
 
         def measured(done: int) -> None:

@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from hillinfer.devices.device import (
     ScoredTokens,
     StoredRows,
     StoredShadow,
+    queries_each,
 )
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows, Pace
@@ -31,7 +32,14 @@ from hillinfer.devices.xrt.process import (
     environment_of,
 )
 from hillinfer.devices.xrt.worker import KERNELS, ROWS_CHUNK
-from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin, XclbinError, check_xclbin, recorded_spec
+from hillinfer.devices.xrt.xclbin import (
+    HW_EMU,
+    Xclbin,
+    XclbinError,
+    check_xclbin,
+    kernels_for,
+    recorded_spec,
+)
 from hillinfer.errors import DeviceError, SettingsError, warn_of_loss
 from hillinfer.scoring.native import NativeScorer
 from hillinfer.settings import DeviceOptions
@@ -41,7 +49,7 @@ from hillinfer_model.beats import Beats
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 from hillinfer_model.launch_error import ErrorCode, LaunchError
-from hillinfer_model.score_launch import SCOPE_NUMBERS
+from hillinfer_model.score_launch import scope_number
 from hillinfer_model.status_beat import HASH_BYTES, StatusBeat
 
 # --- Sizes of P2P reads ---
@@ -254,6 +262,11 @@ class XrtDevice:
             self._ask("read", chunk=chunk, offset=offset, at=0, size=into.nbytes)
             into[:] = self._worker.window[: into.nbytes].reshape(into.shape)
 
+    @property
+    def queries_together(self) -> int:
+        """Queries that a pass of its kernel scores; see `ScoringDevice`."""
+        return self._spec.queries
+
     def score(
         self,
         scope: Scope,
@@ -265,7 +278,8 @@ class XrtDevice:
         with self._idle():
             self._launches = (self._launches + 1) % _MOST_LAUNCH_ID
             lowest, places = self._places([one.slot for one in segments])
-            arrays = ScoreArrays(self._spec, scope, segments)
+            each = queries_each(self._spec, queries, len(segments))
+            arrays = ScoreArrays(self._spec, scope, segments, each)
             scores = arrays.beats * BEAT_BYTES
             parts = self._shared(
                 {"segments": arrays.descriptors(places), "queries": queries}, scores=scores
@@ -278,7 +292,7 @@ class XrtDevice:
                 chunk=self._addresses.index(lowest),
                 parts=parts,
                 score_bytes=[beats * BEAT_BYTES for beats in arrays.starts],
-                scope=SCOPE_NUMBERS[scope],
+                scope=scope_number(scope, each),
                 launch_id=self._launches,
                 ahead=loads,
                 block=block,
@@ -482,11 +496,3 @@ def open_xrt(
     pace = Pace.EMULATED if xclbin.mode == HW_EMU else Pace.REAL
     shadows = DeviceShadows(spec, device, options.beta, warn_of_loss, pace)
     return DeviceScorer(NativeScorer(spec, scope), shadows, recorder)
-
-
-def kernels_for(spec: KernelSpec, found: KernelSpec) -> KernelSpec:
-    """Return a spec with what kernels may choose freely as the ones that were found have it.
-
-    Multipliers and the size of score blocks change no score.
-    """
-    return replace(spec, product_style=found.product_style, block_tokens=found.block_tokens)

@@ -8,7 +8,7 @@ import json
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Any
@@ -230,6 +230,19 @@ def recorded_spec(xclbin: Xclbin, name: str) -> KernelSpec:
         return KernelSpec(**values)
     except (TypeError, ValueError, OverflowError) as error:
         raise XclbinError(f"{name}: its kernels' spec is none: {error!s:.200}") from error
+
+
+def kernels_for(spec: KernelSpec, found: KernelSpec) -> KernelSpec:
+    """Return a spec with what kernels may choose freely as the ones that were found have it.
+
+    Multipliers, the size of score blocks and how many queries a pass may have change no score.
+    """
+    return replace(
+        spec,
+        product_style=found.product_style,
+        block_tokens=found.block_tokens,
+        queries=found.queries,
+    )
 
 
 def _record(xclbin: Xclbin, name: str) -> dict[str, Any]:

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lander.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <memory>
+
+#include "api.h"
+#include "ring.h"
+
+namespace hillinfer {
+namespace {
+
+// The clock that Python's `perf_counter_ns` reads.
+int64_t now() {
+    return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+
+}  // namespace
+
+Lander::Lander(uint32_t depth) : depth_(depth), process_(getpid()) {
+    // A signal is for a thread that somebody interrupts, never for this one.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+        thread_ = std::thread([this] { run(); });
+    } catch (...) {
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        throw;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Lander::~Lander() {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        ended_ = true;
+    }
+    begun_.notify_all();
+    thread_.join();
+}
+
+bool Lander::is_elsewhere() const { return getpid() != process_; }
+
+void Lander::begin(LandingErrand* errand) {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        line_.push_back(errand);
+        errand->is_done = 0;
+    }
+    begun_.notify_one();
+}
+
+void Lander::wait(const LandingErrand* errand) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    done_.wait(lock, [&] { return errand->is_done != 0; });
+}
+
+void Lander::run() {
+    // Of this thread: nobody else may hand reads over to it.
+    std::unique_ptr<Ring> ring;
+    if (depth_) {
+        int error = 0;
+        ring.reset(Ring::open(depth_, &error));
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+        begun_.wait(lock, [&] { return !line_.empty() || ended_; });
+        if (line_.empty()) {
+            return;
+        }
+        LandingErrand& next = *line_.front();
+        line_.pop_front();
+        lock.unlock();
+        ReadWay way = next.way;
+        way.ring = ring.get();
+        int32_t outcome = kDone;
+        next.started_ns = now();
+        const int32_t failed = guarded([&] { outcome = land(way, *next.landing); });
+        next.stopped_ns = now();
+        next.outcome = failed ? failed : outcome;
+        lock.lock();
+        next.is_done = 1;
+        done_.notify_all();
+    }
+}
+
+}  // namespace hillinfer
+
+using namespace hillinfer;
+
+// A thread that lands rows; see lander.h.
+HILLINFER_API int32_t hillinfer_lander_open(uint32_t depth, void** out) {
+    return guarded([&] { *out = new Lander(depth); });
+}
+
+// Takes microseconds.
+HILLINFER_API int32_t hillinfer_lander_begin(void* lander, LandingErrand* errand) {
+    Lander* const own = static_cast<Lander*>(lander);
+    return own->is_elsewhere() ? kFailed : guarded([&] { own->begin(errand); });
+}
+
+HILLINFER_API void hillinfer_lander_wait(void* lander, const LandingErrand* errand) {
+    Lander* const own = static_cast<Lander*>(lander);
+    if (!own->is_elsewhere()) {
+        own->wait(errand);
+    }
+}
+
+HILLINFER_API void hillinfer_lander_close(void* lander) {
+    Lander* const own = static_cast<Lander*>(lander);
+    if (!own->is_elsewhere()) {
+        delete own;
+    }
+}

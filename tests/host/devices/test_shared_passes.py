@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sequences that share segments on a device are scored together, and choose as they do alone."""
+
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from told_runtime import FailingDevice, Forgetful, GoldenLaunches
+
+from hillinfer.devices.device import DeviceSegment, ResidentShadow
+from hillinfer.devices.device_scorer import DeviceScorer
+from hillinfer.devices.device_shadows import DeviceShadows
+from hillinfer.devices.host_slots import LaunchDevice
+from hillinfer.devices.opening import CoreDevice
+from hillinfer.devices.shared_passes import AskedScoring, shared_passes
+from hillinfer.errors import warn_of_loss
+from hillinfer.rates.profiling import sample_shadows
+from hillinfer.scoring.native import NativeScorer
+from hillinfer.scoring.scorer import Wanted
+from hillinfer_model.choices import KeyMode, Scope
+from hillinfer_model.kernel_spec import KernelSpec
+
+SPEC = KernelSpec(64, 2, 2, KeyMode.INT4)
+WANTED = Wanted(200, 4, 60)
+
+
+def golden_device(queries=4):
+    return LaunchDevice(replace(SPEC, queries=queries), GoldenLaunches(), 12)
+
+
+DEVICES = {"golden": golden_device, "core": lambda: CoreDevice(SPEC)}
+
+
+class Shared:
+    """Four sequences over a device: three begin with the same two segments, one has its own."""
+
+    def __init__(self, device, scope):
+        self.shadows = DeviceShadows(SPEC, device, 0.0, warn_of_loss)
+        self.scorer = DeviceScorer(NativeScorer(SPEC, scope), self.shadows)
+        own = list(sample_shadows(SPEC, 4))
+        chance = np.random.default_rng(3)
+        for one in own:
+            # Each another's codes, so that sets are of all of them.
+            exponents = one.shadow[SPEC.kv_heads :: SPEC.group_beats]
+            exponents[:] = chance.integers(0, 256, exponents.shape, dtype=np.uint8)
+            one.probe_copy.take(one.shadow, 0, 1024)
+        on_device = [self._resident(one) for one in own]
+        # With tails of the host's, of a device's, with none, and a sequence of its own segments.
+        self.sequences = [
+            [*on_device[:2], own[2]],
+            [*on_device[:3], own[3]],
+            on_device[:2],
+            [self._resident(own[0]), own[1]],
+        ]
+        self.queries = torch.randn(4, 4, 64, generator=torch.Generator().manual_seed(1)).unbind()
+
+    def _resident(self, one):
+        place = self.shadows.room(0)
+        self.shadows.update(place, one.shadow, 1024)
+        return ResidentShadow(
+            one.base_position, 1024, one.statistics, place.slot, 1024, place.probes, one.shadow,
+            None,
+        )  # fmt: skip
+
+    def close(self):
+        self.shadows.close()
+
+    def asked(self):
+        return [
+            AskedScoring(query, 0.05, segments, 0)
+            for query, segments in zip(self.queries, self.sequences, strict=True)
+        ]
+
+    def chosen(self):
+        return [
+            self.scorer.choose(query, 0.05, segments, 0, WANTED)
+            for query, segments in zip(self.queries, self.sequences, strict=True)
+        ]
+
+
+def together(shared):
+    shared.scorer.begin_together(shared.asked())
+    return shared.chosen()
+
+
+def same(one, other):
+    return all(
+        len(a) == len(b) and all(map(np.array_equal, a, b)) for a, b in zip(one, other, strict=True)
+    )
+
+
+def test_passes_are_of_what_lies_once_on_a_device():
+    with closing(Shared(golden_device(), Scope.LAYER)) as shared:
+        (found,) = shared_passes(shared.asked(), 4)
+        assert found.askers == [0, 1, 2]
+        assert found.numbers == [[0, 1]] * 3
+        first = shared.sequences[0][0]
+        assert found.segments[0] == DeviceSegment(first.slot, 0, 1024)
+        # Two at a time: the third is left alone. Of one query nothing is shared.
+        assert [one.askers for one in shared_passes(shared.asked(), 2)] == [[0, 1]]
+        assert not [*shared_passes(shared.asked(), 1)]
+
+
+@pytest.mark.parametrize("scope", Scope)
+@pytest.mark.parametrize("name", DEVICES)
+def test_what_is_begun_together_is_chosen_as_alone(name, scope):
+    with closing(Shared(golden_device(1), scope)) as alone:
+        expected = alone.chosen()
+    with closing(Shared(DEVICES[name](), scope)) as shared:
+        assert same(shared.chosen(), expected)
+        apart = shared.shadows.launches
+        shared.scorer.begin_together(shared.asked())
+        assert same(shared.chosen(), expected)
+        assert shared.shadows.shared_launches == 1
+        # One pass for three sequences; the second has one more segment there, the fourth its own.
+        assert (apart, shared.shadows.launches - apart) == (4, 3)
+        # Each query counts: six segments in the pass.
+        assert shared.shadows.scored_segments == 2 * (2 + 3 + 2 + 1)
+        # The twin: another query in the place of one, and what was begun is not taken for it.
+        shared.scorer.begin_together(shared.asked())
+        shared.queries = (shared.queries[0], -shared.queries[1], *shared.queries[2:])
+        found = shared.chosen()
+        assert same([found[i] for i in (0, 2, 3)], [expected[i] for i in (0, 2, 3)])
+        assert not same(found[1:2], expected[1:2])
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_flipped_bit_on_the_device_shows_in_all_of_them(name):
+    with closing(Shared(golden_device(1), Scope.LAYER)) as alone:
+        expected = alone.chosen()
+    with closing(Shared(Forgetful(DEVICES[name]()), Scope.LAYER)) as shared:
+        shared.scorer.begin_together(shared.asked())
+        found = shared.chosen()
+        assert shared.shadows.shared_launches == 1
+    for one, right in zip(found, expected, strict=True):
+        assert not same([one], [right])
+
+
+@pytest.mark.parametrize(("kind", "number"), [("score", 0), ("part", 0), ("part", 1)])
+def test_a_device_that_fails_in_a_shared_pass_is_lost_and_changes_nothing(kind, number):
+    with closing(Shared(golden_device(1), Scope.LAYER)) as alone:
+        expected = alone.chosen()
+    device = FailingDevice(golden_device(), kind, number)
+    with closing(Shared(device, Scope.LAYER)) as shared:
+        with pytest.warns(UserWarning, match="failed"):
+            found = together(shared)
+        assert same(found, expected)
+        assert shared.shadows.lost
