@@ -53,6 +53,8 @@ def main() -> None:
         max_num_batched_tokens=2048,
         enable_prefix_caching=True,
         tensor_parallel_size=request["ranks"],
+        # Several ranks would compile the same on few cores, for minutes.
+        enforce_eager=request["ranks"] > 1,
         kv_transfer_config=transfer,
     )
     _ask(vllm, llm, "warm", ids[:_WARM_UP], None)

@@ -45,6 +45,26 @@ def _keys(joined: bytes) -> list[bytes]:
     return [joined[at : at + HELD_BYTES] for at in range(0, len(joined), HELD_BYTES)]
 
 
+def host_client(url: str, key: str, seconds: float) -> httpx.Client:
+    """Return a client of another host, which no proxy of the environment comes between.
+
+    Parameters
+    ----------
+    url
+        Of the host.
+    key
+        What hosts share; empty for none.
+    seconds
+        That an answer may take.
+    """
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    # Reading certificates takes longer than most requests, and plain HTTP needs none.
+    is_sealed = url.startswith("https://")
+    return httpx.Client(
+        base_url=url, headers=headers, timeout=seconds, trust_env=False, verify=is_sealed
+    )
+
+
 class RouterDirectory:
     """The directory inside a router, reached over HTTP.
 
@@ -57,9 +77,7 @@ class RouterDirectory:
     """
 
     def __init__(self, url: str, key: str = "") -> None:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        # Nobody's proxy comes between hosts.
-        self._client = httpx.Client(base_url=url, headers=headers, timeout=10.0, trust_env=False)
+        self._client = host_client(url, key, 10.0)
 
     def announce(self, host: Host, change: Change) -> bool:
         """Say it; False where everything has to be said anew."""
@@ -129,7 +147,7 @@ class Announcer:
             try:
                 self._once()
                 self._told("")
-            except HillInferError as error:
+            except (HillInferError, OSError) as error:
                 self._is_known = False
                 self._told(str(error))
             if self._ended.wait(self._seconds):

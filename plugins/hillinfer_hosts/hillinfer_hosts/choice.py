@@ -16,6 +16,9 @@ from hillinfer.store.keys import CHUNK_GROUPS
 
 # Requests that the host with the longest prefix may have more than the idlest one.
 MOST_AHEAD = 4
+# Of a prompt, what somebody must hold for it to count: else a beginning that all prompts have would
+# send all of them to whoever read it first.
+LEAST_SHARE = 0.25
 # Prompts under way that are remembered, and for how long.
 _MOST_EXPECTED, _EXPECTED_SECONDS = 65_536, 60.0
 
@@ -28,14 +31,14 @@ class Candidate:
     ----------
     name
         Of its host.
-    groups
+    share
         Of the prompt that it holds, or is about to.
     requests
         That it is answering for this router.
     """
 
     name: str
-    groups: int
+    share: float
     requests: int
 
 
@@ -43,7 +46,7 @@ class Policy(ABC):
     """Chooses a replica; any thread may ask."""
 
     uses_prefixes = False
-    """Whether it looks at `groups`: else prompts are not hashed."""
+    """Whether it looks at `share`: else prompts are not hashed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -65,7 +68,7 @@ class Policy(ABC):
 
 
 class LongestPrefix(Policy):
-    """To whom has read most of it, unless others are much idler; else to the idlest.
+    """To whom has read most of it, a quarter at least, unless others are much idler.
 
     Parameters
     ----------
@@ -83,8 +86,10 @@ class LongestPrefix(Policy):
         """Return the one with most of the prompt among those that are not too busy."""
         least = min(one.requests for one in candidates)
         free = [one for one in candidates if one.requests <= least + self._most_ahead]
-        most = max(one.groups for one in free)
-        return self._idlest([one for one in free if one.groups == most])
+        most = max(one.share for one in free)
+        if most < LEAST_SHARE:
+            return self._idlest(candidates)
+        return self._idlest([one for one in free if one.share == most])
 
 
 class LeastLoaded(Policy):

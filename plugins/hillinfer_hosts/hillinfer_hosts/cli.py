@@ -15,7 +15,7 @@ from hillinfer.cli.console import error_console
 from hillinfer.cli.parsing.program import Program
 from hillinfer.store.store import Store
 from hillinfer_hosts.agent import Agent
-from hillinfer_hosts.announcing import Announcer, RouterDirectory
+from hillinfer_hosts.announcing import Announcer, RouterDirectory, host_client
 from hillinfer_hosts.choice import POLICIES, make_policy
 from hillinfer_hosts.directory import Directory, EmbeddedDirectory, Host
 from hillinfer_hosts.fleet import Fleet
@@ -123,21 +123,23 @@ def agent(
             (url or listening.url).rstrip("/"),
             secrets.token_hex(8),
         )
+        asking = host_client(own.replica, "", 2.0)
         announcer = Announcer(
-            own, held, reached, is_there=lambda: answers(own.replica), say=console.print
+            own, held, reached, is_there=lambda: answers(asking), say=console.print
         )
         try:
             print(f"listening at {listening.url}", flush=True)
             listening.run()
         finally:
             announcer.close()
+            asking.close()
             reached.close()
 
 
-def answers(replica: str) -> bool:
+def answers(replica: httpx.Client) -> bool:
     """Return whether a replica says that it is well."""
     try:
-        told = httpx.get(f"{replica}/health", timeout=2.0, trust_env=False)
+        told = replica.get("/health")
     except httpx.HTTPError:
         return False
     return told.status_code == httpx.codes.OK

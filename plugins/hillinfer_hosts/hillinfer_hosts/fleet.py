@@ -84,20 +84,31 @@ class Fleet:
             return {}
         return found
 
-    def choose(self, hosts: Sequence[Host], held: dict[str, int]) -> Host | None:
-        """Return the host that a request goes to; None where there is none."""
-        return self._chosen(self.policy, hosts, held)
+    def choose(self, hosts: Sequence[Host], held: dict[str, int], groups: int) -> Host | None:
+        """Return the host that a request goes to; None where there is none.
+
+        Parameters
+        ----------
+        hosts
+            That may get it.
+        held, groups
+            What each holds of its prompt, by its name, and how many groups that has.
+        """
+        shares = {name: own / max(1, groups) for name, own in held.items()}
+        return self._chosen(self.policy, hosts, shares)
 
     def helper(self, hosts: Sequence[Host]) -> Host | None:
         """Return a host that may make the tokens of a prompt; None where there is none."""
         return self._chosen(self._helpers, hosts, {})
 
-    def _chosen(self, policy: Policy, hosts: Sequence[Host], held: dict[str, int]) -> Host | None:
+    def _chosen(
+        self, policy: Policy, hosts: Sequence[Host], shares: dict[str, float]
+    ) -> Host | None:
         now = self._clock()
         with self._lock:
             awake = [one for one in hosts if self._resting.get(one.name, now) <= now]
             every = [
-                Candidate(one.name, held.get(one.name, 0), self._requests[one.name])
+                Candidate(one.name, shares.get(one.name, 0.0), self._requests[one.name])
                 for one in awake or hosts
             ]
         if not every:

@@ -7,9 +7,10 @@ whole, costs the time of another one's answer.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,8 @@ _OF_HOP = frozenset(
 # Replicas that start, end or have no room: another one may answer.
 _ELSEWHERE = frozenset((429, 502, 503))
 _MOST_BODY_BYTES = 64 << 20
+# Keys of 20 TB of the smallest model.
+_MOST_ANNOUNCED_BYTES = 256 << 20
 CHOSEN_HEADER = "X-HillInfer-Host"
 
 
@@ -94,6 +97,11 @@ class _Way:
     asked: Asked | None = None
     chains: Chains | None = None
     held: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def groups(self) -> int:
+        """How many groups of tokens its prompt has, as far as that is known."""
+        return 0 if self.chains is None else len(self.chains.own)
 
 
 class Router:
@@ -153,7 +161,7 @@ class Router:
     async def _announce(self, request: Request) -> Response:
         if not self._shared.lets_in(request):
             return refused(401, "give the key of the hosts as Authorization: Bearer KEY")
-        body = await body_of(request)
+        body = await body_of(request, _MOST_ANNOUNCED_BYTES)
         if body is None:
             return refused(413, "the announcement is too large")
         try:
@@ -181,7 +189,7 @@ class Router:
         if way.asked is not None and self._fleet.policy.uses_prefixes:
             with self.counts.looking_seconds.time():
                 await self._look_up(way, way.asked, request)
-        return await self._answered(request, body, way)
+        return await _beside_client(self._answered(request, body, way), request)
 
     async def _look_up(self, way: _Way, asked: Asked, request: Request) -> None:
         """Learn who holds how much of a prompt; nothing where its tokens cannot be had."""
@@ -221,7 +229,7 @@ class Router:
         last: Response | None = None
         is_streamed = way.asked is not None and way.asked.is_streamed
         tries = 0
-        while (host := self._fleet.choose(way.hosts, way.held)) is not None:
+        while (host := self._fleet.choose(way.hosts, way.held, way.groups)) is not None:
             await self._prepare(way, host)
             tries += 1
             opened = ExitStack()
@@ -332,7 +340,7 @@ class Router:
             relayed.begin_again()
         except OtherAnswerError as error:
             return f"the host was lost, and {error}: ask again"
-        while (host := self._fleet.choose(way.hosts, way.held)) is not None:
+        while (host := self._fleet.choose(way.hosts, way.held, way.groups)) is not None:
             await self._prepare(way, host)
             try:
                 answer = await self._sent(request, body, host)
@@ -364,6 +372,22 @@ class Router:
         if way.chains is not None:
             self.counts.prompt_tokens.inc(len(way.chains.ids))
             self.counts.held_tokens.inc(groups * GROUP_TOKENS)
+
+
+async def _beside_client(answering: Coroutine[Any, Any, Response], request: Request) -> Response:
+    """Return an answer; let go of it where the client leaves, so that its replica does too."""
+    work = asyncio.ensure_future(answering)
+    # The body was read: what comes now is the client's end.
+    leaving = asyncio.ensure_future(request.receive())
+    await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    if work.done():
+        leaving.cancel()
+        return work.result()
+    work.cancel()
+    with suppress(asyncio.CancelledError):
+        await work
+    # Nobody reads it.
+    return refused(499, "the client left")
 
 
 def _passed(headers: Any) -> dict[str, str]:

@@ -34,6 +34,7 @@ from hillinfer.store.keys import (
 from hillinfer.store.prefix import StoredPrefix
 from hillinfer.store.store import Store
 from hillinfer.store.writer import PrefixWriter
+from hillinfer_hosts.announcing import host_client
 from hillinfer_hosts.extents import MOST_RANGE_BYTES
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -108,8 +109,7 @@ class HostReader:
     """
 
     def __init__(self, url: str, key: str, deadline: float) -> None:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._client = httpx.Client(base_url=url, headers=headers, trust_env=False)
+        self._client = host_client(url, key, max(0.0, deadline - time.monotonic()))
         self._deadline = deadline
         self.byte_count = 0
 

@@ -37,6 +37,7 @@ REFUSED = {
     "documents-plan": ("documents", "plan", "--store", "/nowhere/store"),
     "specs": ("specs", "no-preset"),
     "serving": ("serving", "--rounds", "0"),
+    "hosts": ("hosts", "--copies", "0"),
     "evicpress": ("evicpress", "--documents", "0"),
     "decode": ("decode", "--plan", "no-plan", "--out", "/proc/bench.json"),
     "no-command": ("no-such-command",),

@@ -36,6 +36,7 @@ OPTIONS = {
     "decode": ("decode", "--model", "/no/model", "--out"),
     "evicpress": ("evicpress", "--model", "/no/model", "--out"),
     "serving": ("serving", "--model", "/no/model", "--out"),
+    "hosts": ("hosts", "--model", "/no/model", "--out"),
     "pool-picture": ("pool-picture", "/no/timeline", "--out"),
     "trace-picture": ("trace-picture", "/no/trace", "--out"),
     "store-picture": ("store-picture", "/no/stats", "--out"),

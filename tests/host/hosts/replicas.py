@@ -3,6 +3,7 @@
 
 import json
 import threading
+import time
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -16,7 +17,16 @@ from hillinfer_hosts.router import Router, RouterRules
 from hillinfer_hosts.running import in_background
 
 SPACE = bytes(range(32))
+# Reading certificates that nobody needs would take longer than most requests.
+HTTP = httpx.Client(verify=False, timeout=30)
 KEY = "a key that hosts share"
+
+
+def wait_until(what, seconds=20.0):
+    until = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < until, "it did not come"
+        time.sleep(0.01)
 
 
 class Replica(ThreadingHTTPServer):
@@ -32,6 +42,8 @@ class Replica(ThreadingHTTPServer):
         self.dies_after = None
         self.status = 200
         self.tokenizes = True
+        # Seconds between two words.
+        self.pause = 0.0
         self.held_up = threading.Event()
         self.held_up.set()
         self.asked = []
@@ -92,6 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
         for said, event in enumerate(events):
             if own.dies_after is not None and said > own.dies_after:
                 return self._die()
+            time.sleep(own.pause)
             choice = {"index": 0, "finish_reason": None, **event}
             told = {"id": own.name, "created": 7, "choices": [choice]}
             self._chunk(b"data: " + json.dumps(told).encode() + b"\n\n")
@@ -139,7 +152,7 @@ class Place:
             if path == "/v1/completions"
             else {"messages": [{"role": "user", "content": text}]}
         )
-        return httpx.post(self.url + path, json=told | more, headers=headers, timeout=30)
+        return HTTP.post(self.url + path, json=told | more, headers=headers, timeout=30)
 
     def streamed(self, text, path="/v1/completions", **more):
         """The events of a streamed answer, its text, and the ids of the answer."""
@@ -151,6 +164,11 @@ class Place:
             one.get("text") or one.get("delta", {}).get("content", "") for one in choices
         )
         return events, text, {one["id"] for one in told if "id" in one}
+
+    @property
+    def under_way(self):
+        """Requests that each host is answering, as the router thinks."""
+        return dict(+self.router._fleet._requests)
 
     def counted(self):
         return {name: len(one.asked) for name, one in self.replicas.items()}

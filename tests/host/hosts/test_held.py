@@ -4,6 +4,7 @@
 import threading
 
 import pytest
+from replicas import wait_until
 
 from hillinfer.errors import HillInferError
 from hillinfer.secrecy.key_sources import key_source
@@ -107,8 +108,7 @@ def test_an_announcer_says_everything_where_it_is_unknown(store):
         directory.forget("a")
         directory.wait_for(lambda own: own.longest(keys) == {"a": len(keys)})
         directory.fails = True
-        while "away" not in lines:
-            pass
+        wait_until(lambda: "away" in lines)
         directory.forget("a")
         directory.fails = False
         directory.wait_for(lambda own: own.longest(keys) == {"a": len(keys)})

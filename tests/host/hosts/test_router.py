@@ -5,7 +5,7 @@ import threading
 
 import httpx
 import pytest
-from replicas import KEY, SPACE, Replica, placed
+from replicas import HTTP, KEY, SPACE, Replica, placed, wait_until
 
 from hillinfer_hosts.announcing import RouterDirectory
 from hillinfer_hosts.choice import Candidate, Expected, make_policy
@@ -55,6 +55,35 @@ def test_prompts_with_one_beginning_that_come_together_go_to_one_host():
             assert place.ask(TEXT + end * 70).headers["X-HillInfer-Host"] == first
 
 
+def test_a_beginning_that_all_prompts_have_does_not_send_all_to_one_host():
+    with placed("abc") as place:
+        common = TEXT[:64]
+        place.holds("a", common)
+        for at in range(12):
+            place.ask(common + OTHER[at:])
+        assert place.counted() == {"a": 4, "b": 4, "c": 4}
+
+
+def test_who_leaves_a_stream_leaves_its_host():
+    with placed("a") as place:
+        own = place.replicas["a"]
+        own.pause, own.words = 0.02, ["word"] * 500
+        told = {"prompt": TEXT, "stream": True}
+        with HTTP.stream("POST", f"{place.url}/v1/completions", json=told) as answer:
+            next(answer.iter_lines())
+            assert place.under_way == {"a": 1}
+        wait_until(lambda: not place.under_way)
+
+
+def test_who_leaves_before_an_answer_leaves_its_host():
+    with placed("a") as place:
+        place.replicas["a"].held_up.clear()
+        with pytest.raises(httpx.ReadTimeout):
+            HTTP.post(f"{place.url}/v1/completions", json={"prompt": TEXT}, timeout=0.5)
+        wait_until(lambda: not place.under_way)
+        place.replicas["a"].held_up.set()
+
+
 def test_a_busy_holder_is_passed_by():
     with placed("ab") as place:
         place.holds("a", TEXT)
@@ -63,8 +92,7 @@ def test_a_busy_holder_is_passed_by():
         threads = [threading.Thread(target=place.ask, args=(TEXT,)) for _ in range(5)]
         for one in threads:
             one.start()
-        while len(holder.asked) < 5:
-            pass
+        wait_until(lambda: len(holder.asked) >= 5)
         assert place.ask(TEXT).headers["X-HillInfer-Host"] == "b"
         holder.held_up.set()
         for one in threads:
@@ -90,12 +118,12 @@ def test_requests_pass_as_they_are():
         assert (path, told) == ("/v1/completions", {"prompt": TEXT, "temperature": 0.5})
         assert passed["authorization"] == "Bearer of a client"
         assert passed["x-request-id"] == "seven"
-        listed = httpx.get(f"{place.url}/v1/models?x=1")
+        listed = HTTP.get(f"{place.url}/v1/models?x=1")
         assert listed.json() == {"path": "/v1/models?x=1", "of": "a"}
         place.replicas["a"].status = 400
         assert place.ask(TEXT).status_code == 400
-        assert httpx.get(f"{place.url}/v1/files").status_code == 501
-        assert httpx.post(f"{place.url}/v1/completions", content=b"{no json").status_code >= 400
+        assert HTTP.get(f"{place.url}/v1/files").status_code == 501
+        assert HTTP.post(f"{place.url}/v1/completions", content=b"{no json").status_code >= 400
 
 
 @pytest.mark.parametrize("status", [429, 502, 503])
@@ -115,12 +143,12 @@ def test_a_host_that_is_gone_costs_no_answer_and_is_forgotten():
         place.replicas["a"].server_close()
         assert [place.ask(TEXT).json()["of"] for _ in range(3)] == ["b"] * 3
         assert [one.name for one in place.directory.hosts()] == ["b"]
-        metrics = httpx.get(f"{place.url}/metrics").text
+        metrics = HTTP.get(f"{place.url}/metrics").text
         assert 'hillinfer_router_lost_hosts_total{host="a"} 1.0' in metrics
         place.replicas["b"].shutdown()
         place.replicas["b"].server_close()
         assert place.ask(TEXT).status_code == 503
-        assert httpx.get(f"{place.url}/health").status_code == 503
+        assert HTTP.get(f"{place.url}/health").status_code == 503
 
 
 def test_a_host_that_dies_over_an_answer_costs_its_time():
@@ -167,8 +195,7 @@ def test_rows_are_brought_to_who_lacks_them_where_that_was_asked_for():
         threads = [threading.Thread(target=place.ask, args=(TEXT,)) for _ in range(5)]
         for one in threads:
             one.start()
-        while len(holder.asked) < 5:
-            pass
+        wait_until(lambda: len(holder.asked) >= 5)
         assert place.ask(TEXT).headers["X-HillInfer-Host"] == "b"
         holder.held_up.set()
         for one in threads:
@@ -179,7 +206,7 @@ def test_rows_are_brought_to_who_lacks_them_where_that_was_asked_for():
         assert told["namespace"] == SPACE.hex()
         assert len(told["ids"]) == len(TEXT) // 64 * 64
         assert not holder.fetched
-        assert "brought_tokens_total 128.0" in httpx.get(f"{place.url}/metrics").text
+        assert "brought_tokens_total 128.0" in HTTP.get(f"{place.url}/metrics").text
 
 
 def test_hosts_announce_themselves_through_the_router_with_the_key():
@@ -189,15 +216,15 @@ def test_hosts_announce_themselves_through_the_router_with_the_key():
         for key in ("", "another key of hosts"):
             with pytest.raises(HostsError, match="401"):
                 RouterDirectory(place.url, key).announce(told, Change(is_whole=True))
-            assert httpx.get(f"{place.url}/hosts").status_code == 401
+            assert HTTP.get(f"{place.url}/hosts").status_code == 401
         directory = RouterDirectory(place.url, KEY)
         assert not directory.announce(told, Change())
         assert directory.announce(told, Change(is_whole=True))
         assert directory.announce(told, Change())
-        listed = httpx.get(f"{place.url}/hosts", headers={"Authorization": f"Bearer {KEY}"}).json()
+        listed = HTTP.get(f"{place.url}/hosts", headers={"Authorization": f"Bearer {KEY}"}).json()
         assert [one["name"] for one in listed["hosts"]] == ["a", "new"]
         headers = {"Authorization": f"Bearer {KEY}"}
-        wrong = httpx.post(f"{place.url}/hosts/announce", json={"host": 1}, headers=headers)
+        wrong = HTTP.post(f"{place.url}/hosts/announce", json={"host": 1}, headers=headers)
         assert wrong.status_code == 400
         directory.close()
         new.server_close()
@@ -205,11 +232,15 @@ def test_hosts_announce_themselves_through_the_router_with_the_key():
 
 def test_the_prefix_policy_weighs_load():
     policy = make_policy("prefix")
-    held = Candidate("a", 10, 4), Candidate("b", 0, 0)
+    held = Candidate("a", 0.8, 4), Candidate("b", 0, 0)
     assert policy.choose(held).name == "a"
-    assert policy.choose((Candidate("a", 10, 5), Candidate("b", 0, 0))).name == "b"
-    both = (Candidate("a", 10, 1), Candidate("b", 10, 0), Candidate("c", 0, 0))
+    assert policy.choose((Candidate("a", 0.8, 5), Candidate("b", 0, 0))).name == "b"
+    both = (Candidate("a", 0.8, 1), Candidate("b", 0.8, 0), Candidate("c", 0, 0))
     assert policy.choose(both).name == "b"
+    # What all prompts begin with sends nobody anywhere.
+    little = (Candidate("a", 0.24, 1), Candidate("b", 0, 0))
+    assert policy.choose(little).name == "b"
+    assert policy.choose((Candidate("a", 0.25, 1), Candidate("b", 0, 0))).name == "a"
 
 
 def test_what_is_expected_ends():

@@ -4,8 +4,8 @@
 import time
 from contextlib import contextmanager
 
-import httpx
 import pytest
+from replicas import HTTP
 
 from hillinfer.store.keys import group_keys, root_key
 from hillinfer.store.store import Store
@@ -132,7 +132,7 @@ def test_a_host_that_is_slow_or_gone_is_given_up(stores):
 def get(url, path, key=KEY, **headers):
     if key is not None:
         headers["Authorization"] = f"Bearer {key}"
-    return httpx.get(url + path, headers=headers)
+    return HTTP.get(url + path, headers=headers)
 
 
 def test_an_agent_gives_nothing_without_the_key(stores):
@@ -147,7 +147,7 @@ def test_an_agent_gives_nothing_without_the_key(stores):
             for path in (f"/extents/{name}", f"/namespaces/{SPACE.digest.hex()}"):
                 assert get(url, path, key, **first).status_code == 401
             headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-            asked = httpx.post(f"{url}/fetch", json={}, headers=headers)
+            asked = HTTP.post(f"{url}/fetch", json={}, headers=headers)
             assert asked.status_code == 401
         assert get(url, "/health", None).status_code == 200
 
@@ -191,7 +191,7 @@ def test_a_host_is_told_to_bring_a_prefix(stores):
     headers = {"Authorization": f"Bearer {KEY}"}
     with serving(there) as source, serving(here) as url:
         body = fetch_body(source, wanted(ids), 20.0)
-        told = httpx.post(f"{url}/fetch", json=body, headers=headers).json()
+        told = HTTP.post(f"{url}/fetch", json=body, headers=headers).json()
         assert (told["tokens"], told["new_tokens"], told["failure"]) == (1984, 1984, "")
         for name, wrong in (
             ("source", "file:///etc/passwd"),
@@ -201,10 +201,10 @@ def test_a_host_is_told_to_bring_a_prefix(stores):
             ("salt", 3),
             ("seconds", "soon"),
         ):
-            refused = httpx.post(f"{url}/fetch", json=body | {name: wrong}, headers=headers)
+            refused = HTTP.post(f"{url}/fetch", json=body | {name: wrong}, headers=headers)
             assert refused.status_code == 400
         lost = body | {"source": "http://127.0.0.1:9", "ids": prompt(5, 640)}
-        told = httpx.post(f"{url}/fetch", json=lost, headers=headers).json()
+        told = HTTP.post(f"{url}/fetch", json=lost, headers=headers).json()
         assert told["new_tokens"] == 0
         assert "does not answer" in told["failure"]
     assert check(here, SPACE, ids) == 1984

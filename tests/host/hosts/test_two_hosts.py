@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from replicas import HTTP
 
 KEY = "what the hosts of this test share"
 CHAT = "/v1/chat/completions"
@@ -90,7 +91,7 @@ class Hosts:
         own = ("--port", "0", "--key-file", key_file)
         self.router = process(HOSTS, "router", *own)
         for name, replica in self.replicas.items():
-            wait_for(lambda url=replica.url: httpx.get(f"{url}/health").status_code == 200)
+            wait_for(lambda url=replica.url: HTTP.get(f"{url}/health").status_code == 200)
             words = ("--replica", replica.url, "--directory", self.router.url, "--name", name)
             setattr(
                 self,
@@ -101,12 +102,12 @@ class Hosts:
 
     def known(self):
         headers = {"Authorization": f"Bearer {KEY}"}
-        return httpx.get(f"{self.router.url}/hosts", headers=headers).json()["hosts"]
+        return HTTP.get(f"{self.router.url}/hosts", headers=headers).json()["hosts"]
 
     def ask(self, url, text, tokens=8):
         told = {"model": "tiny", "messages": [{"role": "user", "content": text}]}
         told |= {"max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        answer = httpx.post(url + CHAT, json=told, timeout=60)
+        answer = HTTP.post(url + CHAT, json=told, timeout=60)
         assert answer.status_code == 200, answer.text
         return answer
 
@@ -150,7 +151,7 @@ def test_rows_go_from_one_host_to_another(hosts):
     text = "c " + MANY
     answer = told_by(hosts.ask(hosts.replicas["a"].url, text))[1]
     told = {"model": "tiny", "messages": [{"role": "user", "content": text}]}
-    ids = httpx.post(f"{hosts.replicas['a'].url}/tokenize", json=told).json()["tokens"]
+    ids = HTTP.post(f"{hosts.replicas['a'].url}/tokenize", json=told).json()["tokens"]
     by_name = {one["name"]: one for one in wait_for(hosts.known)}
     body = {
         "source": by_name["a"]["agent"],
@@ -161,8 +162,8 @@ def test_rows_go_from_one_host_to_another(hosts):
     }
     headers = {"Authorization": f"Bearer {KEY}"}
     url = by_name["b"]["agent"] + "/fetch"
-    assert httpx.post(url, json=body).status_code == 401
-    brought = httpx.post(url, json=body, headers=headers, timeout=30).json()
+    assert HTTP.post(url, json=body).status_code == 401
+    brought = HTTP.post(url, json=body, headers=headers, timeout=30).json()
     assert brought["failure"] == ""
     assert brought["new_tokens"] == len(body["ids"])
     cached, said = told_by(hosts.ask(hosts.replicas["b"].url, text))
@@ -176,7 +177,7 @@ def test_a_host_killed_over_an_answer_costs_no_answer(hosts):
     told = {"model": "tiny", "messages": [{"role": "user", "content": text}], "stream": True}
     told |= {"max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     said, ids, is_killed, is_done = "", set(), False, False
-    with httpx.stream("POST", hosts.router.url + CHAT, json=told, timeout=60) as answer:
+    with HTTP.stream("POST", hosts.router.url + CHAT, json=told, timeout=60) as answer:
         # Both have read it by now: who answers is who is killed.
         name = answer.headers["X-HillInfer-Host"]
         for line in answer.iter_lines():
@@ -194,7 +195,7 @@ def test_a_host_killed_over_an_answer_costs_no_answer(hosts):
     assert is_done
     assert said == whole
     assert len(ids) == 1
-    counted = httpx.get(f"{hosts.router.url}/metrics").text
+    counted = HTTP.get(f"{hosts.router.url}/metrics").text
     assert f'hillinfer_router_lost_hosts_total{{host="{name}"}} 1.0' in counted
     left = ({"a", "b"} - {name}).pop()
     wait_for(lambda: [one["name"] for one in hosts.known()] == [left])

@@ -365,6 +365,18 @@ def test_two_prompts_with_one_beginning_are_both_stored(opened, is_one_step):
         assert fresh.holds(ids, numbers)
 
 
+def test_why_a_request_is_left_out_is_said_once(opened, space):
+    lines = []
+    scheduler = SchedulerSide(opened().store, [space], BLOCK, lines.append)
+    for name, refused in (("a", "images"), ("b", "images"), ("c", "adapter"), ("d", None)):
+        scheduler.matched(request_of(name, IDS, refused=refused), 0)
+        scheduler.matched(request_of(name, IDS, refused=refused), 0)
+    scheduler.close()
+    assert len(lines) == 2
+    assert "images or sound" in lines[0]
+    assert "an adapter" in lines[1]
+
+
 def test_an_engine_with_other_weights_finds_and_stores_nothing(opened):
     opened().read("a", IDS)
     engine = opened()

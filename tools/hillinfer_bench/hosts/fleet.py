@@ -27,9 +27,13 @@ from hillinfer.store.eviction import (
 from hillinfer_bench.traces.chain_store import PolicyStore
 from hillinfer_bench.traces.request_trace import BLOCK_TOKENS, Request, RequestTrace, block_cost
 
+# As the router has it.
+LEAST_SHARE = 0.25
 # Places of a host on the ring of roots.
 _POINTS = 64
 _DAY_SECONDS = 86_400.0
+# Of what may be written, as the product has it.
+_PRESSED = 0.75
 
 
 class Routing(StrEnum):
@@ -185,6 +189,29 @@ class _Holders:
         return found
 
 
+class _SteadyWrites(WriteBudget):
+    """The product's cap of a day's writes as it is in the long run: so much a second.
+
+    Parameters
+    ----------
+    most_blocks
+        A second; None for no cap.
+    """
+
+    def __init__(self, most_blocks: float | None) -> None:
+        super().__init__()
+        self._most_blocks = most_blocks
+        self.blocks = 0
+
+    def is_spent(self, now: float) -> bool:
+        """Say whether nothing more may be written."""
+        return self._most_blocks is not None and self.blocks >= self._most_blocks * now
+
+    def pressed(self, now: float) -> bool:
+        """Say whether the cap is near, so that only what comes a second time is written."""
+        return self._most_blocks is not None and self.blocks >= _PRESSED * self._most_blocks * now
+
+
 class _Store(PolicyStore):
     """A host's store that says what it holds."""
 
@@ -197,20 +224,17 @@ class _Store(PolicyStore):
         most_blocks: float | None,
     ) -> None:
         policy = make_eviction_policy(DEFAULT_EVICTION, Turns())
-        admission = make_admission(DEFAULT_ADMISSION, capacity, policy, WriteBudget())
+        self._writes = _SteadyWrites(most_blocks)
+        admission = make_admission(DEFAULT_ADMISSION, capacity, policy, self._writes)
         super().__init__(capacity, policy, admission, keys)
         self._host, self._holders = host, holders
-        # A second; None: no cap. An hour of a trace may write its share of a day.
-        self._most_blocks, self._stored = most_blocks, 0
 
     def admits(self, position: int) -> bool:
         """Say whether a block may be stored, as far as the drives last."""
-        if self._most_blocks is not None and self._stored >= self._most_blocks * self._now:
-            return False
-        return super().admits(position)
+        return not self._writes.is_spent(self._now) and super().admits(position)
 
     def stored(self, block: int) -> None:
-        self._stored += 1
+        self._writes.blocks += 1
         super().stored(block)
         self._holders.add(block, self._host)
 
@@ -232,7 +256,6 @@ class _Counts:
     moved_blocks: int = 0
     written: int = 0
     first: list[float] = field(default_factory=list)
-    answered: Counter[int] = field(default_factory=Counter)
 
 
 class FleetReplay:
@@ -257,6 +280,7 @@ class FleetReplay:
         self._free = [0.0] * case.hosts
         self._alive = [True] * case.hosts
         self._turn = 0
+        self._answered: Counter[int] = Counter()
         ring = sorted(
             (_point(f"{host} {at}"), host) for host in range(case.hosts) for at in range(_POINTS)
         )
@@ -289,7 +313,7 @@ class FleetReplay:
             counts.moved_blocks * self._machines.block_bytes / span,
             self._holders.most,
             counts.written * self._machines.block_bytes / case.hosts / span * _DAY_SECONDS,
-            max(counts.answered.values()) / mean,
+            max(self._answered.values()) / mean,
             failed,
         )
 
@@ -319,7 +343,7 @@ class FleetReplay:
         counts.moved_blocks += moved
         counts.written += served.written
         counts.first.append(begins + seconds + came - request.time)
-        counts.answered[host] += 1
+        self._answered[host] += 1
 
     def _chosen(self, request: Request) -> tuple[int, int]:
         """Return the host of a request, and how many of its blocks another one holds at most."""
@@ -338,8 +362,9 @@ class FleetReplay:
         there, holders = self._holders.longest(request.blocks, self._alive)
         waits = [max(0.0, free - request.time) for free in self._free]
         awake = [host for host in range(self._case.hosts) if self._alive[host]]
-        idlest = min(awake, key=waits.__getitem__)
-        if holders:
+        # Among equals the one that answered least: idle hosts share what is new.
+        idlest = min(awake, key=lambda host: (waits[host], self._answered[host]))
+        if there >= LEAST_SHARE * len(request.blocks):
             best = min(holders, key=waits.__getitem__)
             if waits[best] <= waits[idlest] + self._machines.most_wait_seconds:
                 return best, there

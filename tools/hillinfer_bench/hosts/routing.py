@@ -108,14 +108,8 @@ def measure_policy(
             )
         )
         for name, replica in zip(("a", "b"), replicas, strict=True):
-            options: tuple[str, ...] = (
-                "agent",
-                "--port",
-                "0",
-                "--store",
-                str(place / name / "store"),
-            )
-            options += ("--replica", replica.url, "--directory", router.url, "--name", name)
+            options = ["agent", "--port", "0", "--store", str(place / name / "store")]
+            options += ["--replica", replica.url, "--directory", router.url, "--name", name]
             opened.enter_context(
                 command_server(place, f"agent-{policy}-{name}", _PROGRAM, options, "bench")
             )
