@@ -215,7 +215,7 @@ def measure_first_token(
                 if not number:
                     first.append(time.perf_counter() - began)
                     busy_first.append(time.process_time() - spent)
-            # It would keep memory of this cache from the next one, in every other round another part.
+            # It would keep a part of this cache from the next one, in every other round another.
             del layer
             loaded, brought = time.perf_counter(), _faults()
             busy_reading.append(time.process_time() - spent)
