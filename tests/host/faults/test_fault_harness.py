@@ -201,8 +201,10 @@ def test_states_that_were_not_written_and_are_believed_are_seen(places, monkeypa
     life = DocumentLife(scenario(IOChoice.THREADS, STAGED))
     monkeypatch.setattr(ColdFile, "write", write)
     monkeypatch.setattr("hillinfer.pruning.states._sum", lambda memory: 0)
-    plan = [replace(failed, index=index) for index in range(1, 6)]
-    assert run_io_faults(life, places, DriveCalls(), plan=plan).outcomes[Outcome.WRONG] > 0
+    # Rows are written by another thread: which of the first writes are of states is its doing.
+    plans = ([replace(failed, index=index)] for index in range(1, 20))
+    outcomes = (run_io_faults(life, places, DriveCalls(), plan=one).outcomes for one in plans)
+    assert any(one[Outcome.WRONG] for one in outcomes)
 
 
 @pytest.mark.parametrize("fault", [Fault.EIO, Fault.ENOSPC])
