@@ -68,4 +68,12 @@ QUERIES: tuple[Mutant, ...] = (
         "if len(asked) > 9 and self._begin_together is not None:",
         (f"{_JOINED}::test_forks_of_a_document_answer_as_without_a_device[true]",),
     ),
+    Mutant(
+        "pass-left-unread",
+        "A pass is read when its queries are chosen for, behind whatever else was launched.",
+        "host/hillinfer/devices/device_scorer.py",
+        "                scores.tuples(0)\n",
+        "",
+        (f"{_PASSES}::test_a_launch_in_between_takes_nothing_from_a_pass",),
+    ),
 )

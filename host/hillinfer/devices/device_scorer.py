@@ -163,9 +163,10 @@ class DeviceScorer:
         return each
 
     def begin_together(self, asked: Sequence[AskedScoring]) -> None:
-        """Begin to score what several sequences share on the device, for all of their queries.
+        """Score what several sequences share on the device, for all of their queries.
 
-        What comes of it is used when the same queries are chosen for next. Errors are those of
+        What comes of it is used when the same queries are chosen for next. It is read here: a
+        device forgets a launch that nobody reads when it is given another. Errors are those of
         `score`; where the device fails nothing has begun.
         """
         self._begun = []
@@ -174,10 +175,8 @@ class DeviceScorer:
             own = [asked[number] for number in shared.askers]
             started = [self.start(one.query, one.scaling, one.segments, one.coming) for one in own]
             try:
-                # One launch after the other.
-                for before in self._begun:
-                    before.tuples()
                 scores = SharedScores(self.spec, self.scope, self.shadows, shared, started)
+                scores.tuples(0)
             except DeviceError as error:
                 self.shadows.lose(error)
                 self._begun = []

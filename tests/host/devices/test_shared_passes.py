@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from told_runtime import FailingDevice, Forgetful, GoldenLaunches
+from told_runtime import FailingDevice, Forgetful, GoldenLaunches, LookedAfter
 
 from hillinfer.devices.device import DeviceSegment, ResidentShadow
 from hillinfer.devices.device_scorer import DeviceScorer
@@ -80,6 +80,14 @@ class Shared:
         ]
 
 
+def one_launch(shared):
+    """Query blocks and segments of a launch of one segment."""
+    segments = shared.sequences[1]
+    started = shared.scorer.start(shared.queries[1], 0.05, segments)
+    first = segments[0]
+    return started.query_blocks([0]), [DeviceSegment(first.slot, first.base_position, 1024)]
+
+
 def together(shared):
     shared.scorer.begin_together(shared.asked())
     return shared.chosen()
@@ -89,6 +97,26 @@ def same(one, other):
     return all(
         len(a) == len(b) and all(map(np.array_equal, a, b)) for a, b in zip(one, other, strict=True)
     )
+
+
+class Forgets(LookedAfter):
+    """Drops what is left of a launch when it is given another, as a card does, and counts it."""
+
+    lost = 0
+
+    def __init__(self, device):
+        super().__init__(device)
+        self._unread = []
+
+    def score(self, *given):
+        self.lost += len(self._unread)
+        self._unread = own = list(self.device.score(*given))
+
+        def parts():
+            while own:
+                yield own.pop(0)
+
+        return parts()
 
 
 def test_passes_are_of_what_lies_once_on_a_device():
@@ -124,6 +152,23 @@ def test_what_is_begun_together_is_chosen_as_alone(name, scope):
         found = shared.chosen()
         assert same([found[i] for i in (0, 2, 3)], [expected[i] for i in (0, 2, 3)])
         assert not same(found[1:2], expected[1:2])
+
+
+def test_a_launch_in_between_takes_nothing_from_a_pass():
+    """Whoever is chosen for first, with segments of its own on the device."""
+    with closing(Shared(golden_device(1), Scope.LAYER)) as alone:
+        expected = alone.chosen()
+    device = Forgets(golden_device())
+    with closing(Shared(device, Scope.LAYER)) as shared:
+        shared.sequences, shared.queries = shared.sequences[::-1], shared.queries[::-1]
+        found = together(shared)
+        assert shared.shadows.shared_launches == 1
+        assert device.lost == 0
+        assert same(found[::-1], expected)
+        # The twin: a launch that is not read is lost with the next.
+        shared.shadows.score(Scope.LAYER, *one_launch(shared))
+        assert same(shared.chosen()[::-1], expected)
+        assert device.lost == 1
 
 
 @pytest.mark.parametrize("name", DEVICES)
