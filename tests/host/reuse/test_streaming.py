@@ -257,16 +257,30 @@ def test_a_pass_that_is_interrupted_while_it_places_rows_loses_none(
     place, model, ids, held, _ = known
     if not pass_threads:
         pytest.skip("no pass places rows")
+    every = FirstLayer()
+    with Store(place, calls=every) as store:
+        cache = DynamicCache()
+        prompts_of(store, model).load_into(cache, ids)
+        rest(model, cache, ids, STORED)
+    drive = FirstLayer(min(every.begins))
     interrupted = Interrupted()
     monkeypatch.setattr(OfferedRows, "place", interrupted)
-    # No core is idle.
+    # No core is idle, and rows wait for the pass however late it comes.
     monkeypatch.setattr(OfferedRows, "is_placed", lambda *_: time.sleep(0.01))
-    with Store(place) as store:
+    monkeypatch.setattr("hillinfer.reuse.row_placing._PATIENCE_SECONDS", ENOUGH)
+    with Store(place, calls=drive) as store:
         stored = prompts_of(store, model)
         cache = DynamicCache()
+        # Other layers are read once the pass computes.
+        hook = model.model.layers[0].mlp.register_forward_hook(lambda *_: drive.gate.set())
+        drive.gate.clear()
         stored.load_into(cache, ids)
-        with pytest.raises(KeyboardInterrupt):
-            rest(model, cache, ids, STORED)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                rest(model, cache, ids, STORED)
+        finally:
+            hook.remove()
+            drive.gate.set()
         assert same_rows(cache, held)
         assert interrupted.strikes == 1
         assert stored.loaded.recomputed_tokens == store.counts.failures == 0
