@@ -72,7 +72,9 @@ def chosen(surrounding, scope, queries, flip=0):
         assert scorer.shadows.queries_together == 4
         segments = resident(scorer, document(), flip)
         scorer.begin_together([AskedScoring(query, SCALING, segments, 0) for query in queries])
-        found = [scorer.choose(query, SCALING, segments, 0, WANTED) for query in queries]
+        # The last one first: a fifth query has a launch of its own.
+        found = [scorer.choose(query, SCALING, segments, 0, WANTED) for query in queries[::-1]]
+        found.reverse()
         assert not scorer.shadows.lost
         counts = scorer.shadows.launches, scorer.shadows.shared_launches
         return found, counts, scorer.shadows.scored_tokens

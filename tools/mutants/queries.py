@@ -72,7 +72,7 @@ QUERIES: tuple[Mutant, ...] = (
         "pass-left-unread",
         "A pass is read when its queries are chosen for, behind whatever else was launched.",
         "host/hillinfer/devices/device_scorer.py",
-        "                scores.tuples(0)\n",
+        "                    scores.tuples(0)\n",
         "",
         (f"{_PASSES}::test_a_launch_in_between_takes_nothing_from_a_pass",),
     ),

@@ -174,9 +174,11 @@ class DeviceScorer:
         for shared in () if self.shadows.lost or most < 2 else shared_passes(asked, most):
             own = [asked[number] for number in shared.askers]
             started = [self.start(one.query, one.scaling, one.segments, one.coming) for one in own]
+            scored = {"segments": len(shared.segments), "queries": len(own)}
             try:
-                scores = SharedScores(self.spec, self.scope, self.shadows, shared, started)
-                scores.tuples(0)
+                with self._recorder.span(Lane.DEVICE_SCORING, "launch", **scored):
+                    scores = SharedScores(self.spec, self.scope, self.shadows, shared, started)
+                    scores.tuples(0)
             except DeviceError as error:
                 self.shadows.lose(error)
                 self._begun = []
