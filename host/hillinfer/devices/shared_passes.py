@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +30,37 @@ class AskedScoring:
     scaling: float
     segments: Sequence[SegmentShadow]
     coming: int
+
+
+Choice = TypeVar("Choice")
+Chosen = TypeVar("Chosen")
+
+
+class ChoiceGroup(Generic[Choice, Chosen]):
+    """Choices of one layer for several sequences, made by `choose` when the first is needed."""
+
+    def __init__(self, choose: Callable[[list[Choice]], list[Chosen]]) -> None:
+        self._choose = choose
+        self.choices: list[Choice] = []
+        self._chosen: list[Chosen] | None = None
+        self._complete = threading.Event()
+
+    def add(self, coming: Choice) -> Callable[[], Chosen]:
+        """Add one; return what gives its choice to the scoring thread, which waits for `end`."""
+        number = len(self.choices)
+        self.choices.append(coming)
+
+        def choice() -> Chosen:
+            self._complete.wait()
+            if self._chosen is None:
+                self._chosen = self._choose(self.choices)
+            return self._chosen[number]
+
+        return choice
+
+    def end(self) -> None:
+        """Say that no more are added."""
+        self._complete.set()
 
 
 # --- Passes ---

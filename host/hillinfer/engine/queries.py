@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -37,7 +35,6 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 # --- Predicted queries ---
 
 Rotary = tuple[torch.Tensor, torch.Tensor]
-Chosen = TypeVar("Chosen")
 
 
 class Prediction(ABC):
@@ -446,33 +443,6 @@ class Choice:
     def coming(self) -> int:
         """How many tokens are to come: 1 or 0."""
         return int(self.keys is None)
-
-
-class ChoiceGroup(Generic[Chosen]):
-    """Choices of one layer for several sequences, made by `choose` when the first is needed."""
-
-    def __init__(self, choose: Callable[[list[Choice]], list[Chosen]]) -> None:
-        self._choose = choose
-        self.choices: list[Choice] = []
-        self._chosen: list[Chosen] | None = None
-        self._complete = threading.Event()
-
-    def add(self, coming: Choice) -> Callable[[], Chosen]:
-        """Add one; return what gives its choice to the scoring thread, which waits for `end`."""
-        number = len(self.choices)
-        self.choices.append(coming)
-
-        def choice() -> Chosen:
-            self._complete.wait()
-            if self._chosen is None:
-                self._chosen = self._choose(self.choices)
-            return self._chosen[number]
-
-        return choice
-
-    def end(self) -> None:
-        """Say that no more are added."""
-        self._complete.set()
 
 
 @dataclass

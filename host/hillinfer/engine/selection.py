@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.devices.shared_passes import AskedScoring
+from hillinfer.devices.shared_passes import AskedScoring, ChoiceGroup
 from hillinfer.drive.files import round_up
 from hillinfer.engine.budget_plan import SCORE_GROWTH_TOKENS, score_bytes
-from hillinfer.engine.queries import Choice, ChoiceGroup, Explained, shadow_states
+from hillinfer.engine.queries import Choice, Explained, shadow_states
 from hillinfer.gpu.copies import CopiedRows, CopiesAhead
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.pool_keeper import PoolKeeper
@@ -106,20 +106,17 @@ class TokenSelection:
         begin_together: Callable[[Seq[AskedScoring]], None] | None = None,
     ) -> None:
         self._begin_together = begin_together
-        self._group: ChoiceGroup[Sets | Split] | None = None
+        self._group: ChoiceGroup[Choice, Sets | Split] | None = None
         self._own: dict[int, Sets | Split] = {}
         self._evaluation = evaluation
         self._is_fast = evaluation.is_fast
-        self._shadow = shadow
-        self._keeper = keeper
-        self._spec = spec
+        self._shadow, self._keeper = shadow, keeper
+        self._spec, self._scope = spec, scope
         heads = spec.scored_heads // spec.kv_heads
         token_bytes = spec.segment_bytes / spec.segment_tokens
         self._token_work = token_bytes * heads / spec.key_mode.code_bits
-        self._scope = scope
         self._set_count = 1 if scope is Scope.LAYER else spec.kv_heads
-        self._accountant = accountant
-        self._recorder = recorder
+        self._accountant, self._recorder = accountant, recorder
         self._score_bytes = self._room_tokens = 0
         self.scoring = threading.Lock()
 
@@ -357,10 +354,8 @@ class PrefetchPipeline:
         coded: AnyCodedStep | None = None,
         copies: CopiesAhead | None = None,
     ) -> None:
-        self._coded = coded
-        self._gather = gather
-        self._prefetch = prefetch
-        self._copies = copies
+        self._coded, self._copies = coded, copies
+        self._gather, self._prefetch = gather, prefetch
         self._scoring = ThreadPoolExecutor(
             1,
             thread_name_prefix="hillinfer-score",
