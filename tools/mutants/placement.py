@@ -143,8 +143,8 @@ PLACEMENT = (
         "probes-behind-each-other",
         "A probe is read behind the one before.",
         f"{_FORMS}/probes.py",
-        "        opened.cache.crop(-len(probe.given) - len(probe.answer) + 1)\n",
-        "",
+        "sees[begin:end, begin:end] = True",
+        "sees[begin:end, :end] = True",
         (f"{_FORM_TESTS}/test_probes.py",),
     ),
     Mutant(
