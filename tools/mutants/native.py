@@ -276,7 +276,7 @@ NATIVE: tuple[Mutant, ...] = (
         " or pool.used_rows <= _QUICK_RANKED_ROWS\n",
         " or pool.used_rows >= 0\n",
         (
-            f"{_TESTS}/kv/test_hot_pools.py::test_many_slots_are_ranked_beside_whoever_offers_a_few_rows",
+            f"{_TESTS}/kv/test_promotion.py::test_many_slots_are_ranked_beside_whoever_offers_a_few_rows",
         ),
     ),
     Mutant(

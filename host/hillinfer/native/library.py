@@ -475,7 +475,7 @@ class NativeLibrary:
         variant
             Number of the instruction set.
         table, past, asked
-            Address, stored tokens; addresses of what is asked, sets, exact sets or None, which live.
+            Address, stored tokens; addresses of what is asked, sets, exact ones or None. They live.
 
         Returns
         -------

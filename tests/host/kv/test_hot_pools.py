@@ -97,28 +97,6 @@ def test_every_layer_has_the_same_share(make_pools):
     assert sum(accountant.held().values()) == accountant.budget_bytes
 
 
-@pytest.mark.parametrize(("rows", "is_beside"), [(1000, False), (45_000, True)])
-def test_many_slots_are_ranked_beside_whoever_offers_a_few_rows(make_pools, rows, is_beside):
-    _, pools = make_pools(rows)
-    pools.cover(rows + 100)
-    movers = []
-
-    def moved(few, step):
-        def done(counts):
-            movers.append((threading.current_thread() is not threading.main_thread(), counts))
-
-        promote(pools, 0, few, step, done)
-        pools.settle(0)
-
-    capacity = pools.capacity(0)
-    promote(pools, 0, range(capacity - 5))
-    # Five have room, and nothing is ranked.
-    moved(range(capacity, capacity + 5), 4)
-    moved(range(capacity + 5, capacity + 10), 8)
-    assert pools.layers[0].used_rows == capacity
-    assert movers == [(False, (5, 0)), (is_beside, (5, 5))]
-
-
 def test_a_tail_takes_the_place_of_hot_rows(make_pools):
     accountant, pools = make_pools(100)
     for layer in range(SHAPE.layers):
