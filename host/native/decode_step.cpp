@@ -258,9 +258,11 @@ int32_t outcome_of(Found found) {
 
 // A choice that another thread makes, with all that it was asked.
 struct ChoiceAhead {
-    ChoiceAhead(const Kernels& kernels, LayerTable& table, const DecodeStep& asked, int64_t* sets,
-                int64_t* exact)
-        : step(asked), errand([this, &kernels, &table, seen = table, sets, exact]() mutable {
+    ChoiceAhead(const Kernels& kernels, LayerTable& table, int64_t past, const DecodeStep& asked,
+                int64_t* sets, int64_t* exact)
+        : step(asked), errand([this, &kernels, &table, past, seen = table, sets, exact]() mutable {
+              // Whoever begins late may have stored the token that it is about.
+              seen.length = past;
               bool finite = true;
               outcome = guarded([&] { finite = choose_tokens(kernels, seen, step, sets, exact); });
               outcome = finite ? outcome : kNotFinite;
@@ -327,12 +329,14 @@ HILLINFER_API int32_t hillinfer_choose_tokens(int32_t variant, LayerTable* table
 // Begins to choose in a thread of the library's own; `end` must follow and returns what
 // hillinfer_choose_tokens without a pool does. The sequence and the sets must stay until then; of its
 // table only the tail's rows that are there, and the segments. Exact ones are told where they are wanted.
+// It is chosen for the token behind `past` others, which may be stored already where its group goes on.
 HILLINFER_API int32_t hillinfer_choose_begin(int32_t variant, LayerTable* table,
-                                             const DecodeStep* step, int64_t* sets,
-                                             int64_t* exact, ChoiceAhead** ahead) {
+                                             int64_t past, const DecodeStep* step,
+                                             int64_t* sets, int64_t* exact,
+                                             ChoiceAhead** ahead) {
     return guarded([&] {
         std::unique_ptr<ChoiceAhead> own(
-            new ChoiceAhead(*scoring_kernels(variant), *table, *step, sets, exact));
+            new ChoiceAhead(*scoring_kernels(variant), *table, past, *step, sets, exact));
         own->errand.begin();
         *ahead = own.release();
     });

@@ -249,6 +249,37 @@ NATIVE: tuple[Mutant, ...] = (
         Built.NATIVE,
     ),
     Mutant(
+        "late-choice-counts-the-new-token-twice",
+        "A choice that begins behind its token's store takes it for one that was there before.",
+        "host/native/decode_step.cpp",
+        "              seen.length = past;\n",
+        "",
+        (
+            f"{_TESTS}/hf/test_late_choice.py::test_a_compiled_model_chooses_late_as_if_the_new_token_was_not_there",
+        ),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "gone-lander-is-waited-for",
+        "Whoever settles behind a lander's end asks a thread that is gone.",
+        "host/hillinfer/drive/read_engines.py",
+        "        if self in self._begun:\n",
+        "        if self._begun is not None:\n",
+        (
+            f"{_TESTS}/drive/test_row_lander.py::test_what_landed_before_its_thread_ended_is_told_afterwards",
+        ),
+    ),
+    Mutant(
+        "every-slot-ranked-by-whoever-offers",
+        "Whoever offers a few rows ranks all slots of a pool that is full, however many.",
+        "host/hillinfer/kv/hot_pools.py",
+        " or pool.used_rows <= _QUICK_RANKED_ROWS\n",
+        " or pool.used_rows >= 0\n",
+        (
+            f"{_TESTS}/kv/test_promotion.py::test_many_slots_are_ranked_beside_whoever_offers_a_few_rows",
+        ),
+    ),
+    Mutant(
         "query-turned-the-other-way",
         "The library turns the first half of a predicted query by the second one's own sign.",
         "host/native/decode_step.cpp",

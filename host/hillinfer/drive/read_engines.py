@@ -255,8 +255,10 @@ class LandingAhead:
 
     def settle(self) -> None:
         """Wait until nothing is under way; harmless when done twice, or before `begin`."""
-        self._library.functions.hillinfer_lander_wait(self._thread, self._errand)
-        self._begun.discard(self)
+        # Whoever closed the thread has waited, and it is gone.
+        if self in self._begun:
+            self._library.functions.hillinfer_lander_wait(self._thread, self._errand)
+            self._begun.discard(self)
 
     def result(self) -> Landed:
         """Return what it took, once all rows are there; raises as `ReadEngine.land` does."""

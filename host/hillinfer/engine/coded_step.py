@@ -205,7 +205,7 @@ class CodedStep:
                     return None
                 if self._may_choose_aside(past, ahead):
                     choice = self._aside(layer, sequence, own, ahead)
-                    choice.begin(number, ahead.address)
+                    choice.begin(number, past, ahead.address)
                     return choice
                 split = self._with_room(ahead, past + 1)
                 split.tell_values(self._known_words(layer, sequence))
@@ -251,7 +251,7 @@ class CodedStep:
             # Another sequence may have asked meanwhile; what was predicted is copied.
             self._is_told(late, *asked)
             told = self._calls.tell_prediction(late.step, query, query.before_positions())
-            choice.begin(number, late.address)
+            choice.begin(number, past, late.address)
             del told
 
         choice.wait(begin)

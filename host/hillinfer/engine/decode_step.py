@@ -351,6 +351,7 @@ class NativeDecode:
         kept.choice = self._library.begin_choice(
             self._number,
             sequence.table_addresses[layer],
+            kept.asked[0],
             before.address,
             int(self._selected.table.sets),
             None,

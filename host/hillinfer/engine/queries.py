@@ -173,20 +173,22 @@ class ChoiceAhead:
         self._handle: int | None = None
         self._later: Callable[[], None] | None = None
 
-    def begin(self, variant: int, step: int) -> None:
+    def begin(self, variant: int, past: int, step: int) -> None:
         """Begin to choose; `chosen` or `drop` must follow.
 
         Parameters
         ----------
         variant
             Number of the instruction set.
+        past
+            Tokens that are stored, without the one that is chosen for, which may be there already.
         step
             Address of what the library is asked; it may change afterwards.
         """
         table = self._sequence.table_addresses[self._layer]
         exact = None if self._exact is None else self._exact.ctypes.data
         sets = self._sets.ctypes.data, exact
-        self._handle = self._library.begin_choice(variant, table, step, *sets)
+        self._handle = self._library.begin_choice(variant, table, past, step, *sets)
 
     def wait(self, begin: Callable[[], None]) -> None:
         """Have it begin by calling that, once its layer's products are made or somebody asks."""

@@ -84,6 +84,8 @@ class LayerShares:
 _SPARE_PART = 64
 # So few bytes are copied sooner than another thread wakes, which would take Python's lock as well.
 _QUICK_BYTES = 128 << 10
+# Nor does it take longer to rank so many rows; only where all slots are taken they are ranked.
+_QUICK_RANKED_ROWS = 32_768
 Exchange = Future[tuple[int, int]]
 
 
@@ -378,6 +380,7 @@ class HotPools:
     def _is_quick(self, pool: HotPool, candidates: Candidates) -> bool:
         """Say whether to promote takes no longer than to have another thread do it."""
         is_little = len(candidates) * self._shape.row_bytes <= _QUICK_BYTES
+        is_little &= len(candidates) <= pool.columns.free or pool.used_rows <= _QUICK_RANKED_ROWS
         return is_little and native_worth(pool.policy) != RANKED_BY_PYTHON
 
     def _slots_in_all(self) -> int:

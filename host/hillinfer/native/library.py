@@ -72,7 +72,7 @@ HOW_TO_BUILD = (
     "tree or install HillInfer again"
 )
 
-_INTERFACE_VERSION = 23
+_INTERFACE_VERSION = 24
 _KEY_BYTES = 32
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _SEQUENCE, _ATTENTION, _CHOICE = map(ctypes.POINTER, (Sequence, Attention, Choice))
@@ -142,7 +142,7 @@ _SIGNATURES = {
     # Every layer calls these at every step: a plain address takes a tenth of a reference's time.
     "hillinfer_store_token": (_LONG, [*[_POINTER] * 2, _INT, _POINTER, _LONG, _POINTER, _LONG]),
     "hillinfer_choose_tokens": (_INT, [_INT, *[_POINTER] * 4]),
-    "hillinfer_choose_begin": (_INT, [_INT, *[_POINTER] * 4, ctypes.POINTER(_POINTER)]),
+    "hillinfer_choose_begin": (_INT, [_INT, _POINTER, _LONG, *[_POINTER] * 4]),
     "hillinfer_choose_end": (_INT, [_POINTER]),
     "hillinfer_attend_tokens": (_INT, [_INT, *[_POINTER] * 6]),
     "hillinfer_decode_step": (_INT, [_INT, *[_POINTER] * 6]),
@@ -467,15 +467,15 @@ class NativeLibrary:
             self._check(name, outcome)
         return not outcome
 
-    def begin_choice(self, variant: int, table: int, step: int, *sets: int | None) -> int:
+    def begin_choice(self, variant: int, table: int, past: int, *asked: int | None) -> int:
         """Begin to choose tokens in a thread of the library's; see host/native/decode_step.cpp.
 
         Parameters
         ----------
         variant
             Number of the instruction set.
-        table, step, sets
-            Addresses; all of it, exact sets or None behind the others, lives until the choice ends.
+        table, past, asked
+            Address, stored tokens; addresses of what is asked, sets, exact ones or None. They live.
 
         Returns
         -------
@@ -483,8 +483,8 @@ class NativeLibrary:
         """
         ahead = ctypes.c_void_p()
         # It takes a few microseconds.
-        begun = self.tables.hillinfer_choose_begin(variant, table, step, *sets, ctypes.byref(ahead))
-        self._check("hillinfer_choose_begin", begun)
+        begin, out = self.tables.hillinfer_choose_begin, ctypes.byref(ahead)
+        self._check("hillinfer_choose_begin", begin(variant, table, past, *asked, out))
         assert ahead.value is not None
         return ahead.value
 

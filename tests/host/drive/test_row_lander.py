@@ -17,6 +17,7 @@ from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.files import probe_io_mode
 from hillinfer.drive.read_engines import lander_of
 from hillinfer.errors import ColdPoolError
+from hillinfer.native.library import native_library
 from hillinfer.settings import IOChoice
 
 ROW_BYTES = 768
@@ -115,6 +116,28 @@ def test_what_nobody_waits_for_has_its_memory_until_it_is_there(opened):
     # Nobody waits for what never began.
     opened.lander = lander_of(opened.engine)
     opened.lander.ahead(opened.file, opened.wanted(9)).settle()
+
+
+def test_what_landed_before_its_thread_ended_is_told_afterwards(opened, monkeypatch):
+    ahead = opened.lander.ahead(opened.file, opened.wanted(5))
+    ahead.begin()
+    opened.lander.close()
+    asked, functions = [], native_library().functions
+    wait = functions.hillinfer_lander_wait
+    monkeypatch.setattr(functions, "hillinfer_lander_wait", asked.append)
+    ahead.settle()
+    assert ahead.result() == opened.engine.land(opened.file, opened.wanted(5))
+    # The thread is gone, and nobody may ask it.
+    assert not asked
+    # The twin: what is under way is waited for.
+    monkeypatch.setattr(
+        functions, "hillinfer_lander_wait", lambda *given: asked.append(given) or wait(*given)
+    )
+    opened.lander = lander_of(opened.engine)
+    other = opened.lander.ahead(opened.file, opened.wanted(6))
+    other.begin()
+    other.settle()
+    assert len(asked) == 1
 
 
 def test_who_looks_at_reads_sees_them_in_its_own_thread(cold_dir):

@@ -75,3 +75,27 @@ def test_late_choices_change_no_bit(cold_dir, two_threads, late, monkeypatch):
 
     monkeypatch.setattr(CodedStep, "choose_late", other_query)
     assert not torch.equal(played(cold_dir, ALL_HOT)[0], found[0])
+
+
+@torch.no_grad()
+def test_a_compiled_model_chooses_late_as_if_the_new_token_was_not_there(
+    cold_dir, two_threads, late
+):
+    """No hook begins there before the layer's turn, in which the token is stored first."""
+    model = TINY.build()
+    with attached(model, cold_dir, **SELECTION, dram_budget=ALL_HOT) as hill:
+        fast = torch.compile(model, backend="eager")
+        begun = []
+        with hill.new_cache(len(IDS[0]) + NEW, 2) as own, hill.new_cache() as compiled:
+            for cache in own, compiled:
+                run(model, cache, IDS)
+            late.clear()
+            for token in IDS[0, :6].reshape(-1, 1, 1):
+                logits = []
+                for call, cache in (model, own), (fast, compiled):
+                    before = len(late)
+                    logits.append(call(token, past_key_values=cache).logits)
+                    begun.append(len(late) - before)
+                assert torch.equal(*logits)
+        # Layers 2 and 3 of every step, however it was made.
+        assert begun[-8:] == [2] * 8

@@ -8,7 +8,8 @@ import pytest
 from pool_cases import FAR, at, candidates
 from twins.numpy_hot_pool import NumpyHotPool
 
-from hillinfer.kv.hot_pool import NOWHERE, Candidates, HotPool, PoolMoment
+from hillinfer.kv.hot_pool import NOWHERE, SLOT_BYTES, Candidates, HotPool, PoolMoment
+from hillinfer.kv.hot_pools import HotPools, LayerShares
 from hillinfer.kv.pool_policies import (
     POOL_POLICIES,
     RANKED_BY_PYTHON,
@@ -16,6 +17,9 @@ from hillinfer.kv.pool_policies import (
     make_pool_policy,
     native_worth,
 )
+from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant
+from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.settings import PoolSizes
 
 ROWS, ROW_BYTES, SLOTS = 2000, 64, 300
 
@@ -176,3 +180,32 @@ def test_long_contexts_are_ranked_as_short_ones():
         pool.promote(offered, moment, 5001)
     for one, other in zip(state(native), state(twin), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(("rows", "is_beside"), [(1000, False), (45_000, True)])
+def test_many_slots_are_ranked_beside_whoever_offers_a_few_rows(rows, is_beside):
+    shape = ModelShape(1, 1, 1, ROW_BYTES // 4, StoredType.FLOAT16, max_positions=100_000)
+    tables = 4 * (rows + 2 * TABLE_GROWTH_ROWS)
+    accountant = Accountant(tables + rows * (shape.row_bytes + SLOT_BYTES))
+    policy = make_pool_policy("lru")
+    pools = HotPools(shape, accountant, policy, LayerShares(1, PoolSizes.EQUAL))
+    movers = []
+
+    def promote(few, step):
+        def done(moved):
+            movers.append((threading.current_thread() is not threading.main_thread(), moved))
+
+        pools.promote(0, candidates(few, shape.row_bytes), at(step), step + 1, done)
+        pools.settle(0)
+
+    try:
+        pools.cover(rows + TABLE_GROWTH_ROWS)
+        full = pools.capacity(0)
+        promote(range(full - 5), 1)
+        # Five have room, and nothing is ranked.
+        promote(range(full, full + 5), 4)
+        promote(range(full + 5, full + 10), 8)
+        assert pools.layers[0].used_rows == full
+        assert movers[1:] == [(False, (5, 0)), (is_beside, (5, 5))]
+    finally:
+        pools.close()
