@@ -46,7 +46,10 @@ class Replica(ThreadingHTTPServer):
         self.pause = 0.0
         self.held_up = threading.Event()
         self.held_up.set()
+        # Of its answers beside their own.
+        self.headers = []
         self.asked = []
+        self.pairs = []
         self.fetched = []
 
     @property
@@ -76,6 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
             own.fetched.append((told, self.headers.get("Authorization")))
             return self._whole({"new_tokens": 128, "bytes": 1000})
         own.asked.append((self.path, told, {key.lower(): one for key, one in self.headers.items()}))
+        own.pairs += [(key.lower(), one) for key, one in self.headers.items()]
         own.held_up.wait(20)
         if own.status != 200:
             return self._whole({"error": {"message": own.name}}, own.status)
@@ -90,6 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
+        self._own_headers()
         self.end_headers()
         self._chunk(b": progress\n\n")
         is_chat = path.endswith("chat/completions")
@@ -112,6 +117,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._chunk(b"")
         return None
 
+    def _own_headers(self):
+        for name, value in self.server.headers:
+            self.send_header(name, value)
+
     def _chunk(self, data):
         self.wfile.write(b"%x\r\n" % len(data) + data + b"\r\n")
 
@@ -127,6 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
         # So that nothing holds on to one that is shut down.
         self.send_header("Connection", "close")
         self.send_header("Content-Length", str(len(data)))
+        self._own_headers()
         self.end_headers()
         self.wfile.write(data)
 
