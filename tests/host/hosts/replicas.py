@@ -14,7 +14,7 @@ from hillinfer_hosts.choice import make_policy
 from hillinfer_hosts.directory import Change, EmbeddedDirectory, Host
 from hillinfer_hosts.fleet import Fleet
 from hillinfer_hosts.router import Router, RouterRules
-from hillinfer_hosts.running import in_background
+from hillinfer_hosts.running import Listening
 
 SPACE = bytes(range(32))
 # Reading certificates that nobody needs would take longer than most requests.
@@ -197,8 +197,12 @@ def placed(names="ab", policy="prefix", directory=None, **rules):
         kept = directory or EmbeddedDirectory()
         fleet = Fleet(kept, make_policy(policy))
         router = Router(kept, fleet, RouterRules(**({"key": KEY} | rules)))
-        url = stack.enter_context(in_background(lambda _: router.application()))
-        place = Place(url, router, kept, replicas)
+        listening = Listening(lambda _: router.application(), "127.0.0.1", 0)
+        threading.Thread(target=listening.run, daemon=True).start()
+        # Its end is not waited for, which would take longer than most tests.
+        stack.callback(listening.end)
+        wait_until(lambda: listening.has_begun)
+        place = Place(listening.url, router, kept, replicas)
         for name in names:
             place.holds(name, "")
         yield place

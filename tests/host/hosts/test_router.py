@@ -71,7 +71,9 @@ def test_who_leaves_a_stream_leaves_its_host():
         own.pause, own.words = 0.02, ["word"] * 500
         told = {"prompt": TEXT, "stream": True}
         with HTTP.stream("POST", f"{place.url}/v1/completions", json=told) as answer:
-            next(answer.iter_lines())
+            # Held: letting go of the lines lets go of the answer.
+            lines = answer.iter_lines()
+            next(lines)
             assert place.under_way == {"a": 1}
         wait_until(lambda: not place.under_way)
 
