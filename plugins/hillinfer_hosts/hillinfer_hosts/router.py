@@ -328,9 +328,11 @@ class Router:
 
     async def _sent(self, request: Request, body: bytes, host: Host) -> httpx.Response:
         query = f"?{request.url.query}" if request.url.query else ""
+        # As it was given: what is decoded may have other ends.
+        path = request.scope["raw_path"].decode("latin-1")
         sent = self._client.build_request(
             request.method,
-            f"{host.replica}{request.url.path}{query}",
+            f"{host.replica}{path}{query}",
             headers=passed(request.headers.raw),
             content=body,
         )

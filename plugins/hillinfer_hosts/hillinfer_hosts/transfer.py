@@ -203,7 +203,8 @@ def bring(store: Store, reader: HostReader, wanted: Wanted) -> Brought:
     Raises
     ------
     TransferError
-        Where nothing came at all and this host has nothing of it.
+        Where the other host does not answer, or tells of no such namespace. What fails behind that
+        is told as `Brought.failure`.
     """
     began = time.monotonic()
     ids = wanted.ids[: len(wanted.ids) // GROUP_TOKENS * GROUP_TOKENS]

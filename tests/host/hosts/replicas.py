@@ -2,6 +2,7 @@
 """Replicas that compute nothing: they answer as told, die where they are told to, and count."""
 
 import json
+import socket
 import threading
 import time
 from contextlib import ExitStack, contextmanager
@@ -50,11 +51,22 @@ class Replica(ThreadingHTTPServer):
         self.headers = []
         self.asked = []
         self.pairs = []
+        self.connection = None
         self.fetched = []
 
     @property
     def url(self):
         return f"http://127.0.0.1:{self.server_port}"
+
+    def is_left(self):
+        """Whether who asked last has closed the connection."""
+        self.connection.setblocking(False)
+        try:
+            return self.connection.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False
+        finally:
+            self.connection.setblocking(True)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -80,6 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._whole({"new_tokens": 128, "bytes": 1000})
         own.asked.append((self.path, told, {key.lower(): one for key, one in self.headers.items()}))
         own.pairs += [(key.lower(), one) for key, one in self.headers.items()]
+        own.connection = self.connection
         own.held_up.wait(20)
         if own.status != 200:
             return self._whole({"error": {"message": own.name}}, own.status)

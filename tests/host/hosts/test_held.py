@@ -60,6 +60,20 @@ def test_what_went_is_said_but_not_what_others_have_too(store):
     assert set(everything.held) - set(change.gone) == set(keys_of(beside))
 
 
+def test_a_number_that_is_given_again_is_another_chunk(store):
+    held = HeldPrefixes(store)
+    first, second = prompt(1, 640), prompt(2, 640)
+    put(store, SPACE, first)
+    held.everything()
+    (numbers,) = store.database.rows("SELECT id FROM chunk")
+    store.remove(next(iter(chains(store.database))).name)
+    put(store, SPACE, second)
+    assert [numbers] == store.database.rows("SELECT id FROM chunk")
+    change = held.change()
+    assert set(change.held) == set(keys_of(second))
+    assert set(change.gone) == set(keys_of(first))
+
+
 def test_an_encrypted_store_is_refused(tmp_path):
     pytest.importorskip("cryptography")
     file = tmp_path / "key"

@@ -84,6 +84,8 @@ def test_who_leaves_before_an_answer_leaves_its_host():
         with pytest.raises(httpx.ReadTimeout):
             HTTP.post(f"{place.url}/v1/completions", json={"prompt": TEXT}, timeout=0.5)
         wait_until(lambda: not place.under_way)
+        # The replica sees it too, which ends its work.
+        wait_until(place.replicas["a"].is_left)
         place.replicas["a"].held_up.set()
 
 
@@ -123,6 +125,8 @@ def test_requests_pass_as_they_are():
         assert passed["x-request-id"] == "seven"
         listed = HTTP.get(f"{place.url}/v1/models?x=1")
         assert listed.json() == {"path": "/v1/models?x=1", "of": "a"}
+        listed = HTTP.get(f"{place.url}/v1/models/a%2Fb%3Fc?x=%20")
+        assert listed.json()["path"] == "/v1/models/a%2Fb%3Fc?x=%20"
         place.replicas["a"].status = 400
         assert place.ask(TEXT).status_code == 400
         assert HTTP.get(f"{place.url}/v1/files").status_code == 501
