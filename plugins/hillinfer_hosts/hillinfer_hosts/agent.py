@@ -125,7 +125,7 @@ class Agent:
         if body is None:
             return refused(413, "the request is too large")
         try:
-            source, wanted, seconds = _asked(body)
+            source, wanted, seconds = await run_in_threadpool(_asked, body)
         except (HostsError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
             return refused(400, "that names no prefix of another host")
         bringing = partial(self._bring, source, wanted, min(seconds, self._seconds))

@@ -207,7 +207,8 @@ class Router:
         way = _Way(list(there), sources=list(there))
         if request.method == "POST" and request.url.path in (CHATS, TEXTS):
             given = request.headers.get("authorization", "")
-            way.asked = Asked.read(body, given, self._rules.salts, self._rules.salt)
+            rules = self._rules
+            way.asked = await run_in_threadpool(Asked.read, body, given, rules.salts, rules.salt)
         if way.asked is not None and self._fleet.policy.uses_prefixes:
             with self.counts.looking_seconds.time():
                 await self._look_up(way, way.asked, request)
