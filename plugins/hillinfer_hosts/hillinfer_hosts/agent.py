@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
-import hmac
 import json
+import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -20,48 +22,14 @@ from starlette.routing import Route
 from hillinfer.errors import HillInferError
 from hillinfer.store.keys import KEY_BYTES
 from hillinfer.store.store import Store
+from hillinfer_hosts.directory import HostsError, checked_url
 from hillinfer_hosts.extents import RangeError, ServedExtents, key_of, range_of
+from hillinfer_hosts.gate import Door, SharedKey, body_of, refusal_of_hosts, refused
 from hillinfer_hosts.transfer import POOL_HEADER, Brought, HostReader, Wanted, bring
 
 FETCH = "/fetch"
 # Prefixes that are brought at once: more would only share one network.
 _AT_ONCE = 2
-_MOST_BODY_BYTES = 64 << 20
-
-
-class SharedKey:
-    """A key that all hosts have; empty where everybody may come, who reaches this machine.
-
-    Parameters
-    ----------
-    key
-        The key.
-    """
-
-    def __init__(self, key: str = "") -> None:
-        self._told = f"Bearer {key}".encode() if key else b""
-
-    def lets_in(self, request: Request) -> bool:
-        """Return whether a request has it; takes as long for one that is nearly right."""
-        given = request.headers.get("authorization", "").encode("utf-8", "surrogateescape")
-        return not self._told or hmac.compare_digest(given, self._told)
-
-
-def refused(status: int, message: str) -> JSONResponse:
-    """Return an answer that is an error, as OpenAI's interface tells them."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return JSONResponse({"error": {"message": message, "type": kind, "code": None}}, status)
-
-
-async def body_of(request: Request, most_bytes: int = _MOST_BODY_BYTES) -> bytes | None:
-    """Return the body of a request; None where it is too large."""
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most_bytes:
-            return None
-        parts.append(part)
-    return b"".join(parts)
 
 
 class Agent:
@@ -75,12 +43,16 @@ class Agent:
         What hosts share, empty for none.
     seconds
         After which bringing a prefix ends.
+    host
+        The address that is listened at.
     """
 
-    def __init__(self, store: Store, key: str = "", seconds: float = 30.0) -> None:
+    def __init__(
+        self, store: Store, key: str = "", seconds: float = 30.0, host: str = "127.0.0.1"
+    ) -> None:
         self._store, self._extents = store, ServedExtents(store)
         self._key, self._shared = key, SharedKey(key)
-        self._seconds = seconds
+        self._seconds, self._host = seconds, host
         self._room = threading.BoundedSemaphore(_AT_ONCE)
 
     def application(self) -> Starlette:
@@ -91,15 +63,17 @@ class Agent:
                 Route("/namespaces/{name}", self._let_in(self._namespace), methods=["GET"]),
                 Route("/extents/{name}", self._let_in(self._extent), methods=["GET"]),
                 Route(FETCH, self._let_in(self._fetch), methods=["POST"]),
-            ]
+            ],
+            middleware=[Middleware(Door, host=self._host)],
         )
 
     # --- inside ----------------------------------------------------------------------------
 
     def _let_in(self, answer: Callable[[Request], Any]) -> Callable[[Request], Any]:
         async def checked(request: Request) -> Response:
-            if not self._shared.lets_in(request):
-                return refused(401, "give the key of the hosts as Authorization: Bearer KEY")
+            why = refusal_of_hosts(request, self._shared)
+            if why is not None:
+                return why
             answered: Response = await answer(request)
             return answered
 
@@ -151,13 +125,13 @@ class Agent:
         if body is None:
             return refused(413, "the request is too large")
         try:
-            source, wanted, seconds = _asked(body)
-        except (KeyError, TypeError, ValueError):
+            source, wanted, seconds = await run_in_threadpool(_asked, body)
+        except (HostsError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
             return refused(400, "that names no prefix of another host")
-        if not self._room.acquire(blocking=False):
-            return refused(429, "other prefixes are being brought")
         bringing = partial(self._bring, source, wanted, min(seconds, self._seconds))
         brought = await run_in_threadpool(bringing)
+        if brought is None:
+            return refused(429, "other prefixes are being brought")
         return JSONResponse(
             {
                 "tokens": brought.tokens,
@@ -168,16 +142,20 @@ class Agent:
             }
         )
 
-    def _bring(self, source: str, wanted: Wanted, seconds: float) -> Brought:
+    def _bring(self, source: str, wanted: Wanted, seconds: float) -> Brought | None:
+        """Return what came; None where too much is being brought already."""
+        if not self._room.acquire(blocking=False):
+            return None
         began = time.monotonic()
-        reader = HostReader(source, self._key, began + seconds)
         try:
-            return bring(self._store, reader, wanted)
-        except HillInferError as error:
-            return Brought(0, 0, reader.byte_count, time.monotonic() - began, str(error))
+            with closing(HostReader(source, self._key, began + seconds)) as reader:
+                try:
+                    return bring(self._store, reader, wanted)
+                except HillInferError as error:
+                    failure, count = str(error), reader.byte_count
         finally:
-            reader.close()
             self._room.release()
+        return Brought(0, 0, count, time.monotonic() - began, failure)
 
 
 def fetch_body(source: str, wanted: Wanted, seconds: float) -> dict[str, Any]:
@@ -207,8 +185,10 @@ def _asked(body: bytes) -> tuple[str, Wanted, float]:
     ids, source = told["ids"], told["source"]
     if len(digest) != KEY_BYTES or not isinstance(source, str):
         raise ValueError("namespace")
-    if not source.startswith(("http://", "https://")):
-        raise ValueError("source")
+    checked_url(source, "source")
     if not isinstance(ids, list) or not all(type(one) is int and 0 <= one < 1 << 32 for one in ids):
         raise ValueError("ids")
-    return source, Wanted(digest, tuple(ids), salt), float(told["seconds"])
+    seconds = float(told["seconds"])
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise ValueError("seconds")
+    return source, Wanted(digest, tuple(ids), salt), seconds

@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 
 from hillinfer.errors import HillInferError
-from hillinfer_hosts.directory import HELD_BYTES, Change, Host, HostsError
+from hillinfer_hosts.directory import HELD_BYTES, Change, Host, HostsError, checked_url
 from hillinfer_hosts.held import HeldPrefixes
 
 ANNOUNCE = "/hosts/announce"
 # A host that changed nothing says that it is there after so much silence of its own.
 BEAT_SECONDS = 3.0
+# Of one announcement; more come in parts.
+_MOST_KEYS = 1 << 20
 
 
 def packed(host: Host, change: Change) -> dict[str, Any]:
@@ -39,6 +41,13 @@ def unpacked(told: Any) -> tuple[Host, Change]:
     if len(held) % HELD_BYTES or len(gone) % HELD_BYTES:
         raise HostsError("that is no announcement: keys are cut")
     return host, Change(_keys(held), _keys(gone), whole)
+
+
+def parts(change: Change, most_keys: int = _MOST_KEYS) -> Iterator[Change]:
+    """Yield a change in parts of so many keys, of which the first one says whether it is whole."""
+    for start in range(0, max(len(change.held), len(change.gone), 1), most_keys):
+        own = slice(start, start + most_keys)
+        yield Change(change.held[own], change.gone[own], change.is_whole and not start)
 
 
 def _keys(joined: bytes) -> list[bytes]:
@@ -74,13 +83,28 @@ class RouterDirectory:
         Of the router.
     key
         What its hosts share; empty for none.
+    most_keys
+        Of one announcement.
+
+    Raises
+    ------
+    HostsError
+        Where the URL is none.
     """
 
-    def __init__(self, url: str, key: str = "") -> None:
-        self._client = host_client(url, key, 10.0)
+    def __init__(self, url: str, key: str = "", most_keys: int = _MOST_KEYS) -> None:
+        self._client = host_client(checked_url(url, "the directory"), key, 10.0)
+        self._most_keys = most_keys
 
     def announce(self, host: Host, change: Change) -> bool:
         """Say it; False where everything has to be said anew."""
+        return all(self._say(host, part) for part in parts(change, self._most_keys))
+
+    def close(self) -> None:
+        """Let the connection go."""
+        self._client.close()
+
+    def _say(self, host: Host, change: Change) -> bool:
         try:
             answer = self._client.post(ANNOUNCE, json=packed(host, change))
         except httpx.HTTPError as error:
@@ -90,10 +114,6 @@ class RouterDirectory:
         if answer.status_code != httpx.codes.OK:
             raise HostsError(f"the router answers with status {answer.status_code}")
         return True
-
-    def close(self) -> None:
-        """Let the connection go."""
-        self._client.close()
 
 
 class Announcer:
@@ -150,6 +170,10 @@ class Announcer:
             except (HillInferError, OSError) as error:
                 self._is_known = False
                 self._told(str(error))
+            except Exception as error:
+                # Whatever it is: a host that falls silent for ever would get no request again.
+                self._is_known = False
+                self._told(f"announcing failed: {type(error).__name__}: {error}")
             if self._ended.wait(self._seconds):
                 return
 

@@ -17,7 +17,13 @@ from hillinfer.store.store import Store
 from hillinfer_hosts.agent import Agent
 from hillinfer_hosts.announcing import Announcer, RouterDirectory, host_client
 from hillinfer_hosts.choice import POLICIES, make_policy
-from hillinfer_hosts.directory import Directory, EmbeddedDirectory, Host
+from hillinfer_hosts.directory import (
+    Directory,
+    EmbeddedDirectory,
+    Host,
+    HostsError,
+    checked_url,
+)
 from hillinfer_hosts.fleet import Fleet
 from hillinfer_hosts.held import HeldPrefixes
 from hillinfer_hosts.prompts import SaltRule
@@ -26,6 +32,10 @@ from hillinfer_hosts.router import Router, RouterRules
 from hillinfer_hosts.running import Listening, read_key
 
 _RULES = RouterRules()
+# Addresses of all interfaces.
+_EVERYWHERE = ("0.0.0.0", "::", "[::]")
+# May have a password, which whoever lists processes would see in an option.
+_DIRECTORY = "HILLINFER_HOSTS_DIRECTORY"
 KeyFile = Annotated[
     Path | None,
     typer.Option(
@@ -49,7 +59,8 @@ def router(
     directory: Annotated[
         str,
         typer.Option(
-            help="Where is kept who holds what: memory, a file, or redis://HOST for several."
+            envvar=_DIRECTORY,
+            help="Where is kept who holds what: memory, a file, or redis://HOST for several.",
         ),
     ] = "memory",
     policy: Annotated[str, typer.Option(help=", ".join(POLICIES) + ".")] = "prefix",
@@ -77,12 +88,15 @@ def router(
         kept = EmbeddedDirectory(None if directory == "memory" else directory)
     rules = RouterRules(
         key=key,
+        host=host,
         salts=salts,
         salt=salt.encode(),
         transfer_tokens=transfer,
         transfer_seconds=transfer_seconds,
     )
-    fleet = Fleet(kept, make_policy(policy), tuple(one.rstrip("/") for one in replica or ()))
+    fleet = Fleet(
+        kept, make_policy(policy), tuple(checked_url(one, "--replica") for one in replica or ())
+    )
     try:
         listening = Listening(lambda url: Router(kept, fleet, rules).application(), host, port)
         print(f"listening at {listening.url}", flush=True)
@@ -96,7 +110,10 @@ def agent(
     store: Annotated[Path, typer.Option(help="The replica's store.")],
     replica: Annotated[str, typer.Option(help="URL of the replica, as other hosts reach it.")],
     directory: Annotated[
-        str, typer.Option(help="URL of the router, or redis://HOST where several share it.")
+        str,
+        typer.Option(
+            envvar=_DIRECTORY, help="URL of the router, or redis://HOST where several share it."
+        ),
     ],
     url: Annotated[
         str | None, typer.Option(help="URL of this agent, as other hosts reach it.")
@@ -110,17 +127,24 @@ def agent(
 ) -> None:
     """Say what a replica's store holds, serve its extents to others, and bring some of theirs."""
     key = read_key(key_file, host)
+    replica = checked_url(replica, "--replica")
+    if url is not None:
+        url = checked_url(url, "--url")
+    elif host in _EVERYWHERE:
+        raise HostsError(
+            f"--host {host} is no address that other hosts reach this agent at: name one with --url"
+        )
     console = error_console()
     with Store(store) as opened:
         held = HeldPrefixes(opened)
         reached = (
             RedisDirectory(directory) if _in_redis(directory) else RouterDirectory(directory, key)
         )
-        listening = Listening(lambda url: Agent(opened, key).application(), host, port)
+        listening = Listening(lambda url: Agent(opened, key, host=host).application(), host, port)
         own = Host(
             name or f"{socket.gethostname()}:{listening.url.rpartition(':')[2]}",
-            replica.rstrip("/"),
-            (url or listening.url).rstrip("/"),
+            replica,
+            url or listening.url,
             secrets.token_hex(8),
         )
         asking = host_client(own.replica, "", 2.0)

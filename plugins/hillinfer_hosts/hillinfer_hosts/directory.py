@@ -7,12 +7,17 @@ nothing here has to be exact or to survive.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import httpx
 
 from hillinfer.errors import HillInferError
 from hillinfer.store.keys import CHUNK_GROUPS, KEY_BYTES
@@ -21,12 +26,36 @@ from hillinfer.store.keys import CHUNK_GROUPS, KEY_BYTES
 HELD_BYTES = 16
 # A host that says nothing for so long is not asked any more.
 SILENT_SECONDS = 15.0
+# A header tells it.
+_NAME = re.compile(r"[!-~]{1,200}")
 # Variables of one query.
 _BATCH = 512
 
 
 class HostsError(HillInferError):
     """A host, a directory or a router is set up in a way that does not work."""
+
+
+def checked_url(url: str, what: str) -> str:
+    """Return the URL of a replica, an agent or a router; HostsError where it leads to none.
+
+    Parameters
+    ----------
+    url
+        As `http://10.0.0.7:8000`.
+    what
+        What errors call it.
+    """
+    try:
+        parts = urlsplit(url)
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_one = is_one and not (parts.query or parts.fragment or "@" in parts.netloc)
+        httpx.URL(url)
+    except (ValueError, httpx.InvalidURL):
+        is_one = False
+    if not is_one:
+        raise HostsError(f"{what} {url!r} is no URL of a host: give one as http://10.0.0.7:8000")
+    return url.rstrip("/")
 
 
 @dataclass(frozen=True)
@@ -78,8 +107,12 @@ class Host:
             digests = [bytes.fromhex(one) for one in told["namespaces"]]
         except (KeyError, TypeError, ValueError) as error:
             raise HostsError(f"that is no host: {type(error).__name__}") from error
-        if not texts[0] or any(len(one) != KEY_BYTES for one in digests):
+        if not _NAME.fullmatch(texts[0]) or any(len(one) != KEY_BYTES for one in digests):
             raise HostsError("that is no host: it has no name, or a namespace is no digest")
+        for url in filter(None, texts[1:3]):
+            checked_url(url, "that is no host:")
+        if not texts[1]:
+            raise HostsError("that is no host: it has no replica")
         return cls.of(texts, b"".join(digests))
 
 
@@ -197,16 +230,15 @@ class EmbeddedDirectory:
     ) -> None:
         self._silent_seconds, self._clock = silent_seconds, clock
         self._lock = threading.Lock()
-        try:
+        self._name = file or "in memory"
+        with self._failing_as_a_directory():
             self._db = sqlite3.connect(file or ":memory:", check_same_thread=False)
-            with self._db:
-                self._db.executescript(_SCHEMA)
-        except sqlite3.Error as error:
-            raise HostsError(f"the directory {file} cannot be used: {error}") from error
+        with self._alone() as db:
+            db.executescript(_SCHEMA)
 
     def announce(self, host: Host, change: Change) -> bool:
         """Take what a host says; False where it has to say everything anew."""
-        with self._lock, self._db as db:
+        with self._alone() as db:
             known = db.execute(
                 "SELECT id, session FROM host WHERE name = ?", (host.name,)
             ).fetchone()
@@ -241,8 +273,8 @@ class EmbeddedDirectory:
 
     def hosts(self) -> list[Host]:
         """Return the hosts that said something lately."""
-        with self._lock:
-            rows = self._db.execute(
+        with self._alone() as db:
+            rows = db.execute(
                 "SELECT name, replica, agent, session, namespaces FROM host WHERE seen >= ? "
                 "ORDER BY name",
                 (self._clock() - self._silent_seconds,),
@@ -255,7 +287,7 @@ class EmbeddedDirectory:
 
     def forget(self, name: str) -> None:
         """Let go of a host, and of what it holds."""
-        with self._lock, self._db as db:
+        with self._alone() as db:
             db.execute(
                 "DELETE FROM held WHERE host = (SELECT id FROM host WHERE name = ?)", (name,)
             )
@@ -263,14 +295,14 @@ class EmbeddedDirectory:
 
     def count(self) -> int:
         """Return how many prefixes are entered, those that several hosts hold as often."""
-        with self._lock:
-            return int(self._db.execute("SELECT count(*) FROM held").fetchone()[0])
+        with self._alone() as db:
+            return int(db.execute("SELECT count(*) FROM held").fetchone()[0])
 
     def byte_count(self) -> int:
         """Return the bytes of the database."""
-        with self._lock:
+        with self._alone() as db:
             pages, size = (
-                int(self._db.execute(f"PRAGMA {name}").fetchone()[0])
+                int(db.execute(f"PRAGMA {name}").fetchone()[0])
                 for name in ("page_count", "page_size")
             )
         return pages * size
@@ -280,13 +312,26 @@ class EmbeddedDirectory:
         with self._lock:
             self._db.close()
 
+    @contextmanager
+    def _alone(self) -> Iterator[sqlite3.Connection]:
+        """Give the database to one thread, for one transaction."""
+        with self._lock, self._failing_as_a_directory(), self._db as db:
+            yield db
+
+    @contextmanager
+    def _failing_as_a_directory(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise HostsError(f"the directory {self._name} cannot be used: {error}") from error
+
     def _holders(self, keys: Sequence[bytes]) -> dict[bytes, set[str]]:
         found: dict[bytes, set[str]] = {}
         if not keys:
             return found
         marks = ", ".join("?" * len(keys))
-        with self._lock:
-            rows = self._db.execute(
+        with self._alone() as db:
+            rows = db.execute(
                 "SELECT held.key, host.name FROM held JOIN host ON host.id = held.host "
                 f"WHERE held.key IN ({marks}) AND host.seen >= ?",
                 [*keys, self._clock() - self._silent_seconds],

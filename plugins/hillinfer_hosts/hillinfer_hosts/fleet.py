@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import zip_longest
 
 from hillinfer.errors import HillInferError
 from hillinfer_hosts.choice import Candidate, Expected, LeastLoaded, Policy
@@ -63,23 +64,25 @@ class Fleet:
 
     def namespaces(self, hosts: Sequence[Host]) -> list[bytes]:
         """Return the namespaces that some hosts have rows of, the latest ones."""
-        every = dict.fromkeys(digest for one in hosts for digest in one.namespaces[::-1])
+        # In turns: a host with many of them leaves room for those of others.
+        turns = zip_longest(*(one.namespaces[::-1] for one in hosts))
+        every = dict.fromkeys(digest for turn in turns for digest in turn if digest is not None)
         return list(every)[:_MOST_NAMESPACES]
 
     def held(self, chains: Chains) -> dict[str, int]:
         """Return how many groups of a prompt each host holds or is about to, by its name."""
         found = self._expected.longest(chains.own)
-        for name, groups in self.stored(chains).items():
-            found[name] = max(found.get(name, 0), groups[0])
+        for name, own in self.stored(chains).items():
+            found[name] = max(found.get(name, 0), *own.values())
         return found
 
-    def stored(self, chains: Chains) -> dict[str, tuple[int, bytes]]:
-        """Return how many groups of a prompt each host's store holds, and of which namespace."""
-        found: dict[str, tuple[int, bytes]] = {}
+    def stored(self, chains: Chains) -> dict[str, dict[bytes, int]]:
+        """Return how many groups of a prompt each host's store holds, by namespace."""
+        found: dict[str, dict[bytes, int]] = {}
         try:
             for digest, keys in chains.keys.items():
                 for name, groups in self._directory.longest(keys).items():
-                    found[name] = max(found.get(name, (0, b"")), (groups, digest))
+                    found.setdefault(name, {})[digest] = groups
         except HillInferError:
             return {}
         return found
@@ -131,10 +134,14 @@ class Fleet:
             with self._lock:
                 self._requests[host.name] -= 1
 
-    def lost(self, host: Host) -> None:
-        """Forget what a host holds that does not answer, and leave it alone for a while."""
+    def rest(self, host: Host) -> None:
+        """Leave a host alone for a while."""
         with self._lock:
             self._resting[host.name] = self._clock() + REST_SECONDS
+
+    def lost(self, host: Host) -> None:
+        """Forget what a host holds that does not answer, and leave it alone for a while."""
+        self.rest(host)
         self._expected.forget(host.name)
         with suppress(HillInferError):
             self._directory.forget(host.name)

@@ -58,7 +58,12 @@ class HeldPrefixes:
         now = self._listed()
         if now == self._chunks:
             return Change()
-        if self._chunks.keys() <= now.keys():
+        # A number is given again once its chunk is gone: one that has no more groups than before
+        # has others.
+        if all(
+            number in now and (now[number] == one or now[number][1] > one[1])
+            for number, one in self._chunks.items()
+        ):
             fresh = [number for number, one in now.items() if self._chunks.get(number) != one]
             held = self._held | self._of(fresh)
         else:

@@ -75,7 +75,9 @@ class Asked:
             return None
         own = told.get("cache_salt")
         if rule is SaltRule.BODY:
-            return cls(told, base + (own.encode() if isinstance(own, str) else b""))
+            # Half of a character, which JSON can say: no replica stores anything under it.
+            salt = own.encode("utf-8", "surrogatepass") if isinstance(own, str) else b""
+            return cls(told, base + salt)
         scheme, _, key = authorization.partition(" ")
         try:
             tenant = ApiKeys((key.strip(),)).tenant(key.strip()) if scheme else b""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -17,34 +18,37 @@ from typing import Any
 import httpx
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from hillinfer.errors import HillInferError
-from hillinfer_hosts.agent import FETCH, SharedKey, body_of, fetch_body, refused
+from hillinfer_hosts.agent import FETCH, fetch_body
 from hillinfer_hosts.announcing import ANNOUNCE, unpacked
 from hillinfer_hosts.counts import RouterCounts
 from hillinfer_hosts.directory import Directory, Host
 from hillinfer_hosts.fleet import Fleet
+from hillinfer_hosts.gate import Door, SharedKey, body_of, refusal_of_hosts, refused
+from hillinfer_hosts.passing import passed, with_headers
 from hillinfer_hosts.prompts import CHATS, TEXTS, Asked, Chains, SaltRule
 from hillinfer_hosts.streams import OtherAnswerError, StreamedAnswer, error_event
 from hillinfer_hosts.transfer import Wanted
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
-# Of one hop alone (RFC 9110, 7.6.1), and what is made anew.
-_OF_HOP = frozenset(
-    (
-        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te"),
-        *("trailer", "transfer-encoding", "upgrade", "host", "content-length"),
-    )
-)
 # Replicas that start, end or have no room: another one may answer.
 _ELSEWHERE = frozenset((429, 502, 503))
 _MOST_BODY_BYTES = 64 << 20
-# Keys of 20 TB of the smallest model.
-_MOST_ANNOUNCED_BYTES = 256 << 20
-CHOSEN_HEADER = "X-HillInfer-Host"
+# Announcements of more come in parts.
+_MOST_ANNOUNCED_BYTES = 64 << 20
+# Hosts that one request may take down, should it be the request that does it.
+_MOST_TRIES = 2
+# Shorter than replicas keep a connection that nothing comes over (uvicorn: 5): else what they have
+# closed would look like a host that died.
+_KEPT_SECONDS = 2.0
+# Nothing else says that a host is gone: what takes long is not dead, and what cannot be sent is
+# the client's.
+_LOSSES = (httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError)
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ class RouterRules:
     ----------
     key
         What hosts share; empty for none.
+    host
+        The address that is listened at.
     salts, salt
         What keeps tenants apart at the replicas.
     tokenize_seconds
@@ -68,6 +74,7 @@ class RouterRules:
     """
 
     key: str = ""
+    host: str = "127.0.0.1"
     salts: SaltRule = SaltRule.BODY
     salt: bytes = b""
     tokenize_seconds: float = 2.0
@@ -91,12 +98,18 @@ class _Way:
         Groups of it by host.
     asked
         The request; None where it is for no answer.
+    sources
+        Hosts whose rows may be brought, those without room too.
+    tries
+        Hosts that it was sent to, and that did not answer.
     """
 
     hosts: list[Host]
     asked: Asked | None = None
     chains: Chains | None = None
     held: dict[str, int] = field(default_factory=dict)
+    sources: list[Host] = field(default_factory=list)
+    tries: int = 0
 
     @property
     def groups(self) -> int:
@@ -121,7 +134,9 @@ class Router:
         self._directory, self._fleet, self._rules = directory, fleet, rules
         self._shared = SharedKey(rules.key)
         self.counts = RouterCounts()
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        limits = httpx.Limits(
+            max_connections=None, max_keepalive_connections=64, keepalive_expiry=_KEPT_SECONDS
+        )
         timeout = httpx.Timeout(rules.answer_seconds, connect=rules.connect_seconds)
         # Nobody's proxy comes between hosts.
         self._client = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
@@ -137,7 +152,8 @@ class Router:
                 Route(ANNOUNCE, self._announce, methods=["POST"]),
                 Route("/v1/files{rest:path}", self._files, methods=methods),
                 Route("/{path:path}", self._any, methods=methods),
-            ]
+            ],
+            middleware=[Middleware(Door, host=self._rules.host)],
         )
 
     # --- about the hosts ---------------------------------------------------------------------
@@ -153,22 +169,27 @@ class Router:
         return Response(self.counts.text(), media_type="text/plain; version=0.0.4")
 
     async def _hosts(self, request: Request) -> Response:
-        if not self._shared.lets_in(request):
-            return refused(401, "give the key of the hosts as Authorization: Bearer KEY")
+        why = refusal_of_hosts(request, self._shared)
+        if why is not None:
+            return why
         hosts = await run_in_threadpool(self._fleet.hosts)
         return JSONResponse({"hosts": [one.told() for one in hosts]})
 
     async def _announce(self, request: Request) -> Response:
-        if not self._shared.lets_in(request):
-            return refused(401, "give the key of the hosts as Authorization: Bearer KEY")
+        why = refusal_of_hosts(request, self._shared)
+        if why is not None:
+            return why
         body = await body_of(request, _MOST_ANNOUNCED_BYTES)
         if body is None:
             return refused(413, "the announcement is too large")
         try:
             host, change = await run_in_threadpool(lambda: unpacked(json.loads(body)))
-            is_known = await run_in_threadpool(self._directory.announce, host, change)
-        except (HillInferError, ValueError) as error:
+        except (HillInferError, ValueError, RecursionError) as error:
             return refused(400, str(error))
+        try:
+            is_known = await run_in_threadpool(self._directory.announce, host, change)
+        except HillInferError as error:
+            return refused(503, str(error))
         return JSONResponse({"is_known": is_known}, 200 if is_known else 409)
 
     async def _files(self, request: Request) -> Response:
@@ -182,10 +203,12 @@ class Router:
         body = await body_of(request, _MOST_BODY_BYTES)
         if body is None:
             return refused(413, f"the request has more than {_MOST_BODY_BYTES} bytes")
-        way = _Way(list(await run_in_threadpool(self._fleet.hosts)))
+        there = await run_in_threadpool(self._fleet.hosts)
+        way = _Way(list(there), sources=list(there))
         if request.method == "POST" and request.url.path in (CHATS, TEXTS):
             given = request.headers.get("authorization", "")
-            way.asked = Asked.read(body, given, self._rules.salts, self._rules.salt)
+            rules = self._rules
+            way.asked = await run_in_threadpool(Asked.read, body, given, rules.salts, rules.salt)
         if way.asked is not None and self._fleet.policy.uses_prefixes:
             with self.counts.looking_seconds.time():
                 await self._look_up(way, way.asked, request)
@@ -211,7 +234,7 @@ class Router:
             answer = await self._client.post(
                 f"{host.replica}/tokenize",
                 json=wanted,
-                headers=_passed(request.headers.items()),
+                headers=passed(request.headers.raw),
                 timeout=self._rules.tokenize_seconds,
             )
             tokens: Any = answer.json()["tokens"] if answer.status_code == httpx.codes.OK else ()
@@ -241,14 +264,16 @@ class Router:
                 elif is_streamed and answer.status_code == httpx.codes.OK:
                     self._count(way, host, tries)
                     relayed = self._relayed(request, body, way, host, answer, opened.pop_all())
-                    return StreamingResponse(relayed, 200, _headers(answer, host))
+                    return with_headers(StreamingResponse(relayed), answer, host.name)
                 else:
                     whole = await _whole(answer, host)
                     self._count(way, host, tries)
                     return whole
                 way.hosts.remove(host)
-            except httpx.TransportError:
-                await self._lost(way, host)
+            except httpx.RequestError as error:
+                ended = await self._failed(way, host, error)
+                if ended is not None:
+                    return refused(*ended)
             finally:
                 opened.close()
         return last or refused(503, "no replica answers: wait, or look at the hosts")
@@ -261,17 +286,32 @@ class Router:
         if not self._rules.transfer_tokens or not host.agent:
             return
         stored = await run_in_threadpool(self._fleet.stored, way.chains)
-        own = stored.get(host.name, (0, b""))[0]
-        others = [
-            (*stored[one.name], one.agent)
-            for one in way.hosts
-            if one.name in stored and one.name != host.name and one.agent
-        ]
-        groups, digest, source = max(others, default=(0, b"", ""))
-        if (groups - own) * GROUP_TOKENS < self._rules.transfer_tokens:
-            return
-        seconds = self._rules.transfer_seconds
-        wanted = Wanted(digest, way.chains.ids[: groups * GROUP_TOKENS], way.chains.salt)
+        own = stored.get(host.name, {})
+        found: dict[bytes, int] = {}
+        source = ""
+        for one in way.sources:
+            if one.name == host.name or not one.agent:
+                continue
+            # Of other engines' rows the chosen host would find nothing; of one engine's ranks it
+            # needs those of each.
+            more = {
+                digest: groups
+                for digest, groups in stored.get(one.name, {}).items()
+                if digest in host.namespaces
+                and (groups - own.get(digest, 0)) * GROUP_TOKENS >= self._rules.transfer_tokens
+            }
+            if max(more.values(), default=0) > max(found.values(), default=0):
+                found, source = more, one.agent
+        until = time.monotonic() + self._rules.transfer_seconds
+        for digest, groups in found.items():
+            wanted = Wanted(digest, way.chains.ids[: groups * GROUP_TOKENS], way.chains.salt)
+            if not await self._brought(host, source, wanted, until - time.monotonic()):
+                return
+
+    async def _brought(self, host: Host, source: str, wanted: Wanted, seconds: float) -> bool:
+        """Have rows brought to a host; False where they did not come, and are computed."""
+        if seconds <= 0:
+            return False
         headers = {"Authorization": f"Bearer {self._rules.key}"} if self._rules.key else {}
         try:
             answer = await self._client.post(
@@ -284,15 +324,17 @@ class Router:
             self.counts.brought_tokens.inc(told["new_tokens"])
             self.counts.brought_bytes.inc(told["bytes"])
         except (httpx.HTTPError, KeyError, TypeError, ValueError):
-            # It is computed then.
-            return
+            return False
+        return True
 
     async def _sent(self, request: Request, body: bytes, host: Host) -> httpx.Response:
         query = f"?{request.url.query}" if request.url.query else ""
+        # As it was given: what is decoded may have other ends.
+        path = request.scope["raw_path"].decode("latin-1")
         sent = self._client.build_request(
             request.method,
-            f"{host.replica}{request.url.path}{query}",
-            headers=_passed(request.headers.items()),
+            f"{host.replica}{path}{query}",
+            headers=passed(request.headers.raw),
             content=body,
         )
         return await self._client.send(sent, stream=True)
@@ -316,8 +358,9 @@ class Router:
                             yield event
                     if relayed.is_done:
                         return
-                except httpx.TransportError:
-                    pass
+                    ended = await self._failed(way, host, httpx.ReadError("it ended"))
+                except httpx.RequestError as error:
+                    ended = await self._failed(way, host, error)
                 except OtherAnswerError as error:
                     yield error_event(f"the host was lost, and {error}: ask again")
                     return
@@ -325,7 +368,9 @@ class Router:
                     await answer.aclose()
                 if relayed.is_done:
                     return
-                await self._lost(way, host)
+                if ended is not None:
+                    yield error_event(ended[1])
+                    return
                 following = await self._begun_again(request, body, way, opened, relayed)
                 if isinstance(following, str):
                     yield error_event(following)
@@ -344,8 +389,10 @@ class Router:
             await self._prepare(way, host)
             try:
                 answer = await self._sent(request, body, host)
-            except httpx.TransportError:
-                await self._lost(way, host)
+            except httpx.RequestError as error:
+                ended = await self._failed(way, host, error)
+                if ended is not None:
+                    return ended[1]
                 continue
             if answer.status_code == httpx.codes.OK:
                 opened.enter_context(self._fleet.busy(host))
@@ -357,12 +404,32 @@ class Router:
 
     # --- inside ----------------------------------------------------------------------------
 
+    async def _failed(
+        self, way: _Way, host: Host, error: httpx.RequestError
+    ) -> tuple[int, str] | None:
+        """Note that a host gave no answer; return what the client is told, None for another try."""
+        if isinstance(error, _LOSSES):
+            await self._lost(way, host)
+        elif isinstance(error, httpx.ConnectTimeout | httpx.WriteError):
+            self._fleet.rest(host)
+            way.hosts.remove(host)
+        elif isinstance(error, httpx.TimeoutException):
+            return 504, "the replica took too long: ask again, or for less"
+        else:
+            return 502, f"the request or its answer cannot be passed on: {type(error).__name__}"
+        if not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            way.tries += 1
+        if way.tries >= _MOST_TRIES:
+            return 502, f"the host was lost, {way.tries} of them over this request: ask again"
+        return None
+
     async def _lost(self, way: _Way, host: Host) -> None:
         self.counts.lost.labels(host.name).inc()
         await run_in_threadpool(self._fleet.lost, host)
         way.held.pop(host.name, None)
-        if host in way.hosts:
-            way.hosts.remove(host)
+        for hosts in (way.hosts, way.sources):
+            if host in hosts:
+                hosts.remove(host)
 
     def _count(self, way: _Way, host: Host, tries: int) -> None:
         groups = way.held.get(host.name, 0)
@@ -379,30 +446,18 @@ async def _beside_client(answering: Coroutine[Any, Any, Response], request: Requ
     work = asyncio.ensure_future(answering)
     # The body was read: what comes now is the client's end.
     leaving = asyncio.ensure_future(request.receive())
-    await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
-    if work.done():
-        leaving.cancel()
-        return work.result()
-    work.cancel()
-    with suppress(asyncio.CancelledError):
-        await work
+    try:
+        await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+    finally:
+        # Also where this router ends.
+        for task in (work, leaving):
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
     # Nobody reads it.
     return refused(499, "the client left")
-
-
-def _passed(headers: Any) -> dict[str, str]:
-    """Return the headers that go on to the next hop."""
-    return {name: value for name, value in headers if name.lower() not in _OF_HOP}
-
-
-def _headers(answer: httpx.Response, host: Host) -> dict[str, str]:
-    # Decoded on the way.
-    own = {
-        name: value
-        for name, value in _passed(answer.headers.items()).items()
-        if name.lower() != "content-encoding"
-    }
-    return own | {CHOSEN_HEADER: host.name}
 
 
 async def _whole(answer: httpx.Response, host: Host) -> Response:
@@ -410,4 +465,4 @@ async def _whole(answer: httpx.Response, host: Host) -> Response:
         content = await answer.aread()
     finally:
         await answer.aclose()
-    return Response(content, answer.status_code, _headers(answer, host))
+    return with_headers(Response(content, answer.status_code), answer, host.name)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _END = b"\n\n"
+# What comes in pieces of text: of a completion, or of a message and its thoughts.
+_TEXTS = ("text", "reasoning", "reasoning_content", "refusal", "content")
 _MOST_WAITING = 16 << 20
 DONE = b"data: [DONE]"
 
@@ -30,19 +32,19 @@ class StreamedAnswer:
     Parameters
     ----------
     texts
-        By number of the choice.
+        By number of the choice and by name of the field, such as `content`.
     head
         Fields that all events of an answer have in common, of the first one.
     is_done
         Whether the last event came.
     """
 
-    texts: dict[int, str] = field(default_factory=dict)
+    texts: dict[tuple[int, str], str] = field(default_factory=dict)
     head: dict[str, Any] = field(default_factory=dict)
     is_done: bool = False
     _ended: set[int] = field(default_factory=set)
     _has_calls: bool = False
-    _skipped: dict[int, str] = field(default_factory=dict)
+    _skipped: dict[tuple[int, str], str] = field(default_factory=dict)
     _waiting: bytes = b""
 
     def begin_again(self) -> None:
@@ -65,7 +67,8 @@ class StreamedAnswer:
         OtherAnswerError
             Where the answer of another host is another one.
         """
-        self._waiting += data.replace(b"\r\n", b"\n")
+        # Together with what waits: a line's end may be cut between two reads.
+        self._waiting = (self._waiting + data).replace(b"\r\n", b"\n")
         if len(self._waiting) > _MOST_WAITING:
             raise OtherAnswerError("an event is too long")
         while _END in self._waiting:
@@ -94,7 +97,12 @@ class StreamedAnswer:
         if not self.head:
             self.head = {name: told[name] for name in ("id", "created", "model") if name in told}
         changed = told | self.head | ({"choices": kept} if choices else {})
-        return event if changed == told else b"data: " + json.dumps(changed).encode()
+        # What was cut off is not in `told` any more.
+        return (
+            event
+            if changed == told and not self._skipped
+            else b"data: " + json.dumps(changed).encode()
+        )
 
     def _is_new(self, choice: dict[str, Any]) -> bool:
         """Take a choice's piece and cut off what the client has; False where nothing is left."""
@@ -102,27 +110,42 @@ class StreamedAnswer:
         if number in self._ended:
             return False
         delta = choice.get("delta")
-        place, name = (choice, "text") if delta is None else (delta, "content")
-        text = place.get(name) or ""
-        left = self._skipped.get(number, "")
-        if left:
-            if choice.get("finish_reason") and len(text) < len(left):
-                raise OtherAnswerError("the other host's answer is shorter")
-            if not (left.startswith(text) or text.startswith(left)):
-                raise OtherAnswerError("the other host's answer is another one")
-            self._skipped[number] = left[len(text) :]
-            text = text[len(left) :]
-            if not text and not choice.get("finish_reason"):
+        place = choice if delta is None else delta
+        pieces = {name: place[name] for name in _TEXTS if isinstance(place.get(name), str)}
+        is_behind = self._left(number)
+        for name, piece in pieces.items():
+            self._take(number, name, piece, place)
+        new = any(place[name] for name in pieces)
+        is_more = bool(new or choice.get("finish_reason") or place.get("tool_calls"))
+        if is_behind:
+            if is_more and self._left(number):
+                raise OtherAnswerError("the other host's answer is another one, or shorter")
+            if not is_more:
                 return False
-            place[name] = text
             choice.pop("logprobs", None)
-        elif self.texts.get(number) and not text and _is_beginning(choice):
+        elif not is_more and _is_beginning(choice) and self._has_text(number):
             return False
-        self.texts[number] = self.texts.get(number, "") + text
         self._has_calls |= bool(place.get("tool_calls"))
         if choice.get("finish_reason"):
             self._ended.add(number)
         return True
+
+    def _take(self, number: int, name: str, piece: str, place: dict[str, Any]) -> None:
+        """Leave of a piece what the client has not."""
+        left = self._skipped.get((number, name), "")
+        if not (left.startswith(piece) or piece.startswith(left)):
+            raise OtherAnswerError("the other host's answer is another one")
+        if left:
+            self._skipped[number, name] = left[len(piece) :]
+            place[name] = piece[len(left) :]
+        self.texts[number, name] = self.texts.get((number, name), "") + place[name]
+
+    def _left(self, number: int) -> bool:
+        """Return whether the client has text of a choice that the other host has not said yet."""
+        return any(left for (own, _), left in self._skipped.items() if own == number)
+
+    def _has_text(self, number: int) -> bool:
+        return any(text for (own, _), text in self.texts.items() if own == number)
 
 
 def _is_beginning(choice: dict[str, Any]) -> bool:

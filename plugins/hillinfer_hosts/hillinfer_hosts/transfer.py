@@ -9,6 +9,7 @@ wrong rows with right checksums of them.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,6 +41,9 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 EXTENTS, NAMESPACES = "/extents/", "/namespaces/"
 POOL_HEADER = "X-HillInfer-Pool"
+_MOST_NAMESPACE_BYTES = 1 << 20
+# A host that sends nothing for so long is given up.
+_SILENT_SECONDS = 2.0
 # Of one range, where a layer's rows are not more.
 _RANGE_BYTES = 8 << 20
 
@@ -115,14 +119,14 @@ class HostReader:
 
     def namespace(self, digest: bytes) -> Namespace:
         """Return a namespace of the other host's store; TransferError where it is not that one."""
-        answer = self._got(NAMESPACES + digest.hex(), {})
+        content, _ = self._got(NAMESPACES + digest.hex(), {}, _MOST_NAMESPACE_BYTES)
         try:
-            told = answer.json()
+            told = json.loads(content)
             found = Namespace(
                 str(told["about"]),
                 *(int(told[one]) for one in ("layers", "row_bytes", "shadow_bytes")),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise TransferError("the other host tells of no namespace") from error
         if found.digest != digest:
             raise TransferError("the other host tells of another namespace")
@@ -140,13 +144,13 @@ class HostReader:
         for start in range(0, size, MOST_RANGE_BYTES):
             stop = min(start + MOST_RANGE_BYTES, size)
             wanted = f"bytes={first + start}-{first + stop - 1}"
-            answer = self._got(EXTENTS + key.hex(), {"Range": wanted})
-            if len(answer.content) != stop - start:
+            content, told = self._got(EXTENTS + key.hex(), {"Range": wanted}, stop - start)
+            if len(content) != stop - start:
                 raise TransferError("the other host sent fewer bytes than were asked for")
-            into[start:stop] = np.frombuffer(answer.content, np.uint8)
+            into[start:stop] = np.frombuffer(content, np.uint8)
             self.byte_count += stop - start
             try:
-                pool = bytes.fromhex(answer.headers.get(POOL_HEADER, ""))
+                pool = bytes.fromhex(told.get(POOL_HEADER, ""))
             except ValueError as error:
                 raise TransferError("the other host names no store") from error
         return pool
@@ -155,17 +159,33 @@ class HostReader:
         """Let the connection go."""
         self._client.close()
 
-    def _got(self, path: str, headers: dict[str, str]) -> httpx.Response:
+    def _got(
+        self, path: str, headers: dict[str, str], most_bytes: int
+    ) -> tuple[bytearray, httpx.Headers]:
+        """Return a body of so many bytes at most, and what its headers say."""
+        content = bytearray()
+        headers = headers | {"Accept-Encoding": "identity"}
+        # Of each read: the deadline is looked at behind every one.
+        seconds = min(self._left(), _SILENT_SECONDS)
+        try:
+            with self._client.stream("GET", path, headers=headers, timeout=seconds) as answer:
+                if answer.status_code not in (httpx.codes.OK, httpx.codes.PARTIAL_CONTENT):
+                    raise TransferError(f"the other host answers with status {answer.status_code}")
+                for part in answer.iter_raw():
+                    content += part
+                    if len(content) > most_bytes:
+                        raise TransferError("the other host sends more than was asked for")
+                    self._left()
+                return content, answer.headers
+        except httpx.HTTPError as error:
+            raise TransferError(f"the other host does not answer: {error}") from error
+
+    def _left(self) -> float:
+        """Return the seconds that are left; TransferError where none are."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise TransferError("bringing rows from another host takes too long")
-        try:
-            answer = self._client.get(path, headers=headers, timeout=left)
-        except httpx.HTTPError as error:
-            raise TransferError(f"the other host does not answer: {error}") from error
-        if answer.status_code not in (httpx.codes.OK, httpx.codes.PARTIAL_CONTENT):
-            raise TransferError(f"the other host answers with status {answer.status_code}")
-        return answer
+        return left
 
 
 def bring(store: Store, reader: HostReader, wanted: Wanted) -> Brought:
@@ -183,7 +203,8 @@ def bring(store: Store, reader: HostReader, wanted: Wanted) -> Brought:
     Raises
     ------
     TransferError
-        Where nothing came at all and this host has nothing of it.
+        Where the other host does not answer, or tells of no such namespace. What fails behind that
+        is told as `Brought.failure`.
     """
     began = time.monotonic()
     ids = wanted.ids[: len(wanted.ids) // GROUP_TOKENS * GROUP_TOKENS]

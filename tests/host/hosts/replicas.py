@@ -2,6 +2,7 @@
 """Replicas that compute nothing: they answer as told, die where they are told to, and count."""
 
 import json
+import socket
 import threading
 import time
 from contextlib import ExitStack, contextmanager
@@ -14,7 +15,7 @@ from hillinfer_hosts.choice import make_policy
 from hillinfer_hosts.directory import Change, EmbeddedDirectory, Host
 from hillinfer_hosts.fleet import Fleet
 from hillinfer_hosts.router import Router, RouterRules
-from hillinfer_hosts.running import in_background
+from hillinfer_hosts.running import Listening
 
 SPACE = bytes(range(32))
 # Reading certificates that nobody needs would take longer than most requests.
@@ -46,12 +47,26 @@ class Replica(ThreadingHTTPServer):
         self.pause = 0.0
         self.held_up = threading.Event()
         self.held_up.set()
+        # Of its answers beside their own.
+        self.headers = []
         self.asked = []
+        self.pairs = []
+        self.connection = None
         self.fetched = []
 
     @property
     def url(self):
         return f"http://127.0.0.1:{self.server_port}"
+
+    def is_left(self):
+        """Whether who asked last has closed the connection."""
+        self.connection.setblocking(False)
+        try:
+            return self.connection.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False
+        finally:
+            self.connection.setblocking(True)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -76,6 +91,8 @@ class _Handler(BaseHTTPRequestHandler):
             own.fetched.append((told, self.headers.get("Authorization")))
             return self._whole({"new_tokens": 128, "bytes": 1000})
         own.asked.append((self.path, told, {key.lower(): one for key, one in self.headers.items()}))
+        own.pairs += [(key.lower(), one) for key, one in self.headers.items()]
+        own.connection = self.connection
         own.held_up.wait(20)
         if own.status != 200:
             return self._whole({"error": {"message": own.name}}, own.status)
@@ -90,6 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
+        self._own_headers()
         self.end_headers()
         self._chunk(b": progress\n\n")
         is_chat = path.endswith("chat/completions")
@@ -112,6 +130,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._chunk(b"")
         return None
 
+    def _own_headers(self):
+        for name, value in self.server.headers:
+            self.send_header(name, value)
+
     def _chunk(self, data):
         self.wfile.write(b"%x\r\n" % len(data) + data + b"\r\n")
 
@@ -127,6 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
         # So that nothing holds on to one that is shut down.
         self.send_header("Connection", "close")
         self.send_header("Content-Length", str(len(data)))
+        self._own_headers()
         self.end_headers()
         self.wfile.write(data)
 
@@ -187,8 +210,12 @@ def placed(names="ab", policy="prefix", directory=None, **rules):
         kept = directory or EmbeddedDirectory()
         fleet = Fleet(kept, make_policy(policy))
         router = Router(kept, fleet, RouterRules(**({"key": KEY} | rules)))
-        url = stack.enter_context(in_background(lambda _: router.application()))
-        place = Place(url, router, kept, replicas)
+        listening = Listening(lambda _: router.application(), "127.0.0.1", 0)
+        threading.Thread(target=listening.run, daemon=True).start()
+        # Its end is not waited for, which would take longer than most tests.
+        stack.callback(listening.end)
+        wait_until(lambda: listening.has_begun)
+        place = Place(listening.url, router, kept, replicas)
         for name in names:
             place.holds(name, "")
         yield place

@@ -2,13 +2,17 @@
 """Which host holds the longest prefix: the embedded directory and the one in Redis, alike."""
 
 import os
+import sqlite3
 import time as clock
 
 import pytest
 
 from hillinfer.store.keys import group_keys, root_key
 from hillinfer_hosts.announcing import packed, unpacked
+from hillinfer_hosts.choice import make_policy
 from hillinfer_hosts.directory import Change, EmbeddedDirectory, Host, HostsError
+from hillinfer_hosts.fleet import Fleet
+from hillinfer_hosts.prompts import Chains
 
 SPACE = bytes(range(32))
 IDS = [7 * at % 1000 for at in range(5000)]
@@ -172,6 +176,44 @@ def test_a_directory_in_a_file_is_there_after_a_restart(time, tmp_path):
         EmbeddedDirectory(str(tmp_path / "none" / "directory"))
 
 
+def test_a_directory_that_breaks_costs_no_router(tmp_path):
+    file = tmp_path / "directory.sqlite"
+    directory = EmbeddedDirectory(str(file), 10, lambda: 0.0)
+    says(directory, "a", KEYS)
+    fleet = Fleet(directory, make_policy("prefix"))
+    chains = Chains.of(IDS, b"", [SPACE])
+    assert fleet.held(chains) == {"a": len(KEYS)}
+    with sqlite3.connect(file) as other:
+        other.executescript("DROP TABLE held; DROP TABLE host")
+    other.close()
+    for act in (
+        directory.hosts,
+        directory.count,
+        lambda: directory.longest(KEYS),
+        lambda: directory.forget("a"),
+        lambda: says(directory, "a", KEYS),
+    ):
+        with pytest.raises(HostsError, match="cannot be used"):
+            act()
+    # It knows who was there last, and sends requests to the idlest.
+    fleet.lost(host("b"))
+    assert fleet.held(chains) == {}
+    directory.close()
+    with pytest.raises(HostsError, match="cannot be used"):
+        directory.hosts()
+
+
+def test_namespaces_of_all_hosts_have_their_turn():
+    many = tuple(bytes([at]) * 32 for at in range(40))
+    hosts = [Host("a", "http://a", namespaces=many), Host("b", "http://b", namespaces=(SPACE,))]
+    named = Fleet(EmbeddedDirectory(), make_policy("prefix")).namespaces(hosts)
+    assert len(named) == 16
+    assert SPACE in named
+    # Of each the latest ones.
+    assert many[-1] in named
+    assert many[0] not in named
+
+
 def test_an_announcement_comes_as_it_was_sent():
     change = Change([key[:16] for key in KEYS[:3]], [KEYS[4][:16]], True)
     assert unpacked(packed(host("a"), change)) == (host("a"), change)
@@ -185,6 +227,10 @@ def test_an_announcement_comes_as_it_was_sent():
         ("host", host("").told()),
         ("host", host("a").told() | {"namespaces": ["00"]}),
         ("host", host("a").told() | {"namespaces": 3}),
+        ("host", host("a").told() | {"name": "a\nb"}),
+        ("host", host("a").told() | {"replica": ""}),
+        ("host", host("a").told() | {"replica": "file:///etc/passwd"}),
+        ("host", host("a").told() | {"agent": "http://a:99999999"}),
         ("held", "no base64!"),
         ("held", "AAAA"),
         ("gone", 3),

@@ -87,6 +87,16 @@ def test_a_cap_holds():
     assert capped.written_bytes <= 1.1 * small.drive_bytes < free.written_bytes
 
 
+def test_a_day_has_as_many_requests_as_the_trace_has_in_its_time():
+    row = ran(Routing.ROUND_ROBIN)
+    assert row.span == TRACE.requests[-1].time == 870.0
+    # 30 requests in 870 seconds are 2,979 a day: two hosts for each so many.
+    told = scaled_text(row, MACHINES, 50.0, 100 * 30 * 86_400 / 870)
+    assert ": 200 hosts" in told
+    slower = ran(Routing.ROUND_ROBIN, trace_of(CHAINS, 6, gap=60.0))
+    assert ": 400 hosts" in scaled_text(slower, MACHINES, 50.0, 100 * 30 * 86_400 / 870)
+
+
 def test_tables_have_a_line_for_each_row():
     rows = [ran(routing) for routing in Routing]
     text = fleet_text(rows, MACHINES, 50.0)

@@ -4,7 +4,7 @@
 import threading
 
 import pytest
-from replicas import wait_until
+from replicas import KEY, placed, wait_until
 
 from hillinfer.errors import HillInferError
 from hillinfer.secrecy.key_sources import key_source
@@ -12,8 +12,8 @@ from hillinfer.store.keys import group_keys, root_key
 from hillinfer.store.maintenance import chains
 from hillinfer.store.store import Store
 from hillinfer_bench.storing.made_prompts import namespace, prompt, put
-from hillinfer_hosts.announcing import Announcer
-from hillinfer_hosts.directory import EmbeddedDirectory, Host, HostsError
+from hillinfer_hosts.announcing import Announcer, RouterDirectory
+from hillinfer_hosts.directory import Change, EmbeddedDirectory, Host, HostsError
 from hillinfer_hosts.held import HeldPrefixes
 
 SPACE = namespace(shadow_bytes=0)
@@ -58,6 +58,20 @@ def test_what_went_is_said_but_not_what_others_have_too(store):
     assert set(change.gone) == set(keys_of(long)) - set(keys_of(beside))
     assert not change.held
     assert set(everything.held) - set(change.gone) == set(keys_of(beside))
+
+
+def test_a_number_that_is_given_again_is_another_chunk(store):
+    held = HeldPrefixes(store)
+    first, second = prompt(1, 640), prompt(2, 640)
+    put(store, SPACE, first)
+    held.everything()
+    (numbers,) = store.database.rows("SELECT id FROM chunk")
+    store.remove(next(iter(chains(store.database))).name)
+    put(store, SPACE, second)
+    assert [numbers] == store.database.rows("SELECT id FROM chunk")
+    change = held.change()
+    assert set(change.held) == set(keys_of(second))
+    assert set(change.gone) == set(keys_of(first))
 
 
 def test_an_encrypted_store_is_refused(tmp_path):
@@ -132,3 +146,44 @@ def test_who_does_not_answer_says_nothing(store):
     assert asked.wait(10)
     announcer.close()
     assert directory.hosts() == []
+
+
+def test_an_announcer_outlives_whatever_a_directory_does(store):
+    directory, lines = Told(), []
+    announce, fails = directory.announce, [True]
+
+    def odd(host, change):
+        if fails:
+            raise KeyError("a fault of its own")
+        return announce(host, change)
+
+    directory.announce = odd
+    host = Host("a", "http://a", "", "1")
+    announcer = Announcer(host, HeldPrefixes(store), directory, 0.01, say=lines.append)
+    try:
+        wait_until(lambda: any("KeyError" in one for one in lines))
+        fails.clear()
+        directory.wait_for(lambda own: [one.name for one in own.hosts()] == ["a"])
+    finally:
+        announcer.close()
+
+
+@pytest.mark.parametrize("most", [9, 1000])
+def test_a_large_announcement_comes_in_parts(most):
+    keys = keys_of(prompt(1, 3000))
+    with placed("") as place:
+        directory = RouterDirectory(place.url, KEY, most)
+        host = Host("a", "http://10.0.0.1:8000", "", "1", (SPACE.digest,))
+        assert directory.announce(host, Change(keys, (), True))
+        assert place.directory.longest(keys) == {"a": len(keys)}
+        assert directory.announce(host, Change((), keys[20:]))
+        assert place.directory.longest(keys) == {"a": 20}
+        assert directory.announce(host, Change(keys[:3], (), True))
+        assert place.directory.longest(keys) == {"a": 3}
+        directory.close()
+
+
+@pytest.mark.parametrize("wrong", ["router:8100", "ftp://router", "http://", "http://a:port", ""])
+def test_a_directory_that_is_nowhere_is_refused_at_the_start(wrong):
+    with pytest.raises(HostsError, match="no URL"):
+        RouterDirectory(wrong)

@@ -7,6 +7,7 @@ import httpx
 import pytest
 from replicas import HTTP, KEY, SPACE, Replica, placed, wait_until
 
+from hillinfer.store.keys import group_keys, root_key
 from hillinfer_hosts.announcing import RouterDirectory
 from hillinfer_hosts.choice import Candidate, Expected, make_policy
 from hillinfer_hosts.directory import Change, Host, HostsError
@@ -70,7 +71,9 @@ def test_who_leaves_a_stream_leaves_its_host():
         own.pause, own.words = 0.02, ["word"] * 500
         told = {"prompt": TEXT, "stream": True}
         with HTTP.stream("POST", f"{place.url}/v1/completions", json=told) as answer:
-            next(answer.iter_lines())
+            # Held: letting go of the lines lets go of the answer.
+            lines = answer.iter_lines()
+            next(lines)
             assert place.under_way == {"a": 1}
         wait_until(lambda: not place.under_way)
 
@@ -81,6 +84,8 @@ def test_who_leaves_before_an_answer_leaves_its_host():
         with pytest.raises(httpx.ReadTimeout):
             HTTP.post(f"{place.url}/v1/completions", json={"prompt": TEXT}, timeout=0.5)
         wait_until(lambda: not place.under_way)
+        # The replica sees it too, which ends its work.
+        wait_until(place.replicas["a"].is_left)
         place.replicas["a"].held_up.set()
 
 
@@ -120,6 +125,8 @@ def test_requests_pass_as_they_are():
         assert passed["x-request-id"] == "seven"
         listed = HTTP.get(f"{place.url}/v1/models?x=1")
         assert listed.json() == {"path": "/v1/models?x=1", "of": "a"}
+        listed = HTTP.get(f"{place.url}/v1/models/a%2Fb%3Fc?x=%20")
+        assert listed.json()["path"] == "/v1/models/a%2Fb%3Fc?x=%20"
         place.replicas["a"].status = 400
         assert place.ask(TEXT).status_code == 400
         assert HTTP.get(f"{place.url}/v1/files").status_code == 501
@@ -183,8 +190,13 @@ def test_a_stream_that_would_go_on_otherwise_ends_with_an_error():
         events, text, _ = place.streamed(TEXT)
         assert "another" not in text
         assert "host_lost" in events[-1]
-        place.replicas["b"].words = ["one"]
+    with placed("ab") as place:
         place.holds("a", TEXT)
+        place.replicas["a"].dies_after = 2
+        place.replicas["b"].words = ["one"]
+        events, text, _ = place.streamed(TEXT)
+        assert "one two three".startswith(text)
+        assert "host_lost" in events[-1]
 
 
 def test_rows_are_brought_to_who_lacks_them_where_that_was_asked_for():
@@ -256,3 +268,86 @@ def test_what_is_expected_ends():
     assert expected.longest(keys) == {"b": 16}
     now[0] = 61.0
     assert expected.longest(keys) == {}
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_host_that_is_slow_is_not_lost(is_streamed):
+    with placed("abc", answer_seconds=0.3) as place:
+        place.holds("a", TEXT)
+        place.replicas["a"].held_up.clear()
+        answer = place.ask(TEXT, stream=is_streamed)
+        place.replicas["a"].held_up.set()
+        assert answer.status_code == 504
+        # Nobody else was asked, and all are known as before.
+        assert place.counted() == {"a": 1, "b": 0, "c": 0}
+        assert [one.name for one in place.directory.hosts()] == ["a", "b", "c"]
+        assert 'lost_hosts_total{host="a"}' not in HTTP.get(f"{place.url}/metrics").text
+        assert place.ask(TEXT).json()["of"] == "a"
+
+
+def test_a_stream_that_stops_is_ended_and_its_host_not_lost():
+    with placed("ab", answer_seconds=0.3) as place:
+        place.holds("a", TEXT)
+        place.replicas["a"].pause = 1.0
+        events, _, _ = place.streamed(TEXT)
+        assert "took too long" in events[-1]
+        assert [one.name for one in place.directory.hosts()] == ["a", "b"]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_request_that_kills_hosts_kills_two(is_streamed):
+    with placed("abcd") as place:
+        for one in place.replicas.values():
+            one.dies_after = 0
+        answer = place.ask(TEXT, stream=is_streamed)
+        assert "lost" in answer.text
+        assert is_streamed or answer.status_code == 502
+        assert sum(place.counted().values()) == 2
+        assert len(place.directory.hosts()) == 2
+
+
+def test_hosts_that_take_no_connection_do_not_count_as_tries():
+    with placed("abcd") as place:
+        for name in "abc":
+            place.replicas[name].shutdown()
+            place.replicas[name].server_close()
+        assert [place.ask([1] * 64).json()["of"] for _ in range(3)] == ["d"] * 3
+
+
+def test_headers_pass_as_they_are():
+    with placed("a") as place:
+        place.replicas["a"].headers = [("Set-Cookie", "a=1"), ("Set-Cookie", "b=2"), ("X-Odd", "é")]
+        headers = [(b"X-Odd", "naïve".encode("latin-1")), (b"X-Two", b"1"), (b"X-Two", b"2")]
+        for told in ({"prompt": TEXT}, {"prompt": TEXT, "stream": True}):
+            answer = HTTP.post(f"{place.url}/v1/completions", json=told, headers=headers)
+            assert answer.status_code == 200
+            assert answer.headers.get_list("set-cookie") == ["a=1", "b=2"]
+            assert (b"x-odd", "é".encode("latin-1")) in [
+                (name.lower(), value) for name, value in answer.headers.raw
+            ]
+        assert place.replicas["a"].asked[0][2]["x-odd"] == "naïve"
+        assert place.replicas["a"].pairs.count(("x-two", "1")) == 2
+        assert place.replicas["a"].pairs.count(("x-two", "2")) == 2
+
+
+def test_a_salt_of_half_a_character_is_passed_on():
+    with placed("a") as place:
+        told = b'{"prompt": "' + TEXT.encode() + b'", "cache_salt": "\\ud800"}'
+        headers = {"Content-Type": "application/json"}
+        answer = HTTP.post(f"{place.url}/v1/completions", content=told, headers=headers)
+        assert answer.status_code == 200
+
+
+def test_rows_of_every_rank_come_and_of_other_engines_none():
+    spaces = [bytes([at]) * 32 for at in range(3)]
+    with placed("ab", transfer_tokens=128) as place:
+        ids = [ord(one) for one in TEXT]
+        keys = [key for space in spaces for key in group_keys(root_key(space), ids)]
+        for name, own, held in (("a", spaces, keys), ("b", spaces[:2], [])):
+            url = place.replicas[name].url
+            place.directory.announce(Host(name, url, url, "1", tuple(own)), Change(held, [], True))
+        holder = place.replicas["a"]
+        holder.status = 429
+        assert place.ask(TEXT).json()["of"] == "b"
+        brought = [told["namespace"] for told, _ in place.replicas["b"].fetched]
+        assert sorted(brought) == [one.hex() for one in spaces[:2]]

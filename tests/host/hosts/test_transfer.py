@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefixes that go from one host's store to another's: whole, checked, by who has the key."""
 
+import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from replicas import HTTP
@@ -208,3 +210,46 @@ def test_a_host_is_told_to_bring_a_prefix(stores):
         assert told["new_tokens"] == 0
         assert "does not answer" in told["failure"]
     assert check(here, SPACE, ids) == 1984
+
+
+class Trickle(BaseHTTPRequestHandler):
+    """Another host that sends what it likes: without end, or a byte at a time."""
+
+    sent = 0
+    pause = 0.0
+    part = b"0" * 65536
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        own = type(self)
+        self.send_response(200)
+        self.end_headers()
+        with suppress(OSError):
+            while own.sent < 256 << 20:
+                self.wfile.write(own.part)
+                own.sent += len(own.part)
+                time.sleep(own.pause)
+
+
+@pytest.mark.parametrize(
+    ("pause", "part", "said"),
+    [(0.0, b"0" * 65536, "more than was asked"), (0.05, b"0", "too long")],
+)
+def test_a_host_that_never_ends_is_given_up_in_time(stores, pause, part, said):
+    own = type("Own", (Trickle,), {"pause": pause, "part": part})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), own)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        began = time.monotonic()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with reading(url, seconds=0.5) as reader, pytest.raises(TransferError, match=said):
+            bring(stores[0], reader, wanted(prompt(1, 1024)))
+        assert time.monotonic() - began < 2.0
+        # What is more is left where it is, a few buffers of sockets beside it.
+        assert own.sent < 32 << 20
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -31,7 +31,7 @@ from hillinfer_bench.traces.request_trace import BLOCK_TOKENS, Request, RequestT
 LEAST_SHARE = 0.25
 # Places of a host on the ring of roots.
 _POINTS = 64
-_DAY_SECONDS = 86_400.0
+DAY_SECONDS = 86_400.0
 # Of what may be written, as the product has it.
 _PRESSED = 0.75
 
@@ -127,6 +127,8 @@ class FleetRow:
     ----------
     trace, routing, failures, is_capped, hosts, requests
         Which one.
+    span
+        Seconds from the trace's beginning to its last request.
     tokens
         Share of the prompts' tokens that were not computed.
     first_p50, first_p95
@@ -149,6 +151,7 @@ class FleetRow:
     is_capped: bool
     hosts: int
     requests: int
+    span: float
     tokens: float
     first_p50: float
     first_p95: float
@@ -307,12 +310,13 @@ class FleetReplay:
             case.is_capped,
             case.hosts,
             len(self._trace.requests),
+            span,
             counts.found / self._trace.tokens,
             float(np.percentile(counts.first, 50)),
             float(np.percentile(counts.first, 95)),
             counts.moved_blocks * self._machines.block_bytes / span,
             self._holders.most,
-            counts.written * self._machines.block_bytes / case.hosts / span * _DAY_SECONDS,
+            counts.written * self._machines.block_bytes / case.hosts / span * DAY_SECONDS,
             max(self._answered.values()) / mean,
             failed,
         )
@@ -323,7 +327,7 @@ class FleetReplay:
         machines, most = self._machines, None
         if self._case.is_capped:
             daily = machines.drive_bytes * machines.writes_per_day
-            most = daily / machines.block_bytes / _DAY_SECONDS
+            most = daily / machines.block_bytes / DAY_SECONDS
         return _Store(host, self._capacity, self._holders, self._keys, most)
 
     def _serve(self, number: int, request: Request, counts: _Counts) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hillinfer_bench.hosts.fleet import (
+    DAY_SECONDS,
     Failures,
     FleetCase,
     FleetReplay,
@@ -127,7 +128,7 @@ def scaled_text(row: FleetRow, machines: Machines, entry_bytes: float, requests:
     requests
         A day.
     """
-    per_day = row.requests * 24.0
+    per_day = row.requests * DAY_SECONDS / row.span
     times = requests / per_day
     hosts = row.hosts * times
     index = row.held_blocks * times * _ENTRIES * entry_bytes
