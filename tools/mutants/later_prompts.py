@@ -20,7 +20,34 @@ _ENTERED = (
 _BROKEN = f"{_BLOCKS}::test_forks_cropped_answers_and_broken_steps_go_on_alike"
 _RULE = f"{_BLOCKS}::test_layers_attend_to_blocks_that_the_rule_wants"
 
+_PROFILE = "host/hillinfer/pruning/profile.py"
+_NAMED = "tests/host/pruning/test_profile.py::test_the_fastest_that_keeps_the_quality_is_named"
+
 LATER_PROMPTS: tuple[Mutant, ...] = (
+    Mutant(
+        "a-profile-names-what-forgets-two-answers",
+        "`--prune auto` takes a schedule that answers two questions fewer than a whole read.",
+        _PROFILE,
+        "found.right >= full.right - 1",
+        "found.right >= full.right - 2",
+        (_NAMED,),
+    ),
+    Mutant(
+        "a-profile-names-what-is-unsure",
+        "`--prune auto` takes a schedule by which the right digits are much less probable.",
+        _PROFILE,
+        " and found.nll <= full.nll + 0.3:",
+        ":",
+        (_NAMED,),
+    ),
+    Mutant(
+        "a-profile-of-who-finds-nothing",
+        "A model that finds few needles when it reads all of it has a schedule named for it.",
+        _PROFILE,
+        "knows = 2 * full.right >= full.questions",
+        "knows = full.right > 0",
+        (_NAMED,),
+    ),
     Mutant(
         "what-enters-sees-what-leaves",
         "Tokens that enter a band see rows of those that leave it.",
