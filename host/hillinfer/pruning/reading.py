@@ -157,6 +157,7 @@ class Pruning:
             How many of the last ones are the question, by whose queries blocks are chosen.
         on_deeper
             Takes a band's layers, how many tokens went through, and how many are to; from 0 on.
+            With later="enter" it is told nothing behind the first prompt.
         """
         token = coming_prompt.set(ComingPrompt(tokens, question_tokens, on_deeper))
         try:
