@@ -20,7 +20,64 @@ _ENTERED = (
 _BROKEN = f"{_BLOCKS}::test_forks_cropped_answers_and_broken_steps_go_on_alike"
 _RULE = f"{_BLOCKS}::test_layers_attend_to_blocks_that_the_rule_wants"
 
+_PROFILE = "host/hillinfer/pruning/profile.py"
+_NAMED = "tests/host/pruning/test_profile.py::test_the_fastest_that_keeps_the_quality_is_named"
+
+_ANSWERING = "host/hillinfer/generate/answering.py"
+_SHOWN = (
+    "tests/host/cli/test_prune_option.py"
+    "::test_progress_has_a_stage_of_deeper_layers_before_decoding"
+)
+
 LATER_PROMPTS: tuple[Mutant, ...] = (
+    Mutant(
+        "deeper-layers-in-silence",
+        "Nothing is shown while deeper layers read a prompt with its question.",
+        _ANSWERING,
+        "prompt(whole, len(ids), progress.deeper)",
+        "prompt(whole, len(ids))",
+        (_SHOWN,),
+    ),
+    Mutant(
+        "a-document-that-waits-is-read",
+        "A document is told as read where deeper layers wait for its question.",
+        _READING,
+        "len(self.layers)) if waits else None",
+        "len(self.layers)) if not staged else None",
+        (_SHOWN,),
+    ),
+    Mutant(
+        "the-first-token-is-decoded",
+        "The rate of decoding counts a token that comes out of reading.",
+        "host/hillinfer/cli/console.py",
+        "view.stage(name, total, begun)",
+        "view.stage(name, total)",
+        (_SHOWN,),
+    ),
+    Mutant(
+        "a-profile-names-what-forgets-two-answers",
+        "`--prune auto` takes a schedule that answers two questions fewer than a whole read.",
+        _PROFILE,
+        "found.right >= full.right - 1",
+        "found.right >= full.right - 2",
+        (_NAMED,),
+    ),
+    Mutant(
+        "a-profile-names-what-is-unsure",
+        "`--prune auto` takes a schedule by which the right digits are much less probable.",
+        _PROFILE,
+        " and found.nll <= full.nll + 0.3:",
+        ":",
+        (_NAMED,),
+    ),
+    Mutant(
+        "a-profile-of-who-finds-nothing",
+        "A model that finds few needles when it reads all of it has a schedule named for it.",
+        _PROFILE,
+        "knows = 2 * full.right >= full.questions",
+        "knows = full.right > 0",
+        (_NAMED,),
+    ),
     Mutant(
         "what-enters-sees-what-leaves",
         "Tokens that enter a band see rows of those that leave it.",

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hillinfer.errors import HillInferWarning, SetupWarning, without_python_names
+from hillinfer.generate.stages import AnswerProgress
 
 # --- Lines for people ---
 
@@ -158,8 +159,11 @@ Advance = Callable[[int], None]
 class ProgressView(Protocol):
     """Shows how far something of known length has come."""
 
-    def stage(self, name: str, total: int) -> AbstractContextManager[Advance]:
-        """Show a stage; the function it gives takes the tokens done so far."""
+    def stage(self, name: str, total: int, begun: int = 0) -> AbstractContextManager[Advance]:
+        """Show a stage; the function it gives takes the tokens done so far.
+
+        `begun` of them are there when it begins, and no part of its rate.
+        """
         ...
 
 
@@ -170,7 +174,7 @@ class BarProgress:
         self._console = console
 
     @contextmanager
-    def stage(self, name: str, total: int) -> Iterator[Advance]:
+    def stage(self, name: str, total: int, begun: int = 0) -> Iterator[Advance]:
         """Show a bar; see `ProgressView`."""
         columns = (
             TextColumn("{task.description}"),
@@ -197,7 +201,7 @@ class BarProgress:
             def advance(done: int) -> None:
                 nonlocal drawn
                 now = time.perf_counter()
-                bars.update(task, completed=done, rate=_rate(done, started))
+                bars.update(task, completed=done, rate=_rate(done - begun, started))
                 if now - drawn >= _REDRAW_SECONDS:
                     drawn = now
                     bars.refresh()
@@ -212,7 +216,7 @@ class LineProgress:
         self._console = console
 
     @contextmanager
-    def stage(self, name: str, total: int) -> Iterator[Advance]:
+    def stage(self, name: str, total: int, begun: int = 0) -> Iterator[Advance]:
         """Write lines; see `ProgressView`."""
         started, shown = time.perf_counter(), 0.0
 
@@ -222,7 +226,7 @@ class LineProgress:
                 return
             shown = done / total
             self._console.print(
-                f"{name}: {done}/{total} tokens, {_rate(done, started):.1f} tokens/s",
+                f"{name}: {done}/{total} tokens, {_rate(done - begun, started):.1f} tokens/s",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -234,9 +238,60 @@ class NoProgress:
     """Nothing, where the text goes to the same place and shows the progress itself."""
 
     @contextmanager
-    def stage(self, name: str, total: int) -> Iterator[Advance]:
+    def stage(self, name: str, total: int, begun: int = 0) -> Iterator[Advance]:
         """Show nothing; see `ProgressView`."""
         yield lambda done: None
+
+
+class ShownProgress(AnswerProgress):
+    """Shows one stage after another; a context manager that ends the last one.
+
+    Parameters
+    ----------
+    console
+        Of standard error.
+    reads, decodes
+        Tokens of the document that are to be read, and the most that are to be new.
+    """
+
+    def __init__(self, console: Console, reads: int = 0, decodes: int = 0) -> None:
+        self._console, self._reads, self._decodes = console, reads, decodes
+        self._shown = ExitStack()
+        self._read: Advance = _unseen
+        self._deeper: Advance = _unseen
+        self._decoded: Advance = _unseen
+
+    def __enter__(self) -> ShownProgress:
+        if self._reads:
+            self._read = self._begin(reading_view(self._console), "prefill", self._reads)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._shown.close()
+
+    def read(self, done: int) -> None:
+        """Show how much of the document is read."""
+        self._read(done)
+
+    def deeper(self, layers: range, done: int, tokens: int) -> None:
+        """Show how far deeper layers are, as a stage of their own."""
+        if not done:
+            name = f"layers {layers[0]} to {layers[-1]}"
+            self._deeper = self._begin(reading_view(self._console), name, tokens)
+        self._deeper(done)
+
+    def decoded(self, done: int) -> None:
+        """Show decoding, from where reading is over."""
+        if not done:
+            # The first token comes out of reading.
+            view = answering_view(self._console)
+            self._decoded = self._begin(view, "decode", self._decodes, 1)
+        self._decoded(done)
+
+    def _begin(self, view: ProgressView, name: str, total: int, begun: int = 0) -> Advance:
+        """End the stage that is shown, and begin another."""
+        self._shown.close()
+        return self._shown.enter_context(view.stage(name, total, begun))
 
 
 def reading_view(console: Console) -> ProgressView:
@@ -259,5 +314,9 @@ def _one_place() -> bool:
         return False
 
 
+def _unseen(done: int) -> None:
+    """Show nothing."""
+
+
 def _rate(done: int, started: float) -> float:
-    return done / max(time.perf_counter() - started, 1e-9)
+    return max(done, 0) / max(time.perf_counter() - started, 1e-9)

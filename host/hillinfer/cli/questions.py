@@ -131,6 +131,24 @@ def worked_between(
         yield question
 
 
+def fitting(
+    questions: Iterator[str], count: Callable[[str], int], most: int, console: Console
+) -> Iterator[str]:
+    """Pass on the questions there is room for, of at most so many tokens; say which there is not.
+
+    `count` says how many tokens a question has.
+    """
+    for question in questions:
+        tokens = count(question)
+        if tokens <= most:
+            yield question
+        else:
+            console.print(
+                f"hillinfer: this question has {tokens} tokens and there is room for {most}: ask a "
+                "shorter one"
+            )
+
+
 def _line(lines: BinaryIO) -> bytes | None:
     """Return the next line, empty at the end; None for one that is too long, which is passed."""
     try:

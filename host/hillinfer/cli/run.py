@@ -16,17 +16,16 @@ import torch
 from rich.console import Console
 
 from hillinfer.cli.console import (
-    answering_view,
+    ShownProgress,
     error_console,
     panics_unsaid,
-    reading_view,
     setup_warnings_shown,
 )
 from hillinfer.cli.ending import OutputError
 from hillinfer.cli.generate import STOCK, Asking, GenerateRequest
 from hillinfer.cli.preflight import CheckedRun, Surroundings, check_run
 from hillinfer.cli.prune import Completing, complete_document
-from hillinfer.cli.questions import typed_questions, worked_between
+from hillinfer.cli.questions import fitting, typed_questions, worked_between
 from hillinfer.cli.report import (
     RunRecord,
     machine_facts,
@@ -37,7 +36,7 @@ from hillinfer.cli.report import (
 from hillinfer.cli.store import opened_store
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import HillInferError, SessionError, SetupWarning, without_python_names
-from hillinfer.generate.answering import Answering, AnswerOptions, Generation, Progress
+from hillinfer.generate.answering import Answering, AnswerOptions, Generation
 from hillinfer.generate.prompt import DocumentPrompt, PromptForm, PromptStyle, QuestionPrompt
 from hillinfer.generate.run_report import (
     Answer,
@@ -47,6 +46,7 @@ from hillinfer.generate.run_report import (
     StoreFacts,
     decode_rate,
 )
+from hillinfer.generate.stages import AnswerProgress
 from hillinfer.hf.attach import Attachment
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.models.loader import LoadedModel, ModelOutline
@@ -425,8 +425,10 @@ def _read_and_answer(
 ) -> None:
     """Read the document, save it where that is wanted, and answer."""
     unread = checked.document_ids[checked.reused_tokens :]
-    with reading_view(console).stage("prefill", len(unread)) as advance:
-        answering.read(unread, advance, int(request.asks))
+    with ShownProgress(console, reads=len(unread)) as shown:
+        answering.read(unread, shown, int(request.asks))
+    if answering.waiting is not None:
+        console.print(f"layers from {answering.waiting[0]} on read it with each question")
     if request.completes:
         # Whoever waits for an answer has it before the rest is read; what ends it costs no rest.
         with record.part():
@@ -455,8 +457,10 @@ def _answer(
         typed = typed_questions(console)
         if request.prune is not None:
             typed = worked_between(typed, Completing(answering, console))
-        questions = _fitting(typed, checked, prompt, console)
-        asked: Iterator[Callable[[Progress], Answer]] = (
+        questions = fitting(
+            typed, lambda one: len(prompt.question_ids(one)), checked.question_tokens, console
+        )
+        asked: Iterator[Callable[[AnswerProgress], Answer]] = (
             partial(answering.ask, question, _show_text) for question in questions
         )
     else:
@@ -472,27 +476,12 @@ def _answer(
     for number, answer_next in enumerate(asked):
         if len(request.questions) > 1:
             console.print(f"question: {request.questions[number]}")
-        with answering_view(console).stage("decode", request.max_new_tokens) as advance:
-            answer_next(advance)
+        with ShownProgress(console, decodes=request.max_new_tokens) as shown:
+            answer_next(shown)
             if not isinstance(answering.broke, OutputError):
                 _show_text("\n")
         if answering.broke is not None:
             raise answering.broke
-
-
-def _fitting(
-    questions: Iterator[str], checked: CheckedRun, prompt: QuestionPrompt, console: Console
-) -> Iterator[str]:
-    """Pass on the questions there is room for, and say which there is not."""
-    for question in questions:
-        count = len(prompt.question_ids(question))
-        if count <= checked.question_tokens:
-            yield question
-        else:
-            console.print(
-                f"hillinfer: this question has {count} tokens and there is room for "
-                f"{checked.question_tokens}: ask a shorter one"
-            )
 
 
 def _show_text(piece: str) -> None:

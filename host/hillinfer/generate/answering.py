@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hillinfer.errors import CacheUseError, Failure, Finish, SettingsError
 from hillinfer.generate.prompt import QuestionPrompt
 from hillinfer.generate.run_report import Answer
-from hillinfer.generate.stages import Completed, NoStages, Stages
+from hillinfer.generate.stages import AnswerProgress, Completed, NoStages, Stages
 from hillinfer.generate.tokens import Sampling, TextStream, TokenChooser
 from hillinfer.settings import QuestionReading
 from hillinfer.statistics import CacheStatistics, Counters
@@ -210,11 +210,7 @@ class Generation:
 # --- Answers ---
 
 
-Progress = Callable[[int], None]
-
-
-def _unseen(done: int) -> None:
-    """Show no progress."""
+_UNSEEN = AnswerProgress()
 
 
 @dataclass(frozen=True)
@@ -316,7 +312,7 @@ class Answering:
         return tuple(draft.answer() for draft in self._drafts)
 
     def read(
-        self, token_ids: list[int], on_progress: Progress = _unseen, follows: int = 0
+        self, token_ids: list[int], progress: AnswerProgress = _UNSEEN, follows: int = 0
     ) -> float:
         """Read the document's ids in chunks and return the seconds that took.
 
@@ -328,12 +324,18 @@ class Answering:
         def advance(done: int) -> None:
             self.document_tokens = done
             self.document_seconds = time.perf_counter() - started
-            on_progress(done)
+            progress.read(done)
 
-        with self._stages.prompt(self._held(self.generation) + len(token_ids) + follows):
+        whole = self._held(self.generation) + len(token_ids) + follows
+        with self._stages.prompt(whole, on_deeper=progress.deeper):
             self.generation.read(token_ids, advance)
         self.document_seconds = time.perf_counter() - started
         return self.document_seconds
+
+    @property
+    def waiting(self) -> range | None:
+        """The layers that read the document with a question; None where all have read it."""
+        return self._stages.waiting(self.generation.cache)
 
     def complete(self, is_over: Callable[[], bool] = lambda: False) -> Completed:
         """Read whole what reading in stages left out of the document, as far as it goes.
@@ -346,12 +348,15 @@ class Answering:
         return self.completed
 
     def ask(
-        self, question: str | None, on_text: Callable[[str], None], on_progress: Progress = _unseen
+        self,
+        question: str | None,
+        on_text: Callable[[str], None],
+        progress: AnswerProgress = _UNSEEN,
     ) -> Answer:
         """Answer one question on a fork that is closed afterwards; others may follow.
 
         Without a question the fork goes on from the document itself. `on_text` is called with each
-        piece of text as it comes, `on_progress` with the number of new tokens so far.
+        piece of text as it comes.
         """
         draft = self._begin(question)
         with self._told_in(draft):
@@ -360,28 +365,28 @@ class Answering:
                 if question is None:
                     draft.pruned = self._stages.told_of(fork.cache)
                 else:
-                    self._read_question(fork, draft, question)
-                self._decode(fork, draft, on_text, on_progress)
+                    self._read_question(fork, draft, question, progress)
+                self._decode(fork, draft, on_text, progress)
             finally:
                 fork.close()
         return draft.answer()
 
     def ask_last(
-        self, question: str, on_text: Callable[[str], None], on_progress: Progress = _unseen
+        self, question: str, on_text: Callable[[str], None], progress: AnswerProgress = _UNSEEN
     ) -> Answer:
         """Answer the last question on the document's own cache; parameters as in `ask`."""
         draft = self._begin(question)
         with self._told_in(draft):
-            self._read_question(self.generation, draft, question)
-            self._decode(self.generation, draft, on_text, on_progress)
+            self._read_question(self.generation, draft, question, progress)
+            self._decode(self.generation, draft, on_text, progress)
         return draft.answer()
 
-    def go_on(self, on_text: Callable[[str], None], on_progress: Progress = _unseen) -> Answer:
+    def go_on(self, on_text: Callable[[str], None], progress: AnswerProgress = _UNSEEN) -> Answer:
         """Go on from the document itself, which was the whole prompt; parameters as in `ask`."""
         draft = self._begin(None)
         draft.pruned = self._stages.told_of(self.generation.cache)
         with self._told_in(draft):
-            self._decode(self.generation, draft, on_text, on_progress)
+            self._decode(self.generation, draft, on_text, progress)
         return draft.answer()
 
     def _begin(self, question: str | None) -> _Draft:
@@ -398,7 +403,9 @@ class Answering:
             self.broke = self.broke or error
             draft.ended(error)
 
-    def _read_question(self, generation: Generation, draft: _Draft, question: str) -> None:
+    def _read_question(
+        self, generation: Generation, draft: _Draft, question: str, progress: AnswerProgress
+    ) -> None:
         ids = self._prompt.question_ids(question)
         started = time.perf_counter()
 
@@ -413,7 +420,8 @@ class Answering:
             QuestionReading.AUTO: generation.read_soonest,
         }[self._options.question_reading]
         try:
-            with self._stages.prompt(self._held(generation) + len(ids), len(ids)):
+            whole = self._held(generation) + len(ids)
+            with self._stages.prompt(whole, len(ids), progress.deeper):
                 read(ids, advance)
         finally:
             draft.question_seconds = time.perf_counter() - started
@@ -428,7 +436,7 @@ class Answering:
         generation: Generation,
         draft: _Draft,
         on_text: Callable[[str], None],
-        on_progress: Progress,
+        progress: AnswerProgress,
     ) -> None:
         options, stream = self._options, TextStream(self.tokenizer)
 
@@ -438,6 +446,7 @@ class Answering:
                 on_text(piece)
 
         before = generation.statistics()
+        progress.decoded(0)
         started = time.perf_counter()
         with self._told_in(draft):
             for token_id in generation.decode(
@@ -445,7 +454,7 @@ class Answering:
             ):
                 draft.token_ids.append(token_id)
                 show(stream.push(token_id))
-                on_progress(len(draft.token_ids))
+                progress.decoded(len(draft.token_ids))
             stopped = bool(draft.token_ids) and draft.token_ids[-1] in options.stop_ids
             draft.finish = Finish.STOP if stopped else Finish.LENGTH
         draft.decode_seconds = time.perf_counter() - started

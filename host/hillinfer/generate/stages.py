@@ -33,13 +33,36 @@ class Completed:
         return self.done == self.tokens
 
 
+# Takes a band's layers, how many tokens went through them, and how many are to.
+OnDeeper = Callable[[range, int, int], None]
+
+
+class AnswerProgress:
+    """Is told how far reading and answering have come; this one shows nothing."""
+
+    def read(self, done: int) -> None:
+        """Take how many tokens of the document are read."""
+
+    def deeper(self, layers: range, done: int, tokens: int) -> None:
+        """Take how many of the tokens that deeper layers are to see went through them, from 0 on.
+
+        Tokens that wait for a question go there behind all others.
+        """
+
+    def decoded(self, done: int) -> None:
+        """Take how many new tokens there are: 0 where reading is over."""
+
+
 class Stages(Protocol):
     """What reads prompts in stages, where anything does: it must know how long they are."""
 
     def prompt(
-        self, tokens: int, question_tokens: int | None = None
+        self, tokens: int, question_tokens: int | None = None, on_deeper: OnDeeper | None = None
     ) -> AbstractContextManager[None]:
         """Return what encloses reading, in any chunks, of a prompt that ends behind so many."""
+
+    def waiting(self, cache: Any) -> range | None:
+        """Return the layers for which a cache's prompt waits; None where it waits for none."""
 
     def told_of(self, cache: Any) -> dict[str, Any] | None:
         """Return what a cache's prompt lost, for a report; None where it lost nothing."""
@@ -52,10 +75,14 @@ class NoStages:
     """Reads every token in every layer."""
 
     def prompt(
-        self, tokens: int, question_tokens: int | None = None
+        self, tokens: int, question_tokens: int | None = None, on_deeper: OnDeeper | None = None
     ) -> AbstractContextManager[None]:
         """Return what encloses nothing."""
         return nullcontext()
+
+    def waiting(self, cache: Any) -> range | None:
+        """Return None."""
+        return None
 
     def told_of(self, cache: Any) -> dict[str, Any] | None:
         """Return None."""

@@ -405,6 +405,12 @@ def staged_cache(cache: Any, documents: Documents) -> StagedCache | None:
     return None
 
 
+def document_of(cache: Any, documents: Documents) -> Document | None:
+    """Return what is known of a cache, None where nothing is; parameters as in `staged_cache`."""
+    staged = staged_cache(cache, documents)
+    return None if staged is None else staged.document
+
+
 def _padded() -> UnsupportedFeatureError:
     return UnsupportedFeatureError(
         "prune: the prompt is padded, and padding has no place among blocks: pass it without "

@@ -17,6 +17,7 @@ import torch
 from transformers import DynamicCache
 
 from hillinfer.errors import UnsupportedFeatureError
+from hillinfer.generate.stages import OnDeeper
 from hillinfer.pruning.schedule import Schedule
 from hillinfer.pruning.states import Boundary, States
 
@@ -87,10 +88,29 @@ class ComingPrompt:
         At its end, with all that the cache holds already.
     question_tokens
         How many of the last ones are the question; None where nobody knows.
+    on_deeper
+        Takes a band's layers, how many tokens went through them, and how many are to; None where
+        nobody asks.
     """
 
     tokens: int
     question_tokens: int | None = None
+    on_deeper: OnDeeper | None = None
+
+    def telling(
+        self, band: range, tokens: int, leave: Callable[[torch.Tensor], object]
+    ) -> Callable[[torch.Tensor], None]:
+        """Return what passes on states (batch, tokens, hidden_size) behind a band, and tells it."""
+        done, on_deeper = 0, self.on_deeper or (lambda *told: None)
+        on_deeper(band, 0, tokens)
+
+        def left(states: torch.Tensor) -> None:
+            nonlocal done
+            leave(states)
+            done += states.shape[1]
+            on_deeper(band, done, tokens)
+
+        return left
 
 
 # Of the call that this thread is in.

@@ -37,6 +37,9 @@ _SHARES, _MARGIN = (0.25, 0.5), 0.8
 # Of documents: so many may need more blocks than are kept where a schedule is tried at all.
 _QUANTILE = 0.9
 
+# Model, cache, question, and logits behind the prompt: as `answer` takes them.
+Answered = Callable[[Any, Any, Question, torch.Tensor | None], tuple[bool, float]]
+
 
 @dataclass(frozen=True)
 class Answers:
@@ -87,6 +90,7 @@ def make_profile(
     documents: Sequence[NeedleDocument],
     ranker: Ranker,
     say: Callable[[str], None],
+    answered: Answered | None = None,
 ) -> PruneProfile:
     """Read documents with needles, whole and in stages.
 
@@ -100,6 +104,8 @@ def make_profile(
         Chooses blocks.
     say
         Takes a line of progress.
+    answered
+        Says of a prompt that was read how it is answered; `answer` where it is None.
 
     Raises
     ------
@@ -110,19 +116,20 @@ def make_profile(
         raise SettingsError(
             f"documents of fewer than {8 * BLOCK_TOKENS} tokens have too few blocks to choose among"
         )
+    answered = answered or answer
     shares: list[list[float]] = []
     whole: list[tuple[bool, float]] = []
     for number, document in enumerate(documents, 1):
         for question in document.questions:
             cache = DynamicCache(config=model.config)
             shares.append(_least_shares(model, cache, document, question, ranker))
-            whole.append(answer(model, cache, question, None))
+            whole.append(answered(model, cache, question, None))
         say(f"{number} of {len(documents)} documents read whole")
     curve = np.quantile(np.array(shares), _QUANTILE, axis=0).tolist()
     full = Answers(None, sum(one[0] for one in whole), len(whole), mean(o[1] for o in whole), 1.0)
     tried, chosen = [full], None
     for schedule in candidates(curve, model, len(documents[0].ids)):
-        found = _tried(model, documents, schedule, ranker)
+        found = _tried(model, documents, schedule, ranker, answered)
         tried.append(found)
         say(
             f"{schedule}: {found.right} of {found.questions} right (whole {full.right}), NLL "
@@ -188,7 +195,11 @@ def _least_shares(
 
 @torch.no_grad()
 def _tried(
-    model: Any, documents: Sequence[NeedleDocument], schedule: Schedule, ranker: Ranker
+    model: Any,
+    documents: Sequence[NeedleDocument],
+    schedule: Schedule,
+    ranker: Ranker,
+    answered: Answered,
 ) -> Answers:
     answers, limits = [], []
     with Pruning(model, schedule, ranker, LaterTurns.KEEP, CHUNK_TOKENS) as pruning:
@@ -198,7 +209,7 @@ def _tried(
                 with pruning.prompt(len(document.ids) + len(question.ids), len(question.ids)):
                     read(model, cache, document.ids)
                     last = read(model, cache, question.ids)
-                answers.append(answer(model, cache, question, last))
+                answers.append(answered(model, cache, question, last))
                 told = pruning.read_of(cache)
                 limits.append(1.0 if told is None else told.flop_limit)
     right = sum(one[0] for one in answers)

@@ -21,11 +21,11 @@ import torch
 from transformers import PreTrainedModel
 
 from hillinfer.errors import SettingsError, UnsupportedFeatureError
-from hillinfer.generate.stages import Completed
+from hillinfer.generate.stages import Completed, OnDeeper
 from hillinfer.hf.features import Guard, check_model
 from hillinfer.hf.joined_cache import JoinedCache
 from hillinfer.pruning.blocks.policies import DecodedBlocks, Decoding, Keep
-from hillinfer.pruning.caches import Documents, staged_cache
+from hillinfer.pruning.caches import Documents, document_of, staged_cache
 from hillinfer.pruning.decoding import BlockManager
 from hillinfer.pruning.guards import (
     LayerGuard,
@@ -144,7 +144,9 @@ class Pruning:
         self.layers.clear()
 
     @contextmanager
-    def prompt(self, tokens: int, question_tokens: int | None = None) -> Iterator[None]:
+    def prompt(
+        self, tokens: int, question_tokens: int | None = None, on_deeper: OnDeeper | None = None
+    ) -> Iterator[None]:
         """Say how long the prompt is that forward passes in a block of code bring, in any chunks.
 
         Parameters
@@ -153,8 +155,11 @@ class Pruning:
             At its end, with all that the cache held before.
         question_tokens
             How many of the last ones are the question, by whose queries blocks are chosen.
+        on_deeper
+            Takes a band's layers, how many tokens went through, and how many are to; from 0 on.
+            With later="enter" it is told nothing behind the first prompt.
         """
-        token = coming_prompt.set(ComingPrompt(tokens, question_tokens))
+        token = coming_prompt.set(ComingPrompt(tokens, question_tokens, on_deeper))
         try:
             yield
         finally:
@@ -162,8 +167,7 @@ class Pruning:
 
     def read_of(self, cache: Any) -> PrunedRead | None:
         """Return what the last prompt of a cache lost; None where it lost nothing."""
-        staged = staged_cache(cache, self._documents)
-        document = None if staged is None else staged.document
+        document = document_of(cache, self._documents)
         return None if document is None else document.read
 
     def told_of(self, cache: Any) -> dict[str, Any] | None:
@@ -171,10 +175,15 @@ class Pruning:
         read = self.read_of(cache)
         return None if read is None else {"schedule": str(self.schedule), **read.as_json()}
 
+    def waiting(self, cache: Any) -> range | None:
+        """Return the layers for which a cache's prompt waits; None where it waits for none."""
+        document = document_of(cache, self._documents)
+        waits = document is not None and (document.waits or not document.positions)
+        return range(self.schedule.cuts[0].layer, len(self.layers)) if waits else None
+
     def decoding_of(self, cache: Any) -> DecodedBlocks | None:
         """Return what decoding did with blocks of a cache's last prompt; None where it may not."""
-        staged = staged_cache(cache, self._documents)
-        document = None if staged is None else staged.document
+        document = document_of(cache, self._documents)
         return None if document is None else self._blocks.report(document)
 
     # --- while nobody waits ---
@@ -444,6 +453,7 @@ class Pruning:
             came = []
             leave = partial(_wait_between, cache, came) if band is not bands[-1] else end.append
             own = active[brought:]
+            leave = (coming_prompt.get() or ComingPrompt(0)).telling(band, len(own), leave)
             window = self._stages.through(entering, own, band, cache, given, wanted, leave)
             spent[0] += decided - began
             spent[1] += time.perf_counter() - decided

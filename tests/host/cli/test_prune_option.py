@@ -2,6 +2,7 @@
 """`hillinfer generate --prune`: deeper layers see fewer tokens of the prompt."""
 
 import json
+import re
 import subprocess
 from xml.etree import ElementTree
 
@@ -65,6 +66,50 @@ def test_each_question_chooses_its_blocks(generate):
     assert plain["kv_bytes"] > report["kv_bytes"]
     assert all(answer["pruned"] is None for answer in plain["answers"])
     assert plain["settings"]["prune"] is None
+
+
+def shown(outcome):
+    """Return what progress said: stage, tokens, of how many, tokens/s."""
+    line = re.compile(r"^(prefill|layers 1 to 1|decode): (\d+)/(\d+) tokens, ([\d.]+) tokens/s$")
+    found = [line.match(one) for one in outcome.err.splitlines()]
+    return [(one[1], int(one[2]), int(one[3]), float(one[4])) for one in found if one]
+
+
+def test_progress_has_a_stage_of_deeper_layers_before_decoding(generate):
+    outcome, report = generate(*QUESTIONS, "--prune", "1:25%")
+    assert "layers from 1 on read it with each question" in outcome.err
+    stages = [(name, total) for name, done, total, _ in shown(outcome) if done == total]
+    document, deeper = (
+        report["document_tokens"],
+        [answer["pruned"]["tokens"][1] for answer in report["answers"]],
+    )
+    expected = [("prefill", document)]
+    for tokens in deeper:
+        expected += [("layers 1 to 1", tokens), ("decode", 6)]
+    assert stages == expected
+    # Chunk by chunk.
+    assert ("layers 1 to 1", 200, deeper[0]) in [one[:3] for one in shown(outcome)]
+    # The first token comes out of reading, and no reading counts in the rate of the others.
+    decoding = [one for one in shown(outcome) if one[0] == "decode"]
+    assert [one[3] for one in decoding if one[1] == 1] == [0.0, 0.0]
+    for one, answer in zip(
+        [one for one in decoding if one[1] == 6], report["answers"], strict=True
+    ):
+        assert 5 / one[3] < answer["decode_seconds"] + answer["question_seconds"] / 2
+    outcome, _ = generate(*QUESTIONS)
+    assert "layers" not in outcome.err
+    assert {one[0] for one in shown(outcome)} == {"prefill", "decode"}
+
+
+def test_a_prompt_is_read_where_its_deeper_layers_are(generate):
+    """Without a question nothing waits, and prefill ends behind the last layer."""
+    outcome, report = generate("--prune", "1:25%")
+    assert "on read it with each question" not in outcome.err
+    *before, deep, prefill = [one[:3] for one in shown(outcome) if one[0] != "decode"]
+    tokens = report["answers"][0]["pruned"]["tokens"][1]
+    assert deep == ("layers 1 to 1", tokens, tokens)
+    assert prefill == ("prefill", report["document_tokens"], report["document_tokens"])
+    assert all(done < total for name, done, total in before)
 
 
 def test_a_prompt_without_questions_chooses_at_its_end(generate):

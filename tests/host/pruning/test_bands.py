@@ -122,19 +122,25 @@ PLACEMENTS = {
     "a tenth": {"dram_budget": "10%"},
     "one block ahead": {"dram_budget": "10%", "prefetch_blocks": 1},
     "golden": {"device": "golden"},
+    # A device scores the one segment of each layer, or the host does.
+    "beta 0": {"device": "core", "beta": 0.0},
+    "beta 1": {"device": "core", "beta": 1.0},
 }
 
 
 @pytest.mark.parametrize("query", ["predicted", "true"])
 def test_bits_are_the_same_wherever_rows_lie(query, model, cold_dir):
-    answers = {}
+    answers, scored = {}, {}
     for name, changes in PLACEMENTS.items():
         with (
             attached(model, cold_dir, query=query, **changes) as hill,
             hillinfer.prune(model, SCHEDULE),
         ):
-            tokens, logits = generated(model, IDS, hill.new_cache(), 100, 40)
+            cache = hill.new_cache()
+            tokens, logits = generated(model, IDS, cache, 100, 40)
             answers[name] = tokens, logits.numpy().tobytes()
+            scored[name] = cache.statistics().device_scored_tokens
+    assert scored["beta 0"] > scored["beta 1"] == 0
     for name, answer in answers.items():
         assert answer == answers["in DRAM"], name
     with attached(model, cold_dir, query=query) as hill, hillinfer.prune(model, "2:25%"):

@@ -77,6 +77,52 @@ def test_the_curve_is_the_share_that_keeps_the_number(document, tiny_folder, wor
     assert said[0] == "1 of 1 documents read whole"
 
 
+def answered_as(whole, *tried):
+    """Stand in for a model's answers: how many of four are right, and NLLs, in order of reading."""
+    left = iter([whole, *tried])
+    coming, asked = [], []
+
+    def answered(model, cache, question, last):
+        if not coming:
+            right, nll = next(left)
+            coming.extend((place < right, nll) for place in range(4))
+        # A whole read is answered behind nothing, and what was pruned behind its logits.
+        assert (last is None) == (len(asked) < 4)
+        asked.append(question)
+        return coming.pop(0)
+
+    return answered
+
+
+@pytest.mark.parametrize(
+    ("whole", "tried", "named"),
+    [
+        # One question fewer, and 0.3 nats more, are as good; with both the faster one is taken.
+        ((4, 1.0), [(3, 1.29)], "1:25%"),
+        ((3, 1.0), [(4, 0.5)], "1:25%"),
+        ((4, 1.0), [(2, 1.0), (3, 1.29)], "1:50%"),
+        ((4, 1.0), [(4, 1.31), (4, 1.0)], "1:50%"),
+        ((4, 1.0), [(2, 1.0), (4, 1.31)], None),
+        # Who knows half of the numbers tells something, and who knows fewer nothing.
+        ((2, 1.0), [(1, 1.0)], "1:25%"),
+        ((1, 1.0), [(4, 0.5), (4, 0.5)], None),
+    ],
+)
+def test_the_fastest_that_keeps_the_quality_is_named(whole, tried, named, tiny_folder):
+    loaded = load_model(str(tiny_folder))
+    # So long that the numbers' blocks are less than a fifth of it.
+    document = needle_document(loaded.tokenizer, 1200, 3)
+    oracle, said = Oracle(document, 1.0), []
+    answered = answered_as(whole, *tried)
+    found = make_profile(loaded.model, [document] * 2, oracle, said.append, answered)
+    assert found.schedule == named
+    # Nothing slower is tried behind what is good enough.
+    assert [(one.right, one.nll) for one in found.tried] == [
+        (right, pytest.approx(nll)) for right, nll in (whole, *tried)
+    ]
+    assert [one.schedule for one in found.tried[1:]] == ["1:25%", "1:50%"][: len(tried)]
+
+
 def test_an_answer_is_right_where_every_digit_is_expected(document, tiny_folder):
     """Whatever a random model expects is taken for the number, and then something else."""
     model, (question, _) = load_model(str(tiny_folder)).model, document.questions
