@@ -7,6 +7,7 @@ from mutants.mutant import Mutant
 
 _READING, _RANKERS = "host/hillinfer/pruning/reading.py", "host/hillinfer/pruning/rankers.py"
 _STAGES, _KEEPING = "host/hillinfer/pruning/stages.py", "host/hillinfer/pruning/keeping.py"
+_CENSUS = "tests/host/limits/test_pruned_census.py"
 _BANDS = "tests/host/pruning/test_bands.py"
 _READ_TESTS = "tests/host/pruning/test_reading.py"
 _RANK_TESTS = "tests/host/pruning/test_rankers.py"
@@ -200,9 +201,33 @@ PRUNING: tuple[Mutant, ...] = (
         "states-not-compared",
         "Boundary states that a drive changed are read on.",
         "host/hillinfer/pruning/states.py",
-        "        if _sum(memory) != expected:\n",
-        "        if False:\n",
+        "                if _sum(page) != expected[number]:\n",
+        "                if False:\n",
         (f"{_BANDS}::test_states_that_a_drive_does_not_take_or_give_are_an_error_and_no_answer",),
+    ),
+    Mutant(
+        "states-keep-a-batch",
+        "States of one row in counted memory keep those of the whole batch.",
+        _CACHES,
+        "        if states.untyped_storage().nbytes() > size:\n",
+        "        if False:\n",
+        (f"{_CENSUS}::test_rows_of_a_batch_keep_the_states_of_one",),
+    ),
+    Mutant(
+        "states-pass-uncounted-memory",
+        "The buffer that states go through is counted by nobody.",
+        "host/hillinfer/pruning/states.py",
+        "        self._accountant.take(Part.STAGING, size)\n",
+        "        self._accountant.take(Part.STAGING, 0)\n",
+        (f"{_CENSUS}::test_states_on_the_drive_leave_nothing_uncounted_at_any_stage",),
+    ),
+    Mutant(
+        "later-pieces-of-states-begin-at-zero",
+        "Rows of later pieces of states are taken from the piece before.",
+        "host/hillinfer/pruning/states.py",
+        "rows[wanted[places] - inside.start]",
+        "rows[wanted[places] - wanted[places][0]]",
+        ("tests/host/pruning/test_states.py::test_states_of_many_pieces_come_back_as_they_were",),
     ),
     Mutant(
         "a-piece-of-one-token",

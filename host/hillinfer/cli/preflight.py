@@ -26,6 +26,7 @@ from hillinfer.models.needs import Capacity, ContextNeeds
 from hillinfer.models.sources import ModelSource
 from hillinfer.projections.attachment import PackingBytes
 from hillinfer.projections.ways import make_projections
+from hillinfer.pruning.states import BUFFER_BYTES
 from hillinfer.sessions.fingerprint import Fingerprint
 from hillinfer.sessions.manifest import reusable_tokens
 from hillinfer.sessions.opening import SavedSession
@@ -307,13 +308,16 @@ def _pruning_bytes(
     if request.store or request.session:
         # Hits of tokens that are stored, which bands begin with.
         band += hit_bytes(shape, document_tokens)
-    # Keys of the layer that decides.
+    # Keys of the layer that decides; what states go through on their way to the drive.
     per_token = shape.kv_heads * shape.head_dim * _KEY_ITEM_BYTES
     if settings.encrypt_cold_pool is Encryption.YES:
         # Boundary states, and states between bands, which lie on no drive then.
         states = outline.config.get_text_config().hidden_size * outline.dtype.itemsize
         per_token += states * min(request.prune.bands, 2)
-    return request.prune.bands * (1 + request.forks) * band, per_token
+        through = 0
+    else:
+        through = BUFFER_BYTES
+    return request.prune.bands * (1 + request.forks) * band + through, per_token
 
 
 def _fork_bytes(

@@ -321,8 +321,8 @@ class CacheOnDrive(StagedCache):
         Raises
         ------
         BudgetError
-            Where the budget does not hold them; nothing of a document lies on an encrypted pool
-            unsealed.
+            Where the budget does not hold them, or the buffer that they go through; nothing of a
+            document lies on an encrypted pool unsealed.
         ColdPoolError
             Where the drive fails.
         """
@@ -350,10 +350,14 @@ class CacheOnDrive(StagedCache):
     def _counted(self, states: torch.Tensor) -> States:
         accountant, size = self._parts.accountant, states.nbytes
         accountant.take(Part.OTHER, size)
+        if states.untyped_storage().nbytes() > size:
+            # One row of a batch would keep the memory of all.
+            states = states.clone()
         return StatesInMemory(states, partial(accountant.give, Part.OTHER, size))
 
     def _fresh_file(self) -> StatesFile:
-        return StatesFile(self._parts.store.fresh_file("states that wait"))
+        file = self._parts.store.fresh_file("states that wait")
+        return StatesFile(file, self._parts.accountant)
 
     def bring(self, first: int, act: Callable[[], None]) -> None:
         """Do it once no other thread uses what the cache shares with others."""

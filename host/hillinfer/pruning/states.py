@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +18,12 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, aligned_buffer, round_up
+from hillinfer.memory_budget import Accountant, Part
 from hillinfer.native.library import native_library
+
+# Of the memory that states go through on their way to the drive and back; more where those of one
+# token are more.
+BUFFER_BYTES = 256 << 10
 
 
 class States(ABC):
@@ -88,38 +94,125 @@ class StatesInMemory(States):
 
 
 class StatesFile:
-    """The states of one document on the drive, written once, one behind the other.
+    """The states of documents on the drive, written once, one behind the other.
+
+    They go in pieces of whole tokens, each with a checksum, through one buffer of counted memory.
 
     Parameters
     ----------
     file
         Empty; closed once nobody has any of the states.
+    accountant
+        Counts the buffer for as long as it is there.
     """
 
-    def __init__(self, file: ColdFile) -> None:
-        self._file, self._end = file, 0
+    def __init__(self, file: ColdFile, accountant: Accountant) -> None:
+        self._file, self._accountant, self._end = file, accountant, 0
         weakref.finalize(self, file.close)
 
     def add(self, states: torch.Tensor) -> States:
-        """Write states (batch, tokens, hidden_size) and return them; ColdPoolError on failure."""
-        content = states.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        memory, offset = _pages(content.nbytes), self._end
-        memory[: content.nbytes] = content
-        memory[content.nbytes :] = 0
-        self._file.write(memory.data, offset)
-        # What fails before is written over by what comes next.
-        self._end = offset + memory.nbytes
-        like = torch.empty_like(states, device="meta")
-        expected, tokens = _sum(memory), states.shape[1]
-        return _StatesOnDrive(self, offset, like, states.device, expected, tokens)
+        """Write states (batch, tokens, hidden_size) and return them.
 
-    def read(self, offset: int, byte_count: int, expected: int) -> NDArray[np.uint8]:
-        """Return bytes that were written; ColdPoolError where others come back."""
-        memory = _pages(byte_count)
-        self._file.read(memory.data, offset)
-        if _sum(memory) != expected:
-            raise self._file.changed(memory.nbytes, offset)
-        return memory[:byte_count]
+        Raises ColdPoolError where the drive fails, BudgetError where there is no room to do it.
+        """
+        content = states.detach().cpu().contiguous().view(-1, states.shape[2])
+        rows = content.view(torch.uint8).numpy()
+        pieces, offset, expected = _Pieces(*rows.shape), self._end, []
+        with self._buffer(pieces) as memory:
+            for number in range(len(pieces)):
+                part = rows[pieces.inside(number)].reshape(-1)
+                page = memory[: round_up(part.nbytes, PAGE_BYTES)]
+                page[: part.nbytes], page[part.nbytes :] = part, 0
+                self._file.write(page.data, offset + number * pieces.stride)
+                expected.append(_sum(page))
+        # What fails before is written over by what comes next.
+        self._end = offset + len(pieces) * pieces.stride
+        like = torch.empty_like(states, device="meta")
+        return _StatesOnDrive(
+            self, offset, like, states.device, tuple(expected), tokens=states.shape[1]
+        )
+
+    def read(
+        self,
+        offset: int,
+        shape: tuple[int, int],
+        wanted: NDArray[np.int64],
+        expected: Sequence[int],
+    ) -> NDArray[np.uint8]:
+        """Return some rows of what was written at once, uint8 (wanted, bytes of a row).
+
+        Parameters
+        ----------
+        offset, shape
+            Where they lie; how many they are, and bytes of each.
+        wanted
+            Which of them.
+        expected
+            Checksums of all pieces.
+
+        Raises
+        ------
+        ColdPoolError
+            Where others come back.
+        BudgetError
+            Where there is no room to read them.
+        """
+        pieces, found = _Pieces(*shape), np.empty((len(wanted), shape[1]), np.uint8)
+        numbers = wanted // pieces.rows_each
+        with self._buffer(pieces) as memory:
+            for number in np.unique(numbers).tolist():
+                inside, places = pieces.inside(number), numbers == number
+                byte_count = (inside.stop - inside.start) * shape[1]
+                page, start = memory[: round_up(byte_count, PAGE_BYTES)], offset
+                start += number * pieces.stride
+                self._file.read(page.data, start)
+                if _sum(page) != expected[number]:
+                    raise self._file.changed(page.nbytes, start)
+                rows = page[:byte_count].reshape(-1, shape[1])
+                found[places] = rows[wanted[places] - inside.start]
+        return found
+
+    @contextmanager
+    def _buffer(self, pieces: _Pieces) -> Iterator[NDArray[np.uint8]]:
+        """Give page-aligned memory for one piece, counted while it is there."""
+        size = pieces.stride
+        self._accountant.take(Part.STAGING, size)
+        try:
+            yield aligned_buffer(size)[:size]
+        finally:
+            self._accountant.give(Part.STAGING, size)
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """Rows that are written and read some at a time, each piece from the start of a page.
+
+    Parameters
+    ----------
+    rows, row_bytes
+        How many, and of how many bytes each.
+    """
+
+    rows: int
+    row_bytes: int
+
+    @property
+    def rows_each(self) -> int:
+        """How many rows a piece has; the last one may have fewer."""
+        return min(max(1, BUFFER_BYTES // self.row_bytes), self.rows)
+
+    @property
+    def stride(self) -> int:
+        """Bytes from the start of a piece to that of the next one."""
+        return round_up(self.rows_each * self.row_bytes, PAGE_BYTES)
+
+    def __len__(self) -> int:
+        """Return how many pieces there are."""
+        return -(-self.rows // self.rows_each)
+
+    def inside(self, number: int) -> slice:
+        """Return which rows a piece has."""
+        return slice(number * self.rows_each, min((number + 1) * self.rows_each, self.rows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +228,7 @@ class _StatesOnDrive(States):
     device
         Where the model wants them.
     expected
-        Their checksum.
+        Checksums of their pieces.
     tokens
         How many of the first ones these are.
     """
@@ -144,7 +237,7 @@ class _StatesOnDrive(States):
     offset: int
     like: torch.Tensor
     device: torch.device
-    expected: int
+    expected: tuple[int, ...]
     tokens: int
 
     @property
@@ -153,10 +246,13 @@ class _StatesOnDrive(States):
         return self.like.nbytes // self.like.shape[1] * self.tokens
 
     def take(self, places: torch.Tensor) -> torch.Tensor:
-        """Read all of them and return the states of some of the tokens."""
-        content = self.file.read(self.offset, self.like.nbytes, self.expected)
-        states = torch.from_numpy(content).view(self.like.dtype).view(self.like.shape)
-        return states[:, places.cpu()].to(self.device)
+        """Read the pieces that hold some of the tokens and return the states of these."""
+        batch, tokens, hidden_size = self.like.shape
+        shape = (batch * tokens, hidden_size * self.like.itemsize)
+        wanted = (torch.arange(batch)[:, None] * tokens + places.cpu()).flatten().numpy()
+        content = self.file.read(self.offset, shape, wanted, self.expected)
+        states = torch.from_numpy(content).view(self.like.dtype)
+        return states.view(batch, len(places), hidden_size).to(self.device)
 
     def first(self, tokens: int) -> States:
         """Return those of the first tokens, which lie where they lay."""
@@ -317,11 +413,6 @@ class DecidingKeys:
     def release(self) -> None:
         """Say that nobody needs them; harmless when done twice."""
         self._release()
-
-
-def _pages(byte_count: int) -> NDArray[np.uint8]:
-    size = round_up(byte_count, PAGE_BYTES)
-    return aligned_buffer(size)[:size]
 
 
 def _sum(memory: NDArray[np.uint8]) -> int:

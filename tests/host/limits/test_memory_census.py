@@ -42,9 +42,12 @@ _LEFT_OUT = (
 )
 
 
-def held_arrays(root):
-    """Return the bytes of every array, mapping and tensor that can be reached from `root`."""
-    sizes, seen, queue = {}, set(), [root]
+def held_arrays(root, apart=()):
+    """Return the bytes of every array, mapping and tensor that can be reached from `root`.
+
+    What is `apart`, and what can be reached through it alone, is no part of them.
+    """
+    sizes, seen, queue = {}, {id(one) for one in apart}, [root]
     runs = [run.addresses for run in gc.get_objects() if type(run) is HugeRun]
     while queue:
         one = queue.pop()
@@ -60,12 +63,18 @@ def held_arrays(root):
             if isinstance(root, ctypes.Array):
                 # Of the native library's; several look at it.
                 sizes[ctypes.addressof(root)] = ctypes.sizeof(root)
+            elif isinstance(root, torch.Tensor):
+                # Counted as such, with all that look at its memory.
+                pass
             elif any(memory.ctypes.data in addresses for addresses in runs):
                 # Address space, which is memory where arrays lie and nowhere else.
                 sizes[memory.ctypes.data] = memory.nbytes
             else:
                 sizes[id(root)] = len(root) if isinstance(root, mmap.mmap) else root.nbytes
             queue.append(root)
+        elif isinstance(one, torch.Tensor) and one.is_meta:
+            # A shape, without memory.
+            pass
         elif isinstance(one, torch.Tensor):
             storage = one.untyped_storage()
             sizes[storage.data_ptr()] = storage.nbytes()

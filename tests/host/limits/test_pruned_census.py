@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the accountant counts is what reading in stages holds, at every stage of it."""
+
+import gc
+import threading
+from contextlib import contextmanager
+
+import pytest
+import torch
+from test_memory_census import SMALL, held_arrays
+from tiny_models import TinyModel, prompts
+
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.hf.attach import Attachment
+from hillinfer.kv.hot_pool import SLOT_BYTES
+from hillinfer.pruning.caches import CacheOnDrive
+from hillinfer.pruning.passes import LaterTurns
+from hillinfer.pruning.rankers import SoftmaxWeights
+from hillinfer.pruning.reading import Pruning
+from hillinfer.pruning.schedule import Schedule
+from hillinfer.pruning.states import BUFFER_BYTES, DecidingKeys, StatesFile, StatesInMemory
+from hillinfer.settings import Settings
+
+# States of 1 KiB for each token.
+TINY = TinyModel(layers=5, head_dim=64)
+SCHEDULE, TOKENS, CHUNK, WINDOW = Schedule.parse("2:50%,4:25%"), 1400, 350, 40
+IDS, _ = prompts([TOKENS], seed=3)
+QUESTION, _ = prompts([WINDOW], seed=31)
+KINDS = (StatesInMemory, StatesFile, DecidingKeys)
+# Objects of Python, by which what is held may grow beside an array.
+ODD_BYTES = 2 << 10
+
+
+class Census(DriveCalls):
+    """Looks at what is held and counted, around whatever reading in stages asks memory for.
+
+    Attributes
+    ----------
+    cache, forks
+        What is known of these is held, too.
+    stages
+        How often it looked at each stage.
+    """
+
+    def __init__(self, model):
+        # The drive's calls are the engine's, too.
+        self._apart = [self, *model.parameters(), *model.buffers()]
+        self.cache, self.forks, self.stages, self._buffers = None, [], {}, None
+        gc.collect()
+        # Of tests before, where something still has it.
+        self._others = [one for one in gc.get_objects() if type(one) in KINDS]
+
+    def _states(self):
+        found = [one for one in gc.get_objects() if type(one) in KINDS]
+        return [one for one in found if not any(one is other for other in self._others)]
+
+    def excess(self, *more):
+        """Return by how much what can be reached is more than what is counted."""
+        runtime = self.cache.engine.runtime
+        runtime.settle()
+        known = [one.notes for one in (self.cache, *self.forks)]
+        slots = sum(pool.used_rows for pool in runtime.parts.pools.layers)
+        reached = held_arrays([runtime, known, self._states(), more], self._apart)
+        reached += slots * (runtime.shape.row_bytes + SLOT_BYTES)
+        return reached - sum(runtime.memory_held().values())
+
+    def check(self, stage):
+        """Check that what is held is counted, and that what is known of caches is small."""
+        self.stages[stage] = self.stages.get(stage, 0) + 1
+        assert self.excess() <= SMALL, stage
+        for one in (self.cache, *self.forks):
+            document = one.notes
+            if document is None:
+                continue
+            # Positions of each band and numbers of its blocks; what entered layers that decide.
+            # What the prompt before left is kept until the one under way got through.
+            cuts, tokens = len(SCHEDULE.cuts), one.get_seq_length()
+            small = 2 * cuts * (8 * tokens + 8 * tokens // 64 + 1024 * WINDOW) + ODD_BYTES
+            assert held_arrays(document, self._states()) <= small, stage
+
+    def around(self, stage, act):
+        """Do something; all that is held behind it beside what was before is counted."""
+        self.stages[stage] = self.stages.get(stage, 0) + 1
+        before = self.excess()
+        found = act()
+        assert self.excess(found) <= before + ODD_BYTES, stage
+        return found
+
+    def through_a_buffer(self, act):
+        """Do something that goes through a buffer, which is counted while the drive has it."""
+        self._buffers = threading.get_ident(), self.excess()
+        try:
+            return act()
+        finally:
+            self._buffers = None
+
+    def pwrite(self, descriptor, data, offset):
+        self._look_at("writes states", data)
+        return super().pwrite(descriptor, data, offset)
+
+    def preadv(self, descriptor, into, offset):
+        self._look_at("reads states", into)
+        return super().preadv(descriptor, into, offset)
+
+    def _look_at(self, stage, data):
+        thread, before = self._buffers or (None, 0)
+        if thread == threading.get_ident():
+            self.stages[stage] = self.stages.get(stage, 0) + 1
+            assert 0 < held_arrays(data) <= BUFFER_BYTES
+            assert self.excess(data) <= before + ODD_BYTES, stage
+
+
+@contextmanager
+def watched(census, monkeypatch):
+    """Let a census look around all that asks memory for states and for keys that decide."""
+
+    def around(owner, name, stage):
+        done = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given: census.around(stage, lambda: done(*given)))
+
+    def through(name):
+        done = getattr(StatesFile, name)
+        monkeypatch.setattr(
+            StatesFile, name, lambda *given: census.through_a_buffer(lambda: done(*given))
+        )
+
+    @contextmanager
+    def keys(cache, layer):
+        before = census.excess()
+        with given(cache, layer) as found:
+            assert census.excess(found) <= before + ODD_BYTES
+            yield found
+        assert census.excess() <= before + ODD_BYTES
+
+    given = CacheOnDrive.keys
+    around(CacheOnDrive, "wait_with", "waits at the cut")
+    around(CacheOnDrive, "wait_between", "waits between bands")
+    around(CacheOnDrive, "expect_keys", "expects keys")
+    through("add")
+    through("read")
+    monkeypatch.setattr(CacheOnDrive, "keys", keys)
+    yield
+    monkeypatch.undo()
+
+
+class Looking(SoftmaxWeights):
+    """Lets a census look while keys that decide are there."""
+
+    def __init__(self, census):
+        self._census = census
+
+    def scores(self, deciding):
+        self._census.check("chooses")
+        return super().scores(deciding)
+
+
+def read(model, cold_dir, monkeypatch, rows=1, **changes):
+    """Read a prompt, answer, ask a fork anew, crop and complete; return how often was looked."""
+    settings = Settings().changed(cold_dir=cold_dir, alpha=0.2, dram_budget="12MiB", **changes)
+    census = Census(model)
+    pruning = Pruning(model, SCHEDULE, Looking(census), LaterTurns.ANEW, chunk_tokens=200)
+    with (
+        Attachment(model, settings, census) as hill, pruning,
+        watched(census, monkeypatch), torch.no_grad(),
+    ):  # fmt: skip
+        census.cache = cache = hill.new_cache()
+        with pruning.prompt(TOKENS, WINDOW):
+            for part in IDS.expand(rows, -1).split(CHUNK, 1):
+                model(part, past_key_values=cache, logits_to_keep=1)
+                census.check("has read a chunk")
+        for _ in range(3):
+            model(QUESTION[:, :1].expand(rows, -1), past_key_values=cache)
+            census.check("decodes")
+        census.forks.append(cache.fork())
+        census.check("is forked")
+        with pruning.prompt(TOKENS + 3 + WINDOW, WINDOW):
+            model(QUESTION.expand(rows, -1), past_key_values=census.forks[0], logits_to_keep=1)
+        census.check("is asked anew")
+        census.forks.pop().close()
+        census.check("lost a fork")
+        if rows == 1:
+            cache.crop(-400)
+            census.check("is cropped")
+            pruning.complete(cache, lambda: bool(census.check("completes")), piece_tokens=200)
+            census.check("is whole")
+        cache.notes = None
+        gc.collect()
+        census.check("is forgotten")
+    return census.stages
+
+
+@pytest.fixture
+def model():
+    return TINY.build()
+
+
+# Four chunks of the prompt, tokens and a question: 1,400 and then 1,443 tokens come to the first
+# cut, and 4 pieces of what stays to the second.
+STAGES = {
+    "waits at the cut": 8, "expects keys": 2, "chooses": 4, "waits between bands": 8,
+    "has read a chunk": 4, "decodes": 3, "is forked": 1, "is asked anew": 1, "lost a fork": 1,
+}  # fmt: skip
+ALONE = {"is cropped": 1, "completes": 6, "is whole": 1}
+
+
+def test_states_in_memory_are_counted_at_every_stage(model, cold_dir, monkeypatch):
+    stages = read(model, cold_dir, monkeypatch, encrypt_cold_pool="yes")
+    assert stages == STAGES | ALONE | {"is forgotten": 1}
+
+
+def test_states_on_the_drive_leave_nothing_uncounted_at_any_stage(model, cold_dir, monkeypatch):
+    stages = read(model, cold_dir, monkeypatch)
+    # What waits is of several pieces, and what is completed is read once more.
+    assert stages.pop("writes states") > 16
+    assert stages.pop("reads states") > 16
+    assert stages == STAGES | ALONE | {"is forgotten": 1}
+
+
+def test_rows_of_a_batch_keep_the_states_of_one(model, cold_dir, monkeypatch):
+    stages = read(model, cold_dir, monkeypatch, rows=2, encrypt_cold_pool="yes")
+    assert stages == STAGES | {"is forgotten": 1}
+
+
+def states_not_counted(monkeypatch):
+    monkeypatch.setattr(CacheOnDrive, "_counted", lambda cache, states: StatesInMemory(states))
+
+
+def keys_not_counted(monkeypatch):
+    made = CacheOnDrive._deciding
+
+    def deciding(cache, tokens):
+        found = made(cache, tokens)
+        found.release()
+        return found
+
+    monkeypatch.setattr(CacheOnDrive, "_deciding", deciding)
+
+
+def buffer_not_counted(monkeypatch):
+    made = StatesFile._buffer
+
+    @contextmanager
+    def buffer(file, pieces):
+        with made(file, pieces) as memory:
+            pass
+        yield memory
+
+    monkeypatch.setattr(StatesFile, "_buffer", buffer)
+
+
+def windows_too_long(monkeypatch):
+    monkeypatch.setattr(Looking, "window", lambda ranker, question: 10 * WINDOW)
+
+
+@pytest.mark.parametrize(
+    ("left_out", "encryption", "stage"),
+    [
+        (states_not_counted, "yes", "waits at the cut"),
+        (keys_not_counted, "yes", "expects keys"),
+        (keys_not_counted, "no", "expects keys"),
+        (buffer_not_counted, "no", "writes states"),
+        (windows_too_long, "no", "has read a chunk"),
+    ],
+)
+def test_what_is_left_out_of_the_count_is_found(
+    left_out, encryption, stage, model, cold_dir, monkeypatch
+):
+    left_out(monkeypatch)
+    with pytest.raises(AssertionError, match=stage):
+        read(model, cold_dir, monkeypatch, encrypt_cold_pool=encryption)
