@@ -75,8 +75,8 @@ PROMPTS: tuple[Mutant, ...] = (
         "seen-rows-stay-cold",
         "Rows that a dense pass brings are read again once they are selected.",
         "host/hillinfer/kv/pool_keeper.py",
-        "        room = self._pools.room(layer)\n        if not room:",
-        "        room = 0\n        if not room:",
+        "self._pools.room(layer) if self._policy.takes_seen else 0",
+        "0",
         (f"{_BROUGHT}[room]",),
     ),
     Mutant(

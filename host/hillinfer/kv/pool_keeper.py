@@ -247,7 +247,7 @@ class PoolKeeper:
         source: NDArray[np.uint8],
     ) -> Future[tuple[int, int]] | None:
         self._pools.settle(layer)
-        room = self._pools.room(layer)
+        room = self._pools.room(layer) if self._policy.takes_seen else 0
         if not room:
             return None
         settled = positions[: np.searchsorted(positions, sequence.tail_start(layer))]

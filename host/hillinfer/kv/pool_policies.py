@@ -60,6 +60,9 @@ class PoolPolicy:
     fade_shift: int = 0
     """How fast hits fade: at every step by themselves shifted down so far; 0 where none does."""
 
+    takes_seen: bool = True
+    """Whether rows that a dense pass looked at become hot where there is room, too."""
+
     def tally(self, counts: NDArray[np.uint16], selected: NDArray[np.int64]) -> None:
         """Bring one layer's hit-rate table up to date after a step, in place.
 
@@ -101,6 +104,8 @@ class PinnedCounts(PoolPolicy):
     """
 
     observed_queries = 16
+    # The paper's pools are of rows that were selected.
+    takes_seen = False
 
     def worth(self, rows: RowHistory) -> NDArray[np.int64]:
         """Return hits, and a pin for the most recent α·N tokens."""

@@ -123,6 +123,7 @@ ROWS = {
     "AlreadyStoredError": _STORE,
     "StoreFailedError": _STORE,
     "NativeError": _DEFECT,
+    "MeasuringEndedError": _DEFECT,
     "ReportError": _DEFECT,
     "XclbinError": _DEFECT,
 }

@@ -133,6 +133,8 @@ class Scenario:
             shadow="int4",
             cold_dir=cold_dir,
             dram_budget="1KiB",
+            # What a prompt's pass has brought stays cold, so that answers read it again.
+            pool_policy="paper",
         )
         shape = ModelShape.from_config(self._tiny.config(), self._tiny.dtype)
         plan = BudgetPlan.with_whole_shadow(shape, settings, self.context_tokens, 2)

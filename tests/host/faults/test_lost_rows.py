@@ -176,7 +176,9 @@ class Machine:
         self.model = tiny.build()
         self.store = Store(directory, calls=self.drive, **given)
         parts = {"prompts": ModelPrompts(self.store, self.model), "calls": self.drive}
-        self.hill = attached_with(self.model, cold_dir, parts, **settings)
+        # Rows that a prompt's pass has brought stay cold, so that those of answers are lost.
+        kept = {"pool_policy": "paper"} | settings
+        self.hill = attached_with(self.model, cold_dir, parts, **kept)
 
     def __enter__(self):
         return self
