@@ -312,7 +312,7 @@ def _pruning_bytes(
     # Keys of the layer that decides; what states go through on their way to the drive.
     per_token = shape.kv_heads * shape.head_dim * _KEY_ITEM_BYTES
     # Keys of units, which the rule makes, or one that `auto` finds.
-    unit_tokens = UNIT_TOKENS
+    unit_tokens: int | None = UNIT_TOKENS
     if not request.prune.is_found:
         unit_tokens = make_ranker(request.prune.ranker).unit_tokens
     channels = shape.kv_heads * shape.head_dim
