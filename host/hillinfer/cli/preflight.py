@@ -26,6 +26,7 @@ from hillinfer.models.needs import Capacity, ContextNeeds
 from hillinfer.models.sources import ModelSource
 from hillinfer.projections.attachment import PackingBytes
 from hillinfer.projections.ways import make_projections
+from hillinfer.pruning.rankers import UNIT_TOKENS, make_ranker, unit_key_bytes
 from hillinfer.pruning.states import BUFFER_BYTES
 from hillinfer.sessions.fingerprint import Fingerprint
 from hillinfer.sessions.manifest import reusable_tokens
@@ -310,13 +311,20 @@ def _pruning_bytes(
         band += hit_bytes(shape, document_tokens)
     # Keys of the layer that decides; what states go through on their way to the drive.
     per_token = shape.kv_heads * shape.head_dim * _KEY_ITEM_BYTES
+    # Keys of units, which the rule makes, or one that `auto` finds.
+    unit_tokens: int | None = UNIT_TOKENS
+    if not request.prune.is_found:
+        unit_tokens = make_ranker(request.prune.ranker).unit_tokens
+    channels = shape.kv_heads * shape.head_dim
+    # The last unit may have few tokens.
+    through = unit_key_bytes(1, unit_tokens, channels)
+    per_token += -(-through // (unit_tokens or 1))
     if settings.encrypt_cold_pool is Encryption.YES:
         # Boundary states, and states between bands, which lie on no drive then.
         states = outline.config.get_text_config().hidden_size * outline.dtype.itemsize
         per_token += states * min(request.prune.bands, 2)
-        through = 0
     else:
-        through = BUFFER_BYTES
+        through += BUFFER_BYTES
     return request.prune.bands * (1 + request.forks) * band + through, per_token
 
 

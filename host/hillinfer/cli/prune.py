@@ -76,6 +76,11 @@ class PruneUse:
             check_weights(schedule, make_ranker(self.ranker))
 
     @property
+    def is_found(self) -> bool:
+        """Whether schedule and rule are those that a profile found."""
+        return self.schedule == AUTO
+
+    @property
     def bands(self) -> int:
         """How many bands of layers have fewer tokens; `auto` takes one cut, or none."""
         return 1 if self.schedule == AUTO else len(Schedule.parse(self.schedule).cuts)

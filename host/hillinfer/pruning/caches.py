@@ -20,6 +20,7 @@ from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.forward_plan import SequenceShare
 from hillinfer.memory_budget import Part
 from hillinfer.pruning.passes import Document, StagedCache
+from hillinfer.pruning.rankers import unit_key_bytes
 from hillinfer.pruning.states import DecidingKeys, States, StatesFile, StatesInMemory
 from hillinfer.settings import Encryption
 
@@ -103,7 +104,9 @@ class OrdinaryCache(StagedCache):
     def expect_keys(self, layer: int, tokens: int) -> None:
         """Do nothing: they lie in memory."""
 
-    def keys(self, layer: int) -> AbstractContextManager[torch.Tensor]:
+    def keys(
+        self, layer: int, unit_tokens: int | None = None
+    ) -> AbstractContextManager[torch.Tensor]:
         """Return what gives the keys of a layer where they lie."""
         return nullcontext(self._cache.layers[layer].keys[0])
 
@@ -254,7 +257,7 @@ class CacheOnDrive(StagedCache):
         return DecidingKeys(shape, layout.stored_type, partial(accountant.give, Part.STAGING, size))
 
     @contextmanager
-    def keys(self, layer: int) -> Iterator[torch.Tensor]:
+    def keys(self, layer: int, unit_tokens: int | None = None) -> Iterator[torch.Tensor]:
         """Give the keys of a layer in the stored type, read back where they are not hot.
 
         Raises BudgetError where the budget does not hold them beside what must be there.
@@ -269,10 +272,22 @@ class CacheOnDrive(StagedCache):
             rest = np.arange(found.done, tokens)
             for addresses in runtime.gather.stream_in_place(layer, own, rest):
                 found.take(addresses)
-            yield found.keys
+            with self._units(tokens, unit_tokens):
+                yield found.keys
         finally:
             self._parts.dense.watch_none()
             found.release()
+
+    @contextmanager
+    def _units(self, tokens: int, unit_tokens: int | None) -> Iterator[None]:
+        """Count keys of units in FP32 in the block of code that this encloses."""
+        accountant, shape = self._parts.accountant, self._cache.engine.runtime.shape
+        size = unit_key_bytes(tokens, unit_tokens, shape.kv_heads * shape.head_dim)
+        accountant.take(Part.STAGING, size)
+        try:
+            yield
+        finally:
+            accountant.give(Part.STAGING, size)
 
     def shorten(self, layers: range, tokens: int) -> None:
         """Leave nothing; the cache cuts all of its layers together."""

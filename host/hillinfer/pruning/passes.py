@@ -287,10 +287,19 @@ class StagedCache(ABC):
         """
 
     @abstractmethod
-    def keys(self, layer: int) -> AbstractContextManager[torch.Tensor]:
+    def keys(
+        self, layer: int, unit_tokens: int | None = None
+    ) -> AbstractContextManager[torch.Tensor]:
         """Return what gives the keys of all tokens of a layer, (kv_heads, tokens, head_dim).
 
         They are there in the block of code that it encloses, and no longer.
+
+        Parameters
+        ----------
+        layer
+            Whose keys.
+        unit_tokens
+            Of how many tokens a key in FP32 is made there, whose memory is counted as well.
         """
 
     @abstractmethod

@@ -62,9 +62,13 @@ class Ranker(ABC):
     ----------
     adds_up
         Whether its scores are parts of one whole, none below 0, so that a cut may keep a share.
+    unit_tokens
+        Of how many tokens it makes one key in FP32, beside keys of the layer; None where it makes
+        none.
     """
 
     adds_up: ClassVar[bool] = False
+    unit_tokens: ClassVar[int | None] = None
 
     def window(self, question_tokens: int | None) -> int:
         """Return how many of the prompt's last queries it looks at.
@@ -87,6 +91,8 @@ class UnitScores(Ranker):
     A unit's key is the mean of its 8 keys; neither softmax nor scaling.
     """
 
+    unit_tokens = UNIT_TOKENS
+
     def window(self, question_tokens: int | None) -> int:
         """Return the paper's four queries."""
         return PAPER_WINDOW
@@ -100,6 +106,8 @@ class UnitScores(Ranker):
 class AveragePooling(UnitScores):
     """A block's key is the mean of all its keys (SlimInfer's ablation)."""
 
+    unit_tokens = BLOCK_TOKENS
+
     def scores(self, deciding: Deciding) -> torch.Tensor:
         """Return scores; see `Ranker`."""
         return _products(deciding, _means(deciding.keys, BLOCK_TOKENS))
@@ -108,11 +116,15 @@ class AveragePooling(UnitScores):
 class MaxPooling(UnitScores):
     """A block's key is the greatest number of each channel of its keys (SlimInfer's ablation)."""
 
+    unit_tokens = BLOCK_TOKENS
+
     def scores(self, deciding: Deciding) -> torch.Tensor:
         """Return scores; see `Ranker`."""
-        keys = _padded(deciding.keys, BLOCK_TOKENS, -torch.inf)
-        heads, _, size = keys.shape
-        return _products(deciding, keys.reshape(heads, -1, BLOCK_TOKENS, size).amax(2))
+        greatest = _units(deciding.keys, BLOCK_TOKENS)
+        for own, into in zip(deciding.keys, greatest, strict=True):
+            padded = _padded(own, BLOCK_TOKENS, -torch.inf)
+            into[:] = padded.reshape(-1, BLOCK_TOKENS, own.shape[1]).amax(1)
+        return _products(deciding, greatest)
 
 
 class SoftmaxWeights(Ranker):
@@ -168,6 +180,21 @@ def make_ranker(name: str) -> Ranker:
     if name not in RANKERS:
         raise SettingsError(f"ranker={name!r}: choose one of {', '.join(RANKERS)}")
     return RANKERS[name]()
+
+
+def unit_key_bytes(tokens: int, unit_tokens: int | None, channels: int) -> int:
+    """Return what keys of units take, in FP32.
+
+    Parameters
+    ----------
+    tokens
+        How many there are.
+    unit_tokens
+        Of a unit; None where a rule makes no keys of its own.
+    channels
+        Of keys of all KV heads.
+    """
+    return 0 if unit_tokens is None else -(-tokens // unit_tokens) * channels * 4
 
 
 def check_weights(schedule: Schedule, ranker: Ranker) -> None:
@@ -252,15 +279,25 @@ def _products(deciding: Deciding, keys: torch.Tensor) -> torch.Tensor:
 
 def _means(keys: torch.Tensor, size: int) -> torch.Tensor:
     """Return the means of each `size` keys; of the last one of those that there are."""
-    whole = keys.shape[1] // size * size
-    means = keys[:, :whole].float().reshape(len(keys), -1, size, keys.shape[2]).mean(2)
-    if whole == keys.shape[1]:
-        return means
-    return torch.cat([means, keys[:, whole:].float().mean(1, keepdim=True)], 1)
+    count, means = keys.shape[1] // size, _units(keys, size)
+    # One head after the other: keys of all in FP32 are twice what is counted of them.
+    for own, into in zip(keys, means, strict=True):
+        into[:count] = own[: count * size].float().reshape(count, size, -1).mean(1)
+        if len(into) > count:
+            into[count] = own[count * size :].float().mean(0)
+    return means
+
+
+def _units(keys: torch.Tensor, size: int) -> torch.Tensor:
+    """Return room for one key of each `size`, float32."""
+    heads, tokens, head_dim = keys.shape
+    shape = (heads, -(-tokens // size), head_dim)
+    return torch.empty(shape, dtype=torch.float32, device=keys.device)
 
 
 def _padded(keys: torch.Tensor, size: int, value: float) -> torch.Tensor:
-    missing = -keys.shape[1] % size
+    """Return keys (tokens, head_dim) in FP32 with others behind them, up to whole blocks."""
+    missing = -len(keys) % size
     return torch.nn.functional.pad(keys.float(), (0, 0, 0, missing), value=value)
 
 

@@ -132,7 +132,7 @@ class Stages:
         block = self._decoder.layers[layer]
         queries = self._predictor.predict(block, window, self._rotary(window, positions))[0]
         scaling = self._predictor.scaling(block)
-        with cache.keys(layer) as keys:
+        with cache.keys(layer, self._ranker.unit_tokens) as keys:
             deciding = Deciding(keys, queries.to(keys.device), scaling, seed=keys.shape[1])
             return self._ranker.scores(deciding)
 

@@ -13,9 +13,10 @@ from tiny_models import TinyModel, prompts
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.hf.attach import Attachment
 from hillinfer.kv.hot_pool import SLOT_BYTES
+from hillinfer.pruning import rankers
 from hillinfer.pruning.caches import CacheOnDrive
 from hillinfer.pruning.passes import LaterTurns
-from hillinfer.pruning.rankers import SoftmaxWeights
+from hillinfer.pruning.rankers import SoftmaxWeights, UnitScores
 from hillinfer.pruning.reading import Pruning
 from hillinfer.pruning.schedule import Schedule
 from hillinfer.pruning.states import BUFFER_BYTES, DecidingKeys, StatesFile, StatesInMemory
@@ -58,6 +59,11 @@ class Census(DriveCalls):
         """Return by how much what can be reached is more than what is counted."""
         runtime = self.cache.engine.runtime
         runtime.settle()
+        # A buffer that a thread still has can be reached once the thread has put it back.
+        runtime.parts.pools.settle_all()
+        runtime.parts.shadow_memory.settle()
+        for layer in range(runtime.shape.layers):
+            runtime.parts.store.settle_all(layer)
         known = [one.notes for one in (self.cache, *self.forks)]
         slots = sum(pool.used_rows for pool in runtime.parts.pools.layers)
         reached = held_arrays([runtime, known, self._states(), more], self._apart)
@@ -125,9 +131,9 @@ def watched(census, monkeypatch):
         )
 
     @contextmanager
-    def keys(cache, layer):
-        before = census.excess()
-        with given(cache, layer) as found:
+    def keys(cache, layer, *units):
+        census.deciding = before = census.excess()
+        with given(cache, layer, *units) as found:
             assert census.excess(found) <= before + ODD_BYTES
             yield found
         assert census.excess() <= before + ODD_BYTES
@@ -154,11 +160,31 @@ class Looking(SoftmaxWeights):
         return super().scores(deciding)
 
 
-def read(model, cold_dir, monkeypatch, rows=1, **changes):
+class LookingAtUnits(Looking, UnitScores):
+    """The same by the paper's rule, and once keys of units are there, too."""
+
+    unit_tokens = UnitScores.unit_tokens
+
+    def window(self, question_tokens):
+        return UnitScores.window(self, question_tokens)
+
+    def scores(self, deciding):
+        def products(given, units):
+            assert self._census.excess(given.keys, units) <= self._census.deciding + ODD_BYTES
+            return multiplied(given, units)
+
+        self._census.check("chooses")
+        multiplied = rankers._products
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(rankers, "_products", products)
+            return UnitScores.scores(self, deciding)
+
+
+def read(model, cold_dir, monkeypatch, rows=1, ranker=Looking, **changes):
     """Read a prompt, answer, ask a fork anew, crop and complete; return how often was looked."""
     settings = Settings().changed(cold_dir=cold_dir, alpha=0.2, dram_budget="12MiB", **changes)
     census = Census(model)
-    pruning = Pruning(model, SCHEDULE, Looking(census), LaterTurns.ANEW, chunk_tokens=200)
+    pruning = Pruning(model, SCHEDULE, ranker(census), LaterTurns.ANEW, chunk_tokens=200)
     with (
         Attachment(model, settings, census) as hill, pruning,
         watched(census, monkeypatch), torch.no_grad(),
@@ -219,6 +245,14 @@ def test_states_on_the_drive_leave_nothing_uncounted_at_any_stage(model, cold_di
 def test_rows_of_a_batch_keep_the_states_of_one(model, cold_dir, monkeypatch):
     stages = read(model, cold_dir, monkeypatch, rows=2, encrypt_cold_pool="yes")
     assert stages == STAGES | {"is forgotten": 1}
+
+
+def test_keys_of_units_are_counted(model, cold_dir, monkeypatch):
+    stages = read(model, cold_dir, monkeypatch, ranker=LookingAtUnits, encrypt_cold_pool="yes")
+    assert stages == STAGES | ALONE | {"is forgotten": 1}
+    monkeypatch.setattr(LookingAtUnits, "unit_tokens", None)
+    with pytest.raises(AssertionError, match="excess"):
+        read(model, cold_dir, monkeypatch, ranker=LookingAtUnits, encrypt_cold_pool="yes")
 
 
 def states_not_counted(monkeypatch):
