@@ -47,7 +47,8 @@ class RedisDirectory:
             ) from error
         self._errors = redis.RedisError
         self._milliseconds = max(1, int(1000 * silent_seconds))
-        self._redis = client or redis.Redis.from_url(
+        # Answers are bytes, which its types leave open.
+        self._redis: Any = client or redis.Redis.from_url(
             url, socket_timeout=5, socket_connect_timeout=2
         )
 
