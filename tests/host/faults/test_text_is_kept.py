@@ -14,6 +14,7 @@ import hillinfer
 from hillinfer.errors import ColdPoolError, Finish
 from hillinfer.generate.answering import Answering, AnswerOptions, Generation
 from hillinfer.generate.prompt import DocumentPrompt, PromptStyle
+from hillinfer.generate.stages import AnswerProgress
 from hillinfer.generate.tokens import Sampling
 from hillinfer.hf.attach import Attachment
 from hillinfer.settings import QuestionReading, Settings
@@ -68,9 +69,10 @@ def ask(attachment, drive, break_at, options=None, question=None):
     )
     shown = []
 
-    def broken_at(done):
-        if done == break_at:
-            drive.break_now("pwrite")
+    class Breaks(AnswerProgress):
+        def decoded(self, done):
+            if done == break_at:
+                drive.break_now("pwrite")
 
     ids = prompt.alone()
     answering.read(ids)
@@ -78,7 +80,7 @@ def ask(attachment, drive, break_at, options=None, question=None):
         drive.break_now("pwrite")
         answer = answering.ask(question, shown.append)
     else:
-        answer = answering.go_on(shown.append, broken_at)
+        answer = answering.go_on(shown.append, Breaks())
     generation.close()
     return ids, answer, "".join(shown)
 
