@@ -261,7 +261,8 @@ class PoolKeeper:
                 counters.promoted_rows += moved[0]
 
         candidates = _candidates(layer, sequence, settled[places], source, places)
-        # From the first step on, every hot row stays.
+        # No step is under way: they are as old as the last division of memory. From step 0 on hot
+        # rows stay, so that all do.
         return self._offer(layer, sequence, candidates, self._redistributed_in, 0, note)
 
     def _count(self, layer: int, sequence: Sequence, selected: NDArray[np.int64]) -> None:
