@@ -221,6 +221,11 @@ def report_lines(report: RunReport) -> list[tuple[str, str]]:
                     if statistics.make_shadow_launches
                     else ""
                 )
+                + (
+                    f"; {statistics.shared_launches} for several queries at once"
+                    if statistics.shared_launches
+                    else ""
+                )
                 + ("; then it was LOST and the host went on" if statistics.device_lost else ""),
             )
         )
