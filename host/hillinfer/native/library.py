@@ -72,7 +72,7 @@ HOW_TO_BUILD = (
     "tree or install HillInfer again"
 )
 
-_INTERFACE_VERSION = 24
+_INTERFACE_VERSION = 25
 _KEY_BYTES = 32
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _SEQUENCE, _ATTENTION, _CHOICE = map(ctypes.POINTER, (Sequence, Attention, Choice))
