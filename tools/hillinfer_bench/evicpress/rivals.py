@@ -66,6 +66,10 @@ class Rival:
     is_served: bool = False
 
 
+SERVED = Rival("ours served", USUAL, is_usual=True, is_served=True)
+"""A server's documents at its own α; it is played beside LRU alone, with a model attached."""
+
+
 def lru(form: str) -> Rival:
     """Return LRU that keeps one form of each document."""
     return Rival(f"{form} + LRU", (form,), lambda: LeastRecentlyUsed(form))
@@ -90,7 +94,6 @@ def rivals(alphas: tuple[float, ...]) -> list[Rival]:
             Rival(f"paper{mark}", paper, LeastDrop, TotalUses, alpha=alpha, uses_drive=True),
             Rival(f"ours, paper's forms{mark}", paper, MergedHulls, alpha=alpha, uses_drive=True),
             Rival(f"ours{mark}", USUAL, MergedHulls, alpha=alpha, is_usual=True, uses_drive=True),
-            Rival(f"ours served{mark}", USUAL, alpha=alpha, is_usual=True, is_served=True),
             Rival(
                 f"optimum{mark}",
                 every,
