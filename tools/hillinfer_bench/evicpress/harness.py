@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from hillinfer.catalogue.measuring import (
     MeasuredDocument,
     ProbeWishes,
     measure_document,
+    usual_form_names,
     usual_wishes,
 )
 from hillinfer.forms.filed import FormFile
@@ -28,7 +29,7 @@ from hillinfer.placement.options import ON_DRIVE, Option
 from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer_bench.evicpress.notes import Notes, packed_profile, unpacked_profile
 from hillinfer_bench.evicpress.played import DECODED, Played
-from hillinfer_bench.evicpress.rivals import CODES, DROPPED, USUAL, Rival
+from hillinfer_bench.evicpress.rivals import CODES, DROPPED, Rival
 from hillinfer_bench.evicpress.workload import AskedDocument, Workload
 
 CHUNK = 512
@@ -120,7 +121,8 @@ class Harness:
         chosen_by, questions = recall_probes(
             ids, counts, wishes.seed, wishes.instruction, wishes.sizes
         )
-        usual = usual_wishes(len(ids), len(USUAL) - 1, wishes.instruction)
+        names = usual_form_names(len(ids))
+        usual = usual_wishes(len(ids), len(names) - 1, wishes.instruction)
         usual = replace(usual, drawn=tuple(chosen_by[: usual.chosen_by]))
         seconds = self._notes.part(f"prefill {number}", lambda: self._read(ids), float, float)
         if self.prompts.stored_key(ids) is None:
@@ -129,11 +131,8 @@ class Harness:
         # Which answers are right is looked up once they are asked for.
         asked = replace(wishes, judged_by=0)
         profiles = []
-        for name, names, own in (
-            ("whole", MEASURED, asked),
-            ("usual", USUAL, usual),
-        ):
-            forms = [make_form(one) for one in names]
+        for name, measured, own in (("whole", MEASURED, asked), ("usual", names, usual)):
+            forms = [make_form(one) for one in measured]
             profiles.append(
                 self._notes.part(
                     f"{name} profile {number}",

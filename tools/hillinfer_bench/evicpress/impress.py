@@ -295,4 +295,5 @@ def following(model: Any, cache: Any, ids: Sequence[int]) -> torch.Tensor:
             past_key_values=cache,
             use_cache=True,
         )
-    return output.logits[0].float()
+    logits: torch.Tensor = output.logits[0]
+    return logits.float()

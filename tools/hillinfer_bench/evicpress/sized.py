@@ -187,6 +187,8 @@ class SizedStudy:
         rows = LLAMA_8B.token_bytes * tokens
         options = [Option("rows", "rest", 0, 1.0, rows / rates.in_order)]
         for form in self.forms_of(rival):
+            if form not in lower:
+                continue
             size = self._byte_count(form, tokens)
             if form == SHADOWED:
                 first = self._selected_rows(tokens) * PAGE_BYTES / rates.single
