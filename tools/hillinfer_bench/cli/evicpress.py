@@ -31,7 +31,11 @@ def evicpress(
     ] = 0.125,
     alpha: Annotated[
         list[float] | None,
-        typer.Option(help="Seconds that quality 1 is worth; give it again for more. 0.3, 1 and 3."),
+        typer.Option(help="Seconds that quality 1 is worth; give it again for more. 0.3 and 1."),
+    ] = None,
+    sized_alpha: Annotated[
+        list[float] | None,
+        typer.Option(help="The same with --sized files; 0.1 to 1, eight of them."),
     ] = None,
     probes: Annotated[int, typer.Option(help="Parts of a document that forms are chosen by.")] = 4,
     questions: Annotated[int, typer.Option(help="Other parts, that are asked for.")] = 3,
@@ -58,13 +62,22 @@ def evicpress(
         check_apart((("--out", out), ("--picture", picture)))
         prepare_report(picture, "--picture", "the picture")
     quiet_transformers()
-    from hillinfer_bench.evicpress.run import EvicPressRequest, run
+    from hillinfer_bench.evicpress.run import ALPHAS, SIZED_ALPHAS, EvicPressRequest, run
     from hillinfer_bench.evicpress.workload import WorkloadSize
 
     size = WorkloadSize(documents, requests, shortest, longest, seed)
-    alphas = tuple(alpha or (0.3, 1.0, 3.0))
     request = EvicPressRequest(
-        model, directory, out, size, budget, alphas, probes, questions, kills, sized
+        model,
+        directory,
+        out,
+        size,
+        budget,
+        tuple(alpha or ALPHAS),
+        probes,
+        questions,
+        kills,
+        sized,
+        tuple(sized_alpha or SIZED_ALPHAS),
     )
     print(run(request, error_console().print))
     if picture is not None:
