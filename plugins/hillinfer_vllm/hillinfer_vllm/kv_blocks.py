@@ -99,7 +99,7 @@ class KvBlocks:
         rows: NDArray[np.uint8],
         position: int,
         wanted: range,
-        blocks: Sequence[int],
+        blocks: Sequence[int] | NDArray[np.int64],
         salts: NDArray[np.uint32],
     ) -> NDArray[np.uint32]:
         """Write rows of whole groups to their blocks, and return the checksum of each group.
@@ -151,7 +151,7 @@ class KvBlocks:
         rows: NDArray[np.uint8],
         position: int,
         wanted: range,
-        blocks: Sequence[int],
+        blocks: Sequence[int] | NDArray[np.int64],
         salts: int | None = None,
         sums: int | None = None,
     ) -> None:
