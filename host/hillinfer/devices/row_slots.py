@@ -130,7 +130,7 @@ def given_rows(
     plane[..., : spec.head_dim] = keys.detach().numpy()
     file = os.memfd_create("hillinfer-keys", os.MFD_CLOEXEC)
     try:
-        left, at = memoryview(plane.reshape(-1).view(np.uint8)), 0
+        left, at = plane.reshape(-1).view(np.uint8).data, 0
         while at < plane.nbytes:
             at += os.pwrite(file, left[at:], at)
         yield GivenRows(slot, base_position, statistics, [FilePiece(file, 0, plane.nbytes)])
