@@ -60,6 +60,7 @@ def test_a_small_study_plays_every_rival_within_the_budget(
         *("evicpress", "--model", tiny_folder, "--dir", tmp_path, "--documents", 2),
         *("--requests", 6, "--shortest", 128, "--longest", 192, "--budget", 0.4, "--alpha", 1),
         *("--probes", 1, "--questions", 1, "--kills", 2, "--topic-questions", 0, "--out", out),
+        *("--instances", 2),
         *("--picture", tmp_path / "evicpress.svg", "--sized", 1, "--sized-alpha", 0.1),
     )
     # It breaks off in its middle, and goes on where it was.
@@ -118,6 +119,7 @@ def test_a_small_study_plays_every_rival_within_the_budget(
     for name in ("ttft_vs_lru_p50", "ttft_vs_lru_p95", "ttft_vs_paper_policy"):
         possible = figures[f"{name}_possible"]
         assert figures[f"{name}_of_possible"] == pytest.approx(figures[name] / possible)
+    assert 0.98 <= figures["placement_share_of_optimum"] <= figures["placement_mean_share"] <= 1.001
     assert report["goals"]["ttft_vs_lru_p50"]["possible"] == figures["ttft_vs_lru_p50_possible"]
     for name in ("share_of_optimum", "ttft_vs_int8_lru"):
         assert f"{name}: " in outcome.out
@@ -362,7 +364,7 @@ def test_figures_are_of_the_soonest_that_agrees_enough():
     [
         ({"budget_part": 0.0}, "budget=0.0 is no share"),
         ({"alphas": (-1.0,)}, "must be one number of seconds"),
-        ({"kills": -1}, "kills=-1, sized=2, topic-questions=20: give 1 or more"),
+        ({"kills": -1}, "kills=-1, sized=2, topic-questions=20, instances=1000: give 1 or"),
         ({"sized_alphas": ()}, "must be one number of seconds"),
     ],
 )

@@ -51,6 +51,9 @@ def evicpress(
     topic_questions: Annotated[
         int, typer.Option(help="Questions about another topic of one document; 0 for none.")
     ] = 20,
+    instances: Annotated[
+        int, typer.Option(help="Random placements beside the optimum; 0 for none.")
+    ] = 1000,
     seed: Annotated[int, typer.Option(help="Of the identities that are drawn.")] = 0,
     out: Annotated[Path, typer.Option(help="Where the figures go as JSON.")] = Path(
         "build/reports/evicpress.json"
@@ -82,6 +85,7 @@ def evicpress(
         sized,
         tuple(sized_alpha or SIZED_ALPHAS),
         topic_questions,
+        instances,
     )
     print(run(request, error_console().print))
     if picture is not None:

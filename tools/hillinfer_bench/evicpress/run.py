@@ -21,7 +21,14 @@ from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.store.store import Store
 from hillinfer.system.files import prepare_report, write_whole
 from hillinfer.system.machine import NumberType
-from hillinfer_bench.evicpress.comparing import GOALS, compared, first_tokens, limits, paired
+from hillinfer_bench.evicpress.comparing import (
+    GOALS,
+    compared,
+    first_tokens,
+    limits,
+    paired,
+    random_shares,
+)
 from hillinfer_bench.evicpress.harness import Harness
 from hillinfer_bench.evicpress.impress import ImportantPlay
 from hillinfer_bench.evicpress.notes import Notes, packed_played, unpacked_played
@@ -44,7 +51,7 @@ LLAMA_NAME = "Llama 8B"
 ALPHAS = (0.3, 1.0)
 SIZED_ALPHAS = (0.1, 0.2, 0.3, 0.35, 0.4, 0.5, 0.7, 1.0)
 # What changes nothing of what was found before.
-_APART = ("out", "kills", "topic_questions")
+_APART = ("out", "kills", "topic_questions", "instances")
 _NOBODY, _MANAGED, _BESIDE = "nobody", "managed", "beside"
 
 
@@ -74,6 +81,8 @@ class EvicPressRequest:
         Tokens of a document in files of a larger model's size, for each here; 0 for no such files.
     topic_questions
         That users ask about another topic of one document; 0 for none.
+    instances
+        Random ones, placed by our policy and exactly; 0 for none.
     """
 
     model: str
@@ -88,6 +97,7 @@ class EvicPressRequest:
     sized_factor: int = 2
     sized_alphas: tuple[float, ...] = SIZED_ALPHAS
     topic_questions: int = 20
+    instances: int = 1000
 
     def __post_init__(self) -> None:
         """Refuse what means nothing."""
@@ -96,12 +106,13 @@ class EvicPressRequest:
         for alphas in (self.alphas, self.sized_alphas):
             if not alphas or min(alphas) < 0:
                 raise SettingsError(f"alpha={alphas} must be one number of seconds or more")
-        others = (self.kills, self.sized_factor, self.topic_questions)
+        others = (self.kills, self.sized_factor, self.topic_questions, self.instances)
         if self.probes < 1 or self.questions < 1 or min(others) < 0:
             raise SettingsError(
                 f"probes={self.probes}, questions={self.questions}, kills={self.kills}, "
-                f"sized={self.sized_factor}, topic-questions={self.topic_questions}: give 1 or "
-                "more of the first two, and 0 or more of the others"
+                f"sized={self.sized_factor}, topic-questions={self.topic_questions}, "
+                f"instances={self.instances}: give 1 or more of the first two, and 0 or more of "
+                "the others"
             )
 
 
@@ -152,6 +163,12 @@ def run(request: EvicPressRequest, say: Callable[[str], None]) -> str:
     turned = notes.part(
         f"topics {request.topic_questions}", partial(_turned, request), _as_it_is, _as_it_is
     )
+    placed = notes.part(
+        f"instances {request.instances}",
+        partial(random_shares, request.instances),
+        _as_it_is,
+        _as_it_is,
+    )
     nobody, managed = found.pop(_NOBODY), found.pop(_MANAGED)
     played = {rival: found[rival.name] for rival in rivals(request.alphas)}
     figures = {
@@ -160,6 +177,7 @@ def run(request: EvicPressRequest, say: Callable[[str], None]) -> str:
         **_served_figures(served),
         **killed,
         **turned,
+        **placed,
     }
     rows = {**found, "all held, nobody": nobody, **served}
     record = _record(request, workload, harness, rows, figures)
