@@ -13,7 +13,7 @@ from hillinfer.models.loader import load_model
 from hillinfer.placement.policies import LeastRecentlyUsed
 from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.store.store import Store
-from hillinfer_bench.evicpress import harness, run
+from hillinfer_bench.evicpress import harness, run, topics
 from hillinfer_bench.evicpress.comparing import GOALS, compared
 from hillinfer_bench.evicpress.harness import Harness
 from hillinfer_bench.evicpress.notes import Notes
@@ -59,7 +59,8 @@ def test_a_small_study_plays_every_rival_within_the_budget(
     arguments = (
         *("evicpress", "--model", tiny_folder, "--dir", tmp_path, "--documents", 2),
         *("--requests", 6, "--shortest", 128, "--longest", 192, "--budget", 0.4, "--alpha", 1),
-        *("--probes", 1, "--questions", 1, "--kills", 2, "--out", out),
+        *("--probes", 1, "--questions", 1, "--kills", 2, "--topic-questions", 0, "--out", out),
+        *("--instances", 2),
         *("--picture", tmp_path / "evicpress.svg", "--sized", 1, "--sized-alpha", 0.1),
     )
     # It breaks off in its middle, and goes on where it was.
@@ -118,6 +119,7 @@ def test_a_small_study_plays_every_rival_within_the_budget(
     for name in ("ttft_vs_lru_p50", "ttft_vs_lru_p95", "ttft_vs_paper_policy"):
         possible = figures[f"{name}_possible"]
         assert figures[f"{name}_of_possible"] == pytest.approx(figures[name] / possible)
+    assert 0.98 <= figures["placement_share_of_optimum"] <= figures["placement_mean_share"] <= 1.001
     assert report["goals"]["ttft_vs_lru_p50"]["possible"] == figures["ttft_vs_lru_p50_possible"]
     for name in ("share_of_optimum", "ttft_vs_int8_lru"):
         assert f"{name}: " in outcome.out
@@ -164,6 +166,21 @@ def test_a_server_plays_and_its_engine_has_a_place_among_larger_files(tiny_folde
                     assert 0 < found.dram_peak <= larger.budget
             finally:
                 larger.files.close()
+
+
+def test_a_profile_follows_users_to_another_topic(tiny_folder, capsys):
+    asked = ["--model", str(tiny_folder), "--tokens", "512", "--questions", "6", "--judge", "3"]
+    assert topics.main([*asked, "--forms", "held", "int8", "knorm-0.2", "--floor", "0"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    before, _, fresh = found["topic_switch_forms"]
+    assert before == fresh == "knorm-0.2"
+    own, best = found["topic_switch_agreements"][1:]
+    assert found["topic_switch_points"] == pytest.approx(100 * (best - own))
+    # The twin: where all is to be kept, nothing slips.
+    assert topics.main([*asked, "--forms", "held", "knorm-0.2", "--floor", "1"]) == 0
+    exact = json.loads(capsys.readouterr().out)
+    assert exact["topic_switch_forms"] == ["held"] * 3
+    assert (exact["topic_switch_points"], exact["topic_switch_renewals"]) == (0.0, 0)
 
 
 def test_notes_go_on_behind_a_torn_line_and_forget_no_folder_of_others(tmp_path):
@@ -347,7 +364,8 @@ def test_figures_are_of_the_soonest_that_agrees_enough():
     [
         ({"budget_part": 0.0}, "budget=0.0 is no share"),
         ({"alphas": (-1.0,)}, "must be one number of seconds"),
-        ({"kills": -1}, "kills=-1, sized=2: give 1 or more"),
+        ({"kills": -1}, "kills=-1, sized=2, topic-questions=20, instances=1000: give 1 or"),
+        ({"sized_alphas": ()}, "must be one number of seconds"),
     ],
 )
 def test_requests_that_mean_nothing_are_refused(changes, said, tmp_path):

@@ -48,6 +48,12 @@ def evicpress(
             help="Tokens in files of Llama 8B's size, for each of a document; 0 for no such files."
         ),
     ] = 2,
+    topic_questions: Annotated[
+        int, typer.Option(help="Questions about another topic of one document; 0 for none.")
+    ] = 20,
+    instances: Annotated[
+        int, typer.Option(help="Random placements beside the optimum; 0 for none.")
+    ] = 1000,
     seed: Annotated[int, typer.Option(help="Of the identities that are drawn.")] = 0,
     out: Annotated[Path, typer.Option(help="Where the figures go as JSON.")] = Path(
         "build/reports/evicpress.json"
@@ -78,6 +84,8 @@ def evicpress(
         kills,
         sized,
         tuple(sized_alpha or SIZED_ALPHAS),
+        topic_questions,
+        instances,
     )
     print(run(request, error_console().print))
     if picture is not None:

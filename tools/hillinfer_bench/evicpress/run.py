@@ -21,7 +21,14 @@ from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.store.store import Store
 from hillinfer.system.files import prepare_report, write_whole
 from hillinfer.system.machine import NumberType
-from hillinfer_bench.evicpress.comparing import GOALS, compared, first_tokens, limits, paired
+from hillinfer_bench.evicpress.comparing import (
+    GOALS,
+    compared,
+    first_tokens,
+    limits,
+    paired,
+    random_shares,
+)
 from hillinfer_bench.evicpress.harness import Harness
 from hillinfer_bench.evicpress.impress import ImportantPlay
 from hillinfer_bench.evicpress.notes import Notes, packed_played, unpacked_played
@@ -43,6 +50,8 @@ _STORE_BYTES = 4 << 30
 LLAMA_NAME = "Llama 8B"
 ALPHAS = (0.3, 1.0)
 SIZED_ALPHAS = (0.1, 0.2, 0.3, 0.35, 0.4, 0.5, 0.7, 1.0)
+# What changes nothing of what was found before.
+_APART = ("out", "kills", "topic_questions", "instances")
 _NOBODY, _MANAGED, _BESIDE = "nobody", "managed", "beside"
 
 
@@ -70,6 +79,10 @@ class EvicPressRequest:
         Processes that are killed while forms move; 0 for none.
     sized_factor
         Tokens of a document in files of a larger model's size, for each here; 0 for no such files.
+    topic_questions
+        That users ask about another topic of one document; 0 for none.
+    instances
+        Random ones, placed by our policy and exactly; 0 for none.
     """
 
     model: str
@@ -83,6 +96,8 @@ class EvicPressRequest:
     kills: int = 200
     sized_factor: int = 2
     sized_alphas: tuple[float, ...] = SIZED_ALPHAS
+    topic_questions: int = 20
+    instances: int = 1000
 
     def __post_init__(self) -> None:
         """Refuse what means nothing."""
@@ -91,11 +106,13 @@ class EvicPressRequest:
         for alphas in (self.alphas, self.sized_alphas):
             if not alphas or min(alphas) < 0:
                 raise SettingsError(f"alpha={alphas} must be one number of seconds or more")
-        if self.probes < 1 or self.questions < 1 or min(self.kills, self.sized_factor) < 0:
+        others = (self.kills, self.sized_factor, self.topic_questions, self.instances)
+        if self.probes < 1 or self.questions < 1 or min(others) < 0:
             raise SettingsError(
                 f"probes={self.probes}, questions={self.questions}, kills={self.kills}, "
-                f"sized={self.sized_factor}: give 1 or more of the first two, and 0 or more of the "
-                "others"
+                f"sized={self.sized_factor}, topic-questions={self.topic_questions}, "
+                f"instances={self.instances}: give 1 or more of the first two, and 0 or more of "
+                "the others"
             )
 
 
@@ -110,9 +127,7 @@ def run(request: EvicPressRequest, say: Callable[[str], None]) -> str:
     loaded = outline.load()
     workload = mooncake_workload(loaded.tokenizer, request.size)
     began = time.perf_counter()
-    asked_for = {
-        name: value for name, value in asdict(request).items() if name not in ("out", "kills")
-    }
+    asked_for = {name: value for name, value in asdict(request).items() if name not in _APART}
     notes = Notes(request.directory, asked_for)
     place = notes.folder / "store"
     if not place.exists():
@@ -145,6 +160,15 @@ def run(request: EvicPressRequest, say: Callable[[str], None]) -> str:
     killed = notes.part(
         f"kills {request.kills}", partial(_killed, request.kills), _as_it_is, _as_it_is
     )
+    turned = notes.part(
+        f"topics {request.topic_questions}", partial(_turned, request), _as_it_is, _as_it_is
+    )
+    placed = notes.part(
+        f"instances {request.instances}",
+        partial(random_shares, request.instances),
+        _as_it_is,
+        _as_it_is,
+    )
     nobody, managed = found.pop(_NOBODY), found.pop(_MANAGED)
     played = {rival: found[rival.name] for rival in rivals(request.alphas)}
     figures = {
@@ -152,6 +176,8 @@ def run(request: EvicPressRequest, say: Callable[[str], None]) -> str:
         "ttft_vs_no_manager": paired(managed.first_tokens, nobody.first_tokens),
         **_served_figures(served),
         **killed,
+        **turned,
+        **placed,
     }
     rows = {**found, "all held, nobody": nobody, **served}
     record = _record(request, workload, harness, rows, figures)
@@ -302,10 +328,22 @@ def _killed(kills: int) -> dict[str, Any]:
     """Return the figures of kills, in a process of its own; None where none are wanted."""
     if not kills:
         return {"kills": None, "wrong_tokens": None}
-    command = [sys.executable, "-m", "hillinfer_bench.evicpress.kills", "--kills", str(kills)]
+    return _apart("kills", "--kills", str(kills))
+
+
+def _turned(request: EvicPressRequest) -> dict[str, Any]:
+    """Return what a switch of topic costs, from a process of its own; None where none is wanted."""
+    questions = request.topic_questions
+    if not questions:
+        return {"topic_switch_points": None}
+    return _apart("topics", "--model", request.model, "--questions", str(questions))
+
+
+def _apart(module: str, *options: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", f"hillinfer_bench.evicpress.{module}", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if not done.stdout.startswith("{"):
-        raise BrokenRunError(f"the kills broke off: {done.stderr[-500:]}")
+        raise BrokenRunError(f"the part of {module} broke off: {done.stderr[-500:]}")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
