@@ -339,7 +339,7 @@ def test_a_way_is_written_as_tables_call_it(way):
     [
         ("half", "'half' is no cut"),
         ("15:50% best", "ranker='best'"),
-        ("15:mass=95% paper", "do not add up"),
+        ("15:mass=95% paper", "ranker='paper' gives scores that do not add up"),
         ("15:50% weights completed drive", "ranker='weights completed'"),
         ("full completed", "neither chosen from nor completed"),
         ("full weights", "neither chosen from nor completed"),
