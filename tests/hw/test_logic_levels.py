@@ -24,7 +24,7 @@ STORED = json.loads((RTL / "levels.json").read_text())
 QUICK = ("axi_read", "queue")
 # Whole datapaths: minutes each, and nobody has stored them yet.
 NOT_STORED = {
-    *("dot_beat", "head_cast", "score_core", "score_cores", "score_tile", "shadow_core"),
+    *("dot_beat", "head_cast", "score_core", "score_cores", "shadow_core"),
 }
 
 
