@@ -67,7 +67,7 @@ def earlier(request: ServingRequest) -> Mapping[str, Any]:
     if request.load.sitting_seconds is None or not request.out.exists():
         return {}
     try:
-        record = json.loads(read_plain(request.out, _MOST_BYTES).decode())
+        record: dict[str, Any] = json.loads(read_plain(request.out, _MOST_BYTES).decode())
         wanted = options_of(request)
         found = {name: record[name] for name in wanted}
         found["load"] = {name: record["load"][name] for name in wanted["load"]}
