@@ -52,7 +52,7 @@ FUZZ_SECONDS ?= 600
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help hosts vllm-store evicpress serve-test lm-eval-test browser-test serve-fuzz serve-bench setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality precision frontier pools store slim study query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
+.PHONY: help hosts vllm-load wheel vllm-store evicpress serve-test lm-eval-test browser-test serve-fuzz serve-bench setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality precision frontier pools store slim study query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +95,12 @@ lint: $(VENV)/installed ## Check style, types and formatting
 	$(BIN)/ruff format --check sw_model host plugins hw tests tools hatch_build.py
 	$(BIN)/mypy
 	$(BIN)/hadolint Containerfile
+
+wheel: $(VENV)/installed ## Make a wheel for this family of processors in dist, and let auditwheel look at it
+	rm -rf dist/*.whl
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+		--wheel-dir dist .
+	$(BIN)/python -m auditwheel show dist/*.whl
 
 format: $(VENV)/installed ## Format all sources
 	$(BIN)/ruff check --fix sw_model host plugins hw tests tools hatch_build.py
@@ -163,6 +169,10 @@ browser-test: $(BUILD)/browser-env/installed ## Test the page in Chromium, and t
 
 lm-eval-test: model $(BUILD)/lm-eval-env/installed ## Test the evaluation harness in an environment of its own (a minute)
 	OMP_NUM_THREADS=1 $(BUILD)/lm-eval-env/bin/python -m pytest -m lm_eval tests/host/harness
+
+vllm-load: model $(BUILD)/peers/vllm/installed.txt ## Load the server with `vllm bench serve` (installs vLLM, once; a minute)
+	OMP_NUM_THREADS=1 HILLINFER_VLLM_PYTHON=$(abspath $(BUILD))/peers/vllm/bin/python \
+		$(BIN)/pytest -rs tests/host/serve/test_vllm_load.py
 
 serve-bench: model ## Measure the server: streams, first tokens, transformers serve (eight minutes; SERVE=options, load too)
 	$(BIN)/hillinfer-bench serving --dir $(BUILD) --out $(BUILD)/reports/serve.json $(SERVE)
@@ -269,6 +279,12 @@ endef
 
 $(BUILD)/lm-eval-env/installed: $(VENV)/installed
 	$(OVER) 'lm-eval>=0.4.13,<0.5'
+	@touch $@
+
+# As `make peers` installs it.
+$(BUILD)/peers/vllm/installed.txt: tools/peers/requirements/vllm.txt | $(VENV)/installed
+	PYTHONPATH=tools $(BIN)/python -c 'import pathlib; from peers.peer import VLLM; \
+		VLLM.python(pathlib.Path("$(BUILD)/peers"), 3600)'
 	@touch $@
 
 $(BUILD)/fuzz-env/installed: $(VENV)/installed

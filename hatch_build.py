@@ -19,17 +19,18 @@ class NativeLibraryHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build before files are collected, and say for which platform the wheel then is.
 
-        Of an editable install only the library itself is wanted, which may be there already.
+        One that is there already, and newer than its sources, is taken as it is.
         """
         spec = importlib.util.spec_from_file_location("build_native", _BUILDER)
         assert spec is not None
         assert spec.loader is not None
         builder = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(builder)
-        if version == "editable" and builder.is_current():
+        is_current = builder.is_current()
+        if version == "editable" and is_current:
             return
         try:
-            library = builder.build()
+            library = builder.LIBRARY if is_current else builder.build()
         except (builder.BuildError, OSError) as error:
             self.app.display_warning(
                 f"native library: not built, and nothing generates without it: {error}"

@@ -37,6 +37,8 @@ COMMON: dict[str, list[str]] = {
     "thread_pool": [],
     "crc32c": [],
     "launch_thread": [],
+    "few_rows": [],
+    "few_rows_portable": _ANY_FLOAT,
     "file_reads": [],
     "idle_rows": [],
     "lander": [],
@@ -71,6 +73,8 @@ _X86 = {
     "attention_avx2": ["-mavx2", "-mfma", "-mf16c", *_ANY_FLOAT],
     "avx512vnni": _AVX512,
     "attention_avx512": [*_AVX512, *_ANY_FLOAT],
+    "few_rows_avx2": ["-mavx2", "-mfma", *_ANY_FLOAT],
+    "few_rows_avx512": [*_AVX512, *_ANY_FLOAT],
     "coded_avx2": ["-mavx2", "-mfma", "-mf16c", *_ANY_FLOAT],
     "coded_avx512": [*_AVX512, *_ANY_FLOAT],
 }

@@ -6,6 +6,7 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 _TESTS = "tests/host/serve"
+_PROJECTIONS = "tests/host/projections/test_few_rows.py"
 _HARNESS = "tests/host/harness/test_selected_model.py"
 
 SERVING: tuple[Mutant, ...] = (
@@ -20,6 +21,38 @@ SERVING: tuple[Mutant, ...] = (
             f"{_TESTS}/test_scored_prompts.py::"
             "test_a_prompts_tokens_are_worth_what_an_ordinary_pass_says",
         ),
+    ),
+    Mutant(
+        "joined-steps-as-torch-has-them",
+        "Steps of several sequences compute their linear layers as one sequence does.",
+        "host/hillinfer/serve/served_model.py",
+        "        with self._joined_steps:\n",
+        "        if True:\n",
+        (f"{_TESTS}/test_together.py::test_only_steps_of_several_compute_few_rows_another_way",),
+    ),
+    Mutant(
+        "joined-steps-never-end",
+        "Behind a step of several sequences one alone has other bits, too.",
+        "host/hillinfer/projections/joined_steps.py",
+        '            names.pop("forward", None)\n',
+        "            pass\n",
+        (f"{_PROJECTIONS}::test_layers_change_in_joined_steps_alone",),
+    ),
+    Mutant(
+        "a-sitting-begins-anew",
+        "The second sitting asks what the first one had asked.",
+        "tools/hillinfer_bench/serving/planted.py",
+        "for _ in range(count)][first:])",
+        "for _ in range(count)])",
+        (f"{_TESTS}/test_sittings.py",),
+    ),
+    Mutant(
+        "half-of-the-sittings-are-enough",
+        "A goal of ten thousand requests is met behind the first of them.",
+        "tools/hillinfer_bench/serving/run.py",
+        "is_open = part in whole and made.is_met",
+        "is_open = False",
+        (f"{_TESTS}/test_sittings.py",),
     ),
     Mutant(
         "grammars-of-everybody-at-once",

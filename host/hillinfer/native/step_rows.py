@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C interface of several sequences that take a step together; see host/native/step_rows.h."""
+"""The C interface of several sequences that take a step together.
+
+See host/native/step_rows.h and few_rows.h.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +58,25 @@ class StepRows(ctypes.Structure):
     )
 
 
+class FewRows(ctypes.Structure):
+    """Rows of all sequences, and a linear layer that they go through."""
+
+    _fields_ = (
+        ("rows", _POINTER),
+        ("row_count", _LONG),
+        ("row_stride", _LONG),
+        ("inputs", _LONG),
+        ("weights", _POINTER),
+        ("bias", _POINTER),
+        ("outputs", _LONG),
+        ("out", _POINTER),
+        ("threads", _INT),
+    )
+
+
 _ROWS, _STATES = ctypes.POINTER(StepRows), ctypes.POINTER(RowStates)
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "hillinfer_few_rows": (_INT, [_INT, ctypes.POINTER(FewRows)]),
     "hillinfer_attend_rows": (_INT, [_ROWS, _POINTER]),
     "hillinfer_attend_split_rows": (_INT, [_ROWS, _POINTER, _POINTER]),
     "hillinfer_store_rows": (None, [_ROWS, ctypes.POINTER(Shape), _STATES, _STATES, _POINTER]),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other ways to compute a model's linear layers: packed FP16, INT8, fused, prepacked."""
+"""Other ways to compute a model's linear layers: packed FP16, INT8, fused, prepacked, by rows."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import torch
 from torch.nn.functional import linear
 
 from hillinfer.errors import SettingsError, UnsupportedFeatureError
+from hillinfer.native.library import native_library
+from hillinfer.projections.few_rows import few_rows, is_few
 
 # --- The interface ---
 
@@ -288,10 +290,50 @@ class _PrepackedLinear:
         return self.packed.to_dense()
 
 
+# --- Few rows ---
+
+
+class Rows(Fused):
+    """Few rows by the native library, which reads each weight once; more of them by torch.
+
+    What a row gets has the same bits whatever rows are beside it, so that sequences that step
+    together have the tokens that each has alone. The same numbers as stock up to the order of
+    summing; weights are where `Fused` has them.
+    """
+
+    least_layers: ClassVar[int] = 1
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        """Keep the joined matrix as it is, where it is float32."""
+        if weight.dtype is not torch.float32:
+            raise UnsupportedFeatureError(
+                f"projections='rows': products of few rows are of float32, and weights are "
+                f"{str(weight.dtype)[6:]}: load the model in float32, or use projections='fused'"
+            )
+        return _RowsLinear(weight, bias, native_library().variants[0].number)
+
+
+@dataclass(frozen=True)
+class _RowsLinear(_FusedLinear):
+    variant: int
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        if is_few(states, self.weight.shape[1]):
+            return few_rows(states, self.weight, self.bias, self.variant)
+        return super().__call__(states)
+
+
 # --- The table of ways ---
 
 PROJECTIONS: Mapping[str, type[ProjectionWay]] = MappingProxyType(
-    {"stock": ProjectionWay, "fused": Fused, "prepacked": Prepacked, "fp16": Fp16, "int8": Int8}
+    {
+        "stock": ProjectionWay,
+        "fused": Fused,
+        "rows": Rows,
+        "prepacked": Prepacked,
+        "fp16": Fp16,
+        "int8": Int8,
+    }
 )
 
 

@@ -18,6 +18,7 @@ from hillinfer.generate.answering import Generation
 from hillinfer.hf.attach import Attachment
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.models.loader import LoadedModel
+from hillinfer.projections.joined_steps import JoinedSteps
 from hillinfer.reuse.model_prompts import ModelPrompts
 from hillinfer.serve.chats import PromptTokens
 from hillinfer.serve.formats.grammars import Grammars
@@ -85,6 +86,8 @@ class ServedModel:
     ----------
     loaded, attachment
         The model, and HillInfer on it.
+    joined_steps
+        Computes its linear layers where several sequences take a step.
     rules
         Of the server.
     stored
@@ -108,11 +111,13 @@ class ServedModel:
         self,
         loaded: LoadedModel,
         attachment: Attachment,
+        joined_steps: JoinedSteps,
         rules: ServerRules,
         stored: StoreOfServer | None = None,
         base: ModelPrompts | None = None,
     ) -> None:
         self._loaded, self._attachment = loaded, attachment
+        self._joined_steps = joined_steps
         self._chunk_tokens = rules.chunk_tokens
         self._stored, self._base = stored, base
         self._tenants: dict[bytes, ModelPrompts] = {}
@@ -220,7 +225,8 @@ class ServedModel:
             generations[0].step(token_ids[0])
             return
         joined = self._attachment.join([one.cache for one in generations])
-        Generation.step_together(self._loaded.model, joined, generations, token_ids)
+        with self._joined_steps:
+            Generation.step_together(self._loaded.model, joined, generations, token_ids)
 
     def joins(self, generation: Generation) -> bool:
         """Return whether a generation can step with others: not in an ordinary cache."""
@@ -306,7 +312,8 @@ def served_model(
             stored.store, loaded.model, stored.reuse, stored.salt, stored.made_by, rounding
         )
     with Attachment(loaded.model, settings, prompts=base) as attachment:
-        served = ServedModel(loaded, attachment, rules, stored, base)
+        joined_steps = JoinedSteps(loaded.model)
+        served = ServedModel(loaded, attachment, joined_steps, rules, stored, base)
         try:
             served.renew()
             yield served

@@ -16,8 +16,10 @@ from hillinfer.projections.attachment import LayerGroup, ProjectionAttachment, S
 from hillinfer.projections.ways import PROJECTIONS, Prepacked, make_projections
 
 # Largest error of logits beside their spread: rounding of sums, of FP16 weights, of INT8 weights.
-CLOSE = {"fused": 1e-5, "prepacked": 1e-5, "fp16": 5e-3, "int8": 0.2}
+CLOSE = {"fused": 1e-5, "rows": 1e-5, "prepacked": 1e-5, "fp16": 5e-3, "int8": 0.2}
 CHANGING = tuple(CLOSE)
+# Why a way is not there for a type or a machine.
+_NOT_HERE = ("oneDNN cannot pack", "products of few rows are of float32")
 HEAD_DIM = 16
 # Long enough for INT8 weights to be widened; single tokens take the other way.
 IDS = prompts([70])[0]
@@ -37,7 +39,7 @@ def attached(model, name):
     try:
         return ProjectionAttachment(model, make_projections(name))
     except UnsupportedFeatureError as error:
-        if "oneDNN cannot pack" not in str(error):
+        if not any(said in str(error) for said in _NOT_HERE):
             raise
         pytest.skip(f"{error}")
 
@@ -139,7 +141,7 @@ def bytes_alive():
     return sum(storages.values())
 
 
-@pytest.mark.parametrize("name", ["fused", "prepacked"])
+@pytest.mark.parametrize("name", ["fused", "rows", "prepacked"])
 def test_weights_are_not_held_twice(name):
     model = built()
     layers = [one for one in model.modules() if isinstance(one, torch.nn.Linear)]
@@ -147,7 +149,7 @@ def test_weights_are_not_held_twice(name):
     before = bytes_alive()
     attachment = attached(model, name)
     grown = bytes_alive() - before
-    if name == "fused":
+    if name in ("fused", "rows"):
         assert grown == attachment.held_bytes == 0
     else:
         # Packed weights are opaque and not among these: what was let go must be gone.

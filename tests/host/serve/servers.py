@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import httpx2
 import openai
 from generation_runs import SETTINGS
 from tiny_folder import save_tiny
-from torch.overrides import TorchFunctionMode
 
 from hillinfer.models.loader import load_model
+from hillinfer.projections.attachment import ProjectionAttachment
+from hillinfer.projections.ways import make_projections
 from hillinfer.serve.http.log import Log
 from hillinfer.serve.http.running import Server, in_background
 from hillinfer.serve.rules import ServerRules
@@ -25,18 +26,6 @@ CHAT = [{"role": "user", "content": "the cat sat on the mat"}]
 CHUNK = 64
 # Reading certificates that nobody needs would take longer than most requests.
 HTTP = httpx2.Client(verify=False, timeout=60)
-
-
-class RowByRow(TorchFunctionMode):
-    """Multiplies a row of the batch at a time, so that products round as they do alone."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        import torch
-
-        kwargs = kwargs or {}
-        if func is torch.nn.functional.linear and args[0].ndim >= 3 and len(args[0]) > 1:
-            return torch.cat([func(one, *args[1:], **kwargs) for one in args[0].split(1)])
-        return func(*args, **kwargs)
 
 
 class Passes:
@@ -99,9 +88,16 @@ class Running:
 
 @contextmanager
 def running(
-    folder, cold_dir, store=None, around=None, made=None, spans=None, counts=Passes.put_on, **rules
+    folder,
+    cold_dir,
+    store=None,
+    projections="stock",
+    made=None,
+    spans=None,
+    counts=Passes.put_on,
+    **rules,
 ):
-    """Run a server of a tiny model; `around` is entered in the inference thread.
+    """Run a server of a tiny model.
 
     A model whose passes are counted stores rows of its own: whoever wants those of a command has
     `counts` do nothing.
@@ -112,17 +108,16 @@ def running(
 
     @contextmanager
     def opening():
-        with ExitStack() as opened:
-            if around is not None:
-                opened.enter_context(around())
-            loaded = load_model(str(folder), say=lines.append)
-            counts(passes, loaded.model)
-            stored = StoreOfServer(store) if isinstance(store, Store) else store
-            yield opened.enter_context(served_model(loaded, settings, allowed, stored))
+        loaded = load_model(str(folder), say=lines.append)
+        ProjectionAttachment(loaded.model, make_projections(projections))
+        counts(passes, loaded.model)
+        stored = StoreOfServer(store) if isinstance(store, Store) else store
+        with served_model(loaded, settings, allowed, stored) as served:
+            yield served
 
     server = Server(allowed, opening, Log(lines.append), spans=spans)
     with in_background(server) as url:
         yield Running(server, url, lines, passes)
 
 
-__all__ = ["CHAT", "CHUNK", "HTTP", "Passes", "RowByRow", "Running", "running", "save_tiny"]
+__all__ = ["CHAT", "CHUNK", "HTTP", "Passes", "Running", "running", "save_tiny"]

@@ -11,9 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
-from servers import CHAT, CHUNK, HTTP, RowByRow, running
+import torch
+from servers import CHAT, CHUNK, HTTP, running
 from waiting import until
 
+from hillinfer.native.library import native_library
+from hillinfer.projections.few_rows import few_rows
 from hillinfer.serve.jobs import CANCELLED
 from hillinfer.serve.rules import ApiKeys
 from hillinfer.store.store import Store
@@ -23,8 +26,8 @@ KEYS = ("sk-of-anna-0001", "sk-of-bert-0002")
 
 @pytest.fixture(scope="module")
 def joined_server(endless_folder, cold_dir):
-    """Up to six sequences at once, whose products round as they do alone."""
-    with running(endless_folder, cold_dir, around=RowByRow, parallel=6) as server:
+    """Up to six sequences at once, whose products have the bits that they have alone."""
+    with running(endless_folder, cold_dir, projections="rows", parallel=6) as server:
         yield server
 
 
@@ -53,6 +56,35 @@ def test_answers_together_are_those_of_each_alone(joined_server):
     rows = [rows for rows, columns in joined_server.passes.columns[before:] if columns == 1]
     assert max(rows) > 2
     assert len(rows) < 9 * 15
+
+
+def test_only_steps_of_several_compute_few_rows_another_way(endless_folder, cold_dir):
+    """One sequence has the bits of torch's own products, as `hillinfer generate` has."""
+    told, variant = [], native_library().variants[0].number
+
+    def note(layer, given, out):
+        own = few_rows(given[0], layer.weight, layer.bias, variant)
+        stock = torch.nn.functional.linear(given[0], layer.weight, layer.bias)
+        told.append((len(given[0]), torch.equal(out, own), torch.equal(out, stock)))
+
+    def watch(passes, model):
+        passes.put_on(model)
+        passes.before = lambda columns: time.sleep(0.01)
+        model.lm_head.register_forward_hook(note)
+
+    with (
+        running(endless_folder, cold_dir, counts=watch, parallel=3) as server,
+        server.client() as client,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        list(pool.map(lambda n: server.ask(secret(n), client, max_tokens=16), range(3)))
+    joined = [(is_own, is_stock) for rows, is_own, is_stock in told if rows > 1]
+    alone = [(is_own, is_stock) for rows, is_own, is_stock in told if rows == 1]
+    assert len(joined) > 3
+    assert all(is_own for is_own, _ in joined)
+    assert not all(is_stock for _, is_stock in joined)
+    assert len(alone) >= 3
+    assert all(is_stock for _, is_stock in alone)
 
 
 def test_a_row_that_fails_leaves_the_others_alone(joined_server):

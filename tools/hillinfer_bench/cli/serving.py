@@ -52,6 +52,14 @@ def serving(
     kill_seconds: Annotated[float, typer.Option(help="From one of its kills to the next.")] = (
         _SIZES.kill_seconds
     ),
+    sitting: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            help="After so many seconds planted and fuzzed ask no more; the next run with the same "
+            "--out goes on where this one ended.",
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Where the figures go as JSON.")] = Path(
         "build/reports/serve.json"
     ),
@@ -61,7 +69,9 @@ def serving(
     from hillinfer_bench.serving.run import run
 
     chosen = frozenset(parts or TIMED)
-    load = LoadSizes(disconnects, planted, fuzzed, soak_seconds, soak_documents, kill_seconds)
+    load = LoadSizes(
+        disconnects, planted, fuzzed, soak_seconds, soak_documents, kill_seconds, sitting
+    )
     request = ServingRequest(
         model, directory, out, rounds, new_tokens, prompt_tokens, document_tokens, chosen, load
     )

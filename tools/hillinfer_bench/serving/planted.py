@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hillinfer_bench.serving.servers import RunningServer
+from hillinfer_bench.serving.sittings import Sitting
 
 _AT_ONCE = 16
 # Prompts of a tenant, each of which is asked for four times or more.
@@ -21,6 +23,7 @@ _MOST_PROMPTS, _TIMES, _TOKENS = 12, 4, 12
 _GROUP = 64
 # What is stored is found once it is written, which is a moment after the answer.
 _WRITTEN_SECONDS = 2.0
+_SEED = 0
 
 Say = Callable[[str], None]
 
@@ -46,6 +49,10 @@ class PlantedRow:
         `cached_tokens` were not all of its whole groups.
     statuses
         How many answers had which status of HTTP, where it was not 200.
+    wanted
+        Requests in the end, maybe of several runs.
+    sittings
+        Those runs: each began with an empty store.
     """
 
     asked: int = 0
@@ -56,6 +63,15 @@ class PlantedRow:
     repeats: int = 0
     missed: int = 0
     statuses: dict[int, int] = field(default_factory=dict)
+    wanted: int = 0
+    sittings: list[Sitting] = field(default_factory=list)
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> PlantedRow:
+        """Return what a report has."""
+        sittings = [Sitting(**one) for one in record["sittings"]]
+        statuses = {int(status): count for status, count in record["statuses"].items()}
+        return cls(**{**record, "sittings": sittings, "statuses": statuses})
 
 
 @dataclass(eq=False)
@@ -69,7 +85,13 @@ class _Prompt:
 
 
 def measure_planted(
-    server: RunningServer, keys: Sequence[str], shared: str, count: int, say: Say
+    server: RunningServer,
+    keys: Sequence[str],
+    shared: str,
+    count: int,
+    say: Say,
+    before: PlantedRow | None = None,
+    seconds: float = math.inf,
 ) -> PlantedRow:
     """Ask in random order, sixteen at once.
 
@@ -82,9 +104,13 @@ def measure_planted(
     shared
         What all prompts begin with: the part that would be taken from another tenant.
     count
-        Requests.
+        Requests in the end.
     say
         Takes a line of progress.
+    before
+        What earlier runs came to, which goes on where they ended; None for a first one.
+    seconds
+        After so long no more is asked.
     """
     each = max(1, min(_MOST_PROMPTS, count // (_TIMES * len(keys))))
     prompts = [
@@ -97,14 +123,15 @@ def measure_planted(
         }
         for one in prompts
     }
-    row, lock = PlantedRow(), threading.Lock()
-    order = random.Random(0)
-    chosen = iter([order.choice(prompts) for _ in range(count)])
+    row, lock = before or PlantedRow(wanted=count), threading.Lock()
+    first, until = row.asked, time.monotonic() + seconds
+    order = random.Random(_SEED)
+    chosen = iter([order.choice(prompts) for _ in range(count)][first:])
 
     def ask() -> None:
         while True:
             with lock:
-                one = next(chosen, None)
+                one = next(chosen, None) if time.monotonic() < until else None
                 if one is None:
                     return
                 one.asked = True
@@ -123,6 +150,7 @@ def measure_planted(
         one.start()
     for one in threads:
         one.join()
+    row.sittings.append(Sitting.now(first, row.asked - first, _SEED))
     return row
 
 

@@ -47,6 +47,9 @@ class LoadSizes:
         Requests of these parts.
     soak_seconds, soak_documents, kill_seconds
         How long the last one lasts, with how many documents, and from one kill to the next.
+    sitting_seconds
+        After so long a run asks no more of `planted` and `fuzzed`, and the next one with the same
+        report goes on there; None: one run asks all.
     """
 
     disconnects: int = 1000
@@ -55,6 +58,7 @@ class LoadSizes:
     soak_seconds: float = 1200.0
     soak_documents: int = 50
     kill_seconds: float = 150.0
+    sitting_seconds: float | None = None
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -38,6 +39,7 @@ from hillinfer_bench.serving.measures import (
 from hillinfer_bench.serving.planted import PlantedRow, measure_planted
 from hillinfer_bench.serving.request import Part, ServingRequest
 from hillinfer_bench.serving.servers import ServerError, hillinfer_server, transformers_server
+from hillinfer_bench.serving.sittings import earlier, options_of
 from hillinfer_bench.serving.soak import SoakRow, measure_soak
 from hillinfer_bench.serving.streams import Texts, connected
 from hillinfer_bench.storing.goals import StoreGoal, at_least, at_most, goals_text, unmeasured
@@ -189,13 +191,21 @@ class Measured:
             above = max(0.0, soak.most_dram_bytes - soak.budget_bytes)
             lost = soak.differing + soak.unanswered
             never[Part.SOAK] = {"soak_differing": lost, "soak_above_budget_bytes": above}
+        whole = {
+            part: f"{row.asked:,} of {row.wanted:,} requests so far"
+            for part, row in ((Part.PLANTED, planted), (Part.FUZZED, self.fuzzed))
+            if row is not None and row.asked < row.wanted
+        }
         for part, found in never.items():
             if found is None:
                 if part in self.failed:
                     yield unmeasured(part.value, "0", self.failed[part.value])
             else:
                 for name, count in found.items():
-                    yield at_most(name, count, 0)
+                    made = at_most(name, count, 0)
+                    # Nothing of it in some of them says nothing of the others.
+                    is_open = part in whole and made.is_met
+                    yield replace(made, is_met=None, why=whole[part]) if is_open else made
 
 
 def run(request: ServingRequest, say: Say) -> str:
@@ -219,8 +229,12 @@ def run(request: ServingRequest, say: Say) -> str:
     prompts = [texts.take(request.prompt_tokens) for _ in range(_PARALLEL)]
     document = texts.take(request.document_tokens)
     make_folders(request.directory)
+    rows = earlier(request)
     place = Path(tempfile.mkdtemp(prefix="hillinfer-serving-", dir=request.directory))
-    found = Measured()
+    found = Measured(
+        planted=PlantedRow.of_record(rows["planted"]) if "planted" in rows else None,
+        fuzzed=FuzzedRow.of_record(rows["fuzzed"]) if "fuzzed" in rows else None,
+    )
     try:
         _with_one_server(request, place / "streams", prompts, found, say)
         _step(
@@ -252,9 +266,9 @@ def run(request: ServingRequest, say: Say) -> str:
         **found.figures(),
         **found.rows(),
         "failed": found.failed,
-        "model": request.model,
         "rounds": request.rounds,
         "new_tokens": request.new_tokens,
+        **options_of(request),
         "load": asdict(request.load),
         **MachineKind.here(outline.dtype).as_record(),
     }
@@ -323,13 +337,16 @@ def load_server(
         head = {"Authorization": f"Bearer {keys[0]}"}
         with hillinfer_server(own, request.model, _PARALLEL, options, head) as server:
             shared = texts.take(min(request.prompt_tokens, _SHARED_TOKENS))
-            return measure_planted(server, keys, shared.lower(), sizes.planted, say)
+            return measure_planted(
+                *(server, keys, shared.lower(), sizes.planted, say, found.planted),
+                math.inf if sizes.sitting_seconds is None else sizes.sitting_seconds,
+            )
 
     def fuzzed() -> FuzzedRow:
         # Answers of any length are asked for: bounds keep them short.
         options = ("--context", "256", "--answer-tokens", "4", "--max-seconds", "20")
         with hillinfer_server(place / "fuzzed", request.model, _PARALLEL, options) as server:
-            return measure_fuzzed(server, sizes.fuzzed)
+            return measure_fuzzed(server, sizes.fuzzed, found.fuzzed, sizes.sitting_seconds)
 
     def soak() -> SoakRow:
         files = place / "soak" / "files"
@@ -345,8 +362,16 @@ def load_server(
         Part.FUZZED: fuzzed,
         Part.SOAK: soak,
     }
+    complete = {
+        part
+        for part, row in ((Part.PLANTED, found.planted), (Part.FUZZED, found.fuzzed))
+        if row is not None and row.asked >= row.wanted
+    }
     for part, work in works.items():
-        _step(request, part, found, say, work)
+        if part in complete & request.parts:
+            say(f"{part.value}: earlier sittings asked all")
+        else:
+            _step(request, part, found, say, work)
 
 
 def _step(

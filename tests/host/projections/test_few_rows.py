@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of few rows: torch's up to rounding, and the same bits whoever is beside a row."""
+
+import pytest
+import torch
+from tiny_models import TinyModel, prompts
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from hillinfer.native.library import Variant, native_library
+from hillinfer.projections.attachment import ProjectionAttachment
+from hillinfer.projections.few_rows import MOST_ROWS, few_rows
+from hillinfer.projections.joined_steps import JoinedSteps
+from hillinfer.projections.ways import make_projections
+from hillinfer.reuse.described_model import DescribedModel
+
+VARIANTS = [pytest.param(one.number, id=one.value) for one in native_library().variants]
+FASTEST = native_library().variants[0].number
+IDS = prompts([5, 5, 5])[0]
+
+
+def numbers(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def built(dtype=torch.float32):
+    return TinyModel("llama", "gqa", dtype, head_dim=16).build()
+
+
+def largest_error(found, states, weight, bias):
+    wanted = states.double() @ weight.double().T + (0 if bias is None else bias.double())
+    return float((found - wanted).abs().max() / wanted.std())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("inputs", [1, 61, 64, 576])
+@pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
+def test_outputs_are_those_of_the_product(variant, inputs, has_bias):
+    weight, bias = numbers(37, inputs), numbers(37) if has_bias else None
+    for rows in range(1, MOST_ROWS + 1):
+        states = numbers(rows, 1, inputs)
+        found = few_rows(states, weight, bias, variant)
+        assert found.shape == (rows, 1, 37)
+        assert largest_error(found[:, 0], states[:, 0], weight, bias) < 1e-5
+        # The twin: a weight of the last output counts.
+        changed = weight.clone()
+        changed[-1, -1] += 1
+        assert not torch.equal(few_rows(states, changed, bias, variant), found)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_row_has_its_bits_whoever_is_beside_it(variant):
+    weight, states = numbers(300, 1000), numbers(MOST_ROWS, 1000)
+    together = few_rows(states, weight, None, variant)
+    for count in (1, 2, 7, 9):
+        assert torch.equal(few_rows(states[:count], weight, None, variant), together[:count])
+    assert torch.equal(few_rows(states[3:4], weight, None, variant)[0], together[3])
+    # The twin: another row has others.
+    assert not torch.equal(together[2], together[3])
+
+
+def test_threads_change_no_bit():
+    """Of a matrix that several of them share."""
+    weight, states = numbers(700, 1001), numbers(5, 1001)
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            found.append(few_rows(states, weight, None, FASTEST))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_rows_may_lie_apart():
+    weight, wide = numbers(9, 20), numbers(4, 50)
+    assert torch.equal(
+        few_rows(wide[:, 10:30], weight, None, FASTEST),
+        few_rows(wide[:, 10:30].contiguous(), weight, None, FASTEST),
+    )
+    across = numbers(20, 4).T
+    assert torch.equal(
+        few_rows(across, weight, None, FASTEST),
+        few_rows(across.contiguous(), weight, None, FASTEST),
+    )
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_is_not_finite_stays_in_its_row_and_output(variant):
+    weight, states = numbers(6, 40), numbers(3, 40)
+    states[1, 7], weight[4, 39] = torch.nan, torch.inf
+    found = few_rows(states, weight, None, variant).isfinite()
+    assert not found[1].any()
+    assert not found[:, 4].any()
+    assert found[[0, 2]][:, [0, 1, 2, 3, 5]].all()
+
+
+def test_variants_are_close():
+    weight, states = numbers(50, 576), numbers(8, 576)
+    plain = few_rows(states, weight, None, Variant.PORTABLE.number)
+    assert torch.allclose(few_rows(states, weight, None, FASTEST), plain, atol=1e-4)
+
+
+# --- a model's layers ---
+
+
+@torch.no_grad()
+def logits(model, ids):
+    return model(ids).logits
+
+
+def test_sequences_of_a_batch_have_the_bits_that_each_has_alone():
+    model = built()
+    with ProjectionAttachment(model, make_projections("rows")):
+        together = logits(model, IDS[:, :5])
+        alone = torch.cat([logits(model, one[None, :5]) for one in IDS])
+    # 15 rows, and 5.
+    assert torch.equal(together, alone)
+    # The twin: they are not the bits of torch's products.
+    assert not torch.equal(together, logits(model, IDS[:, :5]))
+
+
+def test_layers_change_in_joined_steps_alone():
+    model = built()
+    layer, states = model.model.layers[0].mlp.down_proj, numbers(3, 1, 128)
+    stock = logits(model, IDS)
+    steps, described = JoinedSteps(model), DescribedModel(model)
+    facts = described.facts()
+    assert steps.layers == sum(isinstance(one, torch.nn.Linear) for one in model.modules())
+    assert torch.equal(logits(model, IDS), stock)
+    own = few_rows(states, layer.weight.detach(), None, FASTEST)
+    many = states.expand(-1, MOST_ROWS, -1)
+    with torch.no_grad(), steps:
+        assert torch.equal(layer(states), own)
+        assert torch.allclose(logits(model, IDS), stock, atol=1e-5)
+        assert torch.equal(layer(many), torch.nn.functional.linear(many, layer.weight))
+        assert described.facts() != facts
+    # A store finds the same model's rows.
+    assert described.facts() == facts
+    assert torch.equal(logits(model, IDS), stock)
+    assert not any("forward" in vars(one) for one in model.modules())
+
+
+def test_an_error_ends_a_step():
+    model = built()
+    stock, steps = logits(model, IDS[:1, :4]), JoinedSteps(model)
+    with pytest.raises(ZeroDivisionError), steps:
+        raise ZeroDivisionError
+    assert torch.equal(logits(model, IDS[:1, :4]), stock)
+
+
+def test_models_that_are_not_plain_stay_as_they_are():
+    other = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=61)).eval()
+    packed = built()
+    with ProjectionAttachment(packed, make_projections("fused")):
+        assert JoinedSteps(packed).layers == 0
+    for model in (other, built(torch.bfloat16)):
+        assert JoinedSteps(model).layers == 0
+        assert not any("forward" in vars(one) for one in model.modules())
