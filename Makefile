@@ -132,7 +132,7 @@ store: model ## Measure the store: rates, first token, lookups, damage (half an 
 hosts: model ## Measure a router before two replicas, and model fleets (a quarter of an hour; HOSTS=options)
 	$(BIN)/hillinfer-bench hosts --dir $(BUILD) --out $(BUILD)/reports/hosts.json $(HOSTS)
 
-vllm-store: model ## Run vLLM over the store: restarts, damage, a kill (installs vLLM; VLLM_STORE=options)
+vllm-store: model ## Run vLLM over the store: restarts, replicas, a trace (installs vLLM; VLLM_STORE=--part ...)
 	$(BIN)/python tools/vllm_store --out $(BUILD)/reports/vllm_store.json --build $(BUILD)/peers $(VLLM_STORE)
 
 slim: model ## Measure reading in stages beside FLOPs, and which answers are left (SLIM=options)

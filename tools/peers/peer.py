@@ -62,7 +62,7 @@ def _hillinfer(projections: str, **changes: Any) -> dict[str, Any]:
 # As `hillinfer generate` sets it where the user does not.
 _HILLINFER_VARIABLES = {"OMP_WAIT_POLICY": "passive"}
 # As vLLM sets them in processes that it starts and binds to cores (`utils/ompmultiprocessing.py`).
-_VLLM_VARIABLES = {"KMP_BLOCKTIME": "5", "KMP_TPAUSE": "0"}
+VLLM_VARIABLES = {"KMP_BLOCKTIME": "5", "KMP_TPAUSE": "0"}
 
 QUANTISED = PeerEnvironment("quantised")
 LLAMA_CPP = PeerEnvironment(
@@ -118,5 +118,5 @@ PEERS = (
         LLAMA_CPP,
         options={"flash_attention": True},
     ),
-    Peer("vllm", "vllm_worker", VLLM, variables=_VLLM_VARIABLES),
+    Peer("vllm", "vllm_worker", VLLM, variables=VLLM_VARIABLES),
 )

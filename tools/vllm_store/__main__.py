@@ -3,6 +3,11 @@
 
 python tools/vllm_store --out build/reports/vllm_store.json
 
+Its parts: `engines`, one process after the other that is asked one prompt; `replicas`, two servers
+with a store each behind a router; `trace`, requests of a public trace through `vllm bench serve`
+over a small store; `others`, what else keeps KV beneath vLLM, where it runs here. Each part is
+written to the report once it has ended, beside those of earlier runs.
+
 vLLM's build for processors is installed into an environment of its own first, once.
 """
 
@@ -12,13 +17,9 @@ import argparse
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,87 +29,18 @@ sys.path.insert(0, str(ROOT / "tools"))
 from hillinfer.models.registry_model import DEFAULT_MODEL, registry_model  # noqa: E402
 from hillinfer.store.store import Store  # noqa: E402
 from hillinfer_bench.quality.texts import standard_library_samples  # noqa: E402
+from hillinfer_bench.serving.servers import ServerError  # noqa: E402
 from peers.peer import VLLM  # noqa: E402
 from peers.peer_environment import PeerSkippedError  # noqa: E402
+from vllm_store.engines import EngineError, Installed, Runs, store_transfer  # noqa: E402
+from vllm_store.hiding import Hiding  # noqa: E402
+from vllm_store.others import others_report  # noqa: E402
+from vllm_store.replicas import ReplicasCase, replicas_report  # noqa: E402
+from vllm_store.trace import TraceCase, trace_report  # noqa: E402
 
-_PARTS = ("sw_model", "host", "plugins/hillinfer_vllm")
 # Of the pool file, what is overwritten to damage rows: behind the sheets of the first chunk.
 _DAMAGE_STEP, _DAMAGE_FROM = 1 << 16, 1 << 20
-
-
-@dataclass(frozen=True)
-class Runs:
-    """Starts processes of vLLM.
-
-    Parameters
-    ----------
-    python, preloaded
-        Interpreter that has vLLM, and libraries that are loaded before it.
-    model, ids
-        Directory of the model, and the file of the prompt's token numbers.
-    threads, answer_tokens
-        As each process has them.
-    seconds
-        Longest time of one.
-    log
-        What the last one said.
-    """
-
-    python: Path
-    preloaded: Sequence[Path]
-    model: Path
-    ids: Path
-    threads: int
-    answer_tokens: int
-    seconds: float
-    log: Path
-
-    def ask(
-        self, store: Path | None, times: int = 1, salt: str | None = None, ranks: int = 1
-    ) -> Any:
-        """Return the answers of one engine that lives as long as it answers."""
-        with self._started(store, times, salt, ranks) as process:
-            try:
-                output, _ = process.communicate(timeout=self.seconds)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise SystemExit(f"vLLM gave no answer in {self.seconds:.0f} s") from None
-        errors = self.log.read_text(errors="replace")
-        for line in output.splitlines():
-            if line.startswith("RESULT "):
-                return json.loads(line.removeprefix("RESULT "))
-        raise SystemExit(f"vLLM gave no answer (exit {process.returncode}):\n{errors[-4000:]}")
-
-    def killed(self, store: Path, seconds: float) -> None:
-        """Kill a process some time after it began to read the prompt."""
-        with self._started(store, 1, None, 1) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if line.startswith("ASKING"):
-                    break
-            time.sleep(seconds)
-            process.send_signal(signal.SIGKILL)
-
-    def _started(self, store: Path | None, times: int, salt: str | None, ranks: int) -> Any:
-        request = {
-            "model": str(self.model),
-            "ids": str(self.ids),
-            "store": None if store is None else str(store),
-            "times": times,
-            "salt": salt,
-            "ranks": ranks,
-            "threads": self.threads,
-            "answer_tokens": self.answer_tokens,
-        }
-        paths = os.pathsep.join(str(ROOT / part) for part in _PARTS)
-        return subprocess.Popen(
-            [str(self.python), str(Path(__file__).with_name("engine_run.py")), json.dumps(request)],
-            env=os.environ
-            | {"PYTHONPATH": paths, "LD_PRELOAD": ":".join(map(str, self.preloaded))},
-            stdout=subprocess.PIPE,
-            stderr=self.log.open("w"),
-            text=True,
-        )
+PARTS = ("engines", "replicas", "trace", "others")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -128,49 +60,100 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--seconds", type=float, default=900, help="longest time of one process")
     parser.add_argument("--install-seconds", type=float, default=3600)
+    parser.add_argument(
+        "--part",
+        action="append",
+        choices=PARTS,
+        help="what is run; give it again for more. engines by default",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="of first tokens beside their parts alone"
+    )
+    parser.add_argument("--requests", type=int, default=1000, help="of the trace that are replayed")
+    parser.add_argument(
+        "--shrink", type=int, default=32, help="of the trace: its prompts are so many times shorter"
+    )
     options = parser.parse_args(arguments)
     try:
         python = VLLM.python(options.build, options.install_seconds)
     except PeerSkippedError as error:
         raise SystemExit(f"vLLM cannot be installed: {error}") from error
     model = registry_model(DEFAULT_MODEL).fetch(print)
-    with tempfile.TemporaryDirectory(dir=options.build) as folder:
-        ids = Path(folder) / "ids.json"
-        ids.write_text(json.dumps(_document(model, options.tokens + options.new_tokens)))
-        libraries, limits = VLLM.libraries(options.build), (options.answer_tokens, options.seconds)
-        log = options.build / "vllm-store.log"
-        runs = Runs(python, libraries, model, ids, options.threads, *limits, log)
-        report = _report(runs, Path(folder), options.tokens, options.new_tokens)
-        if options.ranks > 1:
-            report["ranks"] = _of_ranks(runs, Path(folder) / "ranks", options.ranks)
-            report["errors"] += report["ranks"].pop("errors")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report, indent=1))
-    if report["errors"]:
-        raise SystemExit("; ".join(report["errors"]))
+    installed = Installed(python, VLLM.libraries(options.build), model)
+    errors: list[str] = []
+    with tempfile.TemporaryDirectory(dir=options.build) as place:
+        makers: dict[str, Callable[[Path], dict[str, Any]]] = {
+            "engines": lambda folder: _engines(installed, folder, options),
+            "replicas": lambda folder: replicas_report(installed, folder, ReplicasCase()),
+            "trace": lambda folder: trace_report(
+                installed, folder, TraceCase(options.requests, options.shrink, options.threads)
+            ),
+            "others": lambda folder: others_report(_runs(installed, folder, options), folder),
+        }
+        for part in dict.fromkeys(options.part or ["engines"]):
+            folder = Path(place) / part
+            folder.mkdir()
+            try:
+                own = makers[part](folder)
+            except (EngineError, ServerError) as error:
+                raise SystemExit(f"vLLM gave no answer: {error}") from error
+            errors += own["errors"]
+            told = own if part == "engines" else {part: own}
+            _write(options.out, part, told)
+            print(json.dumps(told, indent=1), flush=True)
+            shutil.rmtree(folder, ignore_errors=True)
+    if errors:
+        raise SystemExit("; ".join(errors))
 
 
-def _report(runs: Runs, folder: Path, tokens: int, new_tokens: int) -> dict[str, Any]:
+def _write(out: Path, part: str, told: dict[str, Any]) -> None:
+    """Write a part beside those that are there; errors are those of the engines."""
+    before = json.loads(out.read_text()) if out.exists() else {"errors": []}
+    kept = {name: before[name] for name in PARTS if name in before}
+    report = told | kept if part == "engines" else before | told
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def _runs(installed: Installed, folder: Path, options: argparse.Namespace) -> Runs:
+    ids = folder / "ids.json"
+    ids.write_text(json.dumps(_document(installed.model, options.tokens + options.new_tokens)))
+    log = options.build / "vllm-store.log"
+    limits = options.answer_tokens, options.seconds
+    return Runs(installed, ids, options.threads, *limits, log)
+
+
+def _engines(installed: Installed, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    runs = _runs(installed, folder, options)
+    report = _report(runs, folder, options.tokens, options.new_tokens, options.rounds)
+    if options.ranks > 1:
+        report["ranks"] = _of_ranks(runs, folder / "ranks", options.ranks)
+        report["errors"] += report["ranks"].pop("errors")
+    return report
+
+
+def _report(runs: Runs, folder: Path, tokens: int, new_tokens: int, rounds: int) -> dict[str, Any]:
     store, broken = folder / "store", folder / "broken"
     print("vLLM alone: reads the prompt, then finds it in its own prefix cache", flush=True)
-    computed, cached = runs.ask(None, times=2)
+    computed, cached = runs.ask(None, times=2)["answers"]
     print("with an empty store", flush=True)
-    [stored] = runs.ask(store)
+    [stored] = runs.ask(store_transfer(store))["answers"]
     shutil.copytree(store, broken)
     print("after a restart", flush=True)
-    [restarted] = runs.ask(store)
+    again = runs.ask(store_transfer(store), rounds=1 + rounds)
+    [restarted] = again["answers"]
+    hiding = Hiding.of(again["rounds"], len(os.sched_getaffinity(0)))
     print("another salt", flush=True)
-    [salted] = runs.ask(store, salt="another")
+    [salted] = runs.ask(store_transfer(store), salt="another")["answers"]
     print("after a restart, with damaged rows", flush=True)
     flipped = _damage(broken)
-    [damaged] = runs.ask(broken)
+    [damaged] = runs.ask(store_transfer(broken))["answers"]
     print("once more, over what that left", flush=True)
-    [mended] = runs.ask(broken)
+    [mended] = runs.ask(store_transfer(broken))["answers"]
     print("killed in the middle of storing, and restarted", flush=True)
     half = folder / "half"
     runs.killed(half, computed["first_token_seconds"] / 2)
-    [revived] = runs.ask(half)
+    [revived] = runs.ask(store_transfer(half))["answers"]
     loads = restarted["store"]
     # A prompt that is found in part is divided otherwise into passes, and rounded otherwise.
     alike = computed["tokens"], cached["tokens"]
@@ -203,7 +186,9 @@ def _report(runs: Runs, folder: Path, tokens: int, new_tokens: int) -> dict[str,
         "own_cache_seconds": cached["first_token_seconds"],
         "recompute_seconds": computed["first_token_seconds"],
         "prefill_with_storing": stored["first_token_seconds"] / computed["first_token_seconds"],
-        "hidden_share": 1 - waited / loading if loading else None,
+        "unwaited_share": 1 - waited / loading if loading else None,
+        "hidden_share": hiding.share(hiding.stored),
+        "hiding": hiding.told(),
         "flipped_bytes": flipped,
         "runs": {
             "stored": stored["store"],
@@ -218,9 +203,9 @@ def _report(runs: Runs, folder: Path, tokens: int, new_tokens: int) -> dict[str,
 def _of_ranks(runs: Runs, store: Path, ranks: int) -> dict[str, Any]:
     """Have several ranks store a prompt, and others load it after a restart."""
     print(f"{ranks} ranks: store the prompt, then find it in their own prefix cache", flush=True)
-    computed, cached = runs.ask(store, times=2, ranks=ranks)
+    computed, cached = runs.ask(store_transfer(store), times=2, ranks=ranks)["answers"]
     print(f"{ranks} ranks, after a restart", flush=True)
-    [restarted] = runs.ask(store, ranks=ranks)
+    [restarted] = runs.ask(store_transfer(store), ranks=ranks)["answers"]
     errors = [
         text
         for is_wrong, text in (

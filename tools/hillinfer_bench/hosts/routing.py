@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import time
@@ -24,8 +25,9 @@ from hillinfer_bench.serving.streams import Answer, Client, connected
 from hillinfer_bench.traces.table import aligned
 
 POLICIES = ("prefix", "least-loaded", "round-robin")
+NAMES = ("a", "b")
 _PROGRAM = "from hillinfer_hosts.cli import main; main()"
-_WAIT_SECONDS = 30.0
+_WAIT_SECONDS = 120.0
 _ANSWER_TOKENS = 4
 # Behind what an agent says a moment later.
 _SETTLED_SECONDS = 2.0
@@ -68,7 +70,7 @@ def two_replicas(place: Path, model: str) -> Iterator[list[RunningServer]]:
         options = ("--threads", "1", "--parallel", "2", "--dram-budget", "1GiB")
         yield [
             opened.enter_context(hillinfer_server(place / name, model, 2, options))
-            for name in ("a", "b")
+            for name in NAMES
         ]
 
 
@@ -97,24 +99,7 @@ def measure_policy(
     together
         Requests under way at once.
     """
-    with ExitStack() as opened:
-        router = opened.enter_context(
-            command_server(
-                place,
-                f"router-{policy}",
-                _PROGRAM,
-                ("router", "--port", "0", "--policy", policy),
-                "bench",
-            )
-        )
-        for name, replica in zip(("a", "b"), replicas, strict=True):
-            options = ["agent", "--port", "0", "--store", str(place / name / "store")]
-            options += ["--replica", replica.url, "--directory", router.url, "--name", name]
-            opened.enter_context(
-                command_server(place, f"agent-{policy}-{name}", _PROGRAM, options, "bench")
-            )
-        _await_hosts(router, len(replicas))
-        client = opened.enter_context(connected(router))
+    with routed(place, policy, replicas) as router, connected(router) as client:
         order = [number for number in range(len(documents)) for _ in range(questions)]
         random.Random(3).shuffle(order)
         prompts = [f"{documents[one]}\n\nQuestion {at}?" for at, one in enumerate(order)]
@@ -131,6 +116,34 @@ def measure_policy(
         cuts[18],
         looking,
     )
+
+
+@contextmanager
+def routed(place: Path, policy: str, replicas: Sequence[RunningServer]) -> Iterator[RunningServer]:
+    """Run a router with a policy before replicas, and an agent beside each.
+
+    Parameters
+    ----------
+    place
+        Directory of the replicas and of logs.
+    policy
+        Of the router.
+    replicas
+        As `two_replicas` gives them; the router is asked in the way of the first.
+    """
+    with ExitStack() as opened:
+        own = ("router", "--port", "0", "--policy", policy)
+        router = opened.enter_context(
+            command_server(place, f"router-{policy}", _PROGRAM, own, replicas[0].model)
+        )
+        for name, replica in zip(NAMES, replicas, strict=True):
+            options = ["agent", "--port", "0", "--store", str(place / name / "store")]
+            options += ["--replica", replica.url, "--directory", router.url, "--name", name]
+            opened.enter_context(
+                command_server(place, f"agent-{policy}-{name}", _PROGRAM, options, "none")
+            )
+        _await_hosts(router, len(replicas))
+        yield router
 
 
 def routing_text(rows: Sequence[RoutingRow]) -> str:
@@ -162,12 +175,11 @@ def _asked(client: Client, prompts: Sequence[str], together: int) -> list[Answer
 
 
 def _await_hosts(router: RunningServer, count: int) -> None:
-    def hosts() -> int:
-        text = _got(f"{router.url}/metrics")
-        found = re.search(r"^hillinfer_router_hosts (\S+)", text, re.MULTILINE)
-        return int(float(found[1])) if found else 0
+    def announced() -> int:
+        told = json.loads(_got(f"{router.url}/hosts"))["hosts"]
+        return sum(bool(one["agent"]) for one in told)
 
-    _await(lambda: hosts() >= count)
+    _await(lambda: announced() >= count)
     time.sleep(_SETTLED_SECONDS)
 
 
