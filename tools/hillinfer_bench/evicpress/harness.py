@@ -21,8 +21,8 @@ from hillinfer.catalogue.measuring import (
 from hillinfer.forms.filed import DriveForm, FormFile
 from hillinfer.forms.form import DocumentStates, MadeForm, OpenedForm
 from hillinfer.forms.probes import Probe, Probing, recall_probes
-from hillinfer.forms.stored_rows import StoredRowsForm, stored_states
 from hillinfer.forms.table import make_form
+from hillinfer.forms.whole import StoredRowsForm, stored_states
 from hillinfer.generate.answering import Generation
 from hillinfer.placement.options import ON_DRIVE, Context, FirstTokenUtility, Option, Tier
 from hillinfer.placement.placing import Placing

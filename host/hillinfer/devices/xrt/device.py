@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from hillinfer.devices.device import (
+    ROWS_TOGETHER,
     DeviceSegment,
     FilePiece,
     ScoreArrays,
@@ -20,10 +21,10 @@ from hillinfer.devices.device import (
     StoredRows,
     StoredShadow,
     queries_each,
+    shadow_descriptors,
 )
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows, Pace
-from hillinfer.devices.shadow_launches import ROWS_TOGETHER, shadow_descriptors
 from hillinfer.devices.xrt.process import (
     Deadlines,
     MemoryClaims,
