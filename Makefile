@@ -218,8 +218,9 @@ cocotb: $(VENV)/installed ## Simulate the RTL: protocol benches, then long runs 
 formal: $(VENV)/installed ## Prove the AXI engines' and FIFOs' properties, and refute their mutants
 	PYTHONPATH=tools $(BIN)/python tools/formal.py --out $(BUILD)/reports/formal.json
 
-synth: $(VENV)/installed ## Estimate the area of the RTL with yosys (a minute and a half per row, 89 rows)
+synth: $(VENV)/installed ## Estimate the area of the RTL with yosys (a minute and a half per row, 89 rows), place its modules
 	PYTHONPATH=tools $(BIN)/python tools/levels.py --out $(BUILD)/reports/levels.json
+	PYTHONPATH=tools $(BIN)/python tools/place_and_route.py --out $(BUILD)/reports/frequencies.json
 	PYTHONPATH=tools $(BIN)/python tools/synth.py --out $(BUILD)/reports/synth.json
 
 pynq-env: $(BUILD)/pynq-env/installed ## Make the environment of the PYNQ front (63 MB to fetch, once)

@@ -33,6 +33,7 @@ _ANY_FLOAT = ["-fno-finite-math-only", "-fsigned-zeros"]
 COMMON: dict[str, list[str]] = {
     **{name: [] for name in ("api", "choice", "offsets", "portable", "selection", "sequence")},
     "aligned_tokens": [],
+    "block_rows": [],
     "thread_pool": [],
     "crc32c": [],
     "launch_thread": [],

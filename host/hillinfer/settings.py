@@ -76,6 +76,9 @@ class ModelName(StrEnum):
 
 # Devices that hold no shadow of their own: all of it lies in DRAM or on the drive.
 HOST_DEVICES = frozenset({"nvme", "golden"})
+# Those that score codes alone: nothing of them casts FP16 keys, or each launch would bring all rows
+# to a card again, four times the bytes of codes.
+_CODE_DEVICES = frozenset({"nvme", "core", "pynq"})
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,8 @@ class Settings:
         `hf/hooks` says for the model's family. Layers 0 and 1 take their true query always.
     shadow
         Number format of the key shadow; None (text: `auto`) for INT4, or INT2 where INT4 does not
-        leave half the budget for rows. `KeyMode.FP16` needs a device that holds rows.
+        leave half the budget for rows. `KeyMode.FP16` keeps rows on a device, `csim` or `xrt`,
+        whose kernel casts their keys to INT8 codes while it scores; the host codes the rest alike.
     kept_sinks, kept_recent
         Tokens that are always selected: the first and the most recent ones.
     max_selected
@@ -223,8 +227,11 @@ class Settings:
             object.__setattr__(self, one.name, _typed(one.name, getattr(self, one.name)))
         if self.alpha is not None and not 0 < self.alpha <= 1:
             raise SettingsError(f"alpha={self.alpha} must be above 0 and at most 1")
-        if self.shadow is KeyMode.FP16:
-            raise SettingsError("shadow=fp16 keeps no codes on a host: use int8, int4 or int2")
+        if self.shadow is KeyMode.FP16 and self.device in _CODE_DEVICES:
+            raise SettingsError(
+                f"shadow=fp16 needs a device whose kernel casts FP16 keys: choose --device csim or "
+                f"xrt, or with device={self.device} --shadow int8, which selects the same tokens"
+            )
         if self.kept_sinks < 0 or self.kept_recent < 1:
             raise SettingsError(
                 f"kept_sinks={self.kept_sinks}, kept_recent={self.kept_recent}: "
@@ -268,9 +275,10 @@ class Settings:
     def has_coded_tokens(self) -> bool:
         """Whether selected tokens may come as codes (contract, section 15).
 
-        Keys of 2 bits are not attended to, so all tokens are exact then.
+        Keys of 2 bits are not attended to, and of FP16 keys on a device there are no codes, so all
+        tokens are exact then.
         """
-        return self.exact_share < 1 and self.shadow is not KeyMode.INT2
+        return self.exact_share < 1 and self.shadow not in (KeyMode.INT2, KeyMode.FP16)
 
     @property
     def exact_share(self) -> float:

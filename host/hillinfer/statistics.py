@@ -52,6 +52,7 @@ class Counters:
     device_scored_segments: int = 0
     device_read_bytes: int = 0
     make_shadow_launches: int = 0
+    shared_launches: int = 0
     fp16_overflows: int = 0
 
     def add_since(self, now: Counters, before: Counters) -> None:
@@ -164,6 +165,7 @@ class CacheStatistics:
     device_scored_segments: int = 0
     device_read_bytes: int = 0
     make_shadow_launches: int = 0
+    shared_launches: int = 0
 
     @property
     def hot_hit_rate(self) -> float:

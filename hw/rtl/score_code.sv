@@ -32,10 +32,12 @@ module score_code #(
   endgenerate
 
   // Left until the leading one is on top: by 32 and 16, by 8 and 4, by 2 and 1.
-  wire z32 = ~|start[47:16];
-  wire [41:0] n32 = z32 ? {start[15:0], 26'd0} : start[47:6];
-  wire z16 = ~|n32[41:26];
-  wire [25:0] n16 = z16 ? n32[25:0] : n32[41:16];
+  // Of the first two steps the thirds of a sum are looked at side by side.
+  wire high = |start[47:32];
+  wire middle = |start[31:16];
+  wire z32 = !high && !middle;
+  wire z16 = !high && (middle || ~|start[15:0]);
+  wire [25:0] n16 = high ? start[47:22] : middle ? start[31:6] : {start[15:0], 10'd0};
   logic [25:0] held2;
   wire z8 = ~|held2[25:18];
   wire [17:0] n8 = z8 ? held2[17:0] : held2[25:8];

@@ -62,19 +62,19 @@ module writer #(
     localparam int UNITS = (BLOCK_TOKENS % UNIT == 0) ? BLOCK_TOKENS / UNIT : 65536;
     localparam logic [1:0] BUS = 2;
 
-    localparam logic [2:0] RECORD = 0, RUN = 1, GRACE = 2, QUIET = 3, LAST_STATUS = 4, END = 5;
+    // The core's beats pass in the last two.
+    localparam logic [2:0] RECORD = 0, QUIET = 1, LAST_STATUS = 2, END = 3, RUN = 4, GRACE = 5;
     logic [2:0] state;
     logic [31:0] index;
-    logic [16:0] tokens, count;
-    logic [57:0] base, row, place;
-    logic [31:0] stride;
+    logic [16:0] tokens, count, count_next;  // of the segment; of its status; with this unit
     logic [16:0] units;       // of the open block
+    logic last_unit;          // ends it
     logic [7:0] still;
     logic [1:0] error;
     logic ends;               // the launch ends with the next status beat
 
     // The write engine and its tags.
-    logic busy, in_valid, in_ready, in_flush, close, take_status, take_beat;
+    logic busy, in_valid, in_ready, in_flush, close;
     logic [57:0] in_beat;
     logic [511:0] in_data;
     logic [TAG-1:0] in_tag, done_tag;
@@ -114,11 +114,10 @@ module writer #(
         end
     end
 
-    // Status beats that are due. The front starts no block whose status would not fit.
+    // Status beats that are due. No beat is taken while the status of its block might not fit.
     logic due, due_ready, unused_ready;
     logic [31:0] due_index;
     logic [COUNT-1:0] due_count;
-    logic [$clog2(BLOCKS):0] blocks;
     queue #(.WIDTH(32 + COUNT), .DEPTH(BLOCKS)) statuses (
         .clk(clk), .rst(rst),
         .in_valid(done_valid && done_marked && !done_status && !done_error && !failed
@@ -126,67 +125,133 @@ module writer #(
         .in_ready(unused_ready), .in_data({done_index, done_count}),
         .out_valid(due), .out_ready(due_ready), .out_data({due_index, due_count}));
 
-    // The core's beats.
-    logic unit_ends, block_ends, fault, gate;
-    logic [16:0] count_next;
-    logic [57:0] score_place;
-    assign unit_ends = (KIND == 2) ? (out_last || place == base + out_beat[31:0])
-        : (QUERIES > 1) ? out_row_ends : (!kv_head || out_head == KV - 1);
-    assign count_next = (count + UNIT >= tokens) ? tokens : count + UNIT[16:0];
-    assign block_ends = out_last || (unit_ends && units == UNITS - 1);
-    assign score_place = ((kv_head || QUERIES > 1) && out_head != 0) ? place : row;
-    assign fault = (load_fault && load_fault_index == index)
-        || (key_fault && key_fault_index == index);
-    assign gate = !(block_ends && blocks == BLOCKS);
+    // The next one, with its place. It goes before the core's beats.
+    logic say;
+    logic [57:0] say_place;
+    logic [COUNT-1:0] say_count;
+    logic [1:0] say_error;
+    assign due_ready = (!say || in_ready || status_failed) && state != LAST_STATUS;
+    always_ff @(posedge clk) begin
+        if (rst || status_failed) say <= 1'b0;
+        else if (!say || in_ready) say <= due || state == LAST_STATUS;
+        if (!say || in_ready) begin
+            say_place <= status + ((state == LAST_STATUS) ? index : due_index);
+            say_count <= (state == LAST_STATUS) ? count : due_count;
+            say_error <= (state == LAST_STATUS) ? error : 2'd0;
+        end
+    end
 
-    assign take_status = (state == LAST_STATUS) || (due && !status_failed);
-    assign take_beat = ((state == RUN) || (state == GRACE)) && !failed && !status_failed && gate;
-    assign due_ready = (due && status_failed) || (due && in_ready && state != LAST_STATUS);
-    assign out_ready = take_beat && !take_status && in_ready;
-    assign in_valid = take_status || (take_beat && out_valid);
+    // The core's beats, with their places. A unit ends with a beat; so may a block.
+    logic beat_valid, beat_ready, beat_last, unit_ends, block_ends, crowded, passes, takes;
+    logic [57:0] beat_place;
+    logic [511:0] beat_data;
+    generate
+        if (KIND == 2) begin : g_shadow
+            // Offsets are added to the segment's place, and compared with the group's last, in a
+            // cycle of their own.
+            logic held;
+            logic [57:0] base;
+            logic [31:0] group_last;
+            assign beat_valid = held;
+            assign out_ready = state[2] && (!held || (beat_ready && !beat_last));
+            always_ff @(posedge clk) begin
+                if (rst) held <= 1'b0;
+                else if (out_valid && out_ready) held <= 1'b1;
+                else if (beat_ready) held <= 1'b0;
+                if (out_valid && out_ready) begin
+                    beat_place <= base + out_beat;
+                    beat_data <= out_data;
+                    beat_last <= out_last;
+                    unit_ends <= out_last || out_beat == group_last;
+                    if (out_beat == group_last) group_last <= group_last + GROUP_BEATS;
+                end
+                if (state == RECORD) begin
+                    base <= record_beat;
+                    group_last <= KV - 1;
+                end
+            end
+        end else begin : g_scores
+            // Units lie one behind the other, the further beats of one a stride apart.
+            logic [57:0] unit_place;
+            logic [31:0] stride;
+            assign beat_valid = out_valid;
+            assign out_ready = beat_ready;
+            assign beat_data = out_data;
+            assign beat_last = out_last;
+            assign unit_ends = (QUERIES > 1) ? out_row_ends : (!kv_head || out_head == KV - 1);
+            always_ff @(posedge clk) begin
+                if (state == RECORD) begin
+                    unit_place <= record_beat;
+                    beat_place <= record_beat;
+                    stride <= record_stride;
+                end else if (out_valid && out_ready) begin
+                    if (unit_ends) unit_place <= unit_place + 1'b1;
+                    beat_place <= unit_ends ? unit_place + 1'b1 : beat_place + stride;
+                end
+            end
+        end
+    endgenerate
+    assign block_ends = beat_last || (unit_ends && last_unit);
+    assign passes = state[2] && !failed && !status_failed && !crowded;
+    assign beat_ready = passes && !say && in_ready;
+    assign takes = beat_valid && beat_ready;
+    assign in_valid = say || (passes && beat_valid);
     assign close = (state == QUIET);
     always_comb begin
-        in_beat = (KIND == 2) ? base + out_beat : score_place;
-        in_data = out_data;
-        in_flush = block_ends;
-        in_tag = {1'b0, index, unit_ends ? count_next : count};
-        if (take_status) begin
-            in_flush = 1'b1;
-            in_beat = status + ((state == LAST_STATUS) ? index : due_index);
-            in_tag = {1'b1, 32'd0, {COUNT{1'b0}}};
+        in_beat = say ? say_place : beat_place;
+        in_data = beat_data;
+        in_flush = say || block_ends;
+        in_tag = {say, index, count_next};
+        if (say) begin
             in_data = '0;
             in_data[63:0] = SPEC_HASH;
             in_data[95:64] = launch_id;
-            in_data[96+:COUNT] = (state == LAST_STATUS) ? count : due_count;
-            in_data[129:128] = (state == LAST_STATUS) ? error : 2'd0;
+            in_data[96+:COUNT] = say_count;
+            in_data[129:128] = say_error;
+        end
+    end
+
+    // Blocks whose status is not on its way. One may have ended since they were counted.
+    logic [$clog2(BLOCKS):0] blocks;
+    always_ff @(posedge clk) begin
+        if (rst) begin
+            blocks <= '0;
+            crowded <= 1'b0;
+        end else begin
+            if ((takes && block_ends) != (due && due_ready))
+                blocks <= (due && due_ready) ? blocks - 1'b1 : blocks + 1'b1;
+            crowded <= blocks >= BLOCKS - 1;
         end
     end
 
     assign record_ready = state == RECORD && !failed && !status_failed;
     // Nothing is written, answered or said any more.
     logic quiet;
-    assign quiet = !busy && !due;
-    assign finished = (state == END && !busy)
+    assign quiet = !busy && !say && !due;
+    assign finished = (state == END && !busy && !say)
         || (state == QUIET && quiet && ends && !failed && !status_failed && error == 0);
+    // What is compared is compared a cycle earlier: when nothing is under way it stays.
+    logic was_quiet, counted, fault;
+    always_ff @(posedge clk) begin
+        was_quiet <= quiet && !rst;
+        counted <= complete_index == (failed ? failed_index : index);
+        fault <= (load_fault && load_fault_index == index)
+            || (key_fault && key_fault_index == index);
+    end
 
     always_ff @(posedge clk) begin
         if (rst) begin
             state <= RECORD;
             index <= 32'd0;
-            blocks <= '0;
             ends <= 1'b0;
         end else begin
-            blocks <= blocks + (out_valid && out_ready && block_ends) - (due && due_ready);
             case (state)
                 RECORD: begin
-                    count <= 17'd0;
                     units <= 17'd0;
+                    last_unit <= UNITS == 1;
                     error <= record_error;
                     tokens <= record_tokens;
-                    base <= record_beat;
-                    row <= record_beat;
-                    place <= record_beat + ((KIND == 2) ? KV - 1 : 0);
-                    stride <= record_stride;
+                    count_next <= (record_tokens < UNIT) ? record_tokens : UNIT[16:0];
                     if (failed || status_failed) state <= QUIET;
                     else if (record_valid) begin
                         ends <= record_end || record_error != 0;
@@ -198,24 +263,19 @@ module writer #(
                 RUN, GRACE: begin
                     // After a bus error on the way in, what the core still holds comes out first:
                     // its last beats are as far apart as its slowest process.
-                    still <= (out_valid || state == RUN) ? 8'd0 : still + 8'd1;
+                    still <= (out_valid || beat_valid || state == RUN) ? 8'd0 : still + 8'd1;
                     if (state == RUN && fault) state <= GRACE;
-                    if (out_valid && out_ready) begin
-                        if (KIND == 2) begin
-                            if (unit_ends) place <= place + GROUP_BEATS;
-                        end else if (unit_ends) begin
-                            row <= row + 1'b1;
-                        end else begin
-                            place <= score_place + stride;
-                        end
-                        if (unit_ends) count <= count_next;
-                        if (unit_ends) units <= block_ends ? 17'd0 : units + 17'd1;
-                        if (out_last) begin
-                            state <= RECORD;
-                            index <= index + 32'd1;
-                        end
+                    if (takes && unit_ends) begin
+                        count_next <= (count_next + UNIT >= tokens) ? tokens
+                            : count_next + UNIT[16:0];
+                        units <= block_ends ? 17'd0 : units + 17'd1;
+                        last_unit <= block_ends ? UNITS == 1 : units == UNITS - 2;
                     end
-                    if (state == GRACE && still == 8'd255 && !out_valid) begin
+                    if (takes && beat_last) begin
+                        state <= RECORD;
+                        index <= index + 32'd1;
+                    end
+                    if (state == GRACE && still == 8'd255 && !out_valid && !beat_valid) begin
                         error <= BUS;
                         ends <= 1'b1;
                         state <= QUIET;
@@ -225,11 +285,10 @@ module writer #(
                 // All that was written is answered, all that was due is said.
                 QUIET: begin
                     if (status_failed) begin
-                        if (!busy) state <= END;
-                    end else if (quiet) begin
+                        if (!busy && !say) state <= END;
+                    end else if (was_quiet) begin
                         state <= (ends && !failed && error == 0) ? END : LAST_STATUS;
-                        count <= (complete_index == (failed ? failed_index : index))
-                            ? complete_count : 17'd0;
+                        count <= counted ? complete_count : 17'd0;
                         if (failed) begin
                             index <= failed_index;
                             error <= BUS;
@@ -237,8 +296,8 @@ module writer #(
                         end
                     end
                 end
-                LAST_STATUS: if (in_ready) begin
-                    // A segment without tokens: the launch goes on.
+                // A segment without tokens: the launch goes on.
+                LAST_STATUS: begin
                     state <= ends ? END : RECORD;
                     if (!ends) index <= index + 32'd1;
                 end

@@ -32,3 +32,8 @@ class KeyMode(StrEnum):
     def code_bits(self) -> int:
         """Bits of one key code; FP16 keys are cast to INT8 codes."""
         return {"fp16": 8, "int8": 8, "int4": 4, "int2": 2}[self.value]
+
+    @property
+    def codes(self) -> KeyMode:
+        """The format of the codes that keys become: that of `fp16` is INT8."""
+        return KeyMode.INT8 if self is KeyMode.FP16 else self

@@ -37,7 +37,11 @@ from hillinfer_model.write_stream import WriteStream
 
 
 def score_cycles(
-    spec: KernelSpec, scope: Scope, segments: Sequence[SegmentShape], memory: MemoryModel
+    spec: KernelSpec,
+    scope: Scope,
+    segments: Sequence[SegmentShape],
+    memory: MemoryModel,
+    queries: int = 1,
 ) -> CycleCount:
     """Return the modelled cycles and beats of one `score_tokens`.
 
@@ -49,6 +53,9 @@ def score_cycles(
         In the order of the launch.
     memory
         How the memory behaves.
+    queries
+        That one pass over the keys scores (contract, section 17). Keys come once; query blocks are
+        taken apart one after the other, and of each 16 tokens the beats of all queries follow.
     """
     rows = spec.key_mode is KeyMode.FP16
 
@@ -58,10 +65,11 @@ def score_cycles(
     return _Launch(
         memory,
         bursts,
-        lambda shape: score_writes(shape, spec, scope),
-        load_cycles=timing.query_load(spec) + (timing.statistics_load(spec) if rows else 0),
-        load_beats=query_beats(spec) + (statistics_beats(spec) if rows else 0),
-        depth=timing.score_depth(spec),
+        lambda shape: score_writes(shape, spec, scope, queries),
+        load_cycles=queries * timing.query_load(spec)
+        + (timing.statistics_load(spec) if rows else 0),
+        load_beats=queries * query_beats(spec) + (statistics_beats(spec) if rows else 0),
+        depth=timing.score_depth(spec) + queries - 1,
     ).run(segments, lambda tokens: code_beats(tokens, spec))
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hillinfer_model.choices import KeyMode
-from hillinfer_model.kernel_spec import SLICE_CHANNELS, KernelSpec, ProductStyle
+from hillinfer_model.kernel_spec import MOST_QUERIES, SLICE_CHANNELS, KernelSpec, ProductStyle
 from hillinfer_model.kernel_timing import KEY_FIFO_BEATS
 
 LEAST_HEAD_DIM, MOST_HEAD_DIM = 64, 256
@@ -157,6 +157,23 @@ def check_hardware_spec(spec: KernelSpec, limit: int = KERNEL_BLOCK_RAMS) -> Non
                 f"{limit} that a kernel may use of a KU15P's {KU15P_BLOCK_RAMS}; fewer KV heads, "
                 f"fewer query heads per KV head or rule raw_sum need less"
             )
+
+
+def most_queries(spec: KernelSpec) -> int:
+    """Return how many queries a pass of a spec's kernel may score, 1 or more (section 17).
+
+    Parameters
+    ----------
+    spec
+        Of which a kernel of one query can be built.
+    """
+    for queries in range(MOST_QUERIES, 1, -1):
+        try:
+            check_hardware_spec(replace(spec, queries=queries))
+        except HardwareSpecError:
+            continue
+        return queries
+    return 1
 
 
 def _power_of_two(number: int) -> int:

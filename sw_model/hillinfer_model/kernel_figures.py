@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hillinfer_model.choices import KeyMode, Scope
 from hillinfer_model.cycle_count import CLOCK_HERTZ, CycleCount
 from hillinfer_model.cycle_model import score_cycles
+from hillinfer_model.hardware_spec import most_queries
 from hillinfer_model.kernel_spec import BEAT_BYTES, SLICE_CHANNELS, KernelSpec
 from hillinfer_model.launch_shape import (
     TUPLES_PER_BEAT,
@@ -20,6 +21,7 @@ from hillinfer_model.launch_shape import (
     statistics_beats,
 )
 from hillinfer_model.memory_model import IDEAL, REALISTIC
+from hillinfer_model.pass_figures import PassFigures, pass_figures
 
 # 512 bit at 300 MHz, which is also the peak of one DDR4-2400 channel.
 DDR_ROOF = BEAT_BYTES * CLOCK_HERTZ
@@ -56,6 +58,10 @@ class KernelFigures:
         key-only plane, and of rows K‖V (0 where the kernel reads none).
     card_tokens
         Tokens of all layers that fit on a card, whole segments.
+    card_row_tokens
+        The same where rows K‖V lie there, as `--shadow fp16` has them; 0 in other key modes.
+    passes
+        The launch with as many queries as a kernel has room for, with realistic memory.
     """
 
     key_codes_per_beat: int
@@ -70,6 +76,8 @@ class KernelFigures:
     shadow_bytes_per_token: int
     p2p_bytes_per_token: tuple[int, int]
     card_tokens: int
+    card_row_tokens: int
+    passes: PassFigures
 
 
 def kernel_figures(spec: KernelSpec, scope: Scope, layers: int, tokens: int) -> KernelFigures:
@@ -113,6 +121,10 @@ def kernel_figures(spec: KernelSpec, scope: Scope, layers: int, tokens: int) -> 
         shadow_bytes_per_token=plane,
         p2p_bytes_per_token=(plane, row * BEAT_BYTES),
         card_tokens=card_tokens(spec, scope, layers),
+        card_row_tokens=card_tokens(spec, scope, layers, segment * row) if fp16 else 0,
+        passes=pass_figures(
+            spec, scope, launch_segments(tokens, spec, row), REALISTIC, most_queries(spec)
+        ),
     )
 
 
@@ -127,16 +139,17 @@ def launch_segments(tokens: int, spec: KernelSpec, row_stride: int = 0) -> list[
     return shapes
 
 
-def card_tokens(spec: KernelSpec, scope: Scope, layers: int) -> int:
+def card_tokens(spec: KernelSpec, scope: Scope, layers: int, segment_beats: int = 0) -> int:
     """Return the tokens whose keys of all layers fit on a card of 4 GB, in whole segments.
 
     Beside the keys the card holds staging buffers, and for two layers at a time descriptors,
     query blocks, status beats and score arrays; with FP16 keys also every segment's statistics.
+    `segment_beats` is what keys of a segment take, 0 for a shadow or a plane of keys.
     """
     segment = spec.segment_tokens
     arrays = spec.kv_heads if scope is Scope.KV_HEAD else 1
     launch = query_beats(spec) + 2 + arrays * (segment // TUPLES_PER_BEAT)
-    keys = key_beats(segment, spec)
+    keys = segment_beats or key_beats(segment, spec)
     if spec.key_mode is KeyMode.FP16:
         keys += statistics_beats(spec)
     per_segment = (layers * keys + SLOTS * launch) * BEAT_BYTES

@@ -29,7 +29,7 @@ BLOCK_READY = 1
 LOAD_LEAD = 1
 # A closed output burst on its way to the bus, and a status beat after its response.
 WRITE_PATH = 3
-STATUS_PATH = 4
+STATUS_PATH = 5
 # From the last response to ap_done.
 END = 0
 # Beats that the key FIFO holds, and bursts that may wait for the write bus: closed ones, and beats
@@ -46,7 +46,7 @@ SCORE = {Rule.WEIGHT_SUM: 12, Rule.RAW_SUM: 6}
 SCORE_CODE = 5
 TUPLES = 3
 # From a row's last key beat to the shadow beats that hold its codes.
-SHADOW_DEPTH = 29
+SHADOW_DEPTH = 30
 
 
 def score_depth(spec: KernelSpec) -> int:

@@ -106,13 +106,16 @@ def row_bursts(shape: SegmentShape, spec: KernelSpec) -> Iterator[int]:
         yield from _aligned(shape.first_beat + token * shape.row_stride, beats)
 
 
-def score_writes(shape: SegmentShape, spec: KernelSpec, scope: Scope) -> Iterator[WriteBurst]:
-    """Yield the bursts of a segment's score arrays in the order of writing."""
-    if scope is Scope.KV_HEAD and spec.kv_heads > 1:
-        # Beats of different heads lie apart: each is a burst of its own.
+def score_writes(
+    shape: SegmentShape, spec: KernelSpec, scope: Scope, queries: int = 1
+) -> Iterator[WriteBurst]:
+    """Yield the bursts of a segment's score arrays, of all queries, in the order of writing."""
+    arrays = queries * (spec.kv_heads if scope is Scope.KV_HEAD else 1)
+    if arrays > 1:
+        # Beats of different heads and queries lie apart: each is a burst of its own.
         for start in range(0, shape.tokens, TUPLES_PER_BEAT):
             covered = min(start + TUPLES_PER_BEAT, shape.tokens)
-            for _ in range(spec.kv_heads):
+            for _ in range(arrays):
                 yield WriteBurst(key_beats(covered, spec), 1)
         return
     for block in range(0, shape.tokens, spec.block_tokens):

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tests of devices share: rates nobody need measure, the room left, wrapped devices."""
 
+import os
+from contextlib import ExitStack
+
 import torch
 
+from hillinfer.devices.device import FilePiece, StoredRows
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.opening import make_scorer
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.engine_table import open_engine
+from hillinfer.drive.files import aligned_buffer
 from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.errors import warn_of_loss
 from hillinfer.rates.kept_rates import KeptRates, RatesKey
@@ -45,6 +50,25 @@ class Through:
 
     def __getattr__(self, name):
         return getattr(self.device, name)
+
+
+class FlippedRows(Through):
+    """Is given keys whose first channels have other signs."""
+
+    def make(self, rows):
+        with ExitStack() as files:
+            return self.device.make([self._flipped(one, files) for one in rows])
+
+    def _flipped(self, rows, files):
+        content, at = aligned_buffer(rows.byte_count)[: rows.byte_count], 0
+        for piece in rows.pieces:
+            at += os.preadv(piece.file, [content[at : at + piece.size].data], piece.offset)
+        content.reshape(1024, -1)[:, 1:32:2] ^= 0x80
+        file = os.memfd_create("flipped")
+        files.callback(os.close, file)
+        os.pwrite(file, content.data, 0)
+        pieces = [FilePiece(file, 0, rows.byte_count)]
+        return StoredRows(rows.slot, rows.base_position, rows.statistics, pieces)
 
 
 class Noting(Through):

@@ -72,7 +72,7 @@ def early_status(kernel="score_tokens"):
         ".in_valid(done_valid && done_marked && !done_status && !done_error && !failed\n"
         "            && !status_failed),\n"
         "        .in_ready(unused_ready), .in_data({done_index, done_count}),",
-        ".in_valid(out_valid && out_ready && block_ends),\n"
+        ".in_valid(takes && block_ends),\n"
         "        .in_ready(unused_ready), .in_data({index, count_next}),",
         kernel=kernel,
     )

@@ -18,7 +18,7 @@ from hillinfer.devices.device import (
     StoredShadow,
 )
 from hillinfer.devices.opening import GoldenScorer
-from hillinfer.devices.xrt.device import open_xrt
+from hillinfer.devices.xrt.opening import open_xrt
 from hillinfer.drive.files import PAGE_BYTES, round_up
 from hillinfer.errors import DeviceError
 from hillinfer.settings import DeviceOptions

@@ -40,8 +40,8 @@ MUTANTS = {
     ),
     "write_responses_late_and_in_bunches": (
         "axi_write.sv",
-        "assign busy = open || (total != 0);",
-        "assign busy = open;",
+        "assign busy = held || open || (total != 0);",
+        "assign busy = held || open;",
     ),
     "long_and_varying_read_latency": (
         "key_reader.sv",

@@ -39,6 +39,7 @@ REPORT = {
     "device_scored_segments": 150,
     "device_read_bytes": 4096,
     "make_shadow_launches": 3,
+    "shared_launches": 2,
     "cold_rows_read": 70,
 }
 
@@ -205,6 +206,7 @@ def test_the_report_of_vitis_says_what_it_knows(place):
     }
     assert (row["engine"], row["simulator"], row["execution"]) == ("hls", "xsim", "hw_emu")
     assert (row["device_scored_tokens"], row["scored_tokens"]) == (800, 900)
+    assert row["shared_launches"] == 2
 
 
 def test_tokens_that_differ_are_a_failure(place):
@@ -232,6 +234,18 @@ def test_a_card_that_made_no_shadow_of_a_long_document_is_a_failure(place, missi
     # Of a short one there is none to be made.
     place.generations.report = REPORT | {missing: 0}
     assert place.run(*HLS) == 0
+
+
+def test_a_card_that_casts_keys_makes_no_shadow(place):
+    """The plain drive has the codes that the card makes on the fly."""
+    long = REPORT | {"prompt_tokens": 5000, "make_shadow_launches": 0}
+    place.generations.report = long
+    assert place.run(*HLS, "--mode", "fp16") == 0
+    used = [(one["--device"], one["--shadow"]) for one, _ in place.generations.calls]
+    assert used == [("xrt", "fp16"), ("nvme", "int8")]
+    # But it is given rows.
+    place.generations.report = long | {"device_read_bytes": 0}
+    assert place.run(*HLS, "--mode", "fp16") == 1
 
 
 def test_a_build_that_fails_says_why_and_generates_nothing(place, capsys):

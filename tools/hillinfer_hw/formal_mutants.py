@@ -213,7 +213,7 @@ WRITE_INSIDE_MUTANTS = WRITE_BORDER_MUTANTS | {
         WRITE, "assign bready = 1'b1;", "assign bready = !awvalid;", "always_ready"
     ),
     "says too early that all is answered": Mutant(
-        WRITE, "assign busy = open || (total != 0);", "assign busy = open;", "all_answered"
+        WRITE, "held || open || (total != 0);", "held || open;", "all_answered"
     ),
     "a burst not counted": Mutant(
         WRITE,
@@ -223,8 +223,8 @@ WRITE_INSIDE_MUTANTS = WRITE_BORDER_MUTANTS | {
     ),
     "bursts counted when taken": Mutant(
         WRITE,
-        "bursts <= bursts + {{COUNT{1'b0}}, burst_valid && burst_ready}",
-        "bursts <= bursts + (awvalid && awready)",
+        "if (sends != done_valid)",
+        "if ((awvalid && awready) != done_valid)",
         "invariant_bursts",
     ),
     "ends with its first beat": Mutant(
@@ -240,7 +240,7 @@ WRITE_INSIDE_MUTANTS = WRITE_BORDER_MUTANTS | {
         "invariant_left",
     ),
     "follows itself": Mutant(
-        WRITE, "follows <= in_beat + 1'b1;", "follows <= in_beat;", "invariant_open"
+        WRITE, "beat[STEP-1:0] + 1'b1}", "beat[STEP-1:0]}", "invariant_follows"
     ),
     "a mark does not end": Mutant(
         WRITE,
@@ -248,13 +248,35 @@ WRITE_INSIDE_MUTANTS = WRITE_BORDER_MUTANTS | {
         "(&in_beat[STEP-1:0])",
         "invariant_not_ended",
     ),
-    "closes nothing": Mutant(
-        WRITE, "(open && close)) closing", "close) closing", "invariant_closing"
+    "a burst longer than a page": Mutant(
+        WRITE, "(&in_beat[STEP-1:0])", "(&in_beat[STEP:0])", "invariant_open"
+    ),
+    "a page does not end": Mutant(
+        WRITE, "in_flush || (&in_beat[STEP-1:0])", "in_flush", "invariant_last"
+    ),
+    "closes nothing": Mutant(WRITE, "beat_last && !at_once;", "beat_last;", "invariant_closing"),
+    "takes words without room": Mutant(
+        WRITE, "word_room <= free_words > 1;", "word_room <= 1'b1;", "room_for_every_word"
+    ),
+    "room of a burst told too late": Mutant(
+        WRITE,
+        "burst_room <= free_bursts > 1;",
+        "burst_room <= free_bursts > 0;",
+        "room_for_every_burst",
+    ),
+    "a word that leaves gives no room": Mutant(
+        WRITE, "if (take != word_leaves)", "if (take || word_leaves)", "invariant_words"
+    ),
+    "a burst that leaves gives no room": Mutant(
+        WRITE,
+        "if (burst_waits != burst_leaves)",
+        "if (burst_waits || burst_leaves)",
+        "invariant_waiting",
     ),
 }
 WRITE_MUTANTS = WRITE_ADDRESS_MUTANTS | {
     "joins what does not follow": Mutant(
-        WRITE, "open && (in_beat == follows)", "open", "beat_at_its_address"
+        WRITE, "open && !closing && follows", "open && !closing", "beat_at_its_address"
     ),
     "a beat too many": Mutant(
         WRITE,
@@ -268,7 +290,7 @@ WRITE_MUTANTS = WRITE_ADDRESS_MUTANTS | {
     "a beat lost": Mutant(
         FIFO,
         "if (take) taken <= taken + 1'b1;",
-        "if (take) taken <= taken + 1'b1 + (in_valid && held == 3);",
+        "if (take) taken <= taken + 1'b1 + (in_valid && held == 2);",
         "no_beat_lost_or_out_of_order",
     ),
     "every beat is the last": Mutant(
@@ -280,7 +302,9 @@ WRITE_MUTANTS = WRITE_ADDRESS_MUTANTS | {
         "(&in_beat[STEP-1:0])",
         "marked_beat_ends_its_burst",
     ),
-    "mark forgotten": Mutant(WRITE, "in_flush, in_tag}", "1'b0, in_tag}", "response_has_its_tag"),
+    "mark forgotten": Mutant(
+        WRITE, "{burst_marked, burst_tag}", "{1'b0, burst_tag}", "response_has_its_tag"
+    ),
     "too many bursts": Mutant(
         WRITE, "&& (bursts != OUTSTANDING[COUNT:0])", "", "not_too_many_open"
     ),
@@ -288,6 +312,6 @@ WRITE_MUTANTS = WRITE_ADDRESS_MUTANTS | {
         WRITE, "assign bready = 1'b1;", "assign bready = !awvalid;", "always_ready"
     ),
     "says too early that all is answered": Mutant(
-        WRITE, "assign busy = open || (total != 0);", "assign busy = open;", "all_answered"
+        WRITE, "held || open || (total != 0);", "held || open;", "all_answered"
     ),
 }

@@ -10,6 +10,7 @@ _FIGURES = "sw_model/hillinfer_model/card_figures.py"
 _LEVELS = "tests/hw/test_logic_levels.py"
 _SKEW = "tests/hw/test_skew.py"
 _MADE = "tests/host/devices/test_made_shadows.py"
+_CAST = "tests/host/devices/test_cast_rows.py"
 
 CARDS: tuple[Mutant, ...] = (
     Mutant(
@@ -115,5 +116,37 @@ CARDS: tuple[Mutant, ...] = (
         "overlaps = len(self.shadows.staging) > 1",
         "overlaps = False",
         (f"{_MADE}::test_what_comes_from_the_drive_is_loaded_beside_scoring",),
+    ),
+    Mutant(
+        "statistics-of-the-first-segment",
+        "Keys of every segment are cast with the statistics of the launch's first.",
+        "host/hillinfer/devices/device.py",
+        "statistics=index * block,",
+        "statistics=0 * block,",
+        (f"{_CAST}::test_keys_that_a_device_casts_change_no_output",),
+    ),
+    Mutant(
+        "keys-given-count-as-read",
+        "Keys that the host hands over count as bytes that the device read of the drive.",
+        "host/hillinfer/devices/device_shadows.py",
+        "self.read_bytes += sum(one.drive_bytes for one in rows)",
+        "self.read_bytes += sum(one.byte_count for one in rows)",
+        (f"{_CAST}::test_keys_that_a_device_casts_change_no_output[padded heads]",),
+    ),
+    Mutant(
+        "rows-in-staging",
+        "Codes on the drive are loaded into slots whose rows a kernel would cast.",
+        "host/hillinfer/devices/device_shadows.py",
+        "staging = 0 if self.takes_rows else min(STAGING_SLOTS, device.slots // 2)",
+        "staging = min(STAGING_SLOTS, device.slots // 2)",
+        (f"{_CAST}::test_what_the_device_has_no_room_for_the_host_scores",),
+    ),
+    Mutant(
+        "rows-for-a-core",
+        "A processor core is given rows that it cannot cast.",
+        "host/hillinfer/settings.py",
+        '_CODE_DEVICES = frozenset({"nvme", "core", "pynq"})',
+        '_CODE_DEVICES = frozenset({"nvme", "pynq"})',
+        (f"{_CAST}::test_devices_that_cast_nothing_are_refused_by_name[core]",),
     ),
 )

@@ -31,9 +31,20 @@ HOSTS: tuple[Mutant, ...] = (
         "pages-let-in",
         "A page of another place uses a router through a browser of its machine.",
         f"{_HOSTS}/gate.py",
-        "if origin is not None and _place(origin) != host:",
-        "if origin is not None and not host:",
+        'if is_of_other_place(request.headers.get("origin"), host):',
+        "if not host:",
         (f"{_TESTS}/test_gate.py::test_no_page_asks_a_replica_behind_a_router",),
+    ),
+    Mutant(
+        "redis-hosts-unsigned",
+        "Whoever may write to Redis leads requests to a place of his own.",
+        f"{_HOSTS}/redis_directory.py",
+        "not self._key or hmac.compare_digest(given, self._signature(host))",
+        "bool(host.name)",
+        (
+            f"{_TESTS}/test_directory.py"
+            "::test_who_may_write_to_redis_and_has_no_key_leads_nobody_anywhere",
+        ),
     ),
     Mutant(
         "slow-hosts-lost",
@@ -149,6 +160,25 @@ HOSTS: tuple[Mutant, ...] = (
         '{**about, "rank": rank, "ranks": ranks}',
         '{**about, "ranks": ranks}',
         (f"{_STORE}/test_vllm_ranks.py::test_each_rank_has_a_namespace_of_its_own",),
+    ),
+    Mutant(
+        "rows-land-beyond-what-is-wanted",
+        "Rows behind the last that is loaded overwrite what a pass has computed.",
+        f"{_VLLM}/kv_blocks.py",
+        "min(position + len(rows), wanted.stop))",
+        "position + len(rows))",
+        (
+            f"{_STORE}/test_vllm_blocks.py"
+            "::test_groups_are_checked_as_they_land_and_only_what_is_wanted_does",
+        ),
+    ),
+    Mutant(
+        "rows-land-in-any-block",
+        "A block's number that is none leads into memory of others.",
+        f"{_VLLM}/kv_blocks.py",
+        "not 0 <= used.min() <= used.max() < len(self._codes)",
+        "used.min() > used.max()",
+        (f"{_STORE}/test_vllm_blocks.py::test_rows_go_to_no_block_that_is_not_there",),
     ),
     Mutant(
         "windows-served",

@@ -69,6 +69,22 @@ QUERIES: tuple[Mutant, ...] = (
         (f"{_JOINED}::test_forks_of_a_document_answer_as_without_a_device[true]",),
     ),
     Mutant(
+        "passes-write-once",
+        "The cycle model writes the scores of a pass's first query alone.",
+        "sw_model/hillinfer_model/cycle_model.py",
+        "lambda shape: score_writes(shape, spec, scope, queries),",
+        "lambda shape: score_writes(shape, spec, scope),",
+        ("tests/sw_model/test_pass_figures.py::test_the_limit_is_that_of_the_beats",),
+    ),
+    Mutant(
+        "one-query-in-the-large-kernel",
+        "A launch of one query runs in the kernel of several.",
+        "host/hillinfer/devices/host_slots.py",
+        "replace(spec, queries=1) if is_single else spec",
+        "spec if is_single else spec",
+        (f"{_PASSES}::test_launches_of_one_query_run_in_a_kernel_of_one",),
+    ),
+    Mutant(
         "pass-left-unread",
         "A pass is read when its queries are chosen for, behind whatever else was launched.",
         "host/hillinfer/devices/device_scorer.py",

@@ -199,9 +199,9 @@ SERVING: tuple[Mutant, ...] = (
     Mutant(
         "bodies-without-a-length",
         "A body that names no length may have any.",
-        "host/hillinfer/serve/http/gate.py",
-        "                if taken > most:\n",
-        "                if False:\n",
+        "host/hillinfer/serve/rules.py",
+        "            if taken > most_bytes:\n",
+        "            if False:\n",
         (f"{_TESTS}/test_doors.py::test_a_body_that_is_too_large",),
     ),
     Mutant(

@@ -36,7 +36,7 @@ from hillinfer.store.keys import Namespace
 
 _ANSWER_TOKENS = 32
 # A step is timed so often, and the least counts: what else the machine does only adds to it.
-_STEPS = 3
+_STEPS = 2
 # Of a prompt that nobody timed: tokens that are read to see how long all would take.
 _TIMED_TOKENS = 512
 
@@ -45,6 +45,27 @@ _TIMED_TOKENS = 512
 _LEAST, _ALLOWANCE = 0.9, 0.2
 # Most probes, and forms that are to have all of them at least.
 _MOST_PROBES, _READ_WHOLE = 4, 2
+# In tokens of a prompt that are read in the same time: what all rows with a probe and timed steps
+# take, and what each form takes that is made, opened and asked. Of a small model, where a pass of
+# a few tokens takes as long as reading all weights does.
+_HELD_TOKENS, _FORM_TOKENS = 130, 200
+# What is measured first is what tells most: few bytes, and little lost.
+_USUAL = ("int4", "int8", "int2")
+
+
+def usual_form_names(tokens: int) -> tuple[str, ...]:
+    """Return the forms that measuring reaches in half of what reading a document takes.
+
+    All rows are always among them, and one of fewer bytes however short the document is. Of less
+    than some 700 tokens that costs more than half.
+
+    Parameters
+    ----------
+    tokens
+        Of the document.
+    """
+    count = int((tokens / 2 - _HELD_TOKENS) / _FORM_TOKENS)
+    return "held", *_USUAL[: max(1, count)]
 
 
 class MeasuringEndedError(HillInferError):
@@ -111,7 +132,7 @@ def usual_wishes(
     """Return wishes by which measuring costs at most half of what reading a document takes.
 
     Of a short document probes are fewer, and the lower ends of intervals lower. One is read with
-    each form whatever that costs, which of less than some thousand tokens is more than half.
+    each form whatever that costs: for how many forms there is time, `usual_form_names` says.
 
     Parameters
     ----------
@@ -128,7 +149,9 @@ def usual_wishes(
 
     def read(count: int) -> int:
         rest = len(instruction) + (count - 1) * other
-        return look + (count - 1) * other + forms * look + (count > 1) * _READ_WHOLE * rest
+        return (
+            look + (count - 1) * other + forms * look + (count > 1) * min(_READ_WHOLE, forms) * rest
+        )
 
     fitting = [count for count in range(1, most + 1) if read(count) <= _ALLOWANCE * tokens]
     return ProbeWishes(
@@ -216,14 +239,14 @@ def measure_document(
         )
     began = time.perf_counter()
     held, held_seconds = _opened(model, states, HeldForm())
-    _go_on(is_over)
-    # Behind as many tokens steps are alike; a form with fewer counts as no faster.
-    step = _step_seconds(model, held)
     # What users ask comes first: of some forms it is all that is read.
     chosen_by = [*_asked(model, held, wishes.questions, is_over), *chosen_by]
     _go_on(is_over)
     read = sum(not isinstance(form, HeldForm) for form in forms)
     probing = Probing(model, states, chosen_by, held)
+    _go_on(is_over)
+    # Behind as many tokens steps are alike; a form with fewer counts as no faster.
+    step = _step_seconds(model, held)
     looking = _Looking(probing, chosen_by, wishes, len(ids), read)
     judging = Probing(model, states, judged_by, held) if judged_by else None
     measured: list[MeasuredForm] = []

@@ -299,6 +299,8 @@ class PlacedDocuments:
 
     def _budget(self) -> int:
         """Return the bytes that forms may take: of a budget that is a share, that of documents."""
+        if self._rules.dram_budget is not None:
+            return self._rules.dram_budget
         size = self._attachment.settings.dram_budget
         if size.share is None:
             return int(_PART * size.resolve(0))

@@ -84,17 +84,20 @@ class DocumentRules:
         Seconds that quality 1 is worth.
     drive_budget
         Bytes that forms may take, packed, on the drive of a store that is not encrypted.
+    dram_budget
+        Most bytes that forms may take in memory; None for half of an engine's.
     """
 
     floor: float = 0.9
     alpha: float = 1.0
     drive_budget: int = 0
+    dram_budget: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse what means nothing."""
         if not 0 <= self.floor <= 1:
             raise SettingsError(f"document floor={self.floor} is not from 0 to 1")
-        PlanRules(0, self.alpha, self.floor, drive_budget=self.drive_budget)
+        PlanRules(self.dram_budget or 0, self.alpha, self.floor, drive_budget=self.drive_budget)
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,10 @@ def _show_specs(
         "realistic memory with 100..200 cycles of read latency, one data bus and refresh."
     )
     console.print(_where_a_card_pays(columns))
+    console.print(
+        "Several queries a pass are those of joined batches. Llama-3.1-8B in INT4, scope layer: "
+        "3.82 times the token scores of one query in simulated RTL (docs/results/kernels.md)."
+    )
     if any(need.coded_tokens for _, _, need, _ in columns):
         console.print(
             "A step's bytes are computed. Tables and buffers come on top: hillinfer doctor "
@@ -224,6 +228,7 @@ def _specs_lines(tokens: int, spec: KernelSpec, figures: KernelFigures) -> list[
     rate = _rate(figures.launch)
     plane, rows = figures.p2p_bytes_per_token
     row_launch, row_realistic = figures.rows, figures.rows_realistic
+    passes = figures.passes
     return [
         ("key codes per beat (lanes)", f"{figures.key_codes_per_beat}"),
         ("query heads per key code", f"{figures.heads_per_code}"),
@@ -247,6 +252,11 @@ def _specs_lines(tokens: int, spec: KernelSpec, figures: KernelFigures) -> list[
         ("    tokens/s of a layer, by P2P", _million(P2P_ROOF / rows) if rows else "-"),
         ("shadow (fp16: key-only plane) bytes per token", f"{figures.shadow_bytes_per_token:,}"),
         ("tokens of all layers on a card", f"{figures.card_tokens:,}"),
+        ("  rows K‖V there (--shadow fp16)", f"{figures.card_row_tokens:,}" if rows else "-"),
+        ("queries that a pass over the keys may score", f"{passes.queries}"),
+        ("  cycles of the launch, realistic memory", f"{passes.cycles:,}"),
+        ("  token scores a cycle, over one query's", f"{passes.gain:.2f}"),
+        ("    what bytes leave", f"{passes.limit:.2f}"),
         (f"block RAMs of a KU15P's {KU15P_BLOCK_RAMS}", f"{block_rams(spec):g}"),
     ]
 

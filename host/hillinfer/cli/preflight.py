@@ -216,7 +216,8 @@ def _fitting(request: GenerateRequest, outline: ModelOutline, saved: SavedSessio
     """
     own = saved.manifest
     settings = replace(request.settings, shadow=request.settings.shadow or own.shadow)
-    found = Fingerprint.of(outline.config, outline.dtype, settings.key_mode, outline.tokenizer)
+    shadow = settings.key_mode.codes
+    found = Fingerprint.of(outline.config, outline.dtype, shadow, outline.tokenizer)
     own.fingerprint.check(found, saved.directory)
     saved.verify()
     return settings

@@ -221,6 +221,11 @@ def report_lines(report: RunReport) -> list[tuple[str, str]]:
                     if statistics.make_shadow_launches
                     else ""
                 )
+                + (
+                    f"; {statistics.shared_launches} for several queries at once"
+                    if statistics.shared_launches
+                    else ""
+                )
                 + ("; then it was LOST and the host went on" if statistics.device_lost else ""),
             )
         )
@@ -245,7 +250,9 @@ def pruned_lines(report: RunReport) -> list[tuple[str, str]]:
     read = next((answer.pruned for answer in report.answers if answer.pruned), None)
     if read is None:
         return []
-    tokens, deep = read["tokens"], f"{read['choosing_seconds'] + read['deep_seconds']:.1f} s"
+    tokens = read["tokens"]
+    stages = " and ".join(f"{seconds:.1f} s" for seconds in read["band_seconds"])
+    spared = 1 - 1 / read["flop_limit"]
     saw = ", ".join(
         f"{tokens[layer]} from layer {layer} on"
         for layer in range(1, len(tokens))
@@ -255,8 +262,9 @@ def pruned_lines(report: RunReport) -> list[tuple[str, str]]:
     return [
         (
             "pruned",
-            f"{read['schedule']}: layers saw {tokens[0]} tokens{stored}, {saw}; these took "
-            f"{deep}; FLOPs allow {read['flop_limit']:.2f} times the speed",
+            f"{read['schedule']}: layers saw {tokens[0]} tokens{stored}, {saw}; choosing took "
+            f"{read['choosing_seconds']:.2f} s and these stages {stages}; {spared:.0%} of the "
+            f"FLOPs were saved, which allows {read['flop_limit']:.2f} times the speed",
         )
     ]
 

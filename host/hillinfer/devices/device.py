@@ -20,7 +20,7 @@ from hillinfer_model.choices import Scope
 from hillinfer_model.descriptor import TUPLE_BYTES, Descriptor
 from hillinfer_model.kernel_spec import BEAT_BYTES, SLICE_CHANNELS, KernelSpec
 from hillinfer_model.launch_error import ErrorCode, LaunchError
-from hillinfer_model.launch_shape import query_beats
+from hillinfer_model.launch_shape import query_beats, statistics_beats
 from hillinfer_model.score_tuples import WINDOW_TOKENS
 from hillinfer_model.statistics_block import pack_statistics
 from hillinfer_model.status_beat import StatusBeat
@@ -149,7 +149,7 @@ class FilePiece(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredRows:
-    """FP16 rows of a whole segment on the drive, and where its shadow is to be made.
+    """FP16 rows of a whole segment in files, and where a device is to take them.
 
     Parameters
     ----------
@@ -172,6 +172,11 @@ class StoredRows:
     def byte_count(self) -> int:
         """Bytes of all its rows."""
         return sum(one.size for one in self.pieces)
+
+    @property
+    def drive_bytes(self) -> int:
+        """Bytes of them that come from the drive."""
+        return self.byte_count
 
 
 class ScoringDevice(Protocol):
@@ -203,14 +208,15 @@ class ScoringDevice(Protocol):
 
     @property
     def rows_together(self) -> int:
-        """Of how many segments it makes shadows at once; 0 where it makes none."""
+        """Of how many segments it takes rows at once; 0 where it takes none."""
         ...
 
     def make(self, rows: Sequence[StoredRows]) -> bool:
         """Read rows from open files, past host memory, and make shadows of them in their slots.
 
-        At most `rows_together` segments, all with rows of one size. False, and nothing is made,
-        where there is no room for rows.
+        In key mode `fp16` the slots hold the rows themselves, which the kernel casts. At most
+        `rows_together` segments, all with rows of one size. False, and nothing is made, where there
+        is no room for rows.
         """
         ...
 
@@ -288,11 +294,18 @@ class ScoreArrays:
         """Beats of all score arrays."""
         return int(self.starts[-1])
 
-    def descriptors(self, shadows: Sequence[int]) -> Beats:
+    def descriptors(self, shadows: Sequence[int], strides: Sequence[int] = ()) -> Beats:
         """Return the launch's descriptors, uint8 of shape (segments, 64).
 
-        `shadows` says where each segment's shadow lies, in beats from the start of the buffer.
+        Parameters
+        ----------
+        shadows
+            Where each segment's shadow lies, or its rows, in beats from the start of the buffer.
+        strides
+            Beats between the rows of each, where they are rows; statistics blocks then lie one
+            behind the other, as segments do.
         """
+        block = statistics_beats(self._spec) if strides else 0
         return np.concatenate(
             [
                 Descriptor(
@@ -301,7 +314,9 @@ class ScoreArrays:
                     score=start,
                     base_position=one.base_position,
                     tokens=one.tokens,
+                    row_stride=strides[index] if strides else 0,
                     score_stride=size if self._has_stride else 0,
+                    statistics=index * block,
                 ).pack()
                 for index, (one, shadow, start, size) in enumerate(
                     zip(self._segments, shadows, self.starts, self._sizes, strict=False)

@@ -24,7 +24,7 @@ from hillinfer.errors import DeviceError
 from hillinfer.scoring.layout import ProbeShadow, ShadowLayout
 from hillinfer.statistics import Counters
 from hillinfer_model.beats import Beats
-from hillinfer_model.choices import Scope
+from hillinfer_model.choices import KeyMode, Scope
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 # --- The host's share ---
@@ -111,6 +111,8 @@ class DeviceShadows:
         As given.
     staging
         Slots for shadows that come from the drive for one launch.
+    takes_rows
+        Whether it holds rows of whole segments instead of shadows, and casts their keys.
     lost
         Whether the device failed: nothing that it held is there any more.
     launches, scored_segments, scored_tokens
@@ -140,8 +142,9 @@ class DeviceShadows:
         self.pace = pace
         self._layout = ShadowLayout(spec)
         self.lost = False
+        self.takes_rows = spec.key_mode is KeyMode.FP16
         # The first slots take shadows that come from the drive for one launch.
-        staging = min(STAGING_SLOTS, device.slots // 2)
+        staging = 0 if self.takes_rows else min(STAGING_SLOTS, device.slots // 2)
         self.staging = range(staging if staging and self._has_room(staging - 1) else 0)
         self._free: list[int] = []
         self._fresh = self.staging.stop
@@ -216,6 +219,8 @@ class DeviceShadows:
     ) -> None:
         """Let the device make shadows of whole segments, or send them, or lose it.
 
+        Where it takes rows, it keeps them instead.
+
         Parameters
         ----------
         residents, rows
@@ -235,8 +240,8 @@ class DeviceShadows:
             for resident, shadow in zip(residents, shadows, strict=True):
                 self.update(resident, shadow, tokens)
             return
-        self.making_launches += 1
-        self.read_bytes += sum(one.byte_count for one in rows)
+        self.making_launches += not self.takes_rows
+        self.read_bytes += sum(one.drive_bytes for one in rows)
         for resident, shadow in zip(residents, shadows, strict=True):
             resident.probes.take(shadow, 0, tokens)
             resident.tokens = tokens
@@ -261,10 +266,13 @@ class DeviceShadows:
         heapq.heappush(self._free, resident.slot)
 
     def update(self, resident: Resident, shadow: NDArray[np.uint8], coded_tokens: int) -> None:
-        """Bring the device up to date with a shadow's full groups, or lose it."""
+        """Bring the device up to date with a shadow's full groups, or lose it.
+
+        One that takes rows is sent no codes.
+        """
         groups = coded_tokens // GROUP_TOKENS
         held = resident.tokens // GROUP_TOKENS
-        if groups <= held or self.lost:
+        if groups <= held or self.lost or self.takes_rows:
             return
         first, stop = held * self._spec.group_beats, groups * self._spec.group_beats
         try:
@@ -319,6 +327,7 @@ class DeviceShadows:
         counters.device_scored_segments = self.scored_segments
         counters.device_scored_tokens = self.scored_tokens
         counters.make_shadow_launches = self.making_launches
+        counters.shared_launches = self.shared_launches
         counters.device_read_bytes = self.read_bytes
 
     def lose(self, error: DeviceError) -> None:

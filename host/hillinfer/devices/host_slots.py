@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ from hillinfer.devices.device import (
     queries_each,
     shadow_descriptors,
 )
+from hillinfer.devices.row_slots import RowSlots, slot_beats
 from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, round_up
 from hillinfer.errors import DeviceError
 from hillinfer_model.beats import Beats
@@ -29,7 +31,7 @@ from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 from hillinfer_model.launch_error import ErrorCode, LaunchError
 from hillinfer_model.launch_result import LaunchResult
-from hillinfer_model.score_launch import ScoreLaunch, scope_number
+from hillinfer_model.score_launch import ScoreLaunch, scope_number, scope_of
 from hillinfer_model.shadow_launch import ShadowLaunch
 from hillinfer_model.status_beat import StatusBeat
 
@@ -45,8 +47,9 @@ class HostSlots:
     def __init__(self, spec: KernelSpec, slots: int) -> None:
         self._spec = spec
         self.slots = slots
-        memory = aligned_buffer(slots * spec.segment_bytes)[: slots * spec.segment_bytes]
-        self._memory = memory.reshape(slots, spec.segment_beats, BEAT_BYTES)
+        self._slot_beats = slot_beats(spec)
+        size = slots * self._slot_beats * BEAT_BYTES
+        self._memory = aligned_buffer(size)[:size].reshape(slots, self._slot_beats, BEAT_BYTES)
 
     def has_room(self, slot: int) -> bool:
         """Say whether there is such a slot; see `ScoringDevice`."""
@@ -103,6 +106,34 @@ class ShadowExecution(Protocol):
     def make_shadow(self, spec: KernelSpec, launch: ShadowLaunch) -> LaunchResult:
         """Return what the launch leaves in memory."""
         ...
+
+
+class KernelExecution(LaunchExecution, ShadowExecution, Protocol):
+    """Runs launches of both kernels of any spec."""
+
+
+class SmallestKernels:
+    """Runs launches of one query in a kernel of one, which is built and simulated in less time.
+
+    `execution` runs them, and those of several queries in the kernel that they are for.
+    """
+
+    def __init__(self, execution: KernelExecution) -> None:
+        self._execution = execution
+
+    def score(self, spec: KernelSpec, launch: ScoreLaunch) -> LaunchResult:
+        """Run `score_tokens`; see `LaunchExecution`."""
+        found = scope_of(launch.scope, spec.queries)
+        is_single = found is not None and found[1] == 1
+        return self._execution.score(replace(spec, queries=1) if is_single else spec, launch)
+
+    def make_shadow(self, spec: KernelSpec, launch: ShadowLaunch) -> LaunchResult:
+        """Run `make_shadow`, which knows no queries; see `ShadowExecution`."""
+        return self._execution.make_shadow(replace(spec, queries=1), launch)
+
+    def close(self) -> None:
+        """Let go of what runs launches; harmless when done twice."""
+        self._execution.close()
 
 
 class LaunchDevice(HostSlots):
@@ -167,15 +198,14 @@ class LaunchDevice(HostSlots):
         """Score segments, all before the first are handed out; see `ScoringDevice`."""
         each = queries_each(self._spec, queries, len(segments))
         arrays = ScoreArrays(self._spec, scope, segments, each)
+        blocks = self._blocks(arrays, segments, [one.slot * self._slot_beats for one in segments])
         self._launches += 1
         result = self._execution.score(
             self._spec,
             ScoreLaunch(
-                segments=arrays.descriptors(
-                    [one.slot * self._spec.segment_beats for one in segments]
-                ),
+                segments=blocks["segments"],
                 shadow=self._memory.reshape(-1, BEAT_BYTES),
-                statistics=np.zeros((0, BEAT_BYTES), dtype=np.uint8),
+                statistics=blocks["statistics"],
                 queries=queries,
                 scores=np.zeros((arrays.beats, BEAT_BYTES), dtype=np.uint8),
                 scope=scope_number(scope, each),
@@ -190,6 +220,13 @@ class LaunchDevice(HostSlots):
             arrays.scored(index, 0, one.tokens, result.output) for index, one in enumerate(segments)
         )
 
+    def _blocks(
+        self, arrays: ScoreArrays, segments: Sequence[DeviceSegment], places: Sequence[int]
+    ) -> dict[str, Beats]:
+        """Return what a launch is told of segments, whose keys lie at places of the memory."""
+        nothing = np.zeros((0, BEAT_BYTES), dtype=np.uint8)
+        return {"segments": arrays.descriptors(places), "statistics": nothing}
+
     def close(self) -> None:
         """Let the execution go; memory goes with the object."""
         self._execution.close()
@@ -201,6 +238,39 @@ class LaunchDevice(HostSlots):
             raise DeviceError(f"segment {index} of a launch left no status: {error}") from error
         if status.error is not ErrorCode.NONE:
             raise DeviceError(f"segment {index} of a launch ended with error {status.error.name}")
+
+
+class RowsDevice(LaunchDevice):
+    """Rows in host memory, whose keys an execution casts while it scores them (key mode `fp16`).
+
+    `spec`, `execution` and `slots` are as for `LaunchDevice`.
+    """
+
+    def __init__(self, spec: KernelSpec, execution: LaunchExecution, slots: int) -> None:
+        super().__init__(spec, execution, slots)
+        self._rows = RowSlots(spec)
+
+    @property
+    def rows_together(self) -> int:
+        """Of how many segments it takes rows at once; see `ScoringDevice`."""
+        return ROWS_TOGETHER
+
+    def make(self, rows: Sequence[StoredRows]) -> bool:
+        """Keep rows; see `ScoringDevice`."""
+        for one in rows:
+            content = np.concatenate([_read(piece, "rows") for piece in one.pieces])
+            self._memory[one.slot].reshape(-1)[: len(content)] = content
+            self._rows.note(one)
+        return True
+
+    def read(self, slot: int, into: Beats) -> None:
+        """Cast a slot's keys to a shadow; see `ScoringDevice`."""
+        self._rows.cast(slot, self._memory[slot], into)
+
+    def _blocks(
+        self, arrays: ScoreArrays, segments: Sequence[DeviceSegment], places: Sequence[int]
+    ) -> dict[str, Beats]:
+        return self._rows.blocks(arrays, segments, places)
 
 
 def _read(piece: FilePiece, what: str) -> NDArray[np.uint8]:

@@ -12,6 +12,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType
@@ -33,11 +34,13 @@ from hillinfer.devices.device_shadows import DeviceShadows, Pace
 from hillinfer.devices.host_slots import (
     MEMORY_BYTES,
     HostSlots,
+    KernelExecution,
     LaunchDevice,
-    LaunchExecution,
-    ShadowExecution,
+    RowsDevice,
+    SmallestKernels,
 )
-from hillinfer.devices.xrt.device import open_xrt
+from hillinfer.devices.row_slots import slot_beats
+from hillinfer.devices.xrt.opening import open_xrt
 from hillinfer.errors import SettingsError, warn_of_loss
 from hillinfer.native.library import Variant
 from hillinfer.scoring.launches import LaunchThread, NativePieces, Piece
@@ -48,11 +51,11 @@ from hillinfer.settings import DeviceOptions
 from hillinfer.trace.recorder import SILENT, Recorder
 from hillinfer_model.beats import Beats
 from hillinfer_model.channel_statistics import ChannelStatistics
-from hillinfer_model.choices import Scope
+from hillinfer_model.choices import KeyMode, Scope
 from hillinfer_model.coded_segment import CodedSegment
 from hillinfer_model.golden import GoldenModel
-from hillinfer_model.hardware_spec import HardwareSpecError, check_hardware_spec
-from hillinfer_model.kernel_spec import MOST_QUERIES, KernelSpec
+from hillinfer_model.hardware_spec import HardwareSpecError, check_hardware_spec, most_queries
+from hillinfer_model.kernel_spec import BEAT_BYTES, MOST_QUERIES, KernelSpec
 from hillinfer_model.layout import read_codes, write_codes
 from hillinfer_model.score_block import ScoreBlock
 
@@ -158,20 +161,21 @@ def open_csim(
 ) -> DeviceScorer:
     """Return a scorer whose device runs the compiled HLS C++.
 
-    Raises SettingsError outside HillInfer's source tree, where the C++ and what builds it are
-    missing, and for a model that no kernel is built for.
+    A pass scores as many queries as a kernel has room for. Raises SettingsError outside HillInfer's
+    source tree, where the C++ and what builds it are missing, and for a model that no kernel is
+    built for.
     """
     try:
         check_hardware_spec(spec)
     except HardwareSpecError as error:
         raise SettingsError(f"device=csim: {error}, or choose nvme") from error
-    execution = _execution()
-    device = LaunchDevice(
-        spec,
-        cast("LaunchExecution", execution),
-        MEMORY_BYTES // spec.segment_bytes,
-        cast("ShadowExecution", execution),
-    )
+    execution = SmallestKernels(cast("KernelExecution", _execution()))
+    slots = MEMORY_BYTES // (slot_beats(spec) * BEAT_BYTES)
+    kernels = replace(spec, queries=most_queries(spec))
+    if spec.key_mode is KeyMode.FP16:
+        device: LaunchDevice = RowsDevice(kernels, execution, slots)
+    else:
+        device = LaunchDevice(kernels, execution, slots, execution)
     return DeviceScorer(
         NativeScorer(spec, scope), DeviceShadows(spec, device, options.beta, warn_of_loss), recorder
     )

@@ -104,7 +104,7 @@ def kernel_spec(shape: ModelShape, settings: Settings) -> KernelSpec:
 
 def _narrower_than(mode: KeyMode) -> tuple[str, ...]:
     by_width = [KeyMode.INT8, KeyMode.INT4, KeyMode.INT2]
-    return tuple(one.value for one in by_width[by_width.index(mode) + 1 :])
+    return tuple(one.value for one in by_width[by_width.index(mode.codes) + 1 :])
 
 
 @dataclass(frozen=True)

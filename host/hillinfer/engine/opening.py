@@ -327,10 +327,12 @@ def open_parts(
             device,
             value_statistics_bytes(spec, settings),
         )
+        places = None
         if key is None and layout.suits_kernels:
             size = GROUP_TOKENS * shape.row_bytes
-            places = store.others.placement, partial(_descriptor_of, store), store.settle, size
-            shadow_memory.let_device_make(RowPlaces(*places))
+            of_store = store.others.placement, partial(_descriptor_of, store), store.settle, size
+            places = RowPlaces(*of_store)
+        shadow_memory.let_device_make(places)
         following = (
             FollowingBudget(growth, accountant, shadow_memory.raise_limit) if growth else None
         )

@@ -223,7 +223,7 @@ class Attachment:
         """
         expected_tokens = self._expected(expected_tokens)
         with SavedSession(path("directory", directory), self.calls) as saved:
-            shadow = self._with_shadow_of(saved.manifest).key_mode
+            shadow = self._with_shadow_of(saved.manifest).key_mode.codes
             found = self._identity.without_weights(shadow, tokenizer)
             saved.manifest.fingerprint.check(found, saved.directory)
             saved.verify()
@@ -250,7 +250,7 @@ class Attachment:
         """
         manifest = saved.manifest
         settings = self._with_shadow_of(manifest)
-        found = self._identity.fingerprint(settings.key_mode, tokenizer)
+        found = self._identity.fingerprint(settings.key_mode.codes, tokenizer)
         manifest.fingerprint.check(found, saved.directory)
         expected_tokens = self._expected(expected_tokens)
         if expected_tokens is not None:
@@ -434,7 +434,7 @@ def _closed_aside(prompts: PromptStore) -> None:
 
 def _check_shadow(saved: SavedSession, engine: Engine) -> None:
     """Refuse a session whose shadow is another than that of the caches that are open."""
-    own, here = saved.manifest.shadow, engine.runtime.settings.key_mode
+    own, here = saved.manifest.shadow, engine.runtime.settings.key_mode.codes
     if own is not here:
         raise SessionError(
             f"the session {saved.directory} does not fit: shadow is {own.value} in the session and "

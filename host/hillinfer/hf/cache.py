@@ -171,7 +171,7 @@ class HillInferCache(PassingCache):
                         "deeper layers have fewer rows: complete it with the pruning that read "
                         "it, or read it without prune"
                     )
-                fingerprint = identity.fingerprint(self._runtime.settings.key_mode, tokenizer)
+                fingerprint = identity.fingerprint(self._runtime.settings.key_mode.codes, tokenizer)
                 origin = SessionOrigin(fingerprint, chunk_tokens, prompt_form)
                 return self._runtime.save(sequence, Path(directory), origin)
 

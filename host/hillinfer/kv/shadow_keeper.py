@@ -317,7 +317,8 @@ class ShadowKeeper:
 
     def _make_waiting(self, layer: int, sequence: Sequence) -> None:
         if (making := self._memory.making) is not None:
-            making.make(layer, sequence.segments, sequence.rows, sequence.held_starts[layer])
+            own = layer, sequence.segments, sequence.rows, sequence.held_starts[layer]
+            making.make(*own, partial(self._stored, layer, sequence, part=self._key_part))
 
     def _recode_lost(self, layer: int, sequence: Sequence, number: int) -> None:
         """Code a segment again that was lost with its device, with the statistics it has.

@@ -156,7 +156,7 @@ class SheetMatch(ctypes.Structure):
     )
 
 
-# --- Rows that become keys and values in memory (state_rows.h, idle_rows.h) ---
+# --- Rows that become keys and values in memory (state_rows.h, block_rows.h, idle_rows.h) ---
 
 
 class StateRows(ctypes.Structure):
@@ -173,6 +173,29 @@ class StateRows(ctypes.Structure):
         ("values", _POINTER),
         ("stored_type", _INT),
         ("is_widened", _INT),
+    )
+
+
+class BlockRows(ctypes.Structure):
+    """Rows of tokens that follow one another, and the blocks of another engine's cache."""
+
+    _fields_ = (
+        ("rows", _POINTER),
+        ("tokens", _LONG),
+        ("row_bytes", _LONG),
+        ("position", _LONG),
+        ("first", _LONG),
+        ("stop", _LONG),
+        ("kv_heads", _LONG),
+        ("head_dim", _LONG),
+        ("block_tokens", _LONG),
+        ("item_bytes", _LONG),
+        ("block_bytes", _LONG),
+        ("blocks", _POINTER),
+        ("numbers", _POINTER),
+        ("order", _POINTER),
+        ("salts", _POINTER),
+        ("sums", _POINTER),
     )
 
 
@@ -335,6 +358,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hillinfer_lander_close": (None, [_POINTER]),
     "hillinfer_match_sheets": (None, [ctypes.POINTER(SheetMatch)]),
     "hillinfer_place_states": (None, [ctypes.POINTER(StateRows)]),
+    "hillinfer_rows_to_blocks": (None, [ctypes.POINTER(BlockRows)]),
+    "hillinfer_rows_from_blocks": (None, [ctypes.POINTER(BlockRows)]),
     "hillinfer_offer_rows": (_POINTER, [ctypes.POINTER(CheckedRows), _LONG]),
     "hillinfer_place_offered": (None, [_POINTER, _INT]),
     "hillinfer_await_offered": (_INT, [_POINTER, _INT]),

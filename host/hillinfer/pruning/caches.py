@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from hillinfer.errors import UnsupportedFeatureError
+from hillinfer.errors import HillInferWarning, UnsupportedFeatureError
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.forward_plan import SequenceShare
 from hillinfer.memory_budget import Part
@@ -89,8 +90,9 @@ class OrdinaryCache(StagedCache):
         """Refuse several sequences and padding; see `StagedCache`."""
         if hidden.shape[0] != 1:
             raise UnsupportedFeatureError(
-                f"prune: {hidden.shape[0]} sequences at once would each keep other tokens: read "
-                "one at a time"
+                f"prune: {hidden.shape[0]} sequences at once, beams among them, have rows of their "
+                "own in an ordinary cache, which is read in stages for one alone: read one at a "
+                "time, or beams of one prompt into a cache of new_cache()"
             )
         if mask is not None and mask.ndim == 4:
             last = mask[0, 0, -1]
@@ -428,6 +430,26 @@ def document_of(cache: Any, documents: Documents) -> Document | None:
     """Return what is known of a cache, None where nothing is; parameters as in `staged_cache`."""
     staged = staged_cache(cache, documents)
     return None if staged is None else staged.document
+
+
+def empty_waiting(documents: Documents) -> None:
+    """Empty ordinary caches whose prompt still waits, and warn: nothing else could go on with them.
+
+    Their first layers have tokens that deeper ones lack, and no model would say so.
+    """
+    for cache, document in [*documents.items()]:
+        tokens = cache.get_seq_length()
+        if document.waits or not document.positions:
+            documents.pop(cache, None)
+            OrdinaryCache(cache, documents).shorten(range(len(cache.layers)), 0)
+        if tokens != cache.get_seq_length():
+            warnings.warn(
+                f"prune: pruning ended while a prompt still waited for its end: its cache had "
+                f"{tokens} tokens in its first layers alone, and is empty now. Read the prompt "
+                "again",
+                HillInferWarning,
+                stacklevel=3,
+            )
 
 
 def _padded() -> UnsupportedFeatureError:

@@ -53,8 +53,8 @@ class PrunedRead:
         Blocks that each cut kept, int64; one tensor for each.
     flop_limit
         How much faster reading may have become.
-    choosing_seconds, deep_seconds
-        Choosing blocks, and taking what stayed through the layers behind the first cut.
+    choosing_seconds, band_seconds
+        Choosing blocks, and taking what stayed through the layers behind each cut.
     boundary_bytes
         Of boundary states, at most, in memory or on the drive.
     brought
@@ -68,14 +68,15 @@ class PrunedRead:
     kept: list[torch.Tensor]
     flop_limit: float
     choosing_seconds: float
-    deep_seconds: float
+    band_seconds: list[float]
     boundary_bytes: int
     brought: int = 0
     entered: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return it by name, as a report has it."""
-        return {**vars(self), "kept": [one.tolist() for one in self.kept]}
+        kept = [one.tolist() for one in self.kept]
+        return {**vars(self), "kept": kept, "deep_seconds": sum(self.band_seconds)}
 
 
 @dataclass(frozen=True)

@@ -197,6 +197,12 @@ def unit_key_bytes(tokens: int, unit_tokens: int | None, channels: int) -> int:
     return 0 if unit_tokens is None else -(-tokens // unit_tokens) * channels * 4
 
 
+def _name_of(ranker: Ranker) -> str:
+    """Return what settings call a ranker; its class' name where it is of no table."""
+    own = type(ranker)
+    return next((name for name, made in RANKERS.items() if made is own), own.__name__)
+
+
 def check_weights(schedule: Schedule, ranker: Ranker) -> None:
     """Refuse cuts by mass where scores are no weights; raises SettingsError."""
     weighing = [str(cut) for cut in schedule.cuts if cut.weighs]
@@ -204,7 +210,7 @@ def check_weights(schedule: Schedule, ranker: Ranker) -> None:
         fitting = " or ".join(name for name, made in RANKERS.items() if made().adds_up)
         raise SettingsError(
             f"prune={schedule}: {weighing[0]} keeps a share of attention's weights, and "
-            f"{type(ranker).__name__} gives scores that do not add up to any: choose blocks by "
+            f"ranker={_name_of(ranker)!r} gives scores that do not add up to any: choose blocks by "
             f"{fitting}, or keep a share of the blocks, such as 15:50%"
         )
 

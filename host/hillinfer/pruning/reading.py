@@ -25,7 +25,7 @@ from hillinfer.generate.stages import Completed, OnDeeper
 from hillinfer.hf.features import Guard, check_model
 from hillinfer.hf.joined_cache import JoinedCache
 from hillinfer.pruning.block_policies import DecodedBlocks, Decoding, Keep
-from hillinfer.pruning.caches import Documents, document_of, staged_cache
+from hillinfer.pruning.caches import Documents, document_of, empty_waiting, staged_cache
 from hillinfer.pruning.decoding import BlockManager
 from hillinfer.pruning.guards import (
     LayerGuard,
@@ -49,7 +49,7 @@ from hillinfer.pruning.passes import (
 )
 from hillinfer.pruning.rankers import Ranker, check_weights
 from hillinfer.pruning.schedule import BLOCK_TOKENS, Schedule
-from hillinfer.pruning.stages import Stages, blocks_of, layer_work
+from hillinfer.pruning.stages import Stages, pruned_read
 from hillinfer.pruning.states import Boundary, ChosenStates, States
 
 # Of one piece that nobody waits for; a question that comes waits for the rest of it.
@@ -138,10 +138,14 @@ class Pruning:
         self.remove()
 
     def remove(self) -> None:
-        """Give the model back as it was; harmless when done twice."""
+        """Give the model back as it was; harmless when done twice.
+
+        Ordinary caches whose prompt still waits are emptied, which a warning says.
+        """
         while self._guards:
             self._guards.pop().remove()
         self.layers.clear()
+        empty_waiting(self._documents)
 
     @contextmanager
     def prompt(
@@ -437,7 +441,7 @@ class Pruning:
         tokens, brought = boundary.tokens, boundary.brought
         self._keeper.empty(document, cache)
         active, came = torch.arange(tokens, device=window.device), [*boundary.pieces]
-        document.positions, spent = [], [0.0, 0.0]
+        document.positions, choosing, through = [], 0.0, list[float]()
         # A last piece may be a short one.
         end = deque[torch.Tensor](maxlen=2)
         for number, band in enumerate(bands):
@@ -455,9 +459,9 @@ class Pruning:
             own = active[brought:]
             leave = (coming_prompt.get() or ComingPrompt(0)).telling(band, len(own), leave)
             window = self._stages.through(entering, own, band, cache, given, wanted, leave)
-            spent[0] += decided - began
-            spent[1] += time.perf_counter() - decided
-        self._note_read(now, spent)
+            choosing += decided - began
+            through.append(time.perf_counter() - decided)
+        self._note_read(now, choosing, through)
         return torch.cat([*end], 1)[:, -self._stages.chunk :]
 
     def _renew(self, now: Pass, given: dict[str, Any]) -> torch.Tensor:
@@ -472,28 +476,15 @@ class Pruning:
         rows, take = now.cache.ordinary(), boundary.take
         end = self._stages.renew(rows, held, chosen, take, band, given)
         document.positions = [chosen]
-        self._note_read(now, [decided - began, time.perf_counter() - decided], end.shape[1])
+        through = [time.perf_counter() - decided]
+        self._note_read(now, decided - began, through, end.shape[1])
         return end[:, -self._stages.chunk :]
 
-    def _note_read(self, now: Pass, spent: list[float], entered: int | None = None) -> None:
-        """Keep what a prompt lost, and what choosing and the deeper layers took."""
+    def _note_read(
+        self, now: Pass, choosing: float, through: list[float], entered: int | None = None
+    ) -> None:
+        """Keep what a prompt lost, and the seconds of choosing and of each band."""
         document, bands = now.document, self._stages.bands
-        tokens, brought = document.boundary.tokens, document.boundary.brought
-        now.cache.keep(document.positions, tokens)
-        per_layer = [tokens] * bands[0].start
-        for band, positions in zip(bands, document.positions, strict=True):
-            per_layer += [len(positions)] * len(band)
-        work = layer_work(self._decoder)
-        spared = work.flops([brought] * len(per_layer))
-        whole = work.flops([tokens] * len(per_layer)) - spared
-        document.read = PrunedRead(
-            tokens=per_layer,
-            kept=[torch.unique_consecutive(blocks_of(one)) for one in document.positions],
-            flop_limit=whole / (work.flops(per_layer) - spared),
-            choosing_seconds=spent[0],
-            deep_seconds=spent[1],
-            boundary_bytes=document.boundary.byte_count,
-            brought=brought,
-            entered=entered,
-        )
+        now.cache.keep(document.positions, document.boundary.tokens)
+        document.read = pruned_read(self._decoder, bands, document, choosing, through, entered)
         document.is_new = True

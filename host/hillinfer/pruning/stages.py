@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 from hillinfer.hf.hooks import QueryPredictor
 from hillinfer.pruning.guards import LayerGuard
-from hillinfer.pruning.passes import StagedCache
+from hillinfer.pruning.passes import Document, PrunedRead, StagedCache
 from hillinfer.pruning.rankers import Deciding, Ranker, kept_blocks
 from hillinfer.pruning.schedule import BLOCK_TOKENS, LayerWork, Schedule
 from hillinfer.pruning.states import ChosenStates, StatesInMemory
@@ -322,3 +322,43 @@ def layer_work(decoder: Any) -> LayerWork:
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     return LayerWork(weights, heads * head_dim)
+
+
+def pruned_read(
+    decoder: Any,
+    bands: Sequence[range],
+    document: Document,
+    choosing: float,
+    through: list[float],
+    entered: int | None,
+) -> PrunedRead:
+    """Return what a prompt lost, by what is known of its cache now.
+
+    Parameters
+    ----------
+    decoder, bands
+        The model's, and the layers behind each cut.
+    document
+        Of the cache, its positions those that each cut kept.
+    choosing, through
+        Seconds of choosing, and of each band.
+    entered
+        See `PrunedRead`.
+    """
+    tokens, brought = document.boundary.tokens, document.boundary.brought
+    per_layer = [tokens] * bands[0].start
+    for band, positions in zip(bands, document.positions, strict=True):
+        per_layer += [len(positions)] * len(band)
+    work = layer_work(decoder)
+    spared = work.flops([brought] * len(per_layer))
+    whole = work.flops([tokens] * len(per_layer)) - spared
+    return PrunedRead(
+        tokens=per_layer,
+        kept=[torch.unique_consecutive(blocks_of(one)) for one in document.positions],
+        flop_limit=whole / (work.flops(per_layer) - spared),
+        choosing_seconds=choosing,
+        band_seconds=through,
+        boundary_bytes=document.boundary.byte_count,
+        brought=brought,
+        entered=entered,
+    )

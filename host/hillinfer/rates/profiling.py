@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from hillinfer.devices.device import DeviceSegment, ResidentShadow, pack_query_blocks
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import Pace, Resident
+from hillinfer.devices.row_slots import given_rows
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, aligned_buffer, probe_io_mode, round_up
 from hillinfer.drive.landing import FileRows
 from hillinfer.drive.read_engines import ReadEngine
@@ -239,7 +240,7 @@ class Profiling(PlainProfiling):
                 if place is None:
                     break
                 places.append(place)
-                shadows.update(place, own.shadow, spec.segment_tokens)
+                self._give(place, own)
                 segments.append(DeviceSegment(place.slot, own.base_position, spec.segment_tokens))
             if segments:
                 launches.append((pack_query_blocks(spec, _queries(spec, len(segments))), segments))
@@ -312,7 +313,7 @@ class Profiling(PlainProfiling):
             if place is None:
                 break
             places.append(place)
-            shadows.update(place, own.shadow, own.tokens)
+            self._give(place, own)
             told[number] = ResidentShadow(
                 own.base_position,
                 own.tokens,
@@ -324,6 +325,16 @@ class Profiling(PlainProfiling):
                 partial(getattr, own, "shadow"),
             )
         return told
+
+    def _give(self, place: Resident, own: SegmentShadow) -> None:
+        """Give the device a segment to hold: its shadow, or rows of any keys and values."""
+        spec, shadows = self.scorer.spec, self.scorer.shadows
+        if not shadows.takes_rows:
+            shadows.update(place, own.shadow, own.tokens)
+            return
+        keys = torch.ones(own.tokens, 2 * spec.kv_heads, spec.head_dim, dtype=torch.float16)
+        with given_rows(spec, place.slot, own.base_position, own.statistics, keys) as given:
+            shadows.make([place], [given], [own.shadow])
 
 
 def _device_segments(count: int, f_c: float, f_s: float) -> int:

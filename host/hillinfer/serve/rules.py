@@ -7,9 +7,11 @@ import hashlib
 import hmac
 import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 from hillinfer.errors import SettingsError, reason_of
 from hillinfer.values import format_bytes
@@ -207,3 +209,60 @@ def is_local(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+# --- Where requests are from, and how large they are ---
+
+
+def names_this_machine(host: str) -> bool:
+    """Return whether a header `Host` is a name of this machine, and of no other."""
+    try:
+        return is_local(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
+
+
+def is_of_other_place(origin: str | None, host: str) -> bool:
+    """Return whether a page of another place sent a request.
+
+    Parameters
+    ----------
+    origin, host
+        Its headers; `origin` is None where no page sent it.
+    """
+    if origin is None:
+        return False
+    try:
+        return urlsplit(origin).netloc != host
+    except ValueError:
+        return True
+
+
+def bounded(
+    receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
+    most_bytes: int,
+    too_large: Callable[[], Exception],
+) -> Callable[[], Awaitable[MutableMapping[str, Any]]]:
+    """Return what receives a body of ASGI no larger than allowed.
+
+    Parameters
+    ----------
+    receive
+        Gives its parts.
+    most_bytes
+        Of all parts together.
+    too_large
+        Makes what is raised by the part that is too much.
+    """
+    taken = 0
+
+    async def receiving() -> MutableMapping[str, Any]:
+        nonlocal taken
+        message = await receive()
+        if message["type"] == "http.request":
+            taken += len(message.get("body", b""))
+            if taken > most_bytes:
+                raise too_large()
+        return message
+
+    return receiving

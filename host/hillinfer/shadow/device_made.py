@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shadows that a device makes by itself of rows on its drive (HillInfer section 4.4, CEC)."""
+"""Rows that a device takes by itself from its drive, for shadows or to be cast (HillInfer, CEC)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from hillinfer.devices.device import FilePiece, StoredRows
 from hillinfer.devices.device_shadows import DeviceShadows
+from hillinfer.devices.row_slots import given_rows
 from hillinfer.drive.regions import OWN_FILE, Placement
 from hillinfer.shadow.segments import ResidentShadows, Segment, SegmentLayer
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 # Returns row numbers by positions, int64.
 RowsOf = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+# Returns keys of a range of positions, float16 (tokens, kv_heads, head_dim).
+KeysOf = Callable[[int, int], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ class DeviceMaking:
     device, residents
         Who holds shadows, and of which segments.
     places
-        Where rows lie.
+        Where rows lie; None where a device cannot read them.
     spec
         Fixes sizes.
     """
@@ -77,12 +81,13 @@ class DeviceMaking:
         self,
         device: DeviceShadows,
         residents: ResidentShadows,
-        places: RowPlaces,
+        places: RowPlaces | None,
         spec: KernelSpec,
     ) -> None:
         self._device = device
         self._residents = residents
         self._places = places
+        self._spec = spec
         self._size = spec.segment_tokens
         residents.wait_for_rows(self._size)
 
@@ -92,8 +97,9 @@ class DeviceMaking:
         segments: Sequence[Segment],
         rows: RowsOf,
         settled: int,
+        keys: KeysOf,
     ) -> None:
-        """Make what waits to be made of a layer, as far as its rows have left the tail.
+        """Let the device take what waits for it of a layer, as far as rows have left the tail.
 
         Parameters
         ----------
@@ -103,6 +109,8 @@ class DeviceMaking:
             Returns the numbers of rows by positions.
         settled
             Positions below it have left the tail.
+        keys
+            Reads keys of positions below it.
         """
         together = self._device.rows_together
         waiting = [*self._waiting(layer, segments, settled)]
@@ -110,10 +118,9 @@ class DeviceMaking:
             batch: list[tuple[SegmentLayer, StoredRows]] = []
             for number, own in waiting[start : start + (together or 1)]:
                 base = number * self._size
-                first = np.arange(base, base + self._size, GROUP_TOKENS)
-                pieces = self._places.of(layer, rows(first) // GROUP_TOKENS)
-                if pieces is None or not together:
-                    self._residents.send(own)
+                pieces = self._pieces(layer, base, rows) if together else None
+                if pieces is None:
+                    self._send(own, base, keys)
                     continue
                 assert own.resident is not None
                 assert own.statistics is not None
@@ -122,6 +129,17 @@ class DeviceMaking:
             if batch:
                 self._residents.made([own for own, _ in batch], [stored for _, stored in batch])
 
+    def _pieces(self, layer: int, base: int, rows: RowsOf) -> list[FilePiece] | None:
+        """Return where the rows of a segment lie; None where a device cannot read them."""
+        if self._places is None:
+            return None
+        first = np.arange(base, base + self._size, GROUP_TOKENS)
+        return self._places.of(layer, rows(first) // GROUP_TOKENS)
+
+    def _send(self, own: SegmentLayer, base: int, keys: KeysOf) -> None:
+        """Send the device the shadow of a segment, from some position on."""
+        self._residents.send(own)
+
     def _waiting(
         self, layer: int, segments: Sequence[Segment], settled: int
     ) -> Iterator[tuple[int, SegmentLayer]]:
@@ -129,3 +147,36 @@ class DeviceMaking:
             own = segment.layers[layer]
             if self._residents.waits(own):
                 yield number, own
+
+
+class DeviceCasting(DeviceMaking):
+    """Gives a device the rows of full segments, whose keys it casts when it scores them.
+
+    Those that it cannot read on the drive the host reads, and hands over their keys.
+    """
+
+    def _send(self, own: SegmentLayer, base: int, keys: KeysOf) -> None:
+        if self._device.lost:
+            return
+        assert own.resident is not None
+        assert own.statistics is not None
+        known = self._spec, own.resident.slot, base, own.statistics
+        with given_rows(*known, keys(base, base + self._size)) as given:
+            self._residents.made([own], [given])
+
+
+def making_of(
+    device: DeviceShadows,
+    residents: ResidentShadows,
+    places: RowPlaces | None,
+    spec: KernelSpec,
+) -> DeviceMaking | None:
+    """Return what lets a device take rows; None where it takes none.
+
+    Parameters are those of `DeviceMaking`.
+    """
+    if not device.rows_together:
+        return None
+    if device.takes_rows:
+        return DeviceCasting(device, residents, places, spec)
+    return None if places is None else DeviceMaking(device, residents, places, spec)

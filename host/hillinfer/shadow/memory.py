@@ -18,7 +18,7 @@ from hillinfer.memory_budget import Accountant, Part
 from hillinfer.scoring.layout import ProbeShadow, ShadowLayout, probe_bytes
 from hillinfer.scoring.scorer import SegmentShadow, StreamedShadow
 from hillinfer.shadow.arena import ComingShadows, ShadowArena
-from hillinfer.shadow.device_made import DeviceMaking, RowPlaces
+from hillinfer.shadow.device_made import DeviceMaking, RowPlaces, making_of
 from hillinfer.shadow.segments import LeavingShadows, ResidentShadows, Segment, SegmentLayer
 from hillinfer.shadow.store import NO_SINKS, ShadowStore, ShadowStream, statistics_bytes
 from hillinfer.statistics import Counters
@@ -60,7 +60,7 @@ class ShadowMemory:
     has_device
         Whether a device may hold shadows.
     making
-        Lets the device make shadows of rows; None where it makes none.
+        Lets the device take rows; None where it takes none.
     """
 
     def __init__(
@@ -196,10 +196,10 @@ class ShadowMemory:
             own.view = view
         return view
 
-    def let_device_make(self, places: RowPlaces) -> None:
-        """Let the device make shadows of rows where it can; called before anything is coded."""
-        if self._device is not None and self._device.rows_together:
-            self.making = DeviceMaking(self._device, self._residents, places, self._layout.spec)
+    def let_device_make(self, places: RowPlaces | None) -> None:
+        """Let the device take rows, from `places` where it can; called before anything is coded."""
+        if self._device is not None:
+            self.making = making_of(self._device, self._residents, places, self._layout.spec)
 
     def writable(self, own: SegmentLayer) -> NDArray[np.uint8]:
         """Return a segment's shadow in DRAM, made where it is missing."""
@@ -287,9 +287,11 @@ class ShadowMemory:
             Fills memory with it.
         """
         self.changes += 1
-        self._residents.claim(own, number)
         full = coded_tokens == self._size
-        fits = self.full_bytes + self._store.slot_bytes <= self._limit_bytes
+        held = self.full_bytes + self._residents.waiting_bytes
+        fits = held + self._store.slot_bytes <= self._limit_bytes
+        if fits or not (full and self._residents.takes_rows):
+            self._residents.claim(own, number)
         stays = full and own.resident is None and not fits
         try:
             if stays and slot is not None:

@@ -123,6 +123,12 @@ class ResidentShadows:
         Counts the copies of probe tokens.
     staging
         Returns memory for one shadow, the same at each call.
+
+    Attributes
+    ----------
+    waiting_bytes
+        Of shadows that sessions brought to DRAM for a device that takes rows, which come later; as
+        if none had gone since.
     """
 
     def __init__(
@@ -134,8 +140,14 @@ class ResidentShadows:
         self._device = device
         self._accountant = accountant
         self._staging = staging
-        # Tokens of a full segment where the device makes shadows of those by itself.
+        # Tokens of a full segment where the device takes rows of those by itself.
         self._made_tokens = 0
+        self.waiting_bytes = 0
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether the device takes rows, for which codes in DRAM wait."""
+        return self._device is not None and self._device.takes_rows
 
     def wait_for_rows(self, tokens: int) -> None:
         """Send the device no segment that becomes full at once, with so many tokens."""
@@ -175,10 +187,12 @@ class ResidentShadows:
         """Send the device the full groups of a segment that it has room for, if it has."""
         if self._device is not None and own.resident is not None:
             assert own.shadow is not None
+            if self._device.takes_rows and self.waits(own):
+                self.waiting_bytes += own.shadow.nbytes
             self._device.update(own.resident, own.shadow, own.coded_tokens)
 
     def made(self, owns: Sequence[SegmentLayer], rows: Sequence[StoredRows]) -> None:
-        """Let the device make the shadows of segments that wait for it."""
+        """Let the device take the rows of segments that wait for it."""
         residents = [own.resident for own in owns if own.resident is not None]
         shadows = [own.shadow for own in owns if own.shadow is not None]
         if self._device is not None:
@@ -189,10 +203,11 @@ class ResidentShadows:
         return self._device is not None and own.resident is not None and self._device.lost
 
     def cut(self, own: SegmentLayer, tokens: int) -> None:
-        """Keep full groups below `tokens` only."""
-        if own.resident is not None:
-            whole = tokens // GROUP_TOKENS * GROUP_TOKENS
-            own.resident.tokens = min(own.resident.tokens, whole)
+        """Keep full groups below `tokens` only; rows of whole segments are given once more."""
+        if own.resident is None or self._device is None or tokens >= own.resident.tokens:
+            return
+        whole = tokens // GROUP_TOKENS * GROUP_TOKENS
+        own.resident.tokens = 0 if self._device.takes_rows else whole
 
     def read(self, own: SegmentLayer, into: NDArray[np.uint8]) -> bool:
         """Bring a shadow back; return False where no device holds it, or one that was lost."""

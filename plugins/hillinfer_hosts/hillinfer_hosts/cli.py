@@ -83,7 +83,7 @@ def router(
     key = read_key(key_file, host)
     kept: Directory
     if _in_redis(directory):
-        kept = RedisDirectory(directory)
+        kept = RedisDirectory(directory, key=key)
     else:
         kept = EmbeddedDirectory(None if directory == "memory" else directory)
     rules = RouterRules(
@@ -138,7 +138,9 @@ def agent(
     with Store(store) as opened:
         held = HeldPrefixes(opened)
         reached = (
-            RedisDirectory(directory) if _in_redis(directory) else RouterDirectory(directory, key)
+            RedisDirectory(directory, key=key)
+            if _in_redis(directory)
+            else RouterDirectory(directory, key)
         )
         listening = Listening(lambda url: Agent(opened, key, host=host).application(), host, port)
         own = Host(

@@ -6,12 +6,11 @@ from __future__ import annotations
 import hmac
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from hillinfer.serve.rules import is_local
+from hillinfer.serve.rules import bounded, is_local, is_of_other_place, names_this_machine
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -64,11 +63,11 @@ class Door:
 
     def _refusal(self, request: Request) -> str:
         """Return why a request may not come in; empty where it may."""
-        host, origin = request.headers.get("host", ""), request.headers.get("origin")
-        if self._is_local and not is_local(_hostname(host)):
+        host = request.headers.get("host", "")
+        if self._is_local and not names_this_machine(host):
             # A page's own name that was made to lead here.
             return "this address is for its own machine alone"
-        if origin is not None and _place(origin) != host:
+        if is_of_other_place(request.headers.get("origin"), host):
             return "pages of other places may not come here"
         return ""
 
@@ -95,24 +94,12 @@ def refusal_of_hosts(request: Request, shared: SharedKey) -> JSONResponse | None
 
 async def body_of(request: Request, most_bytes: int = _MOST_BODY_BYTES) -> bytes | None:
     """Return the body of a request; None where it is too large."""
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most_bytes:
-            return None
-        parts.append(part)
-    return b"".join(parts)
-
-
-def _hostname(host: str) -> str:
+    receive = bounded(request.receive, most_bytes, _TooLargeError)
     try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
-
-
-def _place(origin: str) -> str | None:
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:
+        return await Request(request.scope, receive).body()
+    except _TooLargeError:
         return None
+
+
+class _TooLargeError(Exception):
+    """A body is larger than it may be."""

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -10,6 +13,9 @@ from hillinfer_hosts.directory import HELD_BYTES, SILENT_SECONDS, Change, Host, 
 
 _NAMES = "hillinfer:hosts"
 _HOST, _HELD = "hillinfer:host:", "hillinfer:held:"
+_TEXTS = (b"replica", b"agent", b"session")
+# What else the key signs begins otherwise.
+_SIGNED = b"hillinfer host 1\n"
 # Members of one command.
 _BATCH = 1000
 _Answer = TypeVar("_Answer")
@@ -28,6 +34,10 @@ class RedisDirectory:
         After so much silence a host is not there.
     client
         Of Redis, in place of one that is made.
+    key
+        What hosts share. With it a host is signed, and one that is not, or wrongly, is not there:
+        whoever may write to Redis alone leads no request to a place of his own. Without it
+        everybody is believed who may write there.
 
     Raises
     ------
@@ -36,7 +46,11 @@ class RedisDirectory:
     """
 
     def __init__(
-        self, url: str, silent_seconds: float = SILENT_SECONDS, client: Any = None
+        self,
+        url: str,
+        silent_seconds: float = SILENT_SECONDS,
+        client: Any = None,
+        key: str = "",
     ) -> None:
         try:
             import redis
@@ -46,6 +60,7 @@ class RedisDirectory:
                 "pip install 'hillinfer-hosts[redis]'"
             ) from error
         self._errors = redis.RedisError
+        self._key = key.encode()
         self._milliseconds = max(1, int(1000 * silent_seconds))
         # Answers are bytes, which its types leave open.
         self._redis: Any = client or redis.Redis.from_url(
@@ -100,6 +115,7 @@ class RedisDirectory:
                     "agent": host.agent,
                     "session": host.session,
                     "namespaces": b"".join(host.namespaces),
+                    "signature": self._signature(host),
                 },
             )
             steps.sadd(_NAMES, host.name)
@@ -122,9 +138,23 @@ class RedisDirectory:
             if not own:
                 self._redis.srem(_NAMES, name)
                 continue
-            texts = [own[key].decode() for key in (b"replica", b"agent", b"session")]
-            found.append(Host.of([name, *texts], own[b"namespaces"]))
+            host = self._signed(name, own)
+            if host is not None:
+                found.append(host)
         return found
+
+    def _signed(self, name: str, own: dict[bytes, bytes]) -> Host | None:
+        """Return a host as it was said; None where somebody said it who has no key."""
+        told = [own.get(key, b"").decode(errors="replace") for key in _TEXTS]
+        host = Host.of([name, *told], own.get(b"namespaces", b""))
+        given = own.get(b"signature", b"")
+        is_known = not self._key or hmac.compare_digest(given, self._signature(host))
+        return host if is_known else None
+
+    def _signature(self, host: Host) -> bytes:
+        """Return the HMAC of all that is said of a host; empty without a key."""
+        told = json.dumps(host.told(), sort_keys=True).encode()
+        return hmac.digest(self._key, _SIGNED + told, hashlib.sha256) if self._key else b""
 
     def _holders(self, keys: Sequence[bytes]) -> dict[bytes, set[str]]:
         names = self._names()

@@ -186,6 +186,11 @@ class HillInferStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[
 
     # --- a worker's side -------------------------------------------------------------------
 
+    @property
+    def loads(self) -> Loads | None:
+        """What brings rows to this worker's blocks; None before it knows them."""
+        return self._loads
+
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Learn where the KV blocks of each layer are, and how rows lie in them."""
         from vllm._custom_ops import cpu_attn_reshape_and_cache

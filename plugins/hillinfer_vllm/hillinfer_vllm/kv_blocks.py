@@ -14,6 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.native.library import native_library
+from hillinfer.native.signatures import BlockRows
+from hillinfer_model.kernel_spec import GROUP_TOKENS
+
 # Called with keys and values, (tokens, kv_heads, head_dim), key and value halves of blocks,
 # (blocks, kv_heads, block_tokens, head_dim), and slots, int64 (tokens,).
 PutRows = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
@@ -65,14 +69,16 @@ class KvBlocks:
         self._type = blocks.dtype
         code = torch.int32 if blocks.element_size() == 4 else torch.int16
         self._codes = blocks.view(blocks.shape[0], self._heads, -1).view(code).numpy()
-        self._keys, self._values = _halves(blocks)
-        self._order = self._probed()
         half = self.block_tokens * self._head_dim
+        if self._codes.strides[1:] != (2 * half * blocks.itemsize, blocks.itemsize):
+            raise UnknownBlocksError("KV blocks whose heads lie apart are not stored")
+        order = self._probed()
         transposed = torch.arange(half).view(self._head_dim, self.block_tokens).t().reshape(-1)
         self._has_columns = bool(
-            torch.equal(self._order[:half], transposed)
-            and torch.equal(self._order[half:], torch.arange(half, 2 * half))
+            torch.equal(order[:half], transposed)
+            and torch.equal(order[half:], torch.arange(half, 2 * half))
         )
+        self._places = order.to(torch.int32).numpy()
 
     def scatter(self, rows: NDArray[np.uint8], first: int, blocks: Sequence[int]) -> None:
         """Write rows to their blocks.
@@ -80,31 +86,45 @@ class KvBlocks:
         Parameters
         ----------
         rows
-            uint8 (tokens, row_bytes).
+            uint8 (tokens, row_bytes), contiguous.
         first
             Token position of the first.
         blocks
             Blocks of the request from its first token on.
         """
-        size, heads, dim = self.block_tokens, self._heads, self._head_dim
-        if first % size or len(rows) % size:
-            states = torch.from_numpy(rows).view(self._type)[:, : self._items]
-            keys, values = states.view(len(rows), 2, heads, dim).unbind(1)
-            slots = self._slots(first, len(rows), blocks)
-            self._put(keys, values, self._keys, self._values, slots)
-            return
-        codes = rows.view(self._codes.dtype)[:, : self._items]
-        half, begin = size * dim, first // size
-        for at in range(len(rows) // size):
-            target = self._codes[blocks[begin + at]]
-            # (kv_heads, 2, tokens, head_dim)
-            own = codes[at * size : (at + 1) * size].reshape(size, 2, heads, dim)
-            own = own.transpose(2, 1, 0, 3)
-            if self._has_columns:
-                target[:, :half].reshape(heads, dim, size)[:] = own[:, 0].transpose(0, 2, 1)
-                target[:, half:].reshape(heads, size, dim)[:] = own[:, 1]
-            else:
-                target[:, self._order.numpy()] = own.reshape(heads, 2 * half)
+        self._move("hillinfer_rows_to_blocks", rows, first, range(first, first + len(rows)), blocks)
+
+    def land(
+        self,
+        rows: NDArray[np.uint8],
+        position: int,
+        wanted: range,
+        blocks: Sequence[int] | NDArray[np.int64],
+        salts: NDArray[np.uint32],
+    ) -> NDArray[np.uint32]:
+        """Write rows of whole groups to their blocks, and return the checksum of each group.
+
+        Each group is placed while it is in the cache of the processor that took its checksum. Rows
+        are known to be right once the caller has compared them.
+
+        Parameters
+        ----------
+        rows
+            uint8 (groups * 64, row_bytes), contiguous.
+        position
+            Token position of the first.
+        wanted
+            Token positions that go anywhere.
+        blocks
+            Blocks of the request from its first token on.
+        salts
+            uint32 (groups,), the checksum of what comes before each group.
+        """
+        sums = np.empty(len(salts), np.uint32)
+        assert len(rows) == len(salts) * GROUP_TOKENS
+        name, salts = "hillinfer_rows_to_blocks", np.ascontiguousarray(salts)
+        self._move(name, rows, position, wanted, blocks, salts.ctypes.data, sums.ctypes.data)
+        return sums
 
     def gather(self, first: int, blocks: Sequence[int], out: NDArray[np.uint8]) -> None:
         """Read rows from their blocks.
@@ -116,41 +136,42 @@ class KvBlocks:
         blocks
             Blocks of the request from its first token on.
         out
-            uint8 (tokens, row_bytes).
+            uint8 (tokens, row_bytes), contiguous.
         """
-        # Through numpy, which needs no team of threads for a copy: vLLM's own compute meanwhile.
-        size = self.block_tokens
-        begin, end = first // size, -(-(first + len(out)) // size)
-        own = self._ordered(self._codes[np.asarray(blocks[begin:end])])
-        target = out.view(self._codes.dtype)
-        target[:, self._items :] = 0
-        both = target[:, : self._items].reshape(len(out), 2, self._heads, self._head_dim)
-        at = 0
-        for block in own:
-            offset = (first + at) % size
-            count = min(size - offset, len(out) - at)
-            both[at : at + count] = block[:, :, offset : offset + count].transpose(2, 1, 0, 3)
-            at += count
+        # No team of threads for a copy: vLLM's own compute meanwhile.
+        out[:, self._items * self._type.itemsize :] = 0
+        name, wanted = "hillinfer_rows_from_blocks", range(first, first + len(out))
+        self._move(name, out, first, wanted, blocks)
 
     # --- inside ----------------------------------------------------------------------------
 
-    def _ordered(self, blocks: NDArray[np.generic]) -> NDArray[np.generic]:
-        """Return blocks, (n, kv_heads, items), as (n, kv_heads, 2, block_tokens, head_dim)."""
-        count, tokens, dim = len(blocks), self.block_tokens, self._head_dim
-        if not self._has_columns:
-            whole = np.take(blocks, self._order.numpy(), axis=2)
-            return whole.reshape(count, self._heads, 2, tokens, dim)
-        half = tokens * dim
-        whole = np.empty((count, self._heads, 2, tokens, dim), blocks.dtype)
-        keys = blocks[:, :, :half].reshape(count, self._heads, dim, tokens)
-        whole[:, :, 0] = keys.transpose(0, 1, 3, 2)
-        whole[:, :, 1] = blocks[:, :, half:].reshape(count, self._heads, tokens, dim)
-        return whole
-
-    def _slots(self, first: int, count: int, blocks: Sequence[int]) -> torch.Tensor:
-        positions = torch.arange(first, first + count)
-        numbers = torch.tensor(blocks)[positions // self.block_tokens]
-        return numbers * self.block_tokens + positions % self.block_tokens
+    def _move(
+        self,
+        name: str,
+        rows: NDArray[np.uint8],
+        position: int,
+        wanted: range,
+        blocks: Sequence[int] | NDArray[np.int64],
+        salts: int | None = None,
+        sums: int | None = None,
+    ) -> None:
+        """Move rows of wanted positions; Python's global lock is let go of meanwhile."""
+        size, numbers = self.block_tokens, np.asarray(blocks, np.int64)
+        own = range(max(position, wanted.start), min(position + len(rows), wanted.stop))
+        if not own:
+            own = range(position, position)
+        used = numbers[own.start // size : -(-own.stop // size)]
+        if len(used) < -(-own.stop // size) - own.start // size or not rows.flags.c_contiguous:
+            raise IndexError("rows have no blocks, or lie apart")
+        if len(used) and not 0 <= used.min() <= used.max() < len(self._codes):
+            raise IndexError("rows go to a block that is not there")
+        given = BlockRows(
+            *(rows.ctypes.data, len(rows), self.row_bytes, position, own.start, own.stop),
+            *(self._heads, self._head_dim, size, self._type.itemsize),
+            *(self._codes.strides[0], self._codes.ctypes.data, numbers.ctypes.data),
+            *(None if self._has_columns else self._places.ctypes.data, salts, sums),
+        )
+        getattr(native_library().functions, name)(given)
 
     def _probed(self) -> torch.Tensor:
         """Return where the items of keys, then values, (2, tokens, head_dim), lie in a block."""

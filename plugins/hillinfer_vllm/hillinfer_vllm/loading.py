@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 
+import numpy as np
+
+from hillinfer.arrived_rows import ArrivedRows, Taker
 from hillinfer.store.keys import Namespace
 from hillinfer.store.store import Store
 from hillinfer_model.kernel_spec import GROUP_TOKENS
@@ -88,6 +91,46 @@ class WorkerSide:
         return {name: number for number, name in enumerate(self.layers)}
 
 
+class _Placing(Taker):
+    """Checks rows and puts them to their blocks, in the threads that read them.
+
+    Parameters
+    ----------
+    plan
+        Which rows, and which blocks they go to.
+    layers
+        Blocks of each layer, in the model's order.
+    there
+        Told of each layer all of whose rows are in their blocks.
+    """
+
+    def __init__(
+        self, plan: PlannedLoad, layers: Sequence[KvBlocks], there: Sequence[threading.Event]
+    ) -> None:
+        self._wanted = range(plan.first, plan.stop)
+        self._blocks = np.array(plan.blocks, np.int64)
+        self._layers, self._there = layers, there
+        self._missing = [len(self._wanted)] * len(layers)
+        self._lock = threading.Lock()
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether rows did not come."""
+        return any(self._missing)
+
+    def take(self, arrived: Iterable[ArrivedRows]) -> None:
+        """Place rows that were just read, and compare what was placed with its checksums."""
+        for one in arrived:
+            blocks = self._layers[one.layer]
+            one.check(blocks.land(one.rows, one.position, self._wanted, self._blocks, one.salts))
+            first = max(one.position, self._wanted.start)
+            stop = min(one.position + len(one.rows), self._wanted.stop)
+            with self._lock:
+                self._missing[one.layer] -= max(0, stop - first)
+                if not self._missing[one.layer]:
+                    self._there[one.layer].set()
+
+
 class _Load:
     """One request's rows on their way.
 
@@ -152,17 +195,10 @@ class _Load:
             while covered < plan.stop:
                 covered += found.chunks[chunks].groups * GROUP_TOKENS
                 chunks += 1
-            missing = [plan.stop - plan.first] * len(self._layers)
-            for layer, position, rows in found.stream(chunks=chunks):
-                first = max(position, plan.first)
-                stop = min(position + len(rows), plan.stop)
-                if first < stop:
-                    own = rows[first - position : stop - position]
-                    self._layers[layer].scatter(own, first, plan.blocks)
-                    missing[layer] -= stop - first
-                if not missing[layer]:
-                    self._there[layer].set()
-        if any(missing):
+            placing = _Placing(plan, self._layers, self._there)
+            for _ in found.stream(chunks=chunks, taker=placing):
+                pass
+        if placing.is_missing:
             raise LookupError("rows are missing")
 
 
@@ -179,6 +215,16 @@ class Loads:
         self._side, self._numbers = side, side.numbers()
         self._under_way: list[_Load] = []
         self._failed: set[int] = set()
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the layers, in the model's order."""
+        return list(self._side.layers)
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block."""
+        return next(iter(self._side.layers.values())).block_tokens
 
     def begin(self, plans: Sequence[PlannedLoad]) -> None:
         """Have the rows of a step come."""

@@ -74,6 +74,20 @@ def test_reading_hides_behind_computing_as_far_as_cores_are_idle(both, reading, 
     assert told["hidden_possible"] == pytest.approx(most)
 
 
+def test_what_is_hidden_is_told_by_rounds():
+    """A machine that is slower in one round is so in all of its figures."""
+    first = FirstToken(
+        8064, 64, 30.0, [0.52, 0.72, 0.72], [0.5, 0.6, 0.7], [0.1] * 3, [0.6] * 3, [0.1] * 3,
+        [0.0] * 3, [0.0] * 3, 2, [0.0] * 3, [0.0] * 3, [0.6] * 3, [0] * 3, [0] * 3, True, [],
+    )  # fmt: skip
+    # Two rounds of three hide 0.8; the medians of each figure would say that none is hidden.
+    assert first.hidden_reached == pytest.approx(0.8)
+    same = replace(first, stored_seconds=[0.52, 0.62, 0.8])
+    assert same.hidden_reached == pytest.approx(0.8)
+    less = replace(first, stored_seconds=[0.52, 0.65, 0.75])
+    assert less.hidden_reached == pytest.approx(0.5)
+
+
 def test_a_part_is_taken_alone(tmp_path):
     out, begun = tmp_path / "store.json", []
 

@@ -14,7 +14,13 @@ from waiting import until
 from hillinfer.catalogue.catalogue import Catalogue
 from hillinfer.catalogue.checks import OnlineChecks, ServedAnswer
 from hillinfer.catalogue.keeper import DocumentKeeper, Move
-from hillinfer.catalogue.measuring import ProbeWishes, check_namespace, measure_document
+from hillinfer.catalogue.measuring import (
+    ProbeWishes,
+    check_namespace,
+    measure_document,
+    usual_form_names,
+    usual_wishes,
+)
 from hillinfer.catalogue.planning import PlanRules
 from hillinfer.catalogue.records import CatalogueError, KnownDocument, document_uses
 from hillinfer.errors import BudgetError, ColdPoolError, SettingsError
@@ -407,3 +413,14 @@ def test_a_profile_reads_no_more_than_it_may_and_looks_at_each_form_once(kept):
     assert sure["held"].lower == 1.0
     with pytest.raises(SettingsError, match="allowance=0"):
         ProbeWishes(allowance=0)
+
+
+def test_a_short_document_has_a_short_profile():
+    names = {tokens: usual_form_names(tokens) for tokens in (64, 512, 1100, 1500, 9000)}
+    # What tells most comes first, and all rows cost nothing.
+    assert names[64] == names[512] == ("held", "int4")
+    assert names[1100] == ("held", "int4", "int8")
+    assert names[1500] == names[9000] == ("held", "int4", "int8", "int2")
+    # One form leaves room for probes that three have no room for.
+    assert usual_wishes(1300, 1).chosen_by > usual_wishes(1300, 3).chosen_by == 1
+    assert usual_wishes(9000, 3).chosen_by == 4

@@ -43,7 +43,7 @@ def refuse(command, tiny_folder, cold_dir):
         (("--rule", "best"), "choose one of weight_sum, raw_sum"),
         (("--scope", "all"), "choose one of layer, kv_head"),
         (("--shadow", "int3"), "choose one of"),
-        (("--shadow", "fp16"), "use int8, int4 or int2"),
+        (("--shadow", "fp16"), "choose --device csim or xrt, or with device=nvme --shadow int8"),
         (("--dtype", "int8"), "int8"),
         (("--compare", "half"), "half"),
         (("--device", "floppy"), "device='floppy' is unknown: choose one of nvme, golden"),

@@ -56,12 +56,16 @@ def test_each_question_chooses_its_blocks(generate):
         assert {0, blocks - 1} <= set(read["kept"][0])
         assert read["boundary_bytes"] > whole
         assert read["choosing_seconds"] + read["deep_seconds"] <= answer["question_seconds"]
+        # One stage behind one cut.
+        assert read["band_seconds"] == [read["deep_seconds"]]
     assert report["settings"]["prune"] == "1:25%"
     outcome, alone = generate(*QUESTIONS[2:], "--prune", "1:25%")
     # On a fork as by itself.
     assert alone["answers"][0]["token_ids"] == report["answers"][1]["token_ids"]
     assert alone["answers"][0]["pruned"]["kept"] == report["answers"][1]["pruned"]["kept"]
-    assert f"1:25%: layers saw {alone['prompt_tokens']} tokens" in " ".join(outcome.err.split())
+    said = " ".join(outcome.err.split())
+    assert f"1:25%: layers saw {alone['prompt_tokens']} tokens" in said
+    assert "of the FLOPs were saved" in said
     _, plain = generate(*QUESTIONS)
     assert plain["kv_bytes"] > report["kv_bytes"]
     assert all(answer["pruned"] is None for answer in plain["answers"])
@@ -320,7 +324,7 @@ def test_the_least_budget_holds_what_bands_take(
         (("--prune", "1:50%", "--prune-ranker", "best"), "--prune-ranker best: choose one of"),
         (
             ("--prune", "1:mass=90%", "--prune-ranker", "token"),
-            "BestToken gives scores that do not",
+            "ranker='token' gives scores that do not",
         ),
         (("--prune", "1:50%", "--session", "s"), "--prune has nothing to leave out of a session"),
         (("--prune", "7:50%"), "the model has layers 0 to 1"),

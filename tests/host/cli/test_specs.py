@@ -56,6 +56,29 @@ def test_tokens_on_a_card(command):
     assert rows_of(command, "llama-3.1-8b")["fp16"]["card_tokens"] == expected
 
 
+def test_rows_on_a_card_take_their_values_too(command):
+    # FP16 rows: 4,096 bytes a token, and 64 beats of statistics per segment and layer.
+    per_segment = 32 * (4096 * 1024 + 64 * 64) + 2 * (67 + 1 + 1 + 64) * 64
+    expected = (4_000_000_000 - 67_108_864) // per_segment * 1024
+    rows = rows_of(command, "llama-3.1-8b")
+    assert rows["fp16"]["card_row_tokens"] == expected
+    assert rows["int8"]["card_row_tokens"] == 0
+
+
+def test_what_several_queries_a_pass_gain_is_told(command):
+    rows = rows_of(command, "llama-3.1-8b", "--tokens", "16384")
+    assert [row["passes"]["queries"] for row in rows.values()] == [2, 4, 4, 4]
+    found = rows["int4"]["passes"]
+    # The RTL's is 3.82 (docs/results/kernels.md).
+    assert found["gain"] == pytest.approx(3.82, abs=0.05)
+    assert found["gain"] == pytest.approx(4 * found["cycles_of_one"] / found["cycles"])
+    by_head = rows_of(command, "llama-3.1-8b", "--tokens", "16384", "--scope", "kv_head")
+    assert by_head["int4"]["passes"]["gain"] < found["gain"]
+    outcome = command("specs", "llama-3.1-8b", "--tokens", "16384", "--key-mode", "int4")
+    assert "token scores a cycle, over one query's" in outcome.out
+    assert f"{found['gain']:.2f}" in outcome.out
+
+
 FREE = ("--launch-us", "0", "--copy-us", "0", "--poll-us", "0", "--copy-rate", "1e9")
 
 

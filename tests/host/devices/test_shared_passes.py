@@ -12,7 +12,7 @@ from told_runtime import FailingDevice, Forgetful, GoldenLaunches, LookedAfter
 from hillinfer.devices.device import DeviceSegment, ResidentShadow
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.host_slots import LaunchDevice
+from hillinfer.devices.host_slots import LaunchDevice, SmallestKernels
 from hillinfer.devices.opening import CoreDevice
 from hillinfer.devices.shared_passes import AskedScoring, shared_passes
 from hillinfer.errors import warn_of_loss
@@ -97,6 +97,30 @@ def same(one, other):
     return all(
         len(a) == len(b) and all(map(np.array_equal, a, b)) for a, b in zip(one, other, strict=True)
     )
+
+
+class Noted(GoldenLaunches):
+    """Keeps how many queries the kernels have that it is asked to run."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernels = []
+
+    def score(self, spec, launch):
+        self.kernels.append(spec.queries)
+        return super().score(spec, launch)
+
+
+def test_launches_of_one_query_run_in_a_kernel_of_one():
+    noted = Noted()
+    device = LaunchDevice(replace(SPEC, queries=4), SmallestKernels(noted), 12)
+    with closing(Shared(golden_device(), Scope.LAYER)) as shared:
+        expected = together(shared)
+    with closing(Shared(device, Scope.LAYER)) as shared:
+        assert same(together(shared), expected)
+    # Three sequences share a pass; the rest is scored for each by itself.
+    assert noted.kernels == [4, *([1] * (len(noted.kernels) - 1))]
+    assert len(noted.kernels) > 1
 
 
 class Forgets(LookedAfter):

@@ -9,7 +9,7 @@ import torch
 
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.host_slots import LaunchDevice
+from hillinfer.devices.host_slots import LaunchDevice, RowsDevice
 from hillinfer.devices.opening import CoreDevice
 from hillinfer.engine.budget_plan import kernel_spec, staging_bytes
 from hillinfer.engine.runtime import Runtime
@@ -19,6 +19,7 @@ from hillinfer.scoring.native import NativeScorer
 from hillinfer.settings import Settings
 from hillinfer.shadow.store import shadow_bytes
 from hillinfer.trace.recorder import SILENT
+from hillinfer_model.choices import KeyMode
 from hillinfer_model.golden_launch import run_score_launch, run_shadow_launch
 
 SHAPE = ModelShape(
@@ -160,12 +161,13 @@ class Told:
         scorer = None
         if slots is not None:
             golden = GoldenLaunches(flip)
-            device = wrap(
-                CoreDevice(spec)
-                if core
-                else LaunchDevice(spec, golden, slots, golden if makes else None)
-            )
-            self.device = device
+            if core:
+                device = CoreDevice(spec)
+            elif spec.key_mode is KeyMode.FP16:
+                device = RowsDevice(spec, golden, slots)
+            else:
+                device = LaunchDevice(spec, golden, slots, golden if makes else None)
+            self.device = device = wrap(device)
             self.shadows = DeviceShadows(spec, device, settings.beta, warn_of_loss)
             scorer = DeviceScorer(host(spec, settings.scope), self.shadows, recorder)
         self.runtime = Runtime(

@@ -13,12 +13,14 @@ from hillinfer.models.loader import load_model
 from hillinfer.placement.policies import LeastRecentlyUsed
 from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.store.store import Store
-from hillinfer_bench.evicpress import harness
+from hillinfer_bench.evicpress import harness, run, topics
+from hillinfer_bench.evicpress.comparing import GOALS, compared
 from hillinfer_bench.evicpress.harness import Harness
 from hillinfer_bench.evicpress.notes import Notes
 from hillinfer_bench.evicpress.played import Played, first_tokens_at, rate_curve
-from hillinfer_bench.evicpress.rivals import Rival, rivals
-from hillinfer_bench.evicpress.run import GOALS, EvicPressRequest, compared
+from hillinfer_bench.evicpress.plays import AllFitsPlay, PlacedPlay, Play, play_together
+from hillinfer_bench.evicpress.rivals import SERVED, Rival, lru, rivals
+from hillinfer_bench.evicpress.run import EvicPressRequest
 from hillinfer_bench.evicpress.served import ServedDocuments
 from hillinfer_bench.evicpress.sized import (
     SHADOWED,
@@ -26,7 +28,7 @@ from hillinfer_bench.evicpress.sized import (
     shadowed_quality,
     sized_rivals,
 )
-from hillinfer_bench.evicpress.workload import WorkloadSize, mooncake_workload
+from hillinfer_bench.evicpress.workload import Asked, WorkloadSize, mooncake_workload
 from hillinfer_bench.figures.evicpress_figure import StudyRecordError, read_rivals
 
 KEYS = {*GOALS, "kills", "wrong_tokens"}
@@ -57,30 +59,33 @@ def test_a_small_study_plays_every_rival_within_the_budget(
     arguments = (
         *("evicpress", "--model", tiny_folder, "--dir", tmp_path, "--documents", 2),
         *("--requests", 6, "--shortest", 128, "--longest", 192, "--budget", 0.4, "--alpha", 1),
-        *("--probes", 1, "--questions", 1, "--kills", 2, "--out", out),
-        *("--picture", tmp_path / "evicpress.svg", "--sized", 1),
+        *("--probes", 1, "--questions", 1, "--kills", 2, "--topic-questions", 0, "--out", out),
+        *("--instances", 2),
+        *("--picture", tmp_path / "evicpress.svg", "--sized", 1, "--sized-alpha", 0.1),
     )
     # It breaks off in its middle, and goes on where it was.
     with monkeypatch.context() as broken:
-        broken.setattr(Harness, "play_all_held", interrupted)
+        broken.setattr(SizedStudy, "play", interrupted)
         assert command(*arguments).code == 130
     notes = (tmp_path / "evicpress" / "notes.jsonl").read_text()
     assert not out.exists()
     with monkeypatch.context() as refused:
         # Nothing is read, measured or played anew.
-        refused.setattr(Harness, "play", interrupted)
+        refused.setattr(run, "play_together", interrupted)
         refused.setattr(harness, "measure_document", interrupted)
         outcome = command(*arguments)
     assert outcome.code == 0, outcome.err
-    assert '"part": "optimum, \\u03b1 1"' in notes
+    assert '"part": "rivals"' in notes
     report = json.loads(out.read_text())
     assert report["figures"].keys() >= KEYS
     assert (report["figures"]["kills"], report["figures"]["wrong_tokens"]) == (2, 0)
     rows = {row["rival"]: row for row in report["rows"]}
     # What the engine's buffers take is more than the budget of so few tokens.
-    assert rows.keys() == {one.name for one in rivals((1.0,)) if not one.is_served}
-    assert list(report["left_out"]) == ["ours served, α 1"]
+    assert rows.keys() == {one.name for one in rivals((1.0,))} | {"all held, nobody"}
+    assert list(report["left_out"]) == ["ours served"]
     assert (report["sittings"], "timed in 2 sittings" in outcome.out) == (2, True)
+    assert rows["all held, nobody"]["forms"] == {"held": 6}
+    assert rows.pop("all held, nobody")["dram_peak_bytes"] == report["all_bytes"]
     for name, row in rows.items():
         assert row["dram_peak_bytes"] <= report["budget_bytes"] < report["all_bytes"], name
         assert sum(row["forms"].values()) == 6
@@ -103,12 +108,19 @@ def test_a_small_study_plays_every_rival_within_the_budget(
         assert row["first_token_p50"] > 0
     assert min(sized["bytes_a_second"].values()) > 0
     assert sized["figures"]["ttft_vs_lru_p50"] > 0
-    assert sized["figures"]["ours"].startswith("ours, α 1")
+    assert sized["figures"]["ours"].startswith("ours, α 0.1")
+    assert sized["figures"]["ttft_vs_lru_p50_possible"] > 0
     drawn = ElementTree.parse(tmp_path / "evicpress.svg").getroot()
     assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
     (lru,) = (one for one in read_rivals(out) if one.name == "held + LRU")
     assert (lru.agreement, len(lru.curve)) == (1.0, 9)
     assert not (tmp_path / "evicpress").exists()
+    figures = report["figures"]
+    for name in ("ttft_vs_lru_p50", "ttft_vs_lru_p95", "ttft_vs_paper_policy"):
+        possible = figures[f"{name}_possible"]
+        assert figures[f"{name}_of_possible"] == pytest.approx(figures[name] / possible)
+    assert 0.98 <= figures["placement_share_of_optimum"] <= figures["placement_mean_share"] <= 1.001
+    assert report["goals"]["ttft_vs_lru_p50"]["possible"] == figures["ttft_vs_lru_p50_possible"]
     for name in ("share_of_optimum", "ttft_vs_int8_lru"):
         assert f"{name}: " in outcome.out
 
@@ -124,28 +136,51 @@ def test_a_server_plays_and_its_engine_has_a_place_among_larger_files(tiny_folde
         study = Harness(loaded.model, prompts, workload, 40.0, notes)
         for seed in range(2):
             study.store(ProbeWishes(1, 1, seed=seed))
-        served = ServedDocuments(loaded, store, study, tmp_path).play(1.0)
+        server = ServedDocuments(loaded, store, study, tmp_path)
+        assert server.budget > study.budget
+        served, beside = server.play(SERVED, lru("held"))
         assert len(served.first_tokens) == len(served.agreements) == 5
         assert {*served.forms} <= {"rows", "held", "int8", "int4", "shadow-int4", "lead-0.1"}
+        # The documents were there before anybody asked.
+        assert served.forms[0] != "rows"
         assert served.moves > 0
-        assert 0 < served.dram_peak <= study.budget
+        assert 0 < served.dram_peak <= server.budget
+        assert beside.forms == ["held"] * 5
         assert shadowed_quality({"ours, α 1": served}) is None
-        assert shadowed_quality({"ours served, α 1": replace(served, forms=["rows"] * 5)}) <= 1.0
-        every = [one for one in rivals((1.0,)) if one.is_usual]
-        assert [one.name for one in sized_rivals(every)] == ["ours, α 1", "ours, α 1, shadows"]
+        assert shadowed_quality({"ours served": replace(served, forms=["rows"] * 5)}) <= 1.0
+        names = [one.name for one in sized_rivals((1.0,))]
+        assert names[0] == "held + LRU"
+        assert names[-3:] == ["ours, α 1", "optimum, α 1", "ours, α 1, shadows"]
         shadows = Rival("shadows", (SHADOWED,), lambda: LeastRecentlyUsed(SHADOWED))
         for quality, forms in ((None, []), (0.75, [SHADOWED])):
             larger = SizedStudy(study, 4, 0.5, quality, tmp_path)
             try:
                 assert larger.forms_of(shadows) == forms
                 if forms:
-                    found = larger.play(shadows)
-                    assert {*found.forms} == {"rows", SHADOWED}
-                    assert {*found.agreements} == {1.0, 0.75}
+                    found = larger.play([shadows])[shadows]
+                    assert {*found.forms} <= {"rows", SHADOWED}
+                    assert SHADOWED in found.forms
+                    kept = [0.75 if one == SHADOWED else 1.0 for one in found.forms]
+                    assert found.agreements == kept
                     assert found.figures()["token_p50"] is None
                     assert 0 < found.dram_peak <= larger.budget
             finally:
                 larger.files.close()
+
+
+def test_a_profile_follows_users_to_another_topic(tiny_folder, capsys):
+    asked = ["--model", str(tiny_folder), "--tokens", "512", "--questions", "6", "--judge", "3"]
+    assert topics.main([*asked, "--forms", "held", "int8", "knorm-0.2", "--floor", "0"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    before, _, fresh = found["topic_switch_forms"]
+    assert before == fresh == "knorm-0.2"
+    own, best = found["topic_switch_agreements"][1:]
+    assert found["topic_switch_points"] == pytest.approx(100 * (best - own))
+    # The twin: where all is to be kept, nothing slips.
+    assert topics.main([*asked, "--forms", "held", "knorm-0.2", "--floor", "1"]) == 0
+    exact = json.loads(capsys.readouterr().out)
+    assert exact["topic_switch_forms"] == ["held"] * 3
+    assert (exact["topic_switch_points"], exact["topic_switch_renewals"]) == (0.0, 0)
 
 
 def test_notes_go_on_behind_a_torn_line_and_forget_no_folder_of_others(tmp_path):
@@ -202,36 +237,126 @@ def test_identities_come_back_in_the_order_of_the_trace(tiny_folder):
         mooncake_workload(tokenizer, WorkloadSize(100000))
 
 
+class Told(Play):
+    """Tells a list what is asked of it."""
+
+    def __init__(self, name, told):
+        self.name, self.told = name, told
+
+    def begin(self, now):
+        self.told.append((self.name, "begin", now))
+
+    def ask(self, asked):
+        self.told.append((self.name, "ask", asked.document))
+
+    def settle(self, asked):
+        self.told.append((self.name, "settle", asked.document))
+
+    def finish(self):
+        self.told.append((self.name, "finish"))
+
+
+def test_every_rival_answers_a_request_before_the_next_one_comes():
+    told = []
+    requests = [Asked(float(number), number) for number in range(8)]
+    play_together([Told(name, told) for name in "abc"], requests)
+    assert told[:3] == [(name, "begin", 0.0) for name in "abc"]
+    assert told[-3:] == [(name, "finish") for name in "abc"]
+    firsts = set()
+    for number in range(8):
+        answers, moves = told[3 + 6 * number :][:3], told[6 + 6 * number :][:3]
+        assert sorted(answers) == [(name, "ask", number) for name in "abc"]
+        # Nobody's forms move while others answer.
+        assert sorted(moves) == [(name, "settle", number) for name in "abc"]
+        firsts.add(answers[0][0])
+    # Nobody is always first.
+    assert len(firsts) > 1
+
+
+def test_documents_are_placed_before_anybody_asks(tiny_folder, tmp_path):
+    loaded = load_model(str(tiny_folder), say=lambda line: None)
+    workload = mooncake_workload(loaded.tokenizer, WorkloadSize(2, 4, 128, 192))
+    notes = Notes(tmp_path, {"a": 1})
+    Store.create(tmp_path / "store", 64 << 20)
+    with Store(tmp_path / "store") as store:
+        prompts = StoredPrompts(store, loaded.model)
+        study = Harness(loaded.model, prompts, workload, 0.6, notes)
+        for seed in range(2):
+            study.store(ProbeWishes(1, 1, seed=seed))
+        every = {one.name: one for one in rivals((1.0,))}
+        wanted = [lru("held"), every["paper, α 1"], every["ours, α 1"], every["optimum, α 1"]]
+        plays = [PlacedPlay(study, one) for one in wanted]
+        fits = AllFitsPlay(study)
+        play_together([*plays, fits], workload.requests)
+    assert fits.played.forms == fits.managed.forms == ["held"] * 4
+    for rival, play in zip(wanted, plays, strict=True):
+        # There is room for one of the two before the first request.
+        assert 0 < play.played.dram_peak <= study.budget, rival.name
+        assert play.played.moves > 0
+        whole = {
+            (one.form, one.tier): (one.quality, one.first_token)
+            for number in study.numbers
+            for one in study.known_options(number, "rows")
+            if number == play.played.documents[0]
+        }
+        assert play.played.expected[0] in whole.values()
+    first = plays[0].played
+    assert "held" in first.forms
+    # The last one that was stored is the one that was used last.
+    assert (first.forms[0] == "held") == (first.documents[0] == 1)
+
+
 def played(first_token, agreement):
-    return Played([first_token] * 4, [0.1] * 4, [agreement] * 4, [0, 1, 2, 3], ["held"] * 4)
+    expected = [(agreement, first_token)] * 4
+    forms = ["held"] * 4
+    return Played(
+        [first_token] * 4, [0.1] * 4, [agreement] * 4, [0, 1, 2, 3], forms, expected=expected
+    )
 
 
 def test_figures_are_of_the_soonest_that_agrees_enough():
     found = {}
-    for rival in rivals((0.3, 3.0)):
+    for rival in rivals((0.3, 3.0, 9.0)):
         found[rival] = played(1.0, 1.0)
         if rival.name == "ours, α 0.3":
             found[rival] = played(0.1, 0.9)
         elif rival.name == "ours, α 3":
             found[rival] = played(0.25, 0.98)
+        elif rival.name == "ours, α 9":
+            found[rival] = played(0.5, 0.99)
         elif rival.name == "int8 + LRU":
             found[rival] = played(0.5, 1.0)
+        elif rival.name == "int4 + LRU":
+            found[rival] = played(0.4, 0.97)
         elif rival.name == "optimum, α 3":
             found[rival] = played(0.2, 1.0)
         elif rival.name == "recompute":
             found[rival] = played(4.0, 1.0)
-    figures = compared(found)
+    figures = compared(found, played(0.125, 1.0))
     assert figures["ours"] == "ours, α 3"
     assert figures["ttft_vs_lru_p50"] == figures["ttft_vs_lru_p95"] == 4.0
     assert figures["ttft_vs_int8_lru"] == 2.0
     assert figures["worst_tenth_agreement"] == 0.98
     gained, possible = 3 * 0.98 - 0.25 + 1.0, 3 - 0.2 + 1.0
     assert figures["share_of_optimum"] == pytest.approx(gained / possible)
+    # At 0.99 another one counts.
+    assert (figures["ours_at_99"], figures["ttft_vs_int4_lru_at_99"]) == ("ours, α 9", 0.8)
+    # Who has all in memory takes half as long as ours.
+    assert figures["ttft_vs_lru_p50_possible"] == 8.0
+    assert figures["ttft_vs_lru_p50_of_possible"] == 0.5
+    # What is timed changes nothing of what was expected.
+    ours = next(rival for rival in found if rival.name == "ours, α 3")
+    found[ours].first_tokens = [0.2] * 4
+    again = compared(found, played(0.125, 1.0))
+    assert again["share_of_optimum"] == figures["share_of_optimum"]
+    assert again["timed_share_of_optimum"] > figures["timed_share_of_optimum"]
     # Where none agrees enough, the one that agrees most.
     for rival in found:
         if rival.name.startswith("ours, α"):
             found[rival] = played(0.1, 0.5 + rival.alpha / 100)
-    assert compared(found)["ours"] == "ours, α 3"
+    least = compared(found, played(0.125, 1.0))
+    assert (least["ours"], least["ours_at_99"]) == ("ours, α 9", None)
+    assert least["ttft_vs_int4_lru_at_99"] is None
 
 
 @pytest.mark.parametrize(
@@ -239,7 +364,8 @@ def test_figures_are_of_the_soonest_that_agrees_enough():
     [
         ({"budget_part": 0.0}, "budget=0.0 is no share"),
         ({"alphas": (-1.0,)}, "must be one number of seconds"),
-        ({"kills": -1}, "kills=-1, sized=2: give 1 or more"),
+        ({"kills": -1}, "kills=-1, sized=2, topic-questions=20, instances=1000: give 1 or"),
+        ({"sized_alphas": ()}, "must be one number of seconds"),
     ],
 )
 def test_requests_that_mean_nothing_are_refused(changes, said, tmp_path):

@@ -203,6 +203,32 @@ def test_a_directory_that_breaks_costs_no_router(tmp_path):
         directory.hosts()
 
 
+def test_who_may_write_to_redis_and_has_no_key_leads_nobody_anywhere():
+    client = pytest.importorskip("fakeredis").FakeRedis()
+    from hillinfer_hosts.redis_directory import RedisDirectory
+
+    signed = RedisDirectory("", 60, client, "what the hosts share")
+    stranger = RedisDirectory("", 60, client)
+    entry = "hillinfer:host:a"
+    told = [("replica", "http://attacker.example"), ("agent", "http://attacker.example")]
+    told += [("namespaces", bytes(32)), ("signature", bytes(32))]
+    for name, wrong in told:
+        assert says(signed, "a", KEYS)
+        assert signed.hosts() == [host("a")]
+        client.hset(entry, name, wrong)
+        assert signed.hosts() == []
+        # Without a key everybody is believed.
+        assert len(stranger.hosts()) == 1
+    says(signed, "a", KEYS)
+    # Neither one of his own, nor another's words under another name.
+    says(stranger, "b", KEYS)
+    client.hset("hillinfer:host:c", mapping=client.hgetall(entry))
+    client.sadd("hillinfer:hosts", "c")
+    assert signed.hosts() == [host("a")]
+    assert len(stranger.hosts()) == 3
+    assert RedisDirectory("", 60, client, "another key of hosts").hosts() == []
+
+
 def test_namespaces_of_all_hosts_have_their_turn():
     many = tuple(bytes([at]) * 32 for at in range(40))
     hosts = [Host("a", "http://a", namespaces=many), Host("b", "http://b", namespaces=(SPACE,))]

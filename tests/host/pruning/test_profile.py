@@ -150,7 +150,8 @@ def command(monkeypatch, capfd):
     return Command(monkeypatch, capfd)
 
 
-def test_a_table_and_the_evidence(command, tiny_folder, tmp_path):
+def test_a_table_and_the_evidence(command, tiny_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     out = tmp_path / "new" / "profile.json"
     outcome = command(
         *("prune-profile", tiny_folder, "--documents", 1, "--tokens", 600, "--out", out),

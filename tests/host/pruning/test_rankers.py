@@ -222,6 +222,6 @@ def test_only_weights_are_kept_by_mass(name):
     if adds_up:
         check_weights(weighing, ranker)
         return
-    kind = type(ranker).__name__
-    with pytest.raises(SettingsError, match=f"5:mass=90% keeps .* and {kind} gives .* by weights"):
+    said = f"5:mass=90% keeps .* and ranker='{name}' gives .* by weights"
+    with pytest.raises(SettingsError, match=said):
         check_weights(weighing, ranker)

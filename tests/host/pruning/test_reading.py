@@ -467,6 +467,40 @@ def test_a_pass_that_breaks_off_in_a_stage_can_be_made_again(number, chunk):
     assert found == expected
 
 
+@pytest.mark.parametrize("way", ["broken", "early"])
+def test_a_prompt_that_waits_when_pruning_ends_leaves_an_empty_cache_and_is_told_of(way):
+    """Its first layers alone have tokens: whoever went on with it would never know."""
+    model = TINY.build()
+    cache, other = (DynamicCache(config=model.config) for _ in range(2))
+    pruning = hillinfer.prune(model, SCHEDULE, chunk_tokens=100)
+    generated(model, IDS, other, 300)
+    kept = lengths(other)
+    if way == "early":
+        with pruning.prompt(TOKENS), torch.no_grad():
+            for part in IDS[:, :600].split(300, 1):
+                model(part, past_key_values=cache)
+    else:
+        hook = model.get_decoder().layers[3].mlp.register_forward_pre_hook(_strike)
+        with pytest.raises(StruckError):
+            generated(model, IDS, cache, 300)
+        hook.remove()
+    assert lengths(cache) == [600, 600, 0, 0, 0]
+    with pytest.warns(HillInferWarning, match="600 tokens in its first layers alone"):
+        pruning.remove()
+    assert lengths(cache) == [0] * 5
+    # What was read to its end is left alone, and an empty cache is as good as a new one.
+    assert lengths(other) == kept
+    dense = DynamicCache(config=model.config)
+    assert generated(model, IDS, cache)[0] == generated(model, IDS, dense)[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pruning.remove()
+
+
+def _strike(module, given):
+    raise StruckError
+
+
 @pytest.mark.parametrize("number", range(5))
 def test_a_token_that_breaks_off_is_in_no_layer(number):
     model = TINY.build()

@@ -338,7 +338,7 @@ def test_a_way_is_written_as_tables_call_it(way):
     [
         ("half", "'half' is no cut"),
         ("15:50% best", "ranker='best'"),
-        ("15:mass=95% paper", "do not add up"),
+        ("15:mass=95% paper", "ranker='paper' gives scores that do not add up"),
         ("15:50% weights completed drive", "ranker='weights completed'"),
         ("full completed", "neither chosen from nor completed"),
         ("full weights", "neither chosen from nor completed"),
@@ -374,11 +374,16 @@ def test_one_cache_can_be_timed_by_itself(tmp_path):
         parse_caches(["drive", "disk"])
     folder, out = save_tiny(tmp_path / "model", TinyModel(layers=30)), tmp_path / "slim.json"
     given = ["slim", "--model", str(folder), "--contexts", "320", "--rounds", "1"]
-    given += ["--lengths", "0", "--texts", "0", "--out", str(out)]
+    given += ["--texts", "0", "--out", str(out)]
     whole = {}
-    for caches in ([DRIVE], [ORDINARY], list(CACHES)):
+    # Without documents, in either way to say so.
+    for caches, no in (
+        ([DRIVE], "lengths"),
+        ([ORDINARY], "documents"),
+        (list(CACHES), "documents"),
+    ):
         with pytest.raises(SystemExit) as ended:
-            main([*given, *(word for one in caches for word in ("--caches", one))])
+            main([*given, f"--{no}", "0", *(word for one in caches for word in ("--caches", one))])
         assert ended.value.code == 0
         told = json.loads(out.read_text(encoding="utf-8"))
         rows = told["rows"]

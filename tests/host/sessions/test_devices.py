@@ -14,13 +14,14 @@ from session_runs import IDS, PROMPT, TINY, answer, feed, seal_checksums
 
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.host_slots import LaunchDevice
+from hillinfer.devices.host_slots import LaunchDevice, RowsDevice
 from hillinfer.devices.opening import warn_of_loss
 from hillinfer.engine.budget_plan import staging_bytes
 from hillinfer.errors import HillInferWarning
 from hillinfer.model_shape import ModelShape
 from hillinfer.scoring.native import NativeScorer
 from hillinfer.settings import Settings
+from hillinfer_model.choices import KeyMode
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "devices"))
 from told_runtime import FailingDevice, GoldenLaunches
@@ -59,7 +60,8 @@ class Devices:
         return {"csim": self.open}
 
     def open(self, spec, scope, options, recorder):
-        device = Loads(spec, GoldenLaunches(self.flipped), self.slots)
+        kind = RowsDevice if spec.key_mode is KeyMode.FP16 else Loads
+        device = kind(spec, GoldenLaunches(self.flipped), self.slots)
         self.opened.append(device)
         shadows = DeviceShadows(spec, self.wrap(device), options.beta, warn_of_loss)
         return DeviceScorer(NativeScorer(spec, scope), shadows, recorder)
@@ -75,10 +77,10 @@ def tight():
     return {**ahead, "dram_budget": 2 * staging}
 
 
-def save(model, cold_dir, device, place, devices=None):
+def save(model, cold_dir, device, place, devices=None, **changes):
     """Save a session that a device helped to make; return its own answer."""
     table = devices and devices.table
-    with attached(model, cold_dir, table, device=device, **SELECTION) as hill:
+    with attached(model, cold_dir, table, device=device, **(SELECTION | changes)) as hill:
         cache = hill.new_cache()
         feed(model, cache, IDS)
         # A step that scores, so that statistics of the open segment are taken.
@@ -91,7 +93,8 @@ def save(model, cold_dir, device, place, devices=None):
 
 def resume(model, cold_dir, device, place, devices, **changes):
     """Return the answer of a resumed session, and its statistics."""
-    with attached(model, cold_dir, devices.table, device=device, **SELECTION, **changes) as hill:
+    chosen = SELECTION | changes
+    with attached(model, cold_dir, devices.table, device=device, **chosen) as hill:
         cache = hill.load_session(place)
         found = answer(model, cache)
         statistics = cache.statistics()
@@ -127,6 +130,31 @@ def test_a_session_that_a_device_made_holds_the_same_shadow(
     save(tiny_model, cold_dir, "csim", tmp_path / "session", devices)
     for name in ("shadow.bin", "statistics.bin", "coded.bin"):
         assert (tmp_path / "session" / name).read_bytes() == (plain[0] / name).read_bytes()
+
+
+def test_a_session_of_keys_that_a_device_casts_is_one_of_int8(
+    tiny_model, cold_dir, tmp_path, devices, plain
+):
+    cast, place = {"shadow": "fp16"}, tmp_path / "session"
+    assert torch.equal(save(tiny_model, cold_dir, "csim", place, devices, **cast), plain[1])
+    for name in ("shadow.bin", "statistics.bin", "coded.bin"):
+        assert (place / name).read_bytes() == (plain[0] / name).read_bytes()
+    # Each goes on as the other.
+    for device, own, changes in (("nvme", place, {}), ("csim", plain[0], cast)):
+        found, statistics = resume(tiny_model, cold_dir, device, own, devices, **changes)
+        assert torch.equal(found, plain[1])
+        assert (statistics.device_scored_tokens > 0) == (device == "csim")
+
+
+def test_a_session_of_cast_keys_fits_a_tight_budget(tiny_model, cold_dir, devices, plain):
+    """Segments whose codes DRAM has no room for stay on the drive, where the host scores them."""
+    place, expected = plain
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        given = {"shadow": "fp16", **tight()}
+        found, statistics = resume(tiny_model, cold_dir, "csim", place, devices, **given)
+    assert torch.equal(found, expected)
+    assert statistics.shadow_read_bytes > 0
 
 
 # With room for all, for some and for none, beside as many slots to load into.

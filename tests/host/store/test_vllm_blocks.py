@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from hillinfer.native.library import native_library
 from hillinfer_vllm.kv_blocks import KvBlocks, UnknownBlocksError
 
 BLOCK, HEADS, DIM = 32, 3, 16
@@ -95,6 +96,42 @@ def test_blocks_are_as_the_engine_writes_them_itself(put, dtype):
     assert torch.equal(blocks, expected)
     expected[NUMBERS[1], 0, 0, 0] += 1
     assert not torch.equal(blocks, expected)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("put", LAYOUTS.values(), ids=LAYOUTS)
+def test_groups_are_checked_as_they_land_and_only_what_is_wanted_does(put, dtype):
+    _, own = blocks_of(put, dtype)
+    rows = random_rows(128, own.row_bytes, dtype)
+    salts = np.array([5, 77], np.uint32)
+    # Of a prompt's tokens 64 to 191 the blocks from 96 up to 160 alone.
+    wide = (*NUMBERS, 1)
+    sums = own.land(rows, 64, range(96, 160), wide, salts)
+    expected = native_library().crc32c(rows.reshape(2, -1), salts)
+    assert np.array_equal(sums, expected)
+    found = np.zeros_like(rows)
+    own.gather(64, wide, found)
+    assert np.array_equal(found[32:96], rows[32:96])
+    assert not found[:32].any()
+    assert not found[96:].any()
+    # The twin: another bit, another sum; the other group keeps its own.
+    rows[3, 5] ^= 1
+    other = own.land(rows, 64, range(96, 160), wide, salts)
+    assert other[0] != sums[0]
+    assert other[1] == sums[1]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "first"), [((7, 2), 64), ((7, -1, 5), 32), ((7, 10, 5), 32), ((), 0)]
+)
+def test_rows_go_to_no_block_that_is_not_there(numbers, first):
+    _, own = blocks_of(by_columns, torch.bfloat16)
+    rows = random_rows(BLOCK, own.row_bytes, torch.bfloat16)
+    own.scatter(rows, 32, (7, 2))
+    with pytest.raises(IndexError, match="block"):
+        own.scatter(rows, first, numbers)
+    with pytest.raises(IndexError, match="block"):
+        own.gather(first, numbers, rows)
 
 
 def test_what_does_not_come_back_is_refused():

@@ -31,7 +31,11 @@ def evicpress(
     ] = 0.125,
     alpha: Annotated[
         list[float] | None,
-        typer.Option(help="Seconds that quality 1 is worth; give it again for more. 0.3, 1 and 3."),
+        typer.Option(help="Seconds that quality 1 is worth; give it again for more. 0.3 and 1."),
+    ] = None,
+    sized_alpha: Annotated[
+        list[float] | None,
+        typer.Option(help="The same with --sized files; 0.1 to 1, eight of them."),
     ] = None,
     probes: Annotated[int, typer.Option(help="Parts of a document that forms are chosen by.")] = 4,
     questions: Annotated[int, typer.Option(help="Other parts, that are asked for.")] = 3,
@@ -44,6 +48,12 @@ def evicpress(
             help="Tokens in files of Llama 8B's size, for each of a document; 0 for no such files."
         ),
     ] = 2,
+    topic_questions: Annotated[
+        int, typer.Option(help="Questions about another topic of one document; 0 for none.")
+    ] = 20,
+    instances: Annotated[
+        int, typer.Option(help="Random placements beside the optimum; 0 for none.")
+    ] = 1000,
     seed: Annotated[int, typer.Option(help="Of the identities that are drawn.")] = 0,
     out: Annotated[Path, typer.Option(help="Where the figures go as JSON.")] = Path(
         "build/reports/evicpress.json"
@@ -58,13 +68,24 @@ def evicpress(
         check_apart((("--out", out), ("--picture", picture)))
         prepare_report(picture, "--picture", "the picture")
     quiet_transformers()
-    from hillinfer_bench.evicpress.run import EvicPressRequest, run
+    from hillinfer_bench.evicpress.run import ALPHAS, SIZED_ALPHAS, EvicPressRequest, run
     from hillinfer_bench.evicpress.workload import WorkloadSize
 
     size = WorkloadSize(documents, requests, shortest, longest, seed)
-    alphas = tuple(alpha or (0.3, 1.0, 3.0))
     request = EvicPressRequest(
-        model, directory, out, size, budget, alphas, probes, questions, kills, sized
+        model,
+        directory,
+        out,
+        size,
+        budget,
+        tuple(alpha or ALPHAS),
+        probes,
+        questions,
+        kills,
+        sized,
+        tuple(sized_alpha or SIZED_ALPHAS),
+        topic_questions,
+        instances,
     )
     print(run(request, error_console().print))
     if picture is not None:

@@ -20,7 +20,9 @@ def slim(
         list[int] | None,
         typer.Option(help="Tokens of timed prompts; 4096 and 7800 if none, 0 for no timed rows."),
     ] = None,
-    documents: Annotated[int, typer.Option(help="Documents with needles, of each length.")] = 20,
+    documents: Annotated[
+        int, typer.Option(min=0, help="Documents with needles, of each length; 0 for none.")
+    ] = 20,
     lengths: Annotated[
         list[int] | None,
         typer.Option(help="Tokens of documents; 2000 and 7000 if none, 0 for no documents."),
@@ -80,7 +82,7 @@ def slim(
         out,
         tuple(one for one in contexts or (4096, 7800) if one),
         documents,
-        tuple(one for one in lengths or (2000, 7000) if one),
+        tuple(one for one in lengths or (2000, 7000) if one and documents),
         rounds,
         tuple(one for text in shapes or () for one in ShapeTokens.parse(text)),
         asked,

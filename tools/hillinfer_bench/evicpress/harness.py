@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plays a workload to one rival: real openings, real reads, real layers; only arrivals are told."""
+"""Documents of a study: stored and measured once, with questions, and what answers to them keep."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,29 +16,26 @@ from hillinfer.catalogue.measuring import (
     MeasuredDocument,
     ProbeWishes,
     measure_document,
+    usual_form_names,
     usual_wishes,
 )
-from hillinfer.forms.filed import DriveForm, FormFile
-from hillinfer.forms.form import DocumentStates, MadeForm, OpenedForm
+from hillinfer.forms.filed import FormFile
+from hillinfer.forms.form import DocumentStates, OpenedForm
 from hillinfer.forms.probes import Probe, Probing, recall_probes
 from hillinfer.forms.table import make_form
 from hillinfer.forms.whole import StoredRowsForm, stored_states
 from hillinfer.generate.answering import Generation
-from hillinfer.placement.options import ON_DRIVE, Context, FirstTokenUtility, Option, Tier
-from hillinfer.placement.placing import Placing
-from hillinfer.placement.policies import MergedHulls
-from hillinfer.placement.stock import Change, Stock
+from hillinfer.placement.options import ON_DRIVE, Option
 from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer_bench.evicpress.notes import Notes, packed_profile, unpacked_profile
 from hillinfer_bench.evicpress.played import DECODED, Played
-from hillinfer_bench.evicpress.rivals import CODES, DROPPED, USUAL, Rival
+from hillinfer_bench.evicpress.rivals import CODES, DROPPED, Rival
 from hillinfer_bench.evicpress.workload import AskedDocument, Workload
-from hillinfer_bench.placement.optimum import optimum
 
-# By number of the document: the form's name, and the form.
-_Made = dict[int, tuple[str, MadeForm]]
 CHUNK = 512
 """Tokens of a forward pass that reads a text."""
+MEASURED = ("held", *CODES, *DROPPED)
+"""Forms of a whole profile."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class StoredDocument:
 
 
 class Harness:
-    """Documents in a store, measured, and played to rivals one after the other.
+    """Documents in a store, measured, with questions of other places.
 
     Parameters
     ----------
@@ -82,6 +79,8 @@ class Harness:
 
     Attributes
     ----------
+    model, prompts, workload
+        As they were given.
     all_bytes, budget
         Bytes of all rows, and those that forms may take in memory.
     stored
@@ -98,7 +97,7 @@ class Harness:
         budget_part: float,
         notes: Notes,
     ) -> None:
-        self._model, self._prompts, self.workload = model, prompts, workload
+        self.model, self.prompts, self.workload = model, prompts, workload
         self._notes = notes
         self._probings: dict[tuple[int, int], Probing] = {}
         self._agreed: dict[tuple[int, str, int], float] = {}
@@ -122,25 +121,23 @@ class Harness:
         chosen_by, questions = recall_probes(
             ids, counts, wishes.seed, wishes.instruction, wishes.sizes
         )
-        usual = usual_wishes(len(ids), len(USUAL) - 1, wishes.instruction)
+        names = usual_form_names(len(ids))
+        usual = usual_wishes(len(ids), len(names) - 1, wishes.instruction)
         usual = replace(usual, drawn=tuple(chosen_by[: usual.chosen_by]))
         seconds = self._notes.part(f"prefill {number}", lambda: self._read(ids), float, float)
-        if self._prompts.stored_key(ids) is None:
+        if self.prompts.stored_key(ids) is None:
             # Whoever read it was killed before it was on the drive.
             self._read(ids)
         # Which answers are right is looked up once they are asked for.
         asked = replace(wishes, judged_by=0)
         profiles = []
-        for name, names, own in (
-            ("whole", ("held", *CODES, *DROPPED), asked),
-            ("usual", USUAL, usual),
-        ):
-            forms = [make_form(one) for one in names]
+        for name, measured, own in (("whole", MEASURED, asked), ("usual", names, usual)):
+            forms = [make_form(one) for one in measured]
             profiles.append(
                 self._notes.part(
                     f"{name} profile {number}",
                     lambda forms=forms, own=own: measure_document(  # type: ignore[misc]
-                        self._model, self._prompts, ids, forms, own, seconds
+                        self.model, self.prompts, ids, forms, own, seconds
                     ),
                     packed_profile,
                     unpacked_profile,
@@ -149,67 +146,19 @@ class Harness:
         self.stored.append(StoredDocument(document, profiles[0], profiles[1], tuple(questions)))
         return self.stored[-1]
 
-    # --- one rival -------------------------------------------------------------------------
-
-    def play(self, rival: Rival) -> Played:
-        """Play the whole workload to a rival, from empty memory on."""
-        played = Played()
-        made: _Made = {}
-        packed = (Tier("drive", self.all_bytes),) if rival.uses_drive else ()
-        tiers = (Tier("dram", self.budget), *packed, Tier("rest"))
-        utility = FirstTokenUtility(rival.alpha)
-        placing = None
-        if rival.policy is not None:
-            placing = Placing(tiers, rival.policy(), utility, rival.uses())
-        elif rival.knows_uses:
-            self._follow(self._best(rival, Stock(tiers), utility), made, played)
-        for asked in self.workload.requests:
-            number, name = asked.document, str(asked.document)
-            self._ask(number, rival.rest, made.get(number), played)
-            if placing is None:
-                continue
-            if name in placing.stock.contexts:
-                changes = placing.used(name, asked.time)
-            else:
-                changes = placing.put(name, self._options(number, rival), asked.time)
-            self._follow(changes, made, played)
-        for _, form in made.values():
-            form.close()
-        return played
-
-    def play_all_held(self) -> tuple[Played, Played]:
-        """Play with room for all, once by our policy and once by nobody, request by request.
-
-        Both have all rows of every document in memory from the start; who goes first alternates.
-        """
-        ours, nobody = Played(), Played()
-        placing = Placing((Tier("dram", 2 * self.all_bytes), Tier("rest")), *_managing())
-        rival = Rival("all", ("held",))
-        made: _Made = {}
-        for number in range(len(self.stored)):
-            self._follow(placing.put(str(number), self._options(number, rival), 0.0), made, ours)
-        for turn, asked in enumerate(self.workload.requests):
-            number = asked.document
-            for played in (ours, nobody) if turn % 2 else (nobody, ours):
-                began = time.perf_counter()
-                if played is ours:
-                    self._follow(placing.used(str(number), asked.time), made, ours)
-                managing = time.perf_counter() - began
-                self._ask(number, rival.rest, made[number], played)
-                played.first_tokens[-1] += managing
-        return ours, nobody
+    # --- what answers keep -----------------------------------------------------------------
 
     def probing(self, number: int, turn: int) -> Probing:
         """Return a question with the answer of all rows, which is read once."""
         if (number, turn) not in self._probings:
             states = self.states(number)
             question = self.stored[number].questions[turn]
-            self._probings[number, turn] = Probing(self._model, states, [question])
+            self._probings[number, turn] = Probing(self.model, states, [question])
         return self._probings[number, turn]
 
     def states(self, number: int) -> DocumentStates:
         """Return the rows of a document, from the store."""
-        return stored_states(self._prompts, list(self.stored[number].document.ids))
+        return stored_states(self.prompts, list(self.stored[number].document.ids))
 
     def agreement(self, number: int, name: str, turn: int) -> float:
         """Return what a question's answer keeps behind a form; the same whenever it is asked."""
@@ -219,40 +168,57 @@ class Harness:
             return 1.0
         if (number, name, turn) not in self._agreed:
             form = make_form(name)
-            opened = form.make(self._model, self.states(number)).open()
+            opened = form.make(self.model, self.states(number)).open()
             for one in range(len(self.stored[number].questions)):
                 quality = self.probing(number, one).quality(form, opened)
                 self._agreed[number, name, one] = quality.mean
         return self._agreed[number, name, turn]
 
+    def asked(self, played: Played) -> Iterator[tuple[int, str, int]]:
+        """Return which document, form and question each answer was of that a rival has given."""
+        turns: Counter[int] = Counter()
+        for number, form in zip(played.documents, played.forms, strict=True):
+            yield number, form, turns[number] % len(self.stored[number].questions)
+            turns[number] += 1
+
     def turn(self, number: int, played: Played) -> int:
         """Return which of its questions is asked about a document next."""
         return played.documents.count(number) % len(self.stored[number].questions)
 
-    # --- inside ----------------------------------------------------------------------------
+    # --- what may be chosen ----------------------------------------------------------------
 
-    def _read(self, ids: list[int]) -> float:
-        cache = DynamicCache()
-        began = time.perf_counter()
-        Generation(self._model, cache, CHUNK).read(ids)
-        seconds = time.perf_counter() - began
-        self._prompts.keep(cache, ids, seconds)
-        return seconds
+    @property
+    def numbers(self) -> range:
+        """Numbers of the documents that were stored."""
+        return range(len(self.stored))
 
-    def _best(self, rival: Rival, stock: Stock, utility: FirstTokenUtility) -> list[Change]:
-        """Return the changes that make the best static placement, by all uses that will come."""
-        uses = Counter(one.document for one in self.workload.requests)
-        for number in range(len(self.stored)):
-            options = tuple(self._options(number, rival))
-            values = tuple(utility.value(one) for one in options)
-            stock.put(Context(str(number), options, values, float(uses[number])))
-        return stock.arrange(optimum(stock).plan)
+    def row_bytes(self, number: int) -> int:
+        """Return the bytes of a document's rows."""
+        return self.prompts.shape.token_bytes * len(self.stored[number].document.ids)
 
-    def _options(self, number: int, rival: Rival) -> list[Option]:
+    def options(self, number: int, rival: Rival) -> list[Option]:
+        """Return what a document may lie as, as a rival knows it."""
         stored = self.stored[number]
         measured = stored.usual if rival.is_usual else stored.whole
-        rest = getattr(measured.resting, rival.rest)
-        options = [Option(rival.rest, "rest", 0, 1.0, rest, measured.resting.token)]
+        return self._options(number, measured, rival)
+
+    def known_options(self, number: int, rest: str) -> list[Option]:
+        """Return every form on every tier, by the whole profile: what any of them is worth."""
+        every = Rival("every form", MEASURED, rest=rest, uses_drive=True)
+        return self._options(number, self.stored[number].whole, every)
+
+    def resting(self, number: int, rest: str) -> OpenedForm:
+        """Open a document where it rests, as `rows` or `text`."""
+        states = DocumentStates(self.stored[number].document.ids, ())
+        form = make_form("text") if rest == "text" else StoredRowsForm(self.prompts)
+        return form.make(self.model, states).open()
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _options(self, number: int, measured: MeasuredDocument, rival: Rival) -> list[Option]:
+        resting = measured.resting
+        rests = getattr(resting, rival.rest)
+        options = [Option(rival.rest, "rest", 0, 1.0, rests, resting.token)]
         for one in measured.forms:
             if one.form not in rival.forms:
                 continue
@@ -260,59 +226,17 @@ class Harness:
             options.append(Option(one.form, "dram", one.byte_count, one.lower, first))
             if rival.uses_drive:
                 # What is packed comes at the rate that stored rows come at.
-                first += measured.resting.rows * one.byte_count / self._row_bytes(number)
+                first += resting.rows * one.byte_count / self.row_bytes(number)
                 options.append(Option(one.form, "drive", one.byte_count, one.lower, first))
         return options
 
-    def _row_bytes(self, number: int) -> int:
-        return self._prompts.shape.token_bytes * len(self.stored[number].document.ids)
-
-    def _follow(self, changes: Sequence[Change], made: _Made, played: Played) -> None:
-        """Make the forms that changes name, between requests."""
+    def _read(self, ids: list[int]) -> float:
+        cache = DynamicCache()
         began = time.perf_counter()
-        for change in changes:
-            number = int(change.context)
-            old = made.pop(number, None)
-            if old is not None:
-                old[1].close()
-            if change.after is None or change.after.tier == "rest":
-                continue
-            form = make_form(change.after.form)
-            if change.after.tier == "drive":
-                form = DriveForm(form, self.file)
-            made[number] = (form.name, form.make(self._model, self.states(number)))
-            played.moves += 1
-            in_memory = [one for name, one in made.values() if not name.startswith(ON_DRIVE)]
-            held = sum(one.byte_count for one in in_memory)
-            played.dram_peak = max(played.dram_peak, held)
-        played.moving_seconds += time.perf_counter() - began
-
-    def _ask(
-        self, number: int, rest: str, made: tuple[str, MadeForm] | None, played: Played
-    ) -> None:
-        """Open a document, read a question behind it and decode some tokens, all timed."""
-        stored = self.stored[number]
-        form = rest if made is None else made[0]
-        turn = self.turn(number, played)
-        question = stored.questions[turn]
-        began = time.perf_counter()
-        opened = self._opened(stored, rest) if made is None else made[1].open()
-        generation = Generation(self._model, opened.cache, CHUNK)
-        generation.read([*opened.unread, *question.given])
-        played.first_tokens.append(time.perf_counter() - began)
-        played.token_seconds.append(decoded(generation, question)[0])
-        if form == "rows":
-            played.read_bytes += self._row_bytes(number)
-        elif made is not None and form.startswith(ON_DRIVE):
-            played.read_bytes += made[1].byte_count
-        played.documents.append(number)
-        played.forms.append(form)
-        played.agreements.append(self.agreement(number, form, turn))
-
-    def _opened(self, stored: StoredDocument, rest: str) -> OpenedForm:
-        states = DocumentStates(stored.document.ids, ())
-        resting = make_form("text") if rest == "text" else StoredRowsForm(self._prompts)
-        return resting.make(self._model, states).open()
+        Generation(self.model, cache, CHUNK).read(ids)
+        seconds = time.perf_counter() - began
+        self.prompts.keep(cache, ids, seconds)
+        return seconds
 
 
 def decoded(
@@ -339,8 +263,3 @@ def decoded(
         generation.step(token)
         logits.append(generation.logits)
     return seconds, torch.stack(logits[: len(question.answer)])
-
-
-def _managing() -> tuple[Any, ...]:
-    """Return policy and utility of ours, as `Placing` takes them."""
-    return MergedHulls(), FirstTokenUtility(1.0)

@@ -31,7 +31,9 @@ from hillinfer.generate.answering import Generation
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
 from hillinfer_bench.evicpress.harness import CHUNK, Harness, decoded
-from hillinfer_bench.evicpress.played import DECODED, Played
+from hillinfer_bench.evicpress.played import DECODED
+from hillinfer_bench.evicpress.plays import Play
+from hillinfer_bench.evicpress.workload import Asked
 
 _CHUNK = 64
 _PROBED_HEADS = 3 / 8
@@ -219,43 +221,79 @@ class _Choice:
         return GapLayer(own.to(self.dtype)[None], values.to(self.dtype)[None], missing)
 
 
-def play_important(model: Any, harness: Harness, share: float) -> Played:
-    """Play the whole workload to IMPRESS, from empty memory on.
+class ImportantPlay(Play):
+    """Plays a workload to IMPRESS.
 
     Parameters
     ----------
-    model
-        Of transformers.
     harness
-        Whose documents are asked for.
+        As in `Play`.
     share
         Of a document's tokens that are important to a question.
     """
-    played = Played()
-    chunks = ImportantChunks(model, harness.file, harness.budget)
-    for number in range(len(harness.stored)):
-        chunks.put(number, harness.states(number))
-    known: dict[tuple[int, int], float] = {}
-    for asked in harness.workload.requests:
+
+    def __init__(self, harness: Harness, share: float) -> None:
+        super().__init__(harness)
+        self._share = share
+        self._chunks = ImportantChunks(harness.model, harness.file, harness.budget)
+        self._answers: dict[tuple[int, int], torch.Tensor] = {}
+
+    def begin(self, now: float) -> None:
+        """Write the chunks of every document to the drive."""
+        for number in self._harness.numbers:
+            self._chunks.put(number, self._harness.states(number))
+
+    def ask(self, asked: Asked) -> None:
+        """Have a question say what is important, bring that, and decode some tokens."""
         number = asked.document
-        turn = harness.turn(number, played)
-        question = harness.stored[number].questions[turn]
+        turn = self._harness.turn(number, self.played)
+        question = self._harness.stored[number].questions[turn]
         began = time.perf_counter()
-        with chunks.opened(number, share) as cache:
-            generation = Generation(model, cache, CHUNK)
+        with self._chunks.opened(number, self._share) as cache:
+            generation = Generation(self._harness.model, cache, CHUNK)
             generation.read(question.given)
-            played.first_tokens.append(time.perf_counter() - began)
-            most = DECODED if (number, turn) in known else len(question.answer)
-            seconds, logits = decoded(generation, question, most)
-        if (number, turn) not in known:
-            known[number, turn] = harness.probing(number, turn).compared([logits]).mean
+            self.played.first_tokens.append(time.perf_counter() - began)
+            seconds, logits = decoded(generation, question)
+            if (number, turn) not in self._answers:
+                # What was brought stays: the other tokens are read in one pass, untimed.
+                rest = following(self._harness.model, cache, question.answer[DECODED:-1])
+                self._answers[number, turn] = torch.cat([logits, rest])[: len(question.answer)]
+        self.played.token_seconds.append(seconds)
+        self.played.documents.append(number)
+        self.played.forms.append(f"important-{self._share:g}")
+
+    def settle(self, asked: Asked) -> None:
+        """Keep in memory what was needed most often."""
         began = time.perf_counter()
-        chunks.settle()
-        played.moving_seconds += time.perf_counter() - began
-        played.token_seconds.append(seconds)
-        played.agreements.append(known[number, turn])
-        played.documents.append(number)
-        played.forms.append(f"important-{share:g}")
-    played.dram_peak, played.read_bytes = chunks.peak, chunks.read_bytes
-    chunks.close()
-    return played
+        self._chunks.settle()
+        self.played.moving_seconds += time.perf_counter() - began
+
+    def finish(self) -> None:
+        """Compare the answers, and let memory go."""
+        self.played.dram_peak, self.played.read_bytes = self._chunks.peak, self._chunks.read_bytes
+        self._chunks.close()
+        for number, _, turn in self._harness.asked(self.played):
+            probing = self._harness.probing(number, turn)
+            self.played.agreements.append(probing.compared([self._answers[number, turn]]).mean)
+
+
+def following(model: Any, cache: Any, ids: Sequence[int]) -> torch.Tensor:
+    """Read tokens in one pass; return the logits at each, (tokens, vocabulary) in float32.
+
+    Parameters
+    ----------
+    model, cache
+        Of transformers.
+    ids
+        Token numbers, maybe none.
+    """
+    if not ids:
+        return torch.empty(0, model.config.vocab_size)
+    with torch.no_grad():
+        output = model(
+            input_ids=torch.tensor([list(ids)], device=model.device),
+            past_key_values=cache,
+            use_cache=True,
+        )
+    logits: torch.Tensor = output.logits[0]
+    return logits.float()

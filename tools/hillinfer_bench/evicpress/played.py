@@ -30,6 +30,9 @@ class Played:
         Of each request: the share of its answer's tokens that are those of all rows.
     documents, forms
         Of each request, which it asked for, and what that lay as.
+    expected
+        Of each request, the quality and the seconds to the first token that a whole profile tells
+        of what the document lay as; none of who has no such form.
     dram_peak, read_bytes
         Most bytes that forms took, and bytes of rows that came from the drive.
     moves, moving_seconds
@@ -41,6 +44,7 @@ class Played:
     agreements: list[float] = field(default_factory=list)
     documents: list[int] = field(default_factory=list)
     forms: list[str] = field(default_factory=list)
+    expected: list[tuple[float, float]] = field(default_factory=list)
     dram_peak: int = 0
     read_bytes: int = 0
     moves: int = 0
@@ -60,6 +64,10 @@ class Played:
             alpha * quality - seconds
             for quality, seconds in zip(self.agreements, self.first_tokens, strict=True)
         )
+
+    def expected_utility(self, alpha: float) -> float:
+        """Return the sum of α · quality − time to first token, as they are expected to be."""
+        return sum(alpha * quality - seconds for quality, seconds in self.expected)
 
     def figures(self) -> dict[str, Any]:
         """Return what tables show, as JSON has it."""

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from hillinfer.catalogue.measuring import ProbeWishes
@@ -22,13 +21,23 @@ from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.store.store import Store
 from hillinfer.system.files import prepare_report, write_whole
 from hillinfer.system.machine import NumberType
+from hillinfer_bench.evicpress.comparing import (
+    GOALS,
+    compared,
+    first_tokens,
+    limits,
+    paired,
+    random_shares,
+)
 from hillinfer_bench.evicpress.harness import Harness
-from hillinfer_bench.evicpress.impress import play_important
+from hillinfer_bench.evicpress.impress import ImportantPlay
 from hillinfer_bench.evicpress.notes import Notes, packed_played, unpacked_played
 from hillinfer_bench.evicpress.played import Played
-from hillinfer_bench.evicpress.rivals import Rival, rivals
+from hillinfer_bench.evicpress.plays import AllFitsPlay, PlacedPlay, Play, play_together
+from hillinfer_bench.evicpress.rivals import SERVED, lru, rivals
 from hillinfer_bench.evicpress.served import ServedDocuments
 from hillinfer_bench.evicpress.sized import (
+    SHADOWS,
     SizedStudy,
     shadowed_quality,
     sized_figures,
@@ -38,19 +47,12 @@ from hillinfer_bench.evicpress.workload import Workload, WorkloadSize, mooncake_
 
 _INSTRUCTION = "\n\nRepeat the part of the text above that begins with:\n\n"
 _STORE_BYTES = 4 << 30
-_LEAST_AGREEMENT = 0.97
 LLAMA_NAME = "Llama 8B"
-GOALS = {
-    "ttft_vs_lru_p50": 4.0,
-    "ttft_vs_lru_p95": 4.0,
-    "ttft_vs_int8_lru": 1.5,
-    "ttft_vs_paper_policy": 1.3,
-    "share_of_optimum": 0.98,
-    "worst_tenth_agreement": 0.9,
-    "token_vs_lru": 1.1,
-    "ttft_vs_no_manager": 1.02,
-    "profile_vs_prefill": 0.5,
-}
+ALPHAS = (0.3, 1.0)
+SIZED_ALPHAS = (0.1, 0.2, 0.3, 0.35, 0.4, 0.5, 0.7, 1.0)
+# What changes nothing of what was found before.
+_APART = ("out", "kills", "topic_questions", "instances")
+_NOBODY, _MANAGED, _BESIDE = "nobody", "managed", "beside"
 
 
 @dataclass(frozen=True)
@@ -69,14 +71,18 @@ class EvicPressRequest:
         Of the workload.
     budget_part
         Share of all rows' bytes that forms may take in memory.
-    alphas
-        Of the policies that have one, each played.
+    alphas, sized_alphas
+        Of the policies that have one, each played: to the model, and to files of a larger one.
     probes, questions
         Of each document: those that forms are chosen by, and those that are asked.
     kills
         Processes that are killed while forms move; 0 for none.
     sized_factor
         Tokens of a document in files of a larger model's size, for each here; 0 for no such files.
+    topic_questions
+        That users ask about another topic of one document; 0 for none.
+    instances
+        Random ones, placed by our policy and exactly; 0 for none.
     """
 
     model: str
@@ -84,23 +90,29 @@ class EvicPressRequest:
     out: Path
     size: WorkloadSize
     budget_part: float = 0.125
-    alphas: tuple[float, ...] = (0.3, 1.0, 3.0)
+    alphas: tuple[float, ...] = ALPHAS
     probes: int = 4
     questions: int = 3
     kills: int = 200
     sized_factor: int = 2
+    sized_alphas: tuple[float, ...] = SIZED_ALPHAS
+    topic_questions: int = 20
+    instances: int = 1000
 
     def __post_init__(self) -> None:
         """Refuse what means nothing."""
         if not 0 < self.budget_part <= 1:
             raise SettingsError(f"budget={self.budget_part} is no share above 0 and up to 1")
-        if not self.alphas or min(self.alphas) < 0:
-            raise SettingsError(f"alpha={self.alphas} must be one number of seconds or more")
-        if self.probes < 1 or self.questions < 1 or min(self.kills, self.sized_factor) < 0:
+        for alphas in (self.alphas, self.sized_alphas):
+            if not alphas or min(alphas) < 0:
+                raise SettingsError(f"alpha={alphas} must be one number of seconds or more")
+        others = (self.kills, self.sized_factor, self.topic_questions, self.instances)
+        if self.probes < 1 or self.questions < 1 or min(others) < 0:
             raise SettingsError(
                 f"probes={self.probes}, questions={self.questions}, kills={self.kills}, "
-                f"sized={self.sized_factor}: give 1 or more of the first two, and 0 or more of the "
-                "others"
+                f"sized={self.sized_factor}, topic-questions={self.topic_questions}, "
+                f"instances={self.instances}: give 1 or more of the first two, and 0 or more of "
+                "the others"
             )
 
 
@@ -115,9 +127,7 @@ def run(request: EvicPressRequest, say: Callable[[str], None]) -> str:
     loaded = outline.load()
     workload = mooncake_workload(loaded.tokenizer, request.size)
     began = time.perf_counter()
-    asked_for = {
-        name: value for name, value in asdict(request).items() if name not in ("out", "kills")
-    }
+    asked_for = {name: value for name, value in asdict(request).items() if name not in _APART}
     notes = Notes(request.directory, asked_for)
     place = notes.folder / "store"
     if not place.exists():
@@ -126,35 +136,51 @@ def run(request: EvicPressRequest, say: Callable[[str], None]) -> str:
         prompts = StoredPrompts(store, loaded.model)
         harness = Harness(loaded.model, prompts, workload, request.budget_part, notes)
         _store_all(request, harness, loaded, say)
-        played: dict[Rival, Played] = {}
+        found = notes.part(
+            "rivals", partial(_played, request, harness), _packed_plays, _unpacked_plays
+        )
         left_out: dict[str, str] = {}
-        others = _Others(loaded, harness, ServedDocuments(loaded, store, harness, notes.folder))
-        for rival in rivals(request.alphas):
-            try:
-                played[rival] = notes.part(
-                    rival.name, partial(others.play, rival), packed_played, unpacked_played
-                )
-            except BudgetError as error:
-                # Buffers of an engine alone may be more than the budget of a small study.
-                left_out[rival.name] = str(error)
-                say(f"{rival.name}: left out, because {error}")
-                continue
-            say(_line(rival.name, played[rival].figures()))
-        fits = notes.part("all fits", harness.play_all_held, _packed_pair, _unpacked_pair)
+        served: dict[str, Played] = {}
+        server = ServedDocuments(loaded, store, harness, notes.folder)
+        try:
+            served = notes.part(
+                SERVED.name, partial(_served, server), _packed_plays, _unpacked_plays
+            )
+        except BudgetError as error:
+            # Buffers of an engine alone may be more than the budget of a small study.
+            left_out[SERVED.name] = str(error)
         sized = None
         if request.sized_factor:
             sized = notes.part(
                 "sized",
-                partial(_sized, request, harness, played, notes.folder),
+                partial(_sized, request, harness, served, notes.folder),
                 _as_it_is,
                 _as_it_is,
             )
     killed = notes.part(
         f"kills {request.kills}", partial(_killed, request.kills), _as_it_is, _as_it_is
     )
-    record = _record(
-        request, workload, harness, played, {**compared(played), **_fits(*fits), **killed}
+    turned = notes.part(
+        f"topics {request.topic_questions}", partial(_turned, request), _as_it_is, _as_it_is
     )
+    placed = notes.part(
+        f"instances {request.instances}",
+        partial(random_shares, request.instances),
+        _as_it_is,
+        _as_it_is,
+    )
+    nobody, managed = found.pop(_NOBODY), found.pop(_MANAGED)
+    played = {rival: found[rival.name] for rival in rivals(request.alphas)}
+    figures = {
+        **compared(played, nobody),
+        "ttft_vs_no_manager": paired(managed.first_tokens, nobody.first_tokens),
+        **_served_figures(served),
+        **killed,
+        **turned,
+        **placed,
+    }
+    rows = {**found, "all held, nobody": nobody, **served}
+    record = _record(request, workload, harness, rows, figures)
     record["sized"] = sized
     record["left_out"] = left_out
     # Rivals of several sittings were timed beside different other work.
@@ -188,65 +214,74 @@ def _store_all(
         )
 
 
-@dataclass(frozen=True)
-class _Others:
-    """Plays rivals, each in its own way."""
+def _played(request: EvicPressRequest, harness: Harness) -> dict[str, Played]:
+    """Play rivals in turn, and beside them who has room for all."""
+    plays: dict[str, Play] = {
+        rival.name: (
+            ImportantPlay(harness, rival.important)
+            if rival.important
+            else PlacedPlay(harness, rival)
+        )
+        for rival in rivals(request.alphas)
+    }
+    fits = AllFitsPlay(harness)
+    play_together([*plays.values(), fits], harness.workload.requests)
+    found = {name: play.played for name, play in plays.items()}
+    return {**found, _NOBODY: fits.played, _MANAGED: fits.managed}
 
-    loaded: LoadedModel
-    harness: Harness
-    served: ServedDocuments
 
-    def play(self, rival: Rival) -> Played:
-        if rival.is_served:
-            return self.served.play(rival.alpha)
-        if rival.important:
-            return play_important(self.loaded.model, self.harness, rival.important)
-        return self.harness.play(rival)
+def _served(server: ServedDocuments) -> dict[str, Played]:
+    """Play a server's documents, and LRU beside them."""
+    own, beside = server.play(SERVED, lru("held"))
+    return {SERVED.name: own, f"held + LRU, {_BESIDE} {SERVED.name}": beside}
+
+
+def _served_figures(served: Mapping[str, Played]) -> dict[str, float]:
+    """Return how much sooner first tokens of a server come than LRU's beside it."""
+    if not served:
+        return {}
+    own, beside = (one.figures() for one in served.values())
+    return {
+        "served_agreement": own["agreement"],
+        "served_ttft_vs_lru_p50": beside["first_token_p50"] / own["first_token_p50"],
+        "served_token_vs_lru": own["token_p50"] / beside["token_p50"],
+    }
 
 
 def _sized(
-    request: EvicPressRequest, harness: Harness, played: dict[Rival, Played], folder: Path
+    request: EvicPressRequest, harness: Harness, served: Mapping[str, Played], folder: Path
 ) -> dict[str, Any]:
     """Play the same to files of a larger model's size."""
-    quality = shadowed_quality({rival.name: own for rival, own in played.items()})
+    quality = shadowed_quality(served)
     study = SizedStudy(harness, request.sized_factor, request.budget_part, quality, folder)
     try:
-        found = {rival: study.play(rival) for rival in sized_rivals(list(played))}
-        record = sized_figures(study, found)
-        by_name = {row["rival"]: row for row in record["rows"]}
-        ours, paper = _best(by_name, "ours, α"), _best(by_name, "paper, α")
-        chosen = {"ours": ours, "paper": paper}
-        return {**record, "figures": {**chosen, **_first_tokens(by_name, ours, paper)}}
+        record = sized_figures(study, study.play(sized_rivals(request.sized_alphas)))
     finally:
         study.files.close()
+    by_name = {row["rival"]: row for row in record["rows"]}
+    found = first_tokens(by_name)
+    # Nothing is computed there: the limit is what knows all uses.
+    soonest = by_name[found["ours"].removesuffix(SHADOWS).replace("ours", "optimum")]
+    return {**record, "figures": {**found, **limits(found, by_name, soonest)}}
 
 
 def _as_it_is(found: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _packed_pair(pair: tuple[Played, Played]) -> list[dict[str, Any]]:
-    return [packed_played(one) for one in pair]
+def _packed_plays(found: Mapping[str, Played]) -> dict[str, Any]:
+    return {name: packed_played(one) for name, one in found.items()}
 
 
-def _unpacked_pair(packed: list[dict[str, Any]]) -> tuple[Played, Played]:
-    ours, nobody = (unpacked_played(one) for one in packed)
-    return ours, nobody
-
-
-def _fits(ours: Played, nobody: Played) -> dict[str, float]:
-    """Return how much longer first tokens take with a manager than without, where all fits."""
-    of_each = [
-        own / other for own, other in zip(ours.first_tokens, nobody.first_tokens, strict=True)
-    ]
-    return {"ttft_vs_no_manager": median(of_each)}
+def _unpacked_plays(packed: Mapping[str, Any]) -> dict[str, Played]:
+    return {name: unpacked_played(one) for name, one in packed.items()}
 
 
 def _record(
     request: EvicPressRequest,
     workload: Workload,
     harness: Harness,
-    played: dict[Rival, Played],
+    played: Mapping[str, Played],
     figures: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the report, without how long the study took."""
@@ -262,10 +297,17 @@ def _record(
     }
     return {
         "figures": figures,
-        "goals": {name: {"goal": GOALS[name], "reached": figures[name]} for name in GOALS},
+        "goals": {
+            name: {
+                "goal": GOALS[name],
+                "reached": figures[name],
+                "possible": figures.get(f"{name}_possible"),
+            }
+            for name in GOALS
+        },
         "rows": [
-            {"rival": rival.name, **own.figures(), "rate_curve": own.rate_curve(arrivals)}
-            for rival, own in played.items()
+            {"rival": name, **own.figures(), "rate_curve": own.rate_curve(arrivals)}
+            for name, own in played.items()
         ],
         "documents": [
             {
@@ -282,66 +324,28 @@ def _record(
     }
 
 
-def compared(played: dict[Rival, Played]) -> dict[str, Any]:
-    """Return the figures of the goals, None where nothing says.
-
-    Of a policy that has an α, that one counts whose answers agree by 0.97 or more and come soonest;
-    where none does, the one that agrees most.
-    """
-    by_name = {rival.name: own.figures() for rival, own in played.items()}
-    ours, paper = _best(by_name, "ours, α"), _best(by_name, "paper, α")
-    mine = by_name[ours]
-    optimal = played[_named(played, ours.replace("ours", "optimum"))]
-    rival = _named(played, ours)
-    own = played[rival]
-    resting = played[_named(played, "recompute")]
-    possible = optimal.utility(rival.alpha) - resting.utility(rival.alpha)
-    gained = own.utility(rival.alpha) - resting.utility(rival.alpha)
-    return {
-        "ours": ours,
-        "paper": paper,
-        **_first_tokens(by_name, ours, paper),
-        "token_vs_lru": mine["token_p50"] / by_name["held + LRU"]["token_p50"],
-        "share_of_optimum": gained / possible if possible > 0 else 1.0,
-    }
-
-
-def _first_tokens(by_name: Mapping[str, dict[str, Any]], ours: str, paper: str) -> dict[str, float]:
-    """Return how much sooner first tokens of ours come than those of others."""
-    mine, lru = by_name[ours], by_name["held + LRU"]
-    return {
-        "agreement": mine["agreement"],
-        "ttft_vs_lru_p50": lru["first_token_p50"] / mine["first_token_p50"],
-        "ttft_vs_lru_p95": lru["first_token_p95"] / mine["first_token_p95"],
-        "ttft_vs_int8_lru": by_name["int8 + LRU"]["first_token_p50"] / mine["first_token_p50"],
-        "ttft_vs_int4_lru": by_name["int4 + LRU"]["first_token_p50"] / mine["first_token_p50"],
-        "ttft_vs_paper_policy": by_name[paper]["first_token_p50"] / mine["first_token_p50"],
-        "worst_tenth_agreement": mine["worst_tenth_agreement"],
-    }
-
-
 def _killed(kills: int) -> dict[str, Any]:
     """Return the figures of kills, in a process of its own; None where none are wanted."""
     if not kills:
         return {"kills": None, "wrong_tokens": None}
-    command = [sys.executable, "-m", "hillinfer_bench.evicpress.kills", "--kills", str(kills)]
+    return _apart("kills", "--kills", str(kills))
+
+
+def _turned(request: EvicPressRequest) -> dict[str, Any]:
+    """Return what a switch of topic costs, from a process of its own; None where none is wanted."""
+    questions = request.topic_questions
+    if not questions:
+        return {"topic_switch_points": None}
+    return _apart("topics", "--model", request.model, "--questions", str(questions))
+
+
+def _apart(module: str, *options: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", f"hillinfer_bench.evicpress.{module}", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if not done.stdout.startswith("{"):
-        raise BrokenRunError(f"the kills broke off: {done.stderr[-500:]}")
+        raise BrokenRunError(f"the part of {module} broke off: {done.stderr[-500:]}")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
-
-
-def _best(figures: dict[str, dict[str, Any]], begins: str) -> str:
-    names = [name for name in figures if name.startswith(begins)]
-    good = [name for name in names if figures[name]["agreement"] >= _LEAST_AGREEMENT]
-    if good:
-        return min(good, key=lambda name: figures[name]["first_token_p50"])
-    return max(names, key=lambda name: figures[name]["agreement"])
-
-
-def _named(played: dict[Rival, Played], name: str) -> Rival:
-    return next(rival for rival in played if rival.name == name)
 
 
 def _line(name: str, figures: dict[str, Any]) -> str:

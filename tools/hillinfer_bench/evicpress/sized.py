@@ -9,8 +9,9 @@ Nothing is computed: no question is read, and codes are not widened, which a GPU
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,14 +24,16 @@ from hillinfer.drive.files import PAGE_BYTES, ColdFile, aligned_buffer, probe_io
 from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.forms.table import make_form
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.placement.options import ON_DRIVE, FirstTokenUtility, Option, Tier
+from hillinfer.placement.options import ON_DRIVE, Option, Tier
 from hillinfer.placement.placing import Placing
 from hillinfer.placement.stock import Change
 from hillinfer.settings import IOChoice, Settings
 from hillinfer.shadow.store import shadow_bytes
 from hillinfer_bench.evicpress.harness import Harness
 from hillinfer_bench.evicpress.played import Played
-from hillinfer_bench.evicpress.rivals import USUAL, Rival
+from hillinfer_bench.evicpress.plays import Play, begun, play_together
+from hillinfer_bench.evicpress.rivals import USUAL, Rival, rivals
+from hillinfer_bench.evicpress.workload import Asked
 
 LLAMA_8B = ModelShape(
     layers=32,
@@ -42,6 +45,8 @@ LLAMA_8B = ModelShape(
 )
 """Rows of a page each: 8 heads of 128 numbers, keys and values, in 16 bits."""
 SHADOWED = "shadow-int4"
+SHADOWS = ", shadows"
+"""How names of rivals end that may take the engine's form beside others."""
 _PIECE = 1 << 20
 _THREADS = 4
 _MOST_FILE = 4 << 30
@@ -154,66 +159,27 @@ class SizedStudy:
         shadowed_quality: float | None,
         directory: Path,
     ) -> None:
-        self._harness, self._shadowed = harness, shadowed_quality
+        self.harness, self._shadowed = harness, shadowed_quality
         self._settings = Settings().changed(shadow="int4")
         self.tokens = [len(one.document.ids) * factor for one in harness.stored]
         sizes = [LLAMA_8B.token_bytes * tokens for tokens in self.tokens]
         self.all_bytes, self.budget = sum(sizes), int(budget_part * sum(sizes))
         self.files = SizedFiles(directory, max(sizes), sum(sizes))
 
-    def play(self, rival: Rival) -> Played:
-        """Play the whole workload to a rival, from empty memory on."""
-        assert rival.policy is not None
-        played = Played()
-        packed = (Tier("drive", self.all_bytes),) if rival.uses_drive else ()
-        tiers = (Tier("dram", self.budget), *packed, Tier("rest"))
-        placing = Placing(tiers, rival.policy(), FirstTokenUtility(rival.alpha), rival.uses())
-        lies: dict[int, Option] = {}
-        for asked in self._harness.workload.requests:
-            number, name = asked.document, str(asked.document)
-            turn = self._harness.turn(number, played)
-            option = lies.get(number)
-            played.first_tokens.append(self._brought(number, option))
-            played.documents.append(number)
-            form = "rows" if option is None else option.form
-            on_drive = option is not None and option.tier == "drive"
-            played.forms.append(f"{ON_DRIVE * on_drive}{form}")
-            played.agreements.append(self._agreement(number, form, turn))
-            if option is None or on_drive:
-                rows = LLAMA_8B.token_bytes * self.tokens[number]
-                played.read_bytes += rows if option is None else option.byte_count
-            if name in placing.stock.contexts:
-                changes = placing.used(name, asked.time)
-            else:
-                changes = placing.put(name, self._options(number, rival), asked.time)
-            self._follow(changes, lies, played)
-        return played
+    def play(self, own: Sequence[Rival]) -> dict[Rival, Played]:
+        """Play the whole workload to rivals in turn, from empty memory on."""
+        plays = {rival: _SizedPlay(self, rival) for rival in own}
+        play_together([*plays.values()], self.harness.workload.requests)
+        return {rival: play.played for rival, play in plays.items()}
 
     def forms_of(self, rival: Rival) -> list[str]:
         """Return the names of a rival's forms that were measured."""
         return [one for one in rival.forms if one != SHADOWED or self._shadowed is not None]
 
-    # --- inside ----------------------------------------------------------------------------
-
-    def _follow(self, changes: list[Change], lies: dict[int, Option], played: Played) -> None:
-        for change in changes:
-            lies.pop(int(change.context), None)
-            if change.after is not None and change.after.tier != "rest":
-                lies[int(change.context)] = change.after
-                played.moves += 1
-        held = sum(one.byte_count for one in lies.values() if one.tier == "dram")
-        played.dram_peak = max(played.dram_peak, held)
-
-    def _byte_count(self, form: str, tokens: int) -> int:
-        if form == SHADOWED:
-            spec = kernel_spec(LLAMA_8B, self._settings)
-            segments = -(-tokens // spec.segment_tokens)
-            return LLAMA_8B.layers * segments * shadow_bytes(spec)
-        return make_form(form).byte_count(LLAMA_8B, tokens)
-
-    def _options(self, number: int, rival: Rival) -> list[Option]:
+    def options(self, number: int, rival: Rival) -> list[Option]:
+        """Return what a document may lie as, as a rival knows it, by this machine's rates."""
         tokens, rates = self.tokens[number], self.files.rates
-        stored = self._harness.stored[number]
+        stored = self.harness.stored[number]
         measured = (stored.usual if rival.is_usual else stored.whole).forms
         lower = {one.form: one.lower for one in measured}
         if self._shadowed is not None:
@@ -221,6 +187,8 @@ class SizedStudy:
         rows = LLAMA_8B.token_bytes * tokens
         options = [Option("rows", "rest", 0, 1.0, rows / rates.in_order)]
         for form in self.forms_of(rival):
+            if form not in lower:
+                continue
             size = self._byte_count(form, tokens)
             if form == SHADOWED:
                 first = self._selected_rows(tokens) * PAGE_BYTES / rates.single
@@ -231,10 +199,7 @@ class SizedStudy:
                 options.append(Option(form, "drive", size, lower[form], size / rates.in_order))
         return options
 
-    def _selected_rows(self, tokens: int) -> int:
-        return LLAMA_8B.layers * int(self._settings.importance_rate * tokens)
-
-    def _brought(self, number: int, option: Option | None) -> float:
+    def brought(self, number: int, option: Option | None) -> float:
         """Bring what an answer needs; return the seconds that took."""
         tokens = self.tokens[number]
         if option is None:
@@ -245,10 +210,72 @@ class SizedStudy:
             return self.files.read(number, option.byte_count)
         return self.files.copy(option.byte_count)
 
-    def _agreement(self, number: int, form: str, turn: int) -> float:
+    def agreement(self, number: int, form: str, turn: int) -> float:
+        """Return what a question's answer keeps of the small model behind a form."""
         if form == SHADOWED:
             return self._shadowed or 0.0
-        return self._harness.agreement(number, form, turn)
+        return self.harness.agreement(number, form, turn)
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _byte_count(self, form: str, tokens: int) -> int:
+        if form == SHADOWED:
+            spec = kernel_spec(LLAMA_8B, self._settings)
+            segments = -(-tokens // spec.segment_tokens)
+            return LLAMA_8B.layers * segments * shadow_bytes(spec)
+        return make_form(form).byte_count(LLAMA_8B, tokens)
+
+    def _selected_rows(self, tokens: int) -> int:
+        return LLAMA_8B.layers * int(self._settings.importance_rate * tokens)
+
+
+class _SizedPlay(Play):
+    def __init__(self, study: SizedStudy, rival: Rival) -> None:
+        super().__init__(study.harness)
+        self._study, self._rival = study, rival
+        packed = (Tier("drive", study.all_bytes),) if rival.uses_drive else ()
+        self._tiers = (Tier("dram", study.budget), *packed, Tier("rest"))
+        self._placing: Placing | None = None
+        self._lies: dict[int, Option] = {}
+
+    def begin(self, now: float) -> None:
+        self._placing = begun(
+            self._rival,
+            self._tiers,
+            [self._study.options(number, self._rival) for number in self._harness.numbers],
+            Counter(one.document for one in self._harness.workload.requests),
+            now,
+            self._follow,
+        )
+
+    def ask(self, asked: Asked) -> None:
+        number = asked.document
+        option = self._lies.get(number)
+        self.played.first_tokens.append(self._study.brought(number, option))
+        self.played.documents.append(number)
+        form = "rows" if option is None else option.form
+        on_drive = option is not None and option.tier == "drive"
+        self.played.forms.append(f"{ON_DRIVE * on_drive}{form}")
+        if option is None or on_drive:
+            rows = LLAMA_8B.token_bytes * self._study.tokens[number]
+            self.played.read_bytes += rows if option is None else option.byte_count
+
+    def settle(self, asked: Asked) -> None:
+        if self._placing is not None:
+            self._follow(self._placing.used(str(asked.document), asked.time))
+
+    def finish(self) -> None:
+        asked = self._harness.asked(self.played)
+        self.played.agreements = [self._study.agreement(*one) for one in asked]
+
+    def _follow(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            self._lies.pop(int(change.context), None)
+            if change.after is not None and change.after.tier != "rest":
+                self._lies[int(change.context)] = change.after
+                self.played.moves += 1
+        held = sum(one.byte_count for one in self._lies.values() if one.tier == "dram")
+        self.played.dram_peak = max(self.played.dram_peak, held)
 
 
 def shadowed_quality(played: Mapping[str, Played]) -> float | None:
@@ -269,20 +296,15 @@ def shadowed_quality(played: Mapping[str, Played]) -> float | None:
     return fmean(found) if found else None
 
 
-def sized_rivals(played: list[Rival]) -> list[Rival]:
+def sized_rivals(alphas: tuple[float, ...]) -> list[Rival]:
     """Return those that can be played so, and ours with the engine's form beside."""
     simple = [
-        one for one in played if one.policy is not None and one.rest == "rows" and not one.is_served
+        one
+        for one in rivals(alphas)
+        if (one.policy is not None or one.knows_uses) and not one.is_served
     ]
     own = [
-        Rival(
-            f"{one.name}, shadows",
-            (*USUAL, SHADOWED),
-            one.policy,
-            alpha=one.alpha,
-            is_usual=True,
-            uses_drive=True,
-        )
+        replace(one, name=f"{one.name}{SHADOWS}", forms=(*USUAL, SHADOWED))
         for one in simple
         if one.name.startswith("ours, α")
     ]

@@ -153,7 +153,7 @@ class Measured:
         first, cost, _ = self.model
         own = first.stored_seconds
         reached = median(own)
-        possible, hidden = first.possible_seconds, first.hidden_share(reached)
+        possible, hidden = first.possible_seconds, first.hidden_reached
         most = first.recompute_seconds / possible
         yield at_least("ttft_speedup_vs_recompute", first.speedup, 50, own, allowed=most)
         yield at_most("ttft_over_allowed", reached / first.allowed_seconds, 1, own)

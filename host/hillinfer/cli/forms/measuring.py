@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from hillinfer.models.loader import LoadedModel
     from hillinfer.reuse.stored_prompts import StoredPrompts
 
-_USUAL = ("held", "int8", "int4", "int2")
 _ALL = "all"
 _PROBES = 4
 _INSTRUCTION = "\n\nRepeat the part of the text above that begins with:\n\n"
@@ -67,7 +66,7 @@ FormsOption = Annotated[
     typer.Option(
         "--form",
         help=f"To measure, like int4 or snapkv-0.5; give it again for more, {_ALL} for every one. "
-        f"By default {', '.join(_USUAL)}.",
+        "By default held, int4, int8 and int2, of a short text the first ones.",
     ),
 ]
 ProbesOption = Annotated[
@@ -209,8 +208,8 @@ def measure(
         _tell(opened, catalogue, document, as_json=as_json)
 
 
-def named_forms(names: Sequence[str] | None) -> list[Form]:
-    """Return forms by their names, the usual ones where none is named.
+def named_forms(names: Sequence[str] | None) -> list[Form] | None:
+    """Return forms by their names; None where none is named, which means the usual ones.
 
     Raises
     ------
@@ -220,7 +219,7 @@ def named_forms(names: Sequence[str] | None) -> list[Form]:
     from hillinfer.forms.table import make_form, usual_forms
 
     if names is None:
-        return [make_form(name) for name in _USUAL]
+        return None
     if _ALL in names:
         return [one for one in usual_forms() if one.name != "text"]
     found = [make_form(name) for name in dict.fromkeys(names)]
@@ -263,7 +262,7 @@ def _measure(
     loaded: LoadedModel,
     prompts: StoredPrompts,
     ids: Sequence[int],
-    forms: Sequence[Form],
+    named: Sequence[Form] | None,
     wishes: _Wishes,
     prompt: QuestionPrompt,
     prefill_seconds: float,
@@ -272,10 +271,14 @@ def _measure(
     from hillinfer.catalogue.measuring import (
         ProbeWishes,
         measure_document,
+        usual_form_names,
         usual_wishes,
     )
     from hillinfer.forms.probes import ProbeSizes
+    from hillinfer.forms.table import make_form
 
+    usual = usual_form_names(len(ids))
+    forms = [make_form(one) for one in usual] if named is None else named
     parts = len(ids) // ProbeSizes().part - wishes.judge
     count = min(_PROBES, max(parts, 1)) if wishes.probes is None else wishes.probes
     instruction = loaded.tokenizer.encode(_INSTRUCTION, add_special_tokens=False)

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,29 +22,10 @@ from hillinfer.devices.device import (
     queries_each,
     shadow_descriptors,
 )
-from hillinfer.devices.device_scorer import DeviceScorer
-from hillinfer.devices.device_shadows import DeviceShadows, Pace
-from hillinfer.devices.xrt.process import (
-    Deadlines,
-    MemoryClaims,
-    WorkerProcess,
-    deadlines_of,
-    environment_of,
-)
-from hillinfer.devices.xrt.worker import KERNELS, ROWS_CHUNK
-from hillinfer.devices.xrt.xclbin import (
-    HW_EMU,
-    Xclbin,
-    XclbinError,
-    check_xclbin,
-    kernels_for,
-    recorded_spec,
-)
-from hillinfer.errors import DeviceError, SettingsError, warn_of_loss
-from hillinfer.scoring.native import NativeScorer
-from hillinfer.settings import DeviceOptions
-from hillinfer.system.files import user_cache_dir
-from hillinfer.trace.recorder import SILENT, Recorder
+from hillinfer.devices.row_slots import RowSlots, slot_beats
+from hillinfer.devices.xrt.process import Deadlines, MemoryClaims, WorkerProcess
+from hillinfer.devices.xrt.worker import ROWS_CHUNK
+from hillinfer.errors import DeviceError
 from hillinfer_model.beats import Beats
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
@@ -139,7 +119,7 @@ class XrtDevice:
         self._claims = claims
         self._deadlines = deadlines
         # Whole pages, as files hold them.
-        self._slot_bytes = -(-spec.segment_bytes // _PAGE) * _PAGE
+        self._slot_bytes = -(-slot_beats(spec) * BEAT_BYTES // _PAGE) * _PAGE
         self._per_chunk = max(chunk_bytes // self._slot_bytes, 1)
         self._chunk_bytes = self._per_chunk * self._slot_bytes
         chunks = memory_bytes // self._chunk_bytes
@@ -215,7 +195,7 @@ class XrtDevice:
         with self._idle():
             if not self._take_rows(ROWS_TOGETHER * rows[0].byte_count):
                 return False
-            self._load_rows([piece for one in rows for piece in one.pieces])
+            self._load_pieces([(ROWS_CHUNK, 0, [piece for one in rows for piece in one.pieces])])
             self._launches = (self._launches + 1) % _MOST_LAUNCH_ID
             lowest, places = self._places([one.slot for one in rows])
             contents = shadow_descriptors(self._spec, rows, places)
@@ -246,11 +226,14 @@ class XrtDevice:
             self._rows_bytes = size
         return True
 
-    def _load_rows(self, pieces: Sequence[FilePiece]) -> None:
-        at, parts, files = 0, [], sorted({one.file for one in pieces})
-        for one in pieces:
-            parts.append([files.index(one.file), ROWS_CHUNK, at, one.offset, one.size])
-            at += one.size
+    def _load_pieces(self, loads: Sequence[tuple[int, int, Sequence[FilePiece]]]) -> None:
+        """Read pieces of files one behind the other, each load's from a place in a chunk on."""
+        files = sorted({one.file for _, _, pieces in loads for one in pieces})
+        parts = []
+        for chunk, at, pieces in loads:
+            for one in pieces:
+                parts.append([files.index(one.file), chunk, at, one.offset, one.size])
+                at += one.size
         for start in range(0, len(parts), _PIECES_A_MESSAGE):
             own = parts[start : start + _PIECES_A_MESSAGE]
             self._ask("load", files, parts=own, block=self.reads.block_bytes())
@@ -282,9 +265,8 @@ class XrtDevice:
             each = queries_each(self._spec, queries, len(segments))
             arrays = ScoreArrays(self._spec, scope, segments, each)
             scores = arrays.beats * BEAT_BYTES
-            parts = self._shared(
-                {"segments": arrays.descriptors(places), "queries": queries}, scores=scores
-            )
+            blocks = self._blocks(arrays, segments, places)
+            parts = self._shared({**blocks, "queries": queries}, scores=scores)
             block = self.reads.block_bytes()
             files, loads = self._loads(ahead)
             self._worker.send(
@@ -303,6 +285,12 @@ class XrtDevice:
             self._scoring = _Scoring(self, arrays, segments, window, self._launches)
             self._ahead = block, len(ahead)
             return iter(self._scoring)
+
+    def _blocks(
+        self, arrays: ScoreArrays, segments: Sequence[DeviceSegment], places: Sequence[int]
+    ) -> dict[str, Beats]:
+        """Return what a launch is told of segments, whose keys lie at places of the memory."""
+        return {"segments": arrays.descriptors(places)}
 
     def _places(self, slots: Sequence[int]) -> tuple[int, list[int]]:
         """Return the lowest address of shadows, and where those of slots lie from there, in beats.
@@ -416,6 +404,44 @@ class XrtDevice:
             )
 
 
+class XrtRowsDevice(XrtDevice):
+    """Rows in a card's memory, whose keys its kernel casts while it scores (key mode `fp16`).
+
+    Parameters are those of `XrtDevice`.
+    """
+
+    def __init__(
+        self,
+        spec: KernelSpec,
+        worker: WorkerProcess,
+        memory_bytes: int,
+        claims: MemoryClaims,
+        deadlines: Deadlines,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        super().__init__(spec, worker, memory_bytes, claims, deadlines, chunk_bytes)
+        self._rows = RowSlots(spec)
+
+    def make(self, rows: Sequence[StoredRows]) -> bool:
+        """Read rows into their slots by P2P; see `ScoringDevice`."""
+        with self._idle():
+            self._load_pieces([(*self._place(one.slot), one.pieces) for one in rows])
+            for one in rows:
+                self._rows.note(one)
+            return True
+
+    def read(self, slot: int, into: Beats) -> None:
+        """Cast a slot's keys to a shadow; see `ScoringDevice`."""
+        rows = np.empty((slot_beats(self._spec), BEAT_BYTES), dtype=np.uint8)
+        super().read(slot, rows)
+        self._rows.cast(slot, rows, into)
+
+    def _blocks(
+        self, arrays: ScoreArrays, segments: Sequence[DeviceSegment], places: Sequence[int]
+    ) -> dict[str, Beats]:
+        return self._rows.blocks(arrays, segments, places)
+
+
 @dataclass(frozen=True, eq=False)
 class _Scoring:
     """The parts of one launch, as they are finished."""
@@ -441,59 +467,3 @@ class _Scoring:
                     yield self.arrays.scored(index, first, complete, self.scores)
         if done != [one.tokens for one in self.segments]:
             raise DeviceError("the card ended a launch before all of its tokens were scored")
-
-
-# --- Opening a card ---
-
-# What the buffers of launches may take of the card's memory.
-_RESERVED_BYTES = 256 << 20
-# Queries, scores and status of the longest launches: untouched pages take no memory.
-_WINDOW_BYTES = 256 << 20
-
-
-def open_xrt(
-    spec: KernelSpec,
-    scope: Scope,
-    options: DeviceOptions,
-    recorder: Recorder = SILENT,
-    start: Callable[[Mapping[str, str], int, float], WorkerProcess] = WorkerProcess,
-    wait: Deadlines | None = None,
-    chunk_bytes: int = CHUNK_BYTES,
-    reserved_bytes: int = _RESERVED_BYTES,
-) -> DeviceScorer:
-    """Return a scorer whose device is a card that an xclbin is loaded on.
-
-    `start` starts the process that has the card, and `wait` says when to give it up; None is what
-    is right for a card, or a simulator of one. `chunk_bytes` of the card's memory are taken at a
-    time, and `reserved_bytes` are for the buffers of launches. Raises SettingsError where no xclbin
-    is named, or it is damaged or for other kernels or another platform (`XclbinError`), or the card
-    cannot be opened.
-    """
-    if options.xclbin is None:
-        raise SettingsError(
-            "device=xrt needs the image of the card's kernels: --xclbin FILE; `make bitstream` "
-            "builds one with Vitis, `make hw_emu` one for an emulated card"
-        )
-    xclbin = Xclbin.read(options.xclbin)
-    name = str(options.xclbin)
-    kernels = kernels_for(spec, recorded_spec(xclbin, name))
-    check_xclbin(xclbin, kernels, xclbin.platform, name)
-    environment = environment_of(options.xclbin)
-    deadlines = wait or deadlines_of(xclbin, {**os.environ, **environment})
-    try:
-        worker = start(environment, _WINDOW_BYTES, deadlines.load)
-        path = str(options.xclbin.resolve())
-        card = worker.ask("open", deadlines.load, xclbin=path, index=0, kernels=KERNELS)
-    except DeviceError as error:
-        raise SettingsError(f"device=xrt: {error}") from error
-    try:
-        check_xclbin(xclbin, kernels, str(card["name"]), name)
-    except XclbinError:
-        worker.close()
-        raise
-    memory = max(int(card["memory_bytes"]) - reserved_bytes, 0)
-    claims = MemoryClaims(user_cache_dir("cards"), str(card["place"]), memory)
-    device = XrtDevice(kernels, worker, memory, claims, deadlines, chunk_bytes)
-    pace = Pace.EMULATED if xclbin.mode == HW_EMU else Pace.REAL
-    shadows = DeviceShadows(spec, device, options.beta, warn_of_loss, pace)
-    return DeviceScorer(NativeScorer(spec, scope), shadows, recorder)

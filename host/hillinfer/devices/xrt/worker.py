@@ -16,23 +16,21 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-KERNELS = _SCORE, _MAKE = "score_tokens", "make_shadow"
-# What each kernel is given of every launch, and the numbers of these arguments and of its status.
-_GIVEN = {_SCORE: ("segments", "queries"), _MAKE: ("segments", "statistics")}
-_ARGUMENTS = {
-    (_SCORE, "segments"): 0,
-    (_SCORE, "queries"): 2,
-    (_SCORE, "scores"): 3,
-    (_SCORE, "status"): 4,
-    (_MAKE, "segments"): 0,
-    (_MAKE, "statistics"): 2,
-    (_MAKE, "status"): 4,
+_SCORE, _MAKE = "score_tokens", "make_shadow"
+# By kernel, its buffers in the order of its arguments; keys, rows and shadows lie in chunks.
+KERNELS = {
+    _SCORE: ("segments", "keys", "queries", "scores", "status"),
+    _MAKE: ("segments", "rows", "statistics", "shadow", "status"),
 }
+# Of a kernel that casts the keys of rows while it scores.
+CASTING_KERNELS = {_SCORE: ("segments", "keys", "statistics", "queries", "scores", "status")}
+# What the host sends with a launch.
+_SENT = ("segments", "statistics", "queries")
 _MESSAGE_BYTES = 1 << 16
 # As many segments as a launch brings from the drive.
 _MOST_FILES = 16
@@ -62,6 +60,7 @@ class Worker:
         self._window: Any = None
         self._device: Any = None
         self._kernels: dict[str, Any] = {}
+        self._arguments: dict[str, Sequence[str]] = {}
         self._chunks: list[tuple[Any, Any]] = []
         self._rows: tuple[Any, Any] | None = None
         self._buffers: dict[tuple[str, str], Any] = {}
@@ -88,13 +87,14 @@ class Worker:
         return {}
 
     def do_open(
-        self, xclbin: str, index: int, kernels: Sequence[str] = (_SCORE,)
+        self, xclbin: str, index: int, kernels: Mapping[str, Sequence[str]] | None = None
     ) -> dict[str, Any]:
-        """Load the card, and open some of its kernels."""
+        """Load the card, and open some of its kernels, with the buffers of each."""
         xrt = self._xrt
+        self._arguments = dict(kernels or {_SCORE: KERNELS[_SCORE]})
         self._device = xrt.device(index)
         loaded = self._device.load_xclbin(xclbin)
-        self._kernels = {name: xrt.kernel(self._device, loaded, name) for name in kernels}
+        self._kernels = {name: xrt.kernel(self._device, loaded, name) for name in self._arguments}
         bank = self._kernels[_SCORE].group_id(1)
         # What it tells of points into it, and reads as anything once it is gone.
         image = xrt.xclbin(xclbin)
@@ -201,16 +201,15 @@ class Worker:
     ) -> dict[str, Any]:
         """Launch, and tell of every status beat that changes until the launch has ended.
 
-        `parts` says for segments, queries and scores where in the window they lie and how many
-        bytes they have; `score_bytes` where each segment's scores begin, and the last one's end.
-        What the next launch scores is read meanwhile, and how long that took is told in the end:
-        `ahead` and `block` are as `parts` and `block` of `do_load`.
+        `parts` says for segments, queries, scores and, where keys are cast, statistics where in the
+        window they lie and how many bytes they have; `score_bytes` where each segment's scores
+        begin, and the last one's end. What the next launch scores is read meanwhile, and how long
+        that took is told in the end: `ahead` and `block` are as `parts` and `block` of `do_load`.
         """
         segments = len(score_bytes) - 1
-        descriptors, queries = (self._sent(_SCORE, name, parts[name]) for name in _GIVEN[_SCORE])
         at, size = parts["scores"]
         scores = self._buffer(_SCORE, "scores", size)
-        memory, _ = self._chunks[chunk]
+        own = {**self._all_sent(_SCORE, parts), "keys": self._chunks[chunk][0], "scores": scores}
 
         def fetch(changed: dict[int, bytes]) -> None:
             # What a status counts was written before it, so it is there when read after it; the
@@ -221,15 +220,7 @@ class Worker:
         begun = time.perf_counter()
         reads = self._begin_load(files, list(ahead), block)
         try:
-            answer = self._followed(
-                _SCORE,
-                segments,
-                lambda beats: (
-                    *(descriptors, memory, queries, scores),
-                    *(beats, segments, scope, launch_id),
-                ),
-                fetch,
-            )
+            answer = self._followed(_SCORE, own, segments, (scope, launch_id), fetch)
         finally:
             if reads:
                 seconds = self._end_load(files, reads) - begun
@@ -243,25 +234,21 @@ class Worker:
         `parts` says for segments and statistics where in the window they lie and how many bytes
         they have.
         """
-        descriptors, statistics = (self._sent(_MAKE, name, parts[name]) for name in _GIVEN[_MAKE])
         if self._rows is None:
             raise ValueError("there is no memory for rows")
-        rows, shadows = self._rows[0], self._chunks[chunk][0]
-        return self._followed(
-            _MAKE,
-            segments,
-            lambda beats: (descriptors, rows, statistics, shadows, beats, segments, launch_id),
-            lambda changed: None,
-        )
+        own = self._all_sent(_MAKE, parts)
+        own |= {"rows": self._rows[0], "shadow": self._chunks[chunk][0]}
+        return self._followed(_MAKE, own, segments, (launch_id,), lambda changed: None)
 
     def _followed(
         self,
         kernel: str,
+        buffers: Mapping[str, Any],
         segments: int,
-        arguments: Callable[[Any], tuple[Any, ...]],
+        numbers: Sequence[int],
         fetch: Callable[[dict[int, bytes]], None],
     ) -> dict[str, Any]:
-        """Launch a kernel with what `arguments` returns for its status, and follow it to its end.
+        """Launch a kernel with buffers and numbers, and follow it to its end.
 
         `fetch` is called with status beats that have changed, before the host hears of them.
         """
@@ -270,7 +257,9 @@ class Worker:
         beats.sync(
             self._xrt.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE, segments * _STATUS_BEAT, 0
         )
-        run = self._kernels[kernel](*arguments(beats))
+        given = {**buffers, "status": beats}
+        ordered = [given[name] for name in self._arguments[kernel]]
+        run = self._kernels[kernel](*ordered, segments, *numbers)
         states = self._xrt.ert_cmd_state
         going_on = (
             states.ERT_CMD_STATE_NEW,
@@ -316,6 +305,10 @@ class Worker:
         buffer.sync(self._xrt.xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE, size, offset)
         self._window[at + offset : at + offset + size] = buffer.read(size, offset)
 
+    def _all_sent(self, kernel: str, parts: dict[str, list[int]]) -> dict[str, Any]:
+        """Return the buffers of what the host sends with a launch, by their names."""
+        return {name: self._sent(kernel, name, parts[name]) for name in _SENT if name in parts}
+
     def _sent(self, kernel: str, name: str, part: list[int]) -> Any:
         """Return a buffer with what lies in a part of the window."""
         at, size = part
@@ -329,7 +322,7 @@ class Worker:
         kept = self._buffers.get((kernel, name))
         if kept is None or kept.size() < size:
             size = max(size, 4096, 2 * kept.size() if kept is not None else 0)
-            bank = self._kernels[kernel].group_id(_ARGUMENTS[kernel, name])
+            bank = self._kernels[kernel].group_id(self._arguments[kernel].index(name))
             kept = self._xrt.bo(self._device, size, self._xrt.bo.normal, bank)
             self._buffers[kernel, name] = kept
         return kept

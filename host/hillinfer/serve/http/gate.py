@@ -11,13 +11,17 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
 
 from hillinfer.serve.http.log import Log
 from hillinfer.serve.refusals import ApiError, api_error
-from hillinfer.serve.rules import ServerRules, is_local
+from hillinfer.serve.rules import (
+    ServerRules,
+    bounded,
+    is_of_other_place,
+    names_this_machine,
+)
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -153,12 +157,10 @@ class Gate:
     def _check_origin(self, headers: dict[str, str]) -> None:
         """Keep pages of other places from using a server through a browser on this machine."""
         host = headers.get("host", "")
-        name = _hostname(host)
-        if self._rules.is_local and not self._rules.keys and not is_local(name):
+        if self._rules.is_local and not self._rules.keys and not names_this_machine(host):
             # A page's own name that was made to lead here.
             raise ApiError(403, "this server is for its own machine alone", "forbidden_host")
-        origin = headers.get("origin")
-        if origin is not None and _place(origin) != host:
+        if is_of_other_place(headers.get("origin"), host):
             raise ApiError(403, "pages of other places may not use this server", "forbidden_origin")
 
     def _bounded(self, receive: Receive, headers: dict[str, str]) -> Receive:
@@ -166,38 +168,12 @@ class Gate:
         most, length = self._rules.body_bytes, headers.get("content-length", "")
         if length.isdecimal() and (len(length) > 20 or int(length) > most):
             raise self._too_large()
-        taken = 0
-
-        async def bounded() -> Message:
-            nonlocal taken
-            message = await receive()
-            if message["type"] == "http.request":
-                taken += len(message.get("body", b""))
-                if taken > most:
-                    raise self._too_large()
-            return message
-
-        return bounded
+        return bounded(receive, most, self._too_large)
 
     def _too_large(self) -> ApiError:
         return ApiError(
             413, f"the body is larger than {self._rules.body_limit}", "request_too_large"
         )
-
-
-def _hostname(host: str) -> str:
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
-
-
-def _place(origin: str) -> str | None:
-    """Return host and port of a page's origin; None where it has none."""
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:
-        return None
 
 
 def _headers(scope: Scope) -> dict[str, str]:
