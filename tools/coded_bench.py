@@ -20,12 +20,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hillinfer.attention.coded import CodedAttention, CodedSegment, CodePlaces
 from hillinfer.drive.files import PAGE_BYTES, round_up
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import Variant, native_library
 from hillinfer.shadow.arena import ShadowArena
 from hillinfer.system.machine import ProcessorFacts
+from hillinfer_bench.precision.coded_attention import CodedAttention, CodedSegment, CodePlaces
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.value_layout import code_row_bytes, value_segment_beats

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from build_native import BuildError, find_compiler
 from hillinfer.drive.calls import DriveCalls, Reads
 from hillinfer.drive.directories import filesystem_of
-from hillinfer.drive.engine_table import open_engine, why_no_ring
+from hillinfer.drive.engine_table import DEPTH, UringEngine, open_engine, why_no_ring
 from hillinfer.drive.files import (
     PAGE_BYTES,
     ColdFile,
@@ -42,7 +42,6 @@ from hillinfer.drive.files import (
 )
 from hillinfer.drive.landing import FileRows, Landed
 from hillinfer.drive.read_engines import ReadEngine
-from hillinfer.drive.uring import DEPTH, UringEngine
 from hillinfer.settings import IOChoice
 from hillinfer.system.machine import ProcessorFacts
 from hillinfer.trace.recorder import ReadCost

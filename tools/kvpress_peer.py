@@ -22,8 +22,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 
-from hillinfer.forms.dropped import DROPPERS, kept_positions, kept_tokens
-from hillinfer.forms.observed_queries import LayerQueries, queries_of
+from hillinfer.forms.dropped import DROPPERS, LayerQueries, kept_positions, kept_tokens, queries_of
 from hillinfer.models.loader import ModelOutline
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.models.sources import ModelSource
@@ -76,7 +75,7 @@ def compared(name: str, model: Any, saved: Mapping[str, Any]) -> list[Compared]:
         dropper, removed = key.split()
         equal = other = 0
         for layer, kept in enumerate(theirs):
-            ours = _kept(model, saved, dropper, float(removed), layer)
+            ours = kept_by(model, saved, dropper, float(removed), layer)
             for one, head in zip(ours.tolist(), kept.sort(dim=-1).values.tolist(), strict=True):
                 equal += one == head
                 other += len({*head} - {*one})
@@ -84,9 +83,10 @@ def compared(name: str, model: Any, saved: Mapping[str, Any]) -> list[Compared]:
     return rows
 
 
-def _kept(
+def kept_by(
     model: Any, saved: Mapping[str, Any], name: str, removed: float, layer: int
 ) -> torch.Tensor:
+    """Return what this project's dropper keeps of a layer, int64 (kv_heads, kept), ascending."""
     keys, values = saved["keys"][layer], saved["values"][layer]
     dropper = DROPPERS[name]()
     queries: LayerQueries | None = None

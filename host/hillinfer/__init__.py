@@ -189,7 +189,7 @@ def prune(
         Where the schedule fits no such model, or a name is unknown.
     """
     # transformers and torch load only when a model is there.
-    from hillinfer.pruning.blocks.policies import make_decoding
+    from hillinfer.pruning.block_policies import make_decoding
     from hillinfer.pruning.passes import LaterTurns
     from hillinfer.pruning.rankers import make_ranker
     from hillinfer.pruning.reading import Pruning

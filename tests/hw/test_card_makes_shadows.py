@@ -10,9 +10,14 @@ import pytest
 import torch
 from emulated_cards import ONE_PROCESS, SMALL
 
-from hillinfer.devices.device import DeviceSegment, FilePiece, StoredRows, StoredShadow
+from hillinfer.devices.device import (
+    ROWS_TOGETHER,
+    DeviceSegment,
+    FilePiece,
+    StoredRows,
+    StoredShadow,
+)
 from hillinfer.devices.opening import GoldenScorer
-from hillinfer.devices.shadow_launches import ROWS_TOGETHER
 from hillinfer.devices.xrt.opening import open_xrt
 from hillinfer.drive.files import PAGE_BYTES, round_up
 from hillinfer.errors import DeviceError

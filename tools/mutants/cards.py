@@ -88,7 +88,7 @@ CARDS: tuple[Mutant, ...] = (
     Mutant(
         "rows-of-the-first-segment",
         "Every segment of a launch of make_shadow is made of the rows of the first.",
-        "host/hillinfer/devices/shadow_launches.py",
+        "host/hillinfer/devices/device.py",
         "query=first,",
         "query=0,",
         (f"{_MADE}::test_the_device_makes_what_the_host_codes",),

@@ -70,7 +70,7 @@ CATALOGUE = (
     Mutant(
         "uses-that-never-fade",
         "A hit of yesterday counts as one of now.",
-        f"{_ROOM}/uses.py",
+        f"{_ROOM}/records.py",
         "faded = hits * 0.5 ** (max(0.0, now - last) / HITS_HALF_LIFE)",
         "faded = hits",
         (f"{_TESTS}/test_uses.py",),
@@ -247,7 +247,7 @@ CATALOGUE = (
     Mutant(
         "a-lead-that-never-comes",
         "A document's most-hit rows are not brought.",
-        "host/hillinfer/forms/lead.py",
+        "host/hillinfer/forms/shadowed.py",
         "                generation.step(token)\n",
         "                pass\n",
         ("tests/host/forms/test_shadowed_form.py",),

@@ -80,6 +80,16 @@ PROMPTS: tuple[Mutant, ...] = (
         (f"{_BROUGHT}[room]",),
     ),
     Mutant(
+        "seen-rows-are-old-at-once",
+        "Rows that a dense pass brings give way to the next before those of earlier steps do.",
+        "host/hillinfer/kv/pool_keeper.py",
+        "candidates, self._step, 0, note)",
+        "candidates, self._redistributed_in, 0, note)",
+        (
+            "tests/host/kv/test_pool_keeper.py::test_rows_that_a_dense_pass_brought_are_as_old_as_the_pass",
+        ),
+    ),
+    Mutant(
         "seen-rows-lie-one-row-on",
         "Rows that a dense pass brings become hot in each other's place.",
         "host/hillinfer/kv/pool_keeper.py",

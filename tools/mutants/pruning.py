@@ -307,7 +307,7 @@ PRUNING: tuple[Mutant, ...] = (
     Mutant(
         "gamma-is-not-enough",
         "Blocks move where as many of the candidates are there as gamma asks for.",
-        "host/hillinfer/pruning/blocks/policies.py",
+        "host/hillinfer/pruning/block_policies.py",
         "overlap >= self._gamma",
         "overlap > self._gamma",
         (f"{_DECODING_TESTS}::test_the_papers_gamma_is_taken_where_none_is_given",),

@@ -216,7 +216,7 @@ SECRECY: tuple[Mutant, ...] = (
     Mutant(
         "pool-key-not-erased",
         "The key of a cold pool stays in memory when it has ended.",
-        f"{_HOST}/secrecy/locked_key.py",
+        f"{_HOST}/secrecy/cold_pages.py",
         "        ctypes.memset(self.address, 0, KEY_BYTES)",
         "        pass",
         (f"{_COLD}::test_an_erased_key_opens_nothing",),
@@ -224,7 +224,7 @@ SECRECY: tuple[Mutant, ...] = (
     Mutant(
         "pool-key-dumped",
         "The key of a cold pool is in core dumps.",
-        f"{_HOST}/secrecy/locked_key.py",
+        f"{_HOST}/secrecy/cold_pages.py",
         "for advice in (mmap.MADV_DONTDUMP, _MADV_WIPEONFORK):",
         "for advice in (_MADV_WIPEONFORK,):",
         (f"{_TESTS}/secrecy/test_locked_key.py",),

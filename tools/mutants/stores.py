@@ -210,8 +210,8 @@ STORES: tuple[Mutant, ...] = (
         "rows-wait-for-ever",
         "Rows wait for long for a pass that broke off.",
         "host/hillinfer/reuse/row_placing.py",
-        "_PATIENCE_SECONDS = 0.5",
-        "_PATIENCE_SECONDS = 40.0",
+        "patience_seconds = 0.5",
+        "patience_seconds = 40.0",
         (f"{_PLACING}::test_rows_that_no_pass_comes_for_are_placed_in_the_end",),
     ),
     Mutant(
@@ -445,7 +445,7 @@ STORES: tuple[Mutant, ...] = (
     Mutant(
         "layers-do-not-wait",
         "A layer attends to rows that are not there yet.",
-        "host/hillinfer/reuse/streamed_layer.py",
+        "host/hillinfer/reuse/landed_states.py",
         "        if self._arrive is not None:\n            self._arrive()",
         "        if self._arrive is not None:\n            pass",
         (f"{_TESTS}/reuse/test_streaming.py::test_layers_compute_while_later_ones_are_read",),

@@ -13,7 +13,7 @@ TORCH_CODED = (
     Mutant(
         "torch-fma-rounds-twice",
         "A fused multiply-add in torch is rounded to float64 first.",
-        f"{_ATTENTION}/torch_floats.py",
+        f"{_ATTENTION}/torch_coded.py",
         "torch.where((lost > 0) == (total > 0), 1, -1)",
         "torch.zeros_like(even, dtype=torch.int64)",
         (f"{_TORCH}::test_fused_multiply_add_rounds_once",),
@@ -21,7 +21,7 @@ TORCH_CODED = (
     Mutant(
         "torch-lanes-in-another-order",
         "Neighbouring lanes of an inner product are added first.",
-        f"{_ATTENTION}/torch_floats.py",
+        f"{_ATTENTION}/torch_coded.py",
         "sums[..., :half] + sums[..., half:]",
         "sums[..., ::2] + sums[..., 1::2]",
         (f"{_TORCH}::test_attention_over_both",),
@@ -61,7 +61,7 @@ TORCH_CODED = (
     Mutant(
         "torch-values-round-down",
         "Halves of value codes do not go to even.",
-        f"{_ATTENTION}/torch_values.py",
+        "tests/host/twins/torch_values.py",
         "(values + half - 1 + odd) >> shift",
         "(values + half - 1) >> shift",
         (f"{_TORCH}::test_values_are_coded_as_golden_codes_them",),

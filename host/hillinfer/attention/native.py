@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.native.library import NativeError, Variant, native_library
+from hillinfer.native.library import Variant, native_library
 from hillinfer.native.structures import Attention
 
 # --- Softmax over batches of rows ---
@@ -209,9 +209,7 @@ class NativeAttention:
     def __init__(self, shape: ModelShape, variant: Variant | None = None) -> None:
         library = self._library = native_library()
         self.shape = shape
-        self.variant = variant or library.variants[0]
-        if self.variant not in library.variants:
-            raise NativeError(f"this processor has no {self.variant}")
+        self.variant = library.runnable(variant)
         # Asking an enumeration takes long, and every layer would at every step.
         self._number = self.variant.number
         if not 1 <= shape.group_size <= MOST_GROUP_SIZE:

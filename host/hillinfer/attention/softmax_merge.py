@@ -15,7 +15,7 @@ from hillinfer.kv.gather import Gather
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import RowLayout, Sequence
 from hillinfer.native.structures import row_addresses
-from hillinfer.schedule.pass_windows import PassWindows
+from hillinfer.schedule.windows import PassWindows
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
 

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.attention.torch_floats import fused_multiply_add, inner_products, times_power
 from hillinfer_model.coded_attention import (
     ADDEND_BITS,
     ALIGNED_LIMIT,
@@ -20,7 +21,118 @@ from hillinfer_model.coded_attention import (
     POWERS,
     PRODUCT_LIMIT,
 )
+from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.key_codes import INVALID_EXPONENT
+from hillinfer_model.value_layout import code_row_bytes
+
+# --- Float32 arithmetic whose every rounding is prescribed ---
+# Torch promises no fused multiply-add. So each is made in float64, where the product of two float32
+# is exact, and its sum is rounded to odd: a sum that is not exact gets an odd last bit. Float64 has
+# more than two bits beyond float32's, so rounding that to float32 is rounding once. A CUDA GPU has
+# the operation itself; that takes one kernel and not fifteen.
+
+LANES = 16
+_BIAS, _FRACTION_BITS = 1023, 52
+_SOURCE = "template <typename T> T fused(T a, T b, T c) { return fmaf(a, b, c); }"
+
+
+def fused_multiply_add(
+    left: torch.Tensor, right: torch.Tensor, addend: torch.Tensor
+) -> torch.Tensor:
+    """Return left · right + addend, rounded once to float32.
+
+    Parameters
+    ----------
+    left, right, addend
+        float32, broadcast against each other.
+    """
+    own = _of_gpu(left.device) if left.device.type == "cuda" else None
+    return _rounded_to_odd(left, right, addend) if own is None else own(left, right, addend)
+
+
+@cache
+def _of_gpu(device: torch.device) -> Callable[..., Any] | None:
+    """Return a GPU's own operation; None where it cannot be compiled, or rounds otherwise."""
+    generator = torch.Generator().manual_seed(0)
+    bits = torch.randint(-(2**31), 2**31, (3, 1 << 14), generator=generator, dtype=torch.int64)
+    left, right, addend = bits.to(torch.int32).view(torch.float32).to(device)
+    # Subnormal numbers, sums that nearly cancel, and ties that a rest of the product decides.
+    left[:2048] *= 2.0**-120
+    addend[:2048] = 0
+    addend[2048:4096] = -(left * right)[2048:4096]
+    left[4096:8192] = 1 + torch.arange(4096, device=device) * 2.0**-12
+    right[4096:8192] = 1 + torch.arange(4096, device=device).flip(0) * 2.0**-12
+    addend[4096:8192] = 2.0 ** (torch.arange(4096, device=device) % 90 - 60)
+    try:
+        from torch.cuda.jiterator import _create_jit_fn
+
+        made: Callable[..., Any] = _create_jit_fn(_SOURCE)
+        found = made(left, right, addend)
+    except (ImportError, AttributeError, AssertionError, RuntimeError):
+        return None
+    expected = _rounded_to_odd(left, right, addend)
+    numbers = ~expected.isnan()
+    same = (found.view(torch.int32) == expected.view(torch.int32)) | ~numbers
+    return made if bool(same.all() & (found.isnan() == ~numbers).all()) else None
+
+
+def _rounded_to_odd(left: torch.Tensor, right: torch.Tensor, addend: torch.Tensor) -> torch.Tensor:
+    product = left.double() * right.double()
+    other = addend.double()
+    total = product + other
+    # What rounding the sum lost, exactly (Knuth's two-sum).
+    back = total - product
+    lost = (product - (total - back)) + (other - back)
+    even = (total.view(torch.int64) & 1) == 0
+    inexact = (lost != 0) & even & torch.isfinite(total)
+    # One unit towards what was lost: the same sign lengthens the number, the other shortens it.
+    step = torch.where((lost > 0) == (total > 0), 1, -1)
+    odd = torch.where(inexact, total.view(torch.int64) + step, total.view(torch.int64))
+    return odd.view(torch.float64).float()
+
+
+def times_power(values: torch.Tensor, powers: torch.Tensor) -> torch.Tensor:
+    """Return values · 2^powers, rounded once to float32.
+
+    Parameters
+    ----------
+    values
+        float32.
+    powers
+        int64, -1022..1023, broadcast against them.
+    """
+    scales = ((powers + _BIAS) << _FRACTION_BITS).view(torch.float64)
+    return (values.double() * scales).float()
+
+
+def inner_products(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Return inner products over the last axis, in sixteen lanes (contract, section 16).
+
+    Parameters
+    ----------
+    query
+        float32 of shape (kv_heads, heads, head_dim).
+    keys
+        float32 of shape (kv_heads, tokens, head_dim).
+
+    Returns
+    -------
+    float32 of shape (kv_heads, heads, tokens).
+    """
+    missing = -query.shape[2] % LANES
+    left = torch.nn.functional.pad(query, (0, missing))[:, :, None]
+    right = torch.nn.functional.pad(keys, (0, missing))[:, None]
+    sums = query.new_zeros(*query.shape[:2], keys.shape[1], LANES)
+    for first in range(0, left.shape[3], LANES):
+        part = slice(first, first + LANES)
+        sums = fused_multiply_add(left[..., part], right[..., part], sums)
+    while sums.shape[3] > 1:
+        half = sums.shape[3] // 2
+        sums = sums[..., :half] + sums[..., half:]
+    return sums[..., 0]
+
+
+# --- Attention ---
 
 # Below every X, and far enough from the ends of int64.
 _NO_TOKEN = -(2**40)
@@ -283,3 +395,31 @@ def _totals(power: torch.Tensor, mantissa: torch.Tensor) -> torch.Tensor:
 
 def _unit_totals(totals: torch.Tensor) -> torch.Tensor:
     return times_power(totals.float(), torch.full_like(totals, -40))
+
+
+# --- Code rows ---
+
+# Of 32 channels, the low halves of 16 bytes are the first 16.
+_HALF_BYTES = 16
+
+
+def unpack_code_rows(rows: torch.Tensor, spec: KernelSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what tokens that are kept by themselves hold (contract, section 14, layout).
+
+    Parameters
+    ----------
+    rows
+        uint8 of shape (tokens, code row and kv exponents).
+    spec
+        Shape.
+
+    Returns
+    -------
+    codes, exponents
+        int8 of shape (tokens, kv_heads, head_dim), and uint8 of shape (tokens, kv_heads).
+    """
+    size = code_row_bytes(spec)
+    halves = rows[:, :size].view(torch.int8).reshape(len(rows), spec.kv_heads, -1, 1, _HALF_BYTES)
+    # Shifts of int8 keep the sign: both halves of a byte are two's complement.
+    codes = torch.cat([(halves << 4) >> 4, halves >> 4], dim=3).flatten(2)
+    return codes[..., : spec.head_dim], rows[:, size : size + spec.kv_heads]

@@ -22,8 +22,8 @@ from hillinfer.catalogue.measuring import (
 )
 from hillinfer.catalogue.records import KnownDocument
 from hillinfer.forms.form import DocumentStates
-from hillinfer.forms.stored_rows import StoredRowsForm
 from hillinfer.forms.table import make_form
+from hillinfer.forms.whole import StoredRowsForm
 from hillinfer.generate.answering import Generation
 from hillinfer.reuse.stored_prompts import StoredPrompts
 

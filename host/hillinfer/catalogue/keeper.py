@@ -12,12 +12,19 @@ from typing import Any
 from hillinfer.catalogue.catalogue import Catalogue
 from hillinfer.catalogue.measuring import check_namespace
 from hillinfer.catalogue.planning import Plan, PlanRules, make_plan, options_of
-from hillinfer.catalogue.records import RESTING, ROWS, TEXT, CatalogueError, KnownDocument
-from hillinfer.catalogue.uses import check_stored, document_uses
+from hillinfer.catalogue.records import (
+    RESTING,
+    ROWS,
+    TEXT,
+    CatalogueError,
+    KnownDocument,
+    check_stored,
+    document_uses,
+)
 from hillinfer.errors import BudgetError, CacheUseError, ColdPoolError, SettingsError
 from hillinfer.forms.form import DocumentStates, Form, MadeForm, OpenedForm
-from hillinfer.forms.stored_rows import StoredRowsForm, stored_states
 from hillinfer.forms.table import make_form
+from hillinfer.forms.whole import StoredRowsForm, stored_states
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.model_shape import ModelShape
 from hillinfer.placement.options import Option

@@ -28,8 +28,7 @@ from hillinfer.forms.probes import (
     Probing,
     recall_probes,
 )
-from hillinfer.forms.stored_rows import stored_states
-from hillinfer.forms.whole import HeldForm
+from hillinfer.forms.whole import HeldForm, stored_states
 from hillinfer.generate.answering import Generation
 from hillinfer.generate.tokens import Sampling
 from hillinfer.reuse.stored_prompts import StoredPrompts

@@ -18,13 +18,11 @@ from hillinfer.catalogue.planning import (
     drive_options,
     options_of,
 )
-from hillinfer.catalogue.records import CatalogueError, KnownDocument
-from hillinfer.catalogue.uses import document_uses
+from hillinfer.catalogue.records import CatalogueError, KnownDocument, document_uses
 from hillinfer.errors import HillInferError
 from hillinfer.forms.filed import DriveForm, FormFile
 from hillinfer.forms.form import Form, MadeForm
-from hillinfer.forms.lead import LeadForm
-from hillinfer.forms.shadowed import MadeShadows, ShadowedForm
+from hillinfer.forms.shadowed import LeadForm, MadeShadows, ShadowedForm
 from hillinfer.forms.table import make_form
 from hillinfer.forms.whole import states_bytes
 from hillinfer.generate.answering import Generation

@@ -6,8 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hillinfer.catalogue.records import RESTING, ROWS, TEXT, CatalogueError, KnownDocument
-from hillinfer.catalogue.uses import DocumentUse
+from hillinfer.catalogue.records import (
+    RESTING,
+    ROWS,
+    TEXT,
+    CatalogueError,
+    DocumentUse,
+    KnownDocument,
+)
 from hillinfer.errors import BudgetError, SettingsError
 from hillinfer.placement.options import (
     ON_DRIVE,

@@ -195,8 +195,7 @@ def prune_profile(
     import torch
 
     from hillinfer.models.loader import load_model
-    from hillinfer.pruning.needles import needle_document
-    from hillinfer.pruning.profile import keep_evidence, make_profile
+    from hillinfer.pruning.profile import keep_evidence, make_profile, needle_document
     from hillinfer.pruning.rankers import make_ranker
 
     chosen = make_ranker(ranker)

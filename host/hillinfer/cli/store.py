@@ -31,7 +31,7 @@ from hillinfer.errors import SettingsError, reason_of, way_out
 from hillinfer.generate.run_report import StoreFacts
 from hillinfer.secrecy.key_sources import KeySource, WithoutKey, key_source
 from hillinfer.secrecy.library import CIPHER
-from hillinfer.secrecy.rate import CipherRate
+from hillinfer.secrecy.pages import CipherRate
 from hillinfer.store.eviction import (
     ADMISSIONS,
     DEFAULT_ADMISSION,

@@ -12,16 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.devices.device import (
+    ROWS_TOGETHER,
     DeviceSegment,
     FilePiece,
     ScoreArrays,
     ScoredTokens,
     StoredRows,
     StoredShadow,
+    check_made,
     queries_each,
+    shadow_descriptors,
 )
 from hillinfer.devices.row_slots import RowSlots, slot_beats
-from hillinfer.devices.shadow_launches import ROWS_TOGETHER, check_made, shadow_descriptors
 from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, round_up
 from hillinfer.errors import DeviceError
 from hillinfer_model.beats import Beats

@@ -16,16 +16,20 @@ from hillinfer.doctor.cards import (
     xclbin_findings,
 )
 from hillinfer.doctor.finding import Finding, Verdict, optional_tools, python_version, run_packages
-from hillinfer.doctor.stores import store_finding
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.directories import DriveFacts, prepared_cold_dir
 from hillinfer.drive.engine_table import engine_text, why_no_ring
+from hillinfer.drive.files import IOMode
 from hillinfer.errors import HillInferError, SettingsError
 from hillinfer.models.registry_model import REGISTRY_MODELS
 from hillinfer.native.library import NativeError, native_library
 from hillinfer.rates.kept_rates import KeptRates
+from hillinfer.secrecy.key_sources import WithoutKey
 from hillinfer.secrecy.library import CIPHER, SecrecyError
-from hillinfer.secrecy.rate import CipherRate
+from hillinfer.secrecy.pages import CipherRate
+from hillinfer.store.database import Database
+from hillinfer.store.pool_files import StoreError, StorePlaces
+from hillinfer.store.store import Store
 from hillinfer.system.machine import MemoryFacts, ProcessorFacts, visible_gpus
 from hillinfer.values import format_bytes
 
@@ -191,3 +195,60 @@ def _tools() -> Iterator[Finding]:
             yield Finding(tool.name, Verdict.OK, tool.place)
         else:
             yield Finding(tool.name, Verdict.OPTIONAL, f"needed for {tool.purpose}", tool.fix)
+
+
+# --- The store that a run would use ---
+
+_NAME = "store"
+
+
+def store_finding(directory: Path | None, calls: DriveCalls | None = None) -> Finding:
+    """Say what a store takes, what room it has left, how it is read and whether its index is whole.
+
+    Parameters
+    ----------
+    directory
+        Of the store that is named; None where none is.
+    calls
+        How its drives are reached; the operating system itself where None.
+    """
+    if directory is None:
+        return Finding(
+            _NAME,
+            Verdict.OPTIONAL,
+            "none is named, so what is read is not kept",
+            "hillinfer store init DIR --size 200GB, then --store DIR or HILLINFER_STORE=DIR",
+        )
+    if not Store.exists(directory):
+        fix = f"hillinfer store init {directory} --size 200GB"
+        return Finding(_NAME, Verdict.WARNING, f"{directory} holds no store", fix)
+    try:
+        places = StorePlaces.read(directory)
+        index = _index_text(places)
+        with Store(directory, calls=calls, key=WithoutKey()) as opened:
+            numbers, cap = opened.statistics(), opened.rules.max_writes_per_day
+            modes = [file.io_mode for file in opened.files]
+    except HillInferError as error:
+        return Finding(_NAME, Verdict.WARNING, f"{directory} is not usable", str(error))
+    written = format_bytes(numbers["written_day_bytes"])
+    most = "" if cap is None else f" of at most {format_bytes(cap)}"
+    found = (
+        f"{directory}, {format_bytes(places.size)}, room for {format_bytes(numbers['free_bytes'])} "
+        f"more, {numbers['chunks']} chunks, {'/'.join(dict.fromkeys(modes))} I/O, {index}, "
+        f"{written}{most} written in 24 hours"
+    )
+    if IOMode.BUFFERED in modes:
+        fix = "its file system allows no direct I/O, so the page cache holds rows, too"
+        return Finding(_NAME, Verdict.WARNING, found, fix)
+    return Finding(_NAME, Verdict.OK, found)
+
+
+def _index_text(places: StorePlaces) -> str:
+    """Say how the index is before the store is opened, which makes a broken one anew."""
+    if not places.index.exists():
+        return "index made anew"
+    try:
+        Database(places.index, places.pool).close()
+    except StoreError:
+        return "index made anew, it was broken"
+    return "index whole"

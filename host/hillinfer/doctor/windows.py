@@ -25,7 +25,7 @@ from hillinfer.schedule.kept_windows import (
     WindowKey,
     single_passes,
 )
-from hillinfer.schedule.slack_table import NEW_TOKENS, PREFIX_TOKENS, SlackTable
+from hillinfer.schedule.windows import NEW_TOKENS, PREFIX_TOKENS, SlackTable
 from hillinfer.settings import Settings
 from hillinfer.system.machine import MemoryFacts, ProcessorFacts
 from hillinfer.values import format_bytes

@@ -1,18 +1,121 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of read engines: which one for which `--io`."""
+"""The table of read engines, which one for which --io, and the one of io_uring."""
 
 from __future__ import annotations
 
 import errno
+import os
+import threading
+import weakref
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.read_engines import NativeThreadEngine, ReadEngine
-from hillinfer.drive.uring import DEPTH, UringEngine
 from hillinfer.errors import SettingsError, reason_of
 from hillinfer.native.library import NativeError
 from hillinfer.settings import IOChoice
+
+# --- Many reads in flight from one thread ---
+
+DEPTH = 64
+
+
+class IORing:
+    """A ring of the thread that made it, given back when nobody has it any more.
+
+    Parameters
+    ----------
+    depth
+        Most reads in flight, a power of two.
+    calls
+        How the kernel is reached.
+
+    Raises
+    ------
+    OSError
+        Where the kernel has no io_uring, an old one (before Linux 6.1), or forbids it.
+
+    Attributes
+    ----------
+    address
+        Of the native library's ring.
+    close
+        Gives it back; harmless when done twice.
+    """
+
+    def __init__(self, depth: int, calls: DriveCalls) -> None:
+        self._process = os.getpid()
+        self.address = calls.ring_open(depth)
+        # A thread that ends takes its ring along.
+        self.close = weakref.finalize(self, calls.ring_close, self.address)
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether it was made before this process was forked, and is the parent's."""
+        return self._process != os.getpid()
+
+
+class UringEngine(NativeThreadEngine):
+    """A `ReadEngine` with one ring for each thread that reads.
+
+    Where a thread gets none, the native library's threads read.
+
+    Parameters
+    ----------
+    threads
+        Reads in flight where a ring does not serve.
+    calls
+        How the drive is reached.
+    depth
+        Reads in flight in a ring, a power of two.
+
+    Raises
+    ------
+    OSError
+        Where the kernel gives this thread no ring.
+    """
+
+    name = "uring"
+
+    def __init__(self, threads: int, calls: DriveCalls, depth: int = DEPTH) -> None:
+        super().__init__(threads, calls)
+        self._depth = depth
+        # None once it is closed.
+        self._local: threading.local | None = threading.local()
+        # Rings of threads that ended are gone from here.
+        self._rings: weakref.WeakSet[IORing] = weakref.WeakSet()
+        self._changing = threading.Lock()
+        self._made()
+
+    def close(self) -> None:
+        """Wait for reads under way and give all rings back."""
+        super().close()
+        with self._changing:
+            for ring in self._rings:
+                ring.close()
+        # Never left to the garbage collector: CPython 3.11 frees such an object under a lock that
+        # `sys._current_frames` holds while it may collect, and would wait for itself.
+        self._local = None
+
+    def _ring(self) -> int | None:
+        try:
+            return self._made().address
+        except OSError:
+            return None
+
+    def _made(self) -> IORing:
+        assert self._local is not None
+        ring: IORing | None = getattr(self._local, "ring", None)
+        # A child of a fork that used its parent's ring would take away the parent's reads.
+        if ring is None or ring.is_inherited:
+            ring = self._local.ring = IORing(self._depth, self._calls)
+            with self._changing:
+                self._rings.add(ring)
+        return ring
+
+
+# --- The table ---
 
 _REASONS = {
     errno.ENOSYS: "the kernel has none",

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.files import PAGE_BYTES
-from hillinfer.native.coming import Coming
+from hillinfer.native.selected import Coming
 from hillinfer.native.structures import Landing
 from hillinfer.trace.recorder import ReadCost
 

@@ -18,8 +18,8 @@ from hillinfer.drive.files import ColdFile, aligned_buffer
 from hillinfer.drive.landing import FileRows, Landed, LandingTable
 from hillinfer.drive.shared_files import ReadFile
 from hillinfer.errors import ColdPoolError
-from hillinfer.native.landings import LandingErrand
 from hillinfer.native.library import native_library
+from hillinfer.native.signatures import LandingErrand
 from hillinfer.native.structures import ReadWay
 
 # --- The interface ---

@@ -13,11 +13,9 @@ from numpy.typing import NDArray
 from hillinfer.engine.queries import AskedStep, LayerCalls, explained, host_query
 from hillinfer.kv.sequence import Sequence
 from hillinfer.memory_budget import Accountant, Part
-from hillinfer.native.coming import MissList
 from hillinfer.native.library import native_library
-from hillinfer.native.selected_rows import SelectedRows
-from hillinfer.native.split_rows import SplitRows
-from hillinfer.scoring.aligned import AlignedWeights
+from hillinfer.native.selected import MissList, SelectedRows, SplitRows
+from hillinfer.scoring.coded import AlignedWeights
 from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer.shadow.code_file import CodeFile
 from hillinfer.shadow.values import ValueCodes

@@ -37,8 +37,8 @@ from hillinfer.kv.sequence import Sequence
 from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.memory_budget import Accountant
 from hillinfer.native.library import native_library
-from hillinfer.native.split_rows import SplitRows
-from hillinfer.scoring.aligned import AlignedWeights
+from hillinfer.native.selected import SplitRows
+from hillinfer.scoring.coded import AlignedWeights
 from hillinfer.scoring.scorer import ImportanceEvaluation
 from hillinfer.shadow.code_file import CodeFile
 from hillinfer.shadow.segments import SegmentLayer

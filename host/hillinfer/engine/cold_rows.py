@@ -18,9 +18,8 @@ from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import PoolKeeper
 from hillinfer.kv.prefetch_buffer import LandedRows, PrefetchBuffer, RowBuffers
 from hillinfer.kv.sequence import Sequence
-from hillinfer.native.coming import Coming, ComingAttention, MissedRows, MissList
 from hillinfer.native.library import native_library
-from hillinfer.native.split_rows import SplitRows
+from hillinfer.native.selected import Coming, ComingAttention, MissedRows, MissList, SplitRows
 from hillinfer.native.structures import row_addresses
 from hillinfer.trace.recorder import LayerStep
 

@@ -28,9 +28,8 @@ from hillinfer.kv.pool_keeper import LayerStepLog
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import Sequence
 from hillinfer.kv.shadow_keeper import ShadowKeeper
-from hillinfer.native.coming import ComingAttention, MissList
 from hillinfer.native.library import native_library
-from hillinfer.native.selected_rows import SelectedRows
+from hillinfer.native.selected import ComingAttention, MissList, SelectedRows
 from hillinfer.native.structures import DecodeStep
 from hillinfer.scoring.scorer import ImportanceEvaluation
 from hillinfer.statistics import Counters

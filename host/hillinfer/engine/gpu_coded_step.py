@@ -25,7 +25,7 @@ from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.memory_budget import Accountant
 from hillinfer.native.library import native_library
 from hillinfer.native.structures import row_addresses
-from hillinfer.scoring.aligned import AlignedWeights
+from hillinfer.scoring.coded import AlignedWeights
 from hillinfer.shadow.code_file import CodeFile
 from hillinfer.shadow.values import SegmentValues, ValueCodes
 from hillinfer.statistics import Counters

@@ -30,10 +30,9 @@ from hillinfer.kv.pool_policies import PoolPolicy
 from hillinfer.kv.sequence import Sequence
 from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.model_shape import StoredType
-from hillinfer.native.coming import ComingAttention, MissList
 from hillinfer.native.library import native_library
-from hillinfer.native.selected_rows import SelectedRows
-from hillinfer.native.step_rows import RowStates, StepRow, StepRows
+from hillinfer.native.selected import ComingAttention, MissList, SelectedRows
+from hillinfer.native.signatures import RowStates, StepRow, StepRows
 from hillinfer.native.structures import Shape
 from hillinfer.scoring.arguments import query_factor
 from hillinfer.scoring.scorer import ImportanceEvaluation

@@ -61,9 +61,8 @@ from hillinfer.memory_budget import Accountant, Part
 from hillinfer.model_shape import ModelShape
 from hillinfer.rates.profiling import share_by_rates
 from hillinfer.schedule.kept_windows import DENSE_PASSES, KeptWindows, WindowKey
-from hillinfer.schedule.pass_windows import PassWindows
-from hillinfer.schedule.slack_table import SlackTable
-from hillinfer.scoring.aligned import AlignedWeights
+from hillinfer.schedule.windows import PassWindows, SlackTable
+from hillinfer.scoring.coded import AlignedWeights
 from hillinfer.scoring.scorer import ImportanceEvaluation, Scorer
 from hillinfer.secrecy.cold_pages import PoolKey, SealedRowPages
 from hillinfer.settings import Encryption, Settings

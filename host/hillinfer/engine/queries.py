@@ -20,10 +20,9 @@ from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_policies import PoolPolicy
 from hillinfer.kv.sequence import NUMBER_TYPES, Sequence
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.native.coming import MissList
 from hillinfer.native.library import NativeLibrary
-from hillinfer.native.selected_rows import SelectedRows
-from hillinfer.native.step_rows import RowStates
+from hillinfer.native.selected import MissList, SelectedRows
+from hillinfer.native.signatures import RowStates
 from hillinfer.native.structures import DecodeStep, Shape
 from hillinfer.scoring.arguments import query_factor
 from hillinfer.scoring.scorer import Wanted

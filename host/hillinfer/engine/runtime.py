@@ -445,10 +445,6 @@ class Runtime:
             **asdict(self.counters),
         )
 
-    def memory_held(self) -> dict[Part, int]:
-        """Return the bytes that each part of the DRAM budget takes now."""
-        return self._accountant.held()
-
     def kv_bytes(self, sequences: list[Sequence]) -> int:
         """Return the bytes of all distinct rows of some sequences."""
         return distinct_rows(sequences) * self.shape.row_bytes

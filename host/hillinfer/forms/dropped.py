@@ -9,19 +9,126 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch.nn import functional
+from transformers.models.llama.modeling_llama import rotate_half
 
-from hillinfer.errors import SettingsError
-from hillinfer.forms.form import DocumentStates, Form, FormRates, FormSeconds, MadeForm
-from hillinfer.forms.observed_queries import LayerQueries, observed_queries
+from hillinfer.errors import SettingsError, UnsupportedFeatureError
+from hillinfer.forms.form import (
+    DocumentStates,
+    Form,
+    FormRates,
+    FormSeconds,
+    MadeForm,
+    opened_cache,
+)
 from hillinfer.forms.whole import MadeStates, states_bytes
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
+
+# --- Queries of a document's last tokens, which a store does not keep ---
+
+
+@dataclass(frozen=True)
+class LayerQueries:
+    """Queries of one layer, of a document's last tokens.
+
+    Parameters
+    ----------
+    plain
+        Before they are turned by their positions, (query_heads, tokens, head_dim).
+    turned
+        As attention has them, of the same shape.
+    """
+
+    plain: torch.Tensor
+    turned: torch.Tensor
+
+
+def observed_queries(model: Any, states: DocumentStates, tokens: int) -> list[LayerQueries]:
+    """Read a document's last tokens once more, and return the queries of each layer.
+
+    Parameters
+    ----------
+    model
+        With rotary positions: Llama, Mistral, Qwen2 or Qwen3.
+    states
+        Of the document.
+    tokens
+        How many of its last ones; all of it where it has no more.
+
+    Raises
+    ------
+    UnsupportedFeatureError
+        Where the model's queries are not made in that way.
+    """
+    before = max(0, states.tokens - tokens)
+    layers = [
+        (keys[:, :before].clone(), values[:, :before].clone()) for keys, values in states.layers
+    ]
+    cache = opened_cache(layers, before)
+    ids = torch.tensor([states.ids[before:]], device=model.device)
+    found: dict[int, LayerQueries] = {}
+    with torch.no_grad(), _watched(model, found):
+        model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    return [found[layer] for layer in range(len(states.layers))]
+
+
+@contextmanager
+def _watched(model: Any, found: dict[int, LayerQueries]) -> Iterator[None]:
+    layers = getattr(getattr(model, "model", None), "layers", None)
+    if layers is None or not hasattr(model.model, "rotary_emb"):
+        raise UnsupportedFeatureError(
+            f"{type(model).__name__} has no rotary positions: its queries are not observed; drop "
+            "tokens by knorm or keydiff instead"
+        )
+    handles = [
+        layer.self_attn.register_forward_pre_hook(partial(_note, found), with_kwargs=True)
+        for layer in layers
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _note(
+    found: dict[int, LayerQueries], attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+    found[attention.layer_idx] = queries_of(attention, hidden, kwargs["position_embeddings"])
+
+
+def queries_of(
+    attention: Any, hidden: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]
+) -> LayerQueries:
+    """Return the queries that an attention layer makes.
+
+    Parameters
+    ----------
+    attention
+        With `q_proj`, and `q_norm` where it has one.
+    hidden
+        What comes in, (1, tokens, hidden).
+    rotary
+        Cosines and sines of the tokens' positions, (1, tokens, head_dim) each.
+    """
+    query = attention.q_proj(hidden).view(*hidden.shape[:-1], -1, attention.head_dim)
+    if hasattr(attention, "q_norm"):
+        query = attention.q_norm(query)
+    plain = query.transpose(1, 2)
+    cosines, sines = (part.unsqueeze(1) for part in rotary)
+    turned = plain * cosines + rotate_half(plain) * sines
+    return LayerQueries(plain[0], turned[0])
+
 
 # --- What tokens are worth ---
 
@@ -113,12 +220,17 @@ class ExpectedAttention(Dropper):
 
     Queries are taken to be normal, with mean and covariance as in the document, turned by the mean
     rotation of the next 512 positions. The first four tokens are always kept.
+
+    Attributes
+    ----------
+    coming
+        Positions that queries are taken to come at.
     """
 
     # All that there are.
     observed = 1 << 30
     _sinks = 4
-    _positions = 512
+    coming = 512
 
     def score(
         self, keys: torch.Tensor, values: torch.Tensor, queries: LayerQueries | None, turn: Turn
@@ -144,7 +256,7 @@ class ExpectedAttention(Dropper):
 
     def _mean_rotation(self, turn: Turn, tokens: int, like: torch.Tensor) -> torch.Tensor:
         """Return the mean of the rotations of the positions to come, (head_dim, head_dim)."""
-        positions = torch.arange(tokens, tokens + self._positions, device=like.device)
+        positions = torch.arange(tokens, tokens + self.coming, device=like.device)
         cosines, sines = turn(positions)
         head_dim = like.shape[-1]
         one = torch.eye(head_dim, dtype=cosines.dtype, device=like.device)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The form of HillInfer's own: key shadows in memory, and rows that are read where the store is.
+"""Forms of HillInfer's own, in an engine: key shadows in memory, and rows where the store has them.
 
-Nothing is dropped. The document's shadows and checksums are read once; each answer then reads the
-rows that it selects where the store has them.
+Nothing is dropped. A document's shadows and checksums are read once; each answer then reads the
+rows that it selects. Beside shadows, the rows that are hit most may be hot, or codes of all values
+in memory: then an answer attends to exact rows for the best of what it selects, and to codes for
+the others.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any
 import torch
 
 from hillinfer.engine.budget_plan import kernel_spec
-from hillinfer.errors import CacheUseError
+from hillinfer.errors import CacheUseError, SettingsError
 from hillinfer.forms.form import (
     DocumentStates,
     Form,
@@ -21,12 +23,17 @@ from hillinfer.forms.form import (
     MadeForm,
     OpenedForm,
 )
+from hillinfer.generate.answering import Generation
 from hillinfer.hf.attach import Attachment
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.stored_cache import StoredCache
 from hillinfer.model_shape import ModelShape
 from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.shadow.store import shadow_bytes
+from hillinfer.shadow.values import slot_bytes
+from hillinfer_model.step_need import ExactShare, step_need
+
+# --- Key shadows ---
 
 
 class ShadowedForm(Form):
@@ -132,3 +139,164 @@ class MadeShadows(MadeForm):
     def close(self) -> None:
         """Close the cache; forks of it stay."""
         self._cache.close()
+
+
+# --- Key shadows, and the rows that are hit most ---
+
+# Its last tokens stand nearest to what is asked behind it.
+_READ_AGAIN = 64
+
+
+class LeadForm(ShadowedForm):
+    """Keeps a document open in the engine, with a share of its rows in the hot pools at first.
+
+    Pools are the engine's: rows that others hit more often take their places.
+
+    Parameters
+    ----------
+    attachment, prompts
+        As in `ShadowedForm`.
+    share
+        Of the rows, above 0 and up to 1.
+
+    Raises
+    ------
+    SettingsError
+        Where the share is none.
+    """
+
+    def __init__(self, attachment: Attachment, prompts: StoredPrompts, share: float) -> None:
+        if not 0 < share <= 1:
+            raise SettingsError(f"lead={share} is no share above 0 and up to 1")
+        super().__init__(attachment, prompts)
+        self._share = share
+
+    @property
+    def name(self) -> str:
+        """Like `lead-0.1`."""
+        return f"lead-{self._share:g}"
+
+    def byte_count(self, shape: ModelShape, tokens: int) -> int:
+        """Return the bytes of shadows, and of the share of rows where pools have room for it."""
+        return super().byte_count(shape, tokens) + int(self._share * shape.token_bytes * tokens)
+
+    def make(self, model: Any, states: DocumentStates) -> MadeForm:
+        """Open the stored document, and have its most-hit rows come; otherwise as `ShadowedForm`.
+
+        Tokens are read until so many rows were missed as the share says, 64 of them at most.
+        """
+        made = super().make(model, states)
+        try:
+            self._bring(model, made, states)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def seconds(self, rates: FormRates, shape: ModelShape, tokens: int) -> FormSeconds:
+        """Return the time to read what is selected beside the share of rows that is there."""
+        found = super().seconds(rates, shape, tokens)
+        missed = max(0.0, 1 - self._share / self._attachment.settings.importance_rate)
+        reading = missed * found.opening
+        return FormSeconds(reading, rates.token_seconds + reading)
+
+    def _bring(self, model: Any, made: MadeForm, states: DocumentStates) -> None:
+        opened = made.open()
+        try:
+            shape = ModelShape.from_config(model.config, model.dtype)
+            most = self._share * shape.layers * states.tokens
+            before = opened.cache.statistics().cold_rows_read
+            generation = Generation(model, opened.cache)
+            for token in states.ids[-_READ_AGAIN:]:
+                if opened.cache.statistics().cold_rows_read - before >= most:
+                    return
+                generation.step(token)
+        finally:
+            opened.close()
+
+
+# --- Codes of keys and values ---
+
+
+class CodedForm(Form):
+    """Keeps a document open in an engine that codes values beside keys; an opening is a fork.
+
+    The engine has rows of its own on its drive, and those of the store stay. Codes are as many as
+    its budget has room for: what is not there is read as a row and coded.
+
+    Parameters
+    ----------
+    attachment
+        Of the model that answers, with `exact` below 1: the share of selected tokens whose rows are
+        attended to. Its budget holds codes and shadows of all documents that are kept so.
+
+    Raises
+    ------
+    SettingsError
+        Where the attachment codes no token.
+    """
+
+    selects = True
+    lies_in_engine = True
+
+    def __init__(self, attachment: Attachment) -> None:
+        settings = attachment.settings
+        if not settings.has_coded_tokens:
+            raise SettingsError(
+                f"exact={settings.exact_share} with shadow {settings.key_mode} codes no token: "
+                "attach with exact below 1, like exact=0.1, and shadow int8 or int4"
+            )
+        self._attachment = attachment
+
+    @property
+    def name(self) -> str:
+        """Like `coded-int4`."""
+        return f"coded-{self._attachment.settings.key_mode}"
+
+    def byte_count(self, shape: ModelShape, tokens: int) -> int:
+        """Return the bytes of all shadows, and of value codes of full segments.
+
+        What the engine keeps beside is some hundredths more and not in it.
+        """
+        spec = kernel_spec(shape, self._attachment.settings)
+        segments, full = -(-tokens // spec.segment_tokens), tokens // spec.segment_tokens
+        codes = full * spec.segment_tokens * slot_bytes(spec)
+        return shape.layers * (segments * shadow_bytes(spec) + codes)
+
+    def make(self, model: Any, states: DocumentStates) -> MadeForm:
+        """Give the states to the engine, which codes them and writes rows to its drive.
+
+        Raises
+        ------
+        BudgetError
+            Where the attachment's budget has no room.
+        """
+        shape = ModelShape.from_config(model.config, model.dtype)
+        cache = self._attachment.new_cache()
+        size = kernel_spec(shape, self._attachment.settings).segment_tokens
+        try:
+            for start in range(0, states.tokens, size):
+                part = slice(start, min(start + size, states.tokens))
+                cache.fill(
+                    torch.tensor([states.ids[part]]),
+                    [keys[None, :, part] for keys, _ in states.layers],
+                    [values[None, :, part] for _, values in states.layers],
+                )
+        except BaseException:
+            cache.close()
+            raise
+        return MadeShadows(cache, states.tokens, self.byte_count(shape, states.tokens))
+
+    def seconds(self, rates: FormRates, shape: ModelShape, tokens: int) -> FormSeconds:
+        """Return the time to read the exact rows, at the rate that single rows are read with."""
+        settings = self._attachment.settings
+        share = ExactShare(
+            settings.importance_rate,
+            settings.exact_share,
+            settings.exact_floor,
+            settings.kept_tokens,
+        )
+        spec = kernel_spec(shape, settings)
+        need = step_need(spec, settings.scope, shape.layers, tokens, share)
+        reading = need.exact_row_bytes / rates.tier_bytes
+        return FormSeconds(reading, rates.token_seconds + reading)

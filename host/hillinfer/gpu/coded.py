@@ -11,12 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.attention.torch_coded import TorchCodedAttention, TorchCodedTokens
-from hillinfer.attention.torch_values import unpack_code_rows
+from hillinfer.attention.torch_coded import TorchCodedAttention, TorchCodedTokens, unpack_code_rows
 from hillinfer.gpu.copies import IncomingRows, StagedStates
 from hillinfer.gpu.staging import CopyLane, StagingRing
 from hillinfer.native.library import native_library
-from hillinfer.scoring.aligned import Weighed
+from hillinfer.scoring.coded import Weighed
 from hillinfer.shadow.values import SegmentValues
 from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.value_layout import code_row_bytes

@@ -13,7 +13,7 @@ import torch
 from hillinfer.errors import ColdPoolError
 from hillinfer.generate.answering import Generation
 from hillinfer.generate.run_report import PassWay, StoreFacts
-from hillinfer.metrics import StoreCounts
+from hillinfer.statistics import StoreCounts
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 if TYPE_CHECKING:

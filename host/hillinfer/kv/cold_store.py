@@ -25,7 +25,7 @@ from hillinfer.drive.regions import OWN_FILE, OtherFiles, PlacedGroups, WriteEls
 from hillinfer.drive.shared_files import ReadFile, RowBase
 from hillinfer.errors import ColdPoolError, HillInferError
 from hillinfer.model_shape import ModelShape
-from hillinfer.native.coming import Coming
+from hillinfer.native.selected import Coming
 from hillinfer.secrecy.cold_pages import PlainRowPages, RowPages
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, ReadCost, Recorder

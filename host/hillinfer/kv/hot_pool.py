@@ -171,12 +171,6 @@ class HotPool:
         """Return the slot of each row, -1 where it is not hot."""
         return self.slot_of_row[rows]
 
-    def copy_out(
-        self, slots: NDArray[np.int32], out: NDArray[np.uint8], places: NDArray[np.int64]
-    ) -> None:
-        """Copy rows from slots to places of `out`, uint8 of shape (any, row_bytes)."""
-        out[places] = self.columns.data[slots]
-
     def addresses(self, slots: NDArray[np.int32]) -> NDArray[np.uint64]:
         """Return where the rows in some slots lie in memory."""
         return row_addresses(self.columns.data, slots)

@@ -82,9 +82,8 @@ class LayerShares:
 
 # Pools that must shrink give up this part of their slots beyond what is wanted.
 _SPARE_PART = 64
-# So few bytes are copied sooner than another thread wakes, which would take Python's lock as well.
-_QUICK_BYTES = 128 << 10
-# Nor does it take longer to rank so many rows; only where all slots are taken they are ranked.
+# It takes no longer than to wake a thread to rank so many rows; only where all slots are taken they
+# are ranked.
 _QUICK_RANKED_ROWS = 32_768
 Exchange = Future[tuple[int, int]]
 
@@ -122,7 +121,14 @@ class HotPools:
         The pools.
     hits
         Learns what the hits of their rows are.
+    tails_bytes
+        Of the open groups of all sequences, which are counted as hot.
+    quick_bytes
+        Most bytes of rows that whoever offers them copies.
     """
+
+    # So few are copied sooner than another thread wakes, which would take Python's lock as well.
+    quick_bytes = 128 << 10
 
     def __init__(
         self,
@@ -137,7 +143,7 @@ class HotPools:
         self._shape = shape
         self._accountant = accountant
         self._shares = shares
-        self._tails_bytes = self._aside_bytes = 0
+        self.tails_bytes = self._aside_bytes = 0
         self._covered_rows = 0
         # Slots of all layers since memory was short the last time.
         self._granted = sys.maxsize
@@ -189,20 +195,15 @@ class HotPools:
         spare = pool.columns.free + self._accountant.spare_bytes // self._slot_bytes
         return max(0, min(self.capacity(layer) - pool.used_rows, spare))
 
-    @property
-    def tails_bytes(self) -> int:
-        """Bytes of the open groups of all sequences, which are counted as hot."""
-        return self._tails_bytes
-
     def set_aside(self, byte_count: int) -> None:
         """Let so many bytes that are counted as hot hold something else than rows."""
         self._aside_bytes = byte_count
 
     def least_bytes(self, kept_tokens: int) -> int:
         """Return the bytes of the open groups and so many kept rows of every sequence."""
-        sequences = self._tails_bytes // (GROUP_TOKENS * self._shape.token_bytes)
+        sequences = self.tails_bytes // (GROUP_TOKENS * self._shape.token_bytes)
         kept = kept_tokens * self._slot_bytes * self._shape.layers
-        return self._tails_bytes + sequences * kept
+        return self.tails_bytes + sequences * kept
 
     def wait(self) -> None:
         """Wait until all promotions are done, whatever became of them."""
@@ -251,17 +252,17 @@ class HotPools:
     def take_tail(self) -> None:
         """Count the open group of one more sequence; it lies beside the slots."""
         size = GROUP_TOKENS * self._shape.token_bytes
-        self._tails_bytes += size
+        self.tails_bytes += size
         try:
             self._accountant.take(Part.HOT, size)
         except BaseException:
-            self._tails_bytes -= size
+            self.tails_bytes -= size
             raise
 
     def give_tail(self) -> None:
         """Count one open group less."""
         size = GROUP_TOKENS * self._shape.token_bytes
-        self._tails_bytes -= size
+        self.tails_bytes -= size
         self._accountant.give(Part.HOT, size)
 
     def promote(
@@ -379,12 +380,12 @@ class HotPools:
 
     def _is_quick(self, pool: HotPool, candidates: Candidates) -> bool:
         """Say whether to promote takes no longer than to have another thread do it."""
-        is_little = len(candidates) * self._shape.row_bytes <= _QUICK_BYTES
+        is_little = len(candidates) * self._shape.row_bytes <= self.quick_bytes
         is_little &= len(candidates) <= pool.columns.free or pool.used_rows <= _QUICK_RANKED_ROWS
         return is_little and native_worth(pool.policy) != RANKED_BY_PYTHON
 
     def _slots_in_all(self) -> int:
-        others = self._tails_bytes + self._aside_bytes
+        others = self.tails_bytes + self._aside_bytes
         left = self._accountant.bytes_for_hot_rows - others
         return max(0, left // self._slot_bytes)
 

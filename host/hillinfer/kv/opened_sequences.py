@@ -15,8 +15,8 @@ from hillinfer.drive.files import aligned_buffer
 from hillinfer.drive.regions import OWN_FILE, GroupTable
 from hillinfer.drive.shared_files import OpenFiles, RowBase, ShadowBase
 from hillinfer.errors import BudgetError
+from hillinfer.extents.recording import ShadowSlot, StoredShadow
 from hillinfer.extents.shared_chunks import SharedChunks
-from hillinfer.extents.slot import ShadowSlot, StoredShadow
 from hillinfer.kv.cold_store import ColdStore, WantedRows
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import PoolKeeper

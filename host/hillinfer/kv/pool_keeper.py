@@ -109,7 +109,7 @@ class PoolKeeper:
         self._settings = settings
         self._counters = counters
         self._misses = np.zeros(len(pools.layers), np.int64)
-        self._redistributed_in = 0
+        self._step = self._redistributed_in = 0
 
     @property
     def observed_queries(self) -> int:
@@ -117,7 +117,8 @@ class PoolKeeper:
         return self._policy.observed_queries
 
     def begin_step(self, step: int) -> None:
-        """Divide the memory among layers anew, every 16 steps."""
+        """Note which step this is, and divide the memory among layers anew every 16 steps."""
+        self._step = step
         if step - self._redistributed_in >= REDISTRIBUTION_STEPS:
             self._pools.redistribute(self._misses)
             self._misses[:] = 0
@@ -261,9 +262,8 @@ class PoolKeeper:
                 counters.promoted_rows += moved[0]
 
         candidates = _candidates(layer, sequence, settled[places], source, places)
-        # No step is under way: they are as old as the last division of memory. From step 0 on hot
-        # rows stay, so that all do.
-        return self._offer(layer, sequence, candidates, self._redistributed_in, 0, note)
+        # From step 0 on hot rows stay, so that all do.
+        return self._offer(layer, sequence, candidates, self._step, 0, note)
 
     def _count(self, layer: int, sequence: Sequence, selected: NDArray[np.int64]) -> None:
         self._pools.settle(layer)

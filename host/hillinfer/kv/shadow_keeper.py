@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.devices.shadow_launches import ROWS_TOGETHER
+from hillinfer.devices.device import ROWS_TOGETHER
 from hillinfer.drive.shared_files import ShadowBase
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.saved_sequences import SavedShadow

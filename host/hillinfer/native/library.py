@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds and loads the native library, and declares its functions."""
+"""Finds and loads the native library, and checks what its functions say."""
 
 from __future__ import annotations
 
@@ -14,23 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.errors import HillInferError
-from hillinfer.native.coded import SIGNATURES as CODED_SIGNATURES
-from hillinfer.native.landings import SIGNATURES as LANDING_SIGNATURES
-from hillinfer.native.sheets import SIGNATURES as SHEET_SIGNATURES
-from hillinfer.native.state_rows import SIGNATURES as STATE_SIGNATURES
-from hillinfer.native.step_rows import SIGNATURES as STEP_SIGNATURES
-from hillinfer.native.structures import (
-    Attending,
-    Attention,
-    Choice,
-    FileReads,
-    Landing,
-    PageRun,
-    Promotion,
-    Quota,
-    ReadWay,
-    Sequence,
-)
+from hillinfer.native.signatures import SIGNATURES
+from hillinfer.native.structures import FileReads, Landing, PageRun, Promotion, ReadWay
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import CONTRACT_VERSION
 
@@ -74,86 +59,6 @@ HOW_TO_BUILD = (
 
 _INTERFACE_VERSION = 25
 _KEY_BYTES = 32
-_POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-_SEQUENCE, _ATTENTION, _CHOICE = map(ctypes.POINTER, (Sequence, Attention, Choice))
-_SIGNATURES = {
-    "hillinfer_version": (_INT, []),
-    "hillinfer_has_variant": (_INT, [_INT]),
-    "hillinfer_score": (_INT, [_INT, _SEQUENCE, _POINTER]),
-    "hillinfer_start": (_INT, [_INT, _SEQUENCE, *[_POINTER] * 4]),
-    "hillinfer_score_pieces": (_INT, [_INT, _SEQUENCE, _POINTER, _LONG]),
-    "hillinfer_log_weights": (_INT, [_INT, _SEQUENCE, _POINTER, _POINTER, _POINTER]),
-    "hillinfer_finish": (_INT, [_INT, _SEQUENCE, _LONG, _POINTER, _POINTER, _POINTER]),
-    "hillinfer_finish_groups": (
-        _INT,
-        [_INT, _SEQUENCE, _POINTER, _LONG, _LONG, *[_POINTER] * 3, _LONG],
-    ),
-    "hillinfer_statistics": (_INT, [_INT, _SEQUENCE, _POINTER, *[_LONG] * 4, _POINTER, _POINTER]),
-    "hillinfer_encode": (
-        _INT,
-        [_INT, _SEQUENCE, _POINTER, _POINTER, *[_LONG] * 3, _POINTER, _LONG, _LONG],
-    ),
-    "hillinfer_scale": (_INT, [_SEQUENCE, _CHOICE, _POINTER]),
-    "hillinfer_select": (_INT, [_POINTER, _LONG, _LONG, ctypes.POINTER(Quota), _INT, _POINTER]),
-    "hillinfer_launches_open": (_INT, [ctypes.POINTER(_POINTER)]),
-    "hillinfer_launches_begin": (_INT, [_POINTER, _INT, _SEQUENCE, _POINTER, _LONG]),
-    "hillinfer_launches_wait": (_INT, [_POINTER]),
-    "hillinfer_launches_close": (None, [_POINTER]),
-    "hillinfer_choose": (_INT, [_INT, _SEQUENCE, _CHOICE, _POINTER]),
-    "hillinfer_tile_rows": (_INT, []),
-    "hillinfer_attention_bytes": (_LONG, [_ATTENTION]),
-    "hillinfer_attention_begin": (_INT, [_INT, _ATTENTION, _POINTER]),
-    "hillinfer_attention_add": (_INT, [_INT, _ATTENTION, _POINTER, _LONG, _POINTER]),
-    "hillinfer_attention_result": (_INT, [_INT, _ATTENTION, _POINTER, _POINTER]),
-    "hillinfer_inner_products": (_INT, [_INT, _ATTENTION, _POINTER, _LONG, _POINTER, _LONG]),
-    "hillinfer_weighted_sum": (
-        _INT,
-        [_INT, _ATTENTION, _POINTER, _LONG, _POINTER, _LONG, _POINTER],
-    ),
-    "hillinfer_free": (None, [_POINTER]),
-    "hillinfer_sequence_open": (_INT, [_LONG, _LONG, ctypes.POINTER(_POINTER)]),
-    "hillinfer_sequence_fork": (_INT, [_POINTER, ctypes.POINTER(_POINTER)]),
-    "hillinfer_sequence_close": (None, [_POINTER]),
-    "hillinfer_sequence_layers": (_POINTER, [_POINTER]),
-    "hillinfer_sequence_append_groups": (_INT, [_POINTER, _POINTER, _LONG]),
-    "hillinfer_sequence_set_length": (None, [_POINTER, *[_LONG] * 3]),
-    "hillinfer_sequence_truncate": (None, [_POINTER, _LONG]),
-    "hillinfer_sequence_cover_hits": (_INT, [_POINTER, _LONG, _LONG, ctypes.POINTER(_POINTER)]),
-    "hillinfer_sequence_describe": (_INT, [_POINTER, _LONG, _POINTER, _LONG]),
-    "hillinfer_sequence_note_coded": (None, [_POINTER, _LONG, _LONG]),
-    "hillinfer_pool_open": (_INT, [_LONG, _LONG, ctypes.POINTER(_POINTER)]),
-    "hillinfer_pool_close": (None, [_POINTER]),
-    "hillinfer_pool_cover": (_INT, [_POINTER, _LONG, ctypes.POINTER(_POINTER)]),
-    "hillinfer_pool_grow": (None, [_POINTER, _LONG]),
-    "hillinfer_pool_free_slots": (_LONG, [_POINTER]),
-    "hillinfer_pool_forget": (None, [_POINTER, _LONG, _LONG]),
-    "hillinfer_pool_refresh": (None, [_POINTER, _POINTER, _LONG, _LONG]),
-    "hillinfer_pool_shrink": (_LONG, [_POINTER, _LONG, ctypes.POINTER(Promotion)]),
-    "hillinfer_promote": (_INT, [_POINTER, ctypes.POINTER(Promotion)]),
-    "hillinfer_ring_open": (_INT, [ctypes.c_uint32, ctypes.POINTER(_POINTER)]),
-    "hillinfer_ring_close": (None, [_POINTER]),
-    "hillinfer_read_file": (_INT, [ctypes.POINTER(ReadWay), ctypes.POINTER(FileReads)]),
-    "hillinfer_land": (_INT, [ctypes.POINTER(ReadWay), ctypes.POINTER(Landing)]),
-    "hillinfer_find_rows": (_LONG, [*[_POINTER] * 3, _LONG, _INT, _POINTER]),
-    "hillinfer_has_page_cipher": (_INT, []),
-    "hillinfer_cipher_pages": (_LONG, [ctypes.POINTER(PageRun)]),
-    "hillinfer_prefix_keys": (_INT, [ctypes.c_char_p, _POINTER, _LONG, _LONG, ctypes.c_char_p]),
-    "hillinfer_copy_rows": (None, [_POINTER, _LONG, _LONG, _POINTER]),
-    # Every layer calls these at every step: a plain address takes a tenth of a reference's time.
-    "hillinfer_store_token": (_LONG, [*[_POINTER] * 2, _INT, _POINTER, _LONG, _POINTER, _LONG]),
-    "hillinfer_choose_tokens": (_INT, [_INT, *[_POINTER] * 4]),
-    "hillinfer_choose_begin": (_INT, [_INT, _POINTER, _LONG, *[_POINTER] * 4]),
-    "hillinfer_choose_end": (_INT, [_POINTER]),
-    "hillinfer_attend_tokens": (_INT, [_INT, *[_POINTER] * 6]),
-    "hillinfer_decode_step": (_INT, [_INT, *[_POINTER] * 6]),
-    "hillinfer_attend_chosen": (_INT, [_POINTER, _INT, *[_POINTER] * 6]),
-    "hillinfer_decode_predicted": (_INT, [_INT, *[_POINTER] * 7]),
-    "hillinfer_attend_run": (_INT, [ctypes.POINTER(Attending)]),
-    "hillinfer_crc32c": (None, [_POINTER, _LONG, _LONG, *[_POINTER] * 2]),
-    **(CODED_SIGNATURES | LANDING_SIGNATURES | SHEET_SIGNATURES),
-    **(STATE_SIGNATURES | STEP_SIGNATURES),
-    "hillinfer_row_sums": (None, [_POINTER, _LONG, _POINTER, _LONG, _POINTER]),
-}
 _NO_MEMORY, _FAILED, _NOT_FINITE = 2, 3, 4
 _NOWHERE = "a position behind the last token, or in no group"
 _COLD, _MISPLACED, _LOST = 5, 6, 7
@@ -181,7 +86,7 @@ class NativeLibrary:
             self.functions = ctypes.CDLL(str(path))
             self.tables = ctypes.PyDLL(str(path))
             for functions in (self.functions, self.tables):
-                for name, (result, arguments) in _SIGNATURES.items():
+                for name, (result, arguments) in SIGNATURES.items():
                     function = getattr(functions, name)
                     function.restype, function.argtypes = result, arguments
         except (OSError, AttributeError) as error:
@@ -197,6 +102,13 @@ class NativeLibrary:
             one for one in PREFERENCE if self.functions.hillinfer_has_variant(one.number)
         )
         self.tile_rows = int(self.functions.hillinfer_tile_rows())
+
+    def runnable(self, variant: Variant | None) -> Variant:
+        """Return a variant, the fastest where None; NativeError where this processor has it not."""
+        found = variant or self.variants[0]
+        if found not in self.variants:
+            raise NativeError(f"this processor has no {found}")
+        return found
 
     def call(self, name: str, *arguments: object) -> None:
         """Call a function that returns whether it did what it should.

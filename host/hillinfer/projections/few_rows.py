@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from hillinfer.native.library import native_library
-from hillinfer.native.step_rows import FewRows
+from hillinfer.native.signatures import FewRows
 
 MOST_ROWS = 16
 """With more rows products take longer than reading weights, and torch's own are as good."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hillinfer.errors import SettingsError, UnsupportedFeatureError
-from hillinfer.pruning.blocks.policies import DecodedBlocks, Decoding
+from hillinfer.pruning.block_policies import DecodedBlocks, Decoding
 from hillinfer.pruning.passes import Document, Pass, Window
 from hillinfer.pruning.rankers import kept_blocks
 from hillinfer.pruning.schedule import BLOCK_TOKENS

@@ -24,7 +24,7 @@ from hillinfer.errors import SettingsError, UnsupportedFeatureError
 from hillinfer.generate.stages import Completed, OnDeeper
 from hillinfer.hf.features import Guard, check_model
 from hillinfer.hf.joined_cache import JoinedCache
-from hillinfer.pruning.blocks.policies import DecodedBlocks, Decoding, Keep
+from hillinfer.pruning.block_policies import DecodedBlocks, Decoding, Keep
 from hillinfer.pruning.caches import Documents, document_of, empty_waiting, staged_cache
 from hillinfer.pruning.decoding import BlockManager
 from hillinfer.pruning.guards import (

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hillinfer.engine.budget_plan import kernel_spec
-from hillinfer.extents.slot import ShadowSlot
+from hillinfer.extents.recording import ShadowSlot
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.features import Guard
 from hillinfer.hf.hooks import ModelHook, nothing

@@ -21,8 +21,6 @@ import torch
 from hillinfer.arrived_rows import ArrivedRows, Taker
 from hillinfer.reuse.landed_states import LandedStates, OfferedRows
 
-# A pass that does not come for rows is not waited for any longer.
-_PATIENCE_SECONDS = 0.5
 # So often whoever settles looks whether the pass came, and so long it waits for a group that was
 # begun when no core was wanted, and that none is left for.
 _LOOK_SECONDS, _ENDING_SECONDS = 0.02, 0.001
@@ -89,7 +87,14 @@ class RowPlacing(Taker):
         Held while `landed` is called, and told of everything that a pass may wait for.
     threads
         Of a pass that places what waits for it; with 0 nothing waits.
+
+    Attributes
+    ----------
+    patience_seconds
+        A pass that does not come for rows is not waited for any longer.
     """
+
+    patience_seconds = 0.5
 
     def __init__(
         self,
@@ -153,7 +158,7 @@ class RowPlacing(Taker):
         own = self._of.get(arrived[0])
         if own is None:
             return True
-        until = time.monotonic() + _PATIENCE_SECONDS
+        until = time.monotonic() + self.patience_seconds
         while not own.offered.is_placed(_LOOK_SECONDS):
             if own.taker is not None or not self._is_computing or time.monotonic() > until:
                 break

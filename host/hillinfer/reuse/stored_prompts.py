@@ -25,7 +25,6 @@ from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.prompts import Made, ends_singly
 from hillinfer.kv.opened_sequences import OpenedRows, StoredRows
 from hillinfer.kv.sequence import RowLayout
-from hillinfer.metrics import StoreCounts
 from hillinfer.model_shape import ModelShape
 from hillinfer.reuse.described_model import DescribedModel, has_stored_codes, slot_of
 from hillinfer.reuse.landed_states import LandedStates
@@ -39,7 +38,8 @@ from hillinfer.reuse.streaming import (
 )
 from hillinfer.reuse.ways import NoRates, RateSource, StoredReading, WayChooser
 from hillinfer.schedule.kept_windows import PASSES_IN_MEMORY, KeptWindows, WindowKey
-from hillinfer.schedule.slack_table import SlackTable
+from hillinfer.schedule.windows import SlackTable
+from hillinfer.statistics import StoreCounts
 from hillinfer.store.keys import CHUNK_GROUPS, CHUNK_TOKENS, Namespace, Reuse
 from hillinfer.store.pool_files import READERS, StoreError, StoreFailedError
 from hillinfer.store.prefix import StoredPrefix, WrongBytesError

@@ -25,10 +25,9 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from hillinfer.arrived_rows import ArrivedRows
-from hillinfer.reuse.landed_states import LandedStates
+from hillinfer.reuse.landed_states import LandedStates, StreamedLayer
 from hillinfer.reuse.row_placing import RowPlacing, StoppedError
-from hillinfer.reuse.streamed_layer import StreamedLayer
-from hillinfer.schedule.slack_table import SlackTable
+from hillinfer.schedule.windows import SlackTable
 from hillinfer.store.keys import CHUNK_TOKENS
 from hillinfer.store.prefix import StoredPrefix, WrongBytesError
 from hillinfer.trace.recorder import Lane, Recorder

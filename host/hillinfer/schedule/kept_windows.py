@@ -16,7 +16,7 @@ from hillinfer.drive.read_turns import ReadTurns
 from hillinfer.errors import SetupWarning
 from hillinfer.model_shape import ModelShape
 from hillinfer.schedule.drive_rates import DriveMeasuring, DriveRates
-from hillinfer.schedule.slack_table import SlackTable
+from hillinfer.schedule.windows import SlackTable
 from hillinfer.system.files import user_cache_dir, write_whole
 from hillinfer.system.machine import ProcessorFacts
 

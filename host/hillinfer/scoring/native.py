@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.native.library import NativeError, Variant, native_library
+from hillinfer.native.library import Variant, native_library
 from hillinfer.native.structures import SEGMENT_WORDS, Choice, Quota, Shape
 from hillinfer.native.structures import Sequence as NativeSequence
 from hillinfer.scoring.arguments import (
@@ -120,9 +120,7 @@ class NativeScorer:
         self.spec = spec
         self.scope = scope
         self._library = native_library()
-        self.variant = variant or self._library.variants[0]
-        if self.variant not in self._library.variants:
-            raise NativeError(f"this processor has no {self.variant}")
+        self.variant = self._library.runnable(variant)
         # Asking an enumeration takes longer than coding a token.
         self._number = self.variant.number
         self._shape = Shape.of(spec, scope)

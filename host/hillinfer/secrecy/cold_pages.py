@@ -12,26 +12,65 @@ the page has been sealed. That is counted before the page is, whatever becomes o
 from __future__ import annotations
 
 import ctypes
+import mmap
 import threading
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.drive.files import aligned_buffer, round_up
+from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, private_memory, round_up
 from hillinfer.drive.landing import Seals
 from hillinfer.drive.shared_files import ReadFile
 from hillinfer.errors import SetupWarning
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.native.library import NativeError, native_library
 from hillinfer.native.structures import PageRun, PageSeal
-from hillinfer.secrecy.library import TAG_BYTES, SecrecyError, WrongTagError
-from hillinfer.secrecy.locked_key import LockedKey
+from hillinfer.secrecy.library import KEY_BYTES, TAG_BYTES, SecrecyError, WrongTagError
 from hillinfer.settings import Encryption, Settings
 from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+# --- A key in memory alone ---
+
+# Linux: a child of a fork sees zeros. Not in Python's `mmap` before 3.13.
+_MADV_WIPEONFORK = 18
+
+
+class LockedKey:
+    """32 random bytes that nothing but this process has, from the kernel, in a page of their own.
+
+    The kernel is asked to keep that page out of swap, of core dumps and of children. Where it
+    refuses, for one because of `ulimit -l`, the key lies there all the same: `is_locked` says so.
+
+    Raises
+    ------
+    SecrecyError
+        Where the kernel gives no random bytes.
+    """
+
+    def __init__(self) -> None:
+        self._page = private_memory(PAGE_BYTES)
+        self._bytes = (ctypes.c_char * PAGE_BYTES).from_buffer(self._page)
+        self.address: int = ctypes.addressof(self._bytes)
+        system = ctypes.CDLL(None, use_errno=True)
+        self.is_locked = not system.mlock(ctypes.c_void_p(self.address), PAGE_BYTES)
+        # Before there is anything to keep.
+        for advice in (mmap.MADV_DONTDUMP, _MADV_WIPEONFORK):
+            with suppress(OSError):
+                self._page.madvise(advice)
+        # Straight to its place: of a Python object copies stay in memory.
+        made = system.getrandom(ctypes.c_void_p(self.address), KEY_BYTES, 0)
+        if made != KEY_BYTES:
+            raise SecrecyError("the kernel gives no random bytes for a key (getrandom)")
+
+    def erase(self) -> None:
+        """Overwrite it; nobody uses it any more. Harmless when done twice."""
+        ctypes.memset(self.address, 0, KEY_BYTES)
+
 
 # What the library seals at once, whatever pages the machine has.
 SEALED_PAGE_BYTES = 4096

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from hillinfer.errors import BudgetError
 from hillinfer.memory_budget import Accountant, Part
-from hillinfer.native.coded import CodeSlots
 from hillinfer.native.library import native_library
-from hillinfer.scoring.values import NativeValueCoder
+from hillinfer.native.signatures import CodeSlots
+from hillinfer.scoring.coded import NativeValueCoder
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 from hillinfer_model.value_layout import code_row_bytes
@@ -72,7 +72,7 @@ def slot_bytes(spec: KernelSpec) -> int:
 
 
 @dataclass(frozen=True)
-class _Columns:
+class Columns:
     """What is known of rows and slots.
 
     Parameters
@@ -111,17 +111,17 @@ class CodePool:
         self._library = native_library()
         self._table = CodeSlots(row_bytes=row_bytes, most_worth=MOST_WORTH)
         none, halves = np.zeros(0, np.int32), np.zeros(0, np.float16)
-        self._seen = self._next = _Columns(none, halves, none, none, (), np.zeros(0, np.uint64))
+        self._seen = self._next = Columns(none, halves, none, none, (), np.zeros(0, np.uint64))
         self._describe()
 
     @property
     def address(self) -> int:
         """Where the library finds what is here, and changes it."""
-        _ = self._own
+        _ = self.columns
         return ctypes.addressof(self._table)
 
     @property
-    def _own(self) -> _Columns:
+    def columns(self) -> Columns:
         """What there is; the library is told first where an interrupt came before it was."""
         if self._seen is not self._next:
             self._describe()
@@ -130,30 +130,30 @@ class CodePool:
     @property
     def capacity(self) -> int:
         """Slots that there are."""
-        return len(self._own.rows)
+        return len(self.columns.rows)
 
     @property
     def covered(self) -> int:
         """Row numbers that there are tables for."""
-        return len(self._own.slots)
+        return len(self.columns.slots)
 
     @property
     def used(self) -> int:
         """Slots that hold codes."""
-        return int(np.count_nonzero(self._own.rows >= 0))
+        return int(np.count_nonzero(self.columns.rows >= 0))
 
     def begin_step(self) -> None:
         """Let what was wanted before count a little less."""
         self._step_worth *= 2 ** (1 / _HALF_LIFE_STEPS)
         if self._step_worth > _LARGEST_WORTH:
-            own = self._own.worth
+            own = self.columns.worth
             own /= np.float16(self._step_worth)
             self._step_worth = 1.0
         self._table.step_worth = np.float16(self._step_worth)
 
     def cover(self, rows: int) -> None:
         """Have tables for so many row numbers."""
-        own = self._own
+        own = self.columns
         more = max(0, rows - len(own.slots))
         slots = np.concatenate([own.slots, np.full(more, -1, np.int32)])
         worth = np.concatenate([own.worth, np.zeros(more, np.float16)])
@@ -161,17 +161,15 @@ class CodePool:
 
     def resize(self, capacity: int) -> None:
         """Have so many slots, a multiple of 64; what lies in those that go is forgotten."""
-        own, more = self._own, capacity - self.capacity
+        own, more = self.columns, capacity - self.capacity
         if more < 0:
             gone = own.rows[capacity:]
             own.slots[gone[gone >= 0]] = -1
             chunks = own.chunks[: capacity // CHUNK_SLOTS]
             rows, numbers = own.rows[:capacity].copy(), own.numbers[:capacity].copy()
         elif more:
-            made = [
-                np.zeros((CHUNK_SLOTS, self._row_bytes), np.uint8)
-                for _ in range(more // CHUNK_SLOTS)
-            ]
+            shape = CHUNK_SLOTS, self._row_bytes
+            made = [np.zeros(shape, np.uint8) for _ in range(more // CHUNK_SLOTS)]
             chunks, free = (*own.chunks, *made), np.full(more, -1, np.int32)
             rows, numbers = (np.concatenate([one, free]) for one in (own.rows, own.numbers))
         else:
@@ -179,12 +177,7 @@ class CodePool:
         bases = np.array([one.ctypes.data for one in chunks], np.uint64)
         self._become(replace(own, rows=rows, numbers=numbers, chunks=chunks, bases=bases))
 
-    @property
-    def chunks(self) -> list[NDArray[np.uint8]]:
-        """What holds codes, as long as somebody looks at them."""
-        return list(self._own.chunks)
-
-    def _become(self, columns: _Columns) -> None:
+    def _become(self, columns: Columns) -> None:
         # At once: an interrupt may come anywhere, and the library is never told of half of them.
         self._next = columns
         self._describe()
@@ -216,14 +209,14 @@ class CodePool:
     def worth(self, rows: NDArray[np.int64]) -> NDArray[np.float16]:
         """Return what codes of these row numbers are worth: 1 for each time, halved by 32 steps."""
         worth = np.zeros(len(rows), np.float16)
-        known = rows < len(self._own.worth)
-        worth[known] = self._own.worth[rows[known]] / np.float16(self._step_worth)
+        known = rows < len(self.columns.worth)
+        worth[known] = self.columns.worth[rows[known]] / np.float16(self._step_worth)
         return worth
 
     def recall(self, rows: NDArray[np.int64], worth: NDArray[np.float16]) -> None:
         """Take codes of these row numbers to be worth at least so much, as `worth` returns it."""
         now = np.minimum(worth.astype(np.float32) * np.float32(self._step_worth), MOST_WORTH)
-        self._own.worth[rows] = np.maximum(self._own.worth[rows], now.astype(np.float16))
+        self.columns.worth[rows] = np.maximum(self.columns.worth[rows], now.astype(np.float16))
 
     def find(
         self, rows: NDArray[np.int64], numbers: NDArray[np.int64]
@@ -238,11 +231,11 @@ class CodePool:
             Of each, that of its segment's values.
         """
         addresses = np.zeros(len(rows), np.uint64)
-        slots = self._own.slots[rows]
-        if len(self._own.rows):
-            held = np.flatnonzero((slots >= 0) & (self._own.numbers[slots] == numbers))
+        slots = self.columns.slots[rows]
+        if len(self.columns.rows):
+            held = np.flatnonzero((slots >= 0) & (self.columns.numbers[slots] == numbers))
             addresses[held] = self._places(slots[held])
-        return addresses, list(self._own.chunks)
+        return addresses, list(self.columns.chunks)
 
     def offer(
         self, rows: NDArray[np.int64], numbers: NDArray[np.int64], codes: NDArray[np.uint8]
@@ -272,15 +265,15 @@ class CodePool:
 
     def forget(self, rows: NDArray[np.int64]) -> None:
         """Keep no codes of these row numbers, which are other tokens' from here on."""
-        own = rows[rows < len(self._own.slots)]
-        slots = self._own.slots[own]
-        self._own.rows[slots[slots >= 0]] = -1
-        self._own.slots[own] = -1
-        self._own.worth[own] = 0
+        own = rows[rows < len(self.columns.slots)]
+        slots = self.columns.slots[own]
+        self.columns.rows[slots[slots >= 0]] = -1
+        self.columns.slots[own] = -1
+        self.columns.worth[own] = 0
 
     def _places(self, slots: NDArray[np.int32]) -> NDArray[np.uint64]:
         within = (slots % CHUNK_SLOTS).astype(np.uint64) * np.uint64(self._row_bytes)
-        return np.asarray(self._own.bases[slots // CHUNK_SLOTS] + within)
+        return np.asarray(self.columns.bases[slots // CHUNK_SLOTS] + within)
 
 
 # --- The codes of all layers ---
@@ -307,6 +300,11 @@ class ValueCodes:
         Returns the bytes that hot rows need at least.
     set_aside
         Called with the bytes that codes hold of what is counted as hot.
+
+    Attributes
+    ----------
+    layers
+        The pools.
     """
 
     def __init__(
@@ -323,7 +321,7 @@ class ValueCodes:
         self._least_hot = least_hot
         self._set_aside = set_aside
         self._slot_bytes = slot_bytes(spec)
-        self._layers = [CodePool(self.coder.row_bytes) for _ in range(layers)]
+        self.layers = [CodePool(self.coder.row_bytes) for _ in range(layers)]
         self._capacity = self._covered = self._counted = 0
         self._numbers = itertools.count()
         # Whoever needs memory makes room from whatever thread.
@@ -344,7 +342,7 @@ class ValueCodes:
     def begin_step(self) -> None:
         """Note that a forward pass begins, and take or give back memory."""
         with self._changing:
-            for one in self._layers:
+            for one in self.layers:
                 one.begin_step()
             self.fit()
 
@@ -373,7 +371,7 @@ class ValueCodes:
         with self._changing:
             if len(rows):
                 self._cover(int(rows.max()) + 1)
-            (pool := self._layers[layer]).want(rows)
+            (pool := self.layers[layer]).want(rows)
             return pool.find(rows, numbers)
 
     def look(self, layer: int, call: Callable[[int], bool]) -> bool:
@@ -389,11 +387,11 @@ class ValueCodes:
             Is given the address of the layer's table.
         """
         with self._changing:
-            return call(self._layers[layer].address)
+            return call(self.layers[layer].address)
 
-    def chunks(self, layer: int) -> list[NDArray[np.uint8]]:
+    def chunks(self, layer: int) -> tuple[NDArray[np.uint8], ...]:
         """Return what holds codes of a layer, as long as somebody looks at them."""
-        return self._layers[layer].chunks
+        return self.layers[layer].columns.chunks
 
     def cover(self, rows: int) -> None:
         """Have tables for row numbers below that, and memory for codes."""
@@ -414,30 +412,30 @@ class ValueCodes:
             return
         with self._changing:
             self.cover(int(rows.max()) + 1)
-            self._layers[layer].offer(rows, numbers, codes)
+            self.layers[layer].offer(rows, numbers, codes)
 
     def worth(self, layer: int, rows: NDArray[np.int64]) -> NDArray[np.float16]:
         """Return what codes of a layer's rows are worth keeping, for a session."""
         with self._changing:
-            return self._layers[layer].worth(rows)
+            return self.layers[layer].worth(rows)
 
     def recall(self, layer: int, rows: NDArray[np.int64], worth: NDArray[np.float16]) -> None:
         """Go on from what codes of a layer's rows were worth when a session was saved."""
         with self._changing:
             if len(rows):
                 self._cover(int(rows.max()) + 1)
-                self._layers[layer].recall(rows, worth)
+                self.layers[layer].recall(rows, worth)
 
     def forget_groups(self, groups: list[int]) -> None:
         """Keep no codes of groups that were given back, in any layer."""
         rows = np.asarray(groups, np.int64)[:, None] * GROUP_TOKENS + np.arange(GROUP_TOKENS)
         with self._changing:
-            for one in self._layers:
+            for one in self.layers:
                 one.forget(rows.reshape(-1))
 
     def fit(self) -> None:
         """Take as much memory as codes may have now, or give back what they may not."""
-        layers, left = len(self._layers), self._accountant.bytes_for_hot_rows - self._least_hot()
+        layers, left = len(self.layers), self._accountant.bytes_for_hot_rows - self._least_hot()
         all_codes = self._covered * self._slot_bytes * layers
         granted = all_codes if all_codes <= left else int(max(0, left) * CODE_SHARE)
         slots = min(granted // (layers * self._slot_bytes), self._covered)
@@ -452,9 +450,9 @@ class ValueCodes:
         if rows <= self._covered:
             return
         covered = -(-rows // _TABLE_GROWTH_ROWS) * _TABLE_GROWTH_ROWS
-        more = (covered - self._covered) * ROW_TABLE_BYTES * len(self._layers)
+        more = (covered - self._covered) * ROW_TABLE_BYTES * len(self.layers)
         self._accountant.take(Part.OTHER, more)
-        for one in self._layers:
+        for one in self.layers:
             one.cover(covered)
         self._covered = covered
 
@@ -464,12 +462,12 @@ class ValueCodes:
             short = self._accountant.short_bytes
             # What is wanted for codes themselves, nobody gives codes up for.
             if short and not self._is_growing:
-                chunk = CHUNK_SLOTS * self._slot_bytes * len(self._layers)
+                chunk = CHUNK_SLOTS * self._slot_bytes * len(self.layers)
                 gone = -(-short // chunk) * CHUNK_SLOTS
                 self._resize(max(0, self._capacity - gone))
 
     def _resize(self, capacity: int) -> None:
-        size = capacity * self._slot_bytes * len(self._layers)
+        size = capacity * self._slot_bytes * len(self.layers)
         self._set_aside(size)
         if size > self._counted:
             if not self._take(size - self._counted):
@@ -477,7 +475,7 @@ class ValueCodes:
                 return
             self._counted = size
         self._capacity = capacity
-        for one in self._layers:
+        for one in self.layers:
             one.resize(capacity)
         before, self._counted = self._counted, size
         self._accountant.give(Part.HOT, before - size)
@@ -485,8 +483,8 @@ class ValueCodes:
     @property
     def _is_whole(self) -> bool:
         """Whether the last change of what there is got through: an interrupt may have come."""
-        size = self._capacity * self._slot_bytes * len(self._layers)
-        return size == self._counted and all(one.capacity == self._capacity for one in self._layers)
+        size = self._capacity * self._slot_bytes * len(self.layers)
+        return size == self._counted and all(one.capacity == self._capacity for one in self.layers)
 
     def _take(self, byte_count: int) -> bool:
         """Count memory that hot rows give way for; it may be that others have taken it."""

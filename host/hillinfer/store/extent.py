@@ -41,7 +41,7 @@ from hillinfer.store.keys import (
     salts,
 )
 from hillinfer.store.pool_files import PoolFile, place_of
-from hillinfer.system.kept_values import KeptValues
+from hillinfer.system.kept_memory import KeptValues
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 # Sheets that are read at once, and what those may take that are kept in memory.

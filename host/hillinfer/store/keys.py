@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from hillinfer.drive.calls import Reads
 from hillinfer.drive.files import PAGE_BYTES, round_up
 from hillinfer.native.library import native_library
-from hillinfer.native.sheets import SheetMatch
+from hillinfer.native.signatures import SheetMatch
 from hillinfer.secrecy.pages import PageLayout
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from hillinfer.drive.files import PAGE_BYTES, aligned_buffer
 from hillinfer.drive.leftovers import sweep
-from hillinfer.metrics import StoreMeter
+from hillinfer.statistics import StoreMeter
 from hillinfer.store.database import Chunk, Database, State
 from hillinfer.store.eviction import (
     DEFAULT_ADMISSION,

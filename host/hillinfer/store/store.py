@@ -13,10 +13,10 @@ from weakref import WeakSet
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.leftovers import ScratchPath
 from hillinfer.errors import HillInferError, reason_of, way_out
-from hillinfer.metrics import StoreCounts, StoreMeter, store_metrics
 from hillinfer.secrecy.key_sources import KeySource, WithoutKey
 from hillinfer.secrecy.library import SecrecyError
 from hillinfer.secrecy.pages import PlainPages
+from hillinfer.statistics import StoreCounts, StoreMeter, store_metrics
 from hillinfer.store.database import Chunk, opened_database
 from hillinfer.store.eviction import DEFAULT_EVICTION, Turns, make_eviction_policy
 from hillinfer.store.extent import Sheet, SheetReader

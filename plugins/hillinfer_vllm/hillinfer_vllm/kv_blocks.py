@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.native.library import native_library
-from hillinfer.native.state_rows import BlockRows
+from hillinfer.native.signatures import BlockRows
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 # Called with keys and values, (tokens, kv_heads, head_dim), key and value halves of blocks,

@@ -8,9 +8,9 @@ import pytest
 import torch
 from native_cases import Rows, require_variant, shape_of
 
-from hillinfer.attention.coded import CodedAttention, CodedSegment, CodePlaces
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import NativeError, Variant, native_library
+from hillinfer_bench.precision.coded_attention import CodedAttention, CodedSegment, CodePlaces
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.coded_attention import CodedTokens, ExactRows, PartialSoftmax, coded_block
 from hillinfer_model.floats import inner_products

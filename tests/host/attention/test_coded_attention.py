@@ -17,9 +17,9 @@ from coded_cases import (
 )
 from native_cases import shape_of
 
-from hillinfer.attention.coded import CodePlaces
 from hillinfer.model_shape import StoredType
 from hillinfer.native.library import native_library
+from hillinfer_bench.precision.coded_attention import CodePlaces
 from hillinfer_model.coded_attention import attend, exact_block
 from hillinfer_model.key_codes import INVALID_EXPONENT
 

@@ -22,9 +22,8 @@ from hillinfer.kv.pool_policies import PoolPolicy
 from hillinfer.kv.sequence import Sequence
 from hillinfer.memory_budget import Accountant
 from hillinfer.model_shape import StoredType
-from hillinfer.native.coming import Coming, ComingAttention, MissList
 from hillinfer.native.library import native_library
-from hillinfer.native.selected_rows import SelectedRows
+from hillinfer.native.selected import Coming, ComingAttention, MissList, SelectedRows
 from hillinfer.native.structures import DecodeStep, Shape
 from hillinfer.settings import IOChoice
 from hillinfer.statistics import Counters

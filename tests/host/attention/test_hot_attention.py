@@ -19,9 +19,8 @@ from hillinfer.kv.hot_pool import HotPool
 from hillinfer.kv.pool_policies import DecayedCounts, PoolPolicy
 from hillinfer.kv.sequence import Sequence
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.native.coming import MissList
 from hillinfer.native.library import native_library
-from hillinfer.native.selected_rows import SelectedRows
+from hillinfer.native.selected import MissList, SelectedRows
 from hillinfer.native.structures import DecodeStep, Shape, row_addresses
 from hillinfer.settings import Settings
 

@@ -13,10 +13,13 @@ from coded_cases import (
     same_bits,
 )
 from native_cases import shape_of
+from twins.torch_values import encode_values, value_statistics
 
-from hillinfer.attention.torch_coded import TorchCodedAttention, TorchCodedTokens
-from hillinfer.attention.torch_floats import fused_multiply_add
-from hillinfer.attention.torch_values import encode_values, value_statistics
+from hillinfer.attention.torch_coded import (
+    TorchCodedAttention,
+    TorchCodedTokens,
+    fused_multiply_add,
+)
 from hillinfer.model_shape import StoredType
 from hillinfer_model import floats, value_codes
 from hillinfer_model.channel_statistics import ChannelStatistics

@@ -84,10 +84,10 @@ def test_tokens_that_the_prompt_looked_at_stay(family, cold_dir):
         assert differ
 
 
-def test_without_queries_the_recent_tokens_stay(cold_dir):
+def test_without_queries_the_recent_tokens_stay(cold_dir, monkeypatch):
     model = TinyModel().build()
     source = read_text(model, text(CONTEXT), CONTEXT)
-    source._queries = None
+    monkeypatch.setattr(source, "last_queries", lambda: None)
     closing, _, system = opened(model, source, cold_dir)
     with closing:
         system.cache.rival.begin_step()

@@ -5,7 +5,7 @@ import pytest
 from tiny_models import TinyModel, prompts
 
 from hillinfer.secrecy.library import SecrecyError
-from hillinfer.secrecy.rate import CipherRate
+from hillinfer.secrecy.pages import CipherRate
 from hillinfer.settings import Settings
 from hillinfer_bench.storing.sealed_pool import SealedPoolRow, Spent, measure_sealed_pool
 

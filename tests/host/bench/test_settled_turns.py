@@ -18,24 +18,17 @@ CONTEXT, STEPS, TURN = 16_384, 4, 2
 STREAMING = ["full-drive", "h2o-all-keys"]
 
 
-def under_way(system):
-    """Whether the rival's next block is still being read."""
-    ahead = system.cache.rival.stream._ahead
-    assert ahead is not None
-    return not ahead.done.done()
-
-
 class _Model:
     """Has the cache's rival do a step, and notes whether another system reads meanwhile."""
 
-    def __init__(self, shape, systems):
-        self._shape = shape
-        self._systems = systems
+    def __init__(self, systems):
+        self._shape = systems.shape
+        self._drives = list(zip(systems.opened, systems.drives, strict=True))
         self.leaked = []
 
     def __call__(self, past_key_values, **_):
-        others = [one for one in self._systems if one.cache is not past_key_values]
-        self.leaked += [under_way(one) for one in others if one.cache.rival.stream._ahead]
+        others = [drive for one, drive in self._drives if one.cache is not past_key_values]
+        self.leaked += [drive.reading > 0 for drive in others if drive.slow_reads]
         rival, shape = past_key_values.rival, self._shape
         one = torch.zeros(shape.kv_heads, 1, shape.head_dim, dtype=rival.layout.stored_type)
         rival.begin_step()
@@ -49,18 +42,18 @@ class SlowReads(DriveCalls):
     """A drive that takes its time to read while it is slow."""
 
     is_slow = False
+    slow_reads = reading = 0
 
     def read_many(self, *given):
-        self._wait()
-        return super().read_many(*given)
-
-    def ring_enter(self, *given):
-        self._wait()
-        return super().ring_enter(*given)
-
-    def _wait(self):
-        if self.is_slow:
+        if not self.is_slow:
+            return super().read_many(*given)
+        self.slow_reads += 1
+        self.reading += 1
+        try:
             time.sleep(0.02)
+            return super().read_many(*given)
+        finally:
+            self.reading -= 1
 
 
 @pytest.fixture
@@ -70,21 +63,26 @@ def systems(cold_dir):
     case = Case("tiny", CONTEXT, tuple(STREAMING), steps=STEPS, warm_up=0)
     # More than buffers, less than keys.
     budget = 5 << 19
-    calls = SlowReads()
-    setting = BenchSetting(case, None, shape, budget, cold_dir, None, calls=calls)
+    drives = [SlowReads() for _ in STREAMING]
+    settings = [
+        BenchSetting(case, None, shape, budget, cold_dir, None, calls=drive) for drive in drives
+    ]
     source = RandomKV(shape, CONTEXT, 1)
-    opened = [make_system(name).open(setting) for name in STREAMING]
+    opened = [
+        make_system(name).open(setting) for name, setting in zip(STREAMING, settings, strict=True)
+    ]
     for system in opened:
         for chunk in source.chunks():
             system.fill(chunk)
-    calls.is_slow = True
-    yield SimpleNamespace(opened=opened, shape=shape, source=source)
+    for drive in drives:
+        drive.is_slow = True
+    yield SimpleNamespace(opened=opened, drives=drives, shape=shape, source=source)
     for system in opened:
         system.close()
 
 
 def leaks(systems):
-    model = _Model(systems.shape, systems.opened)
+    model = _Model(systems)
     take_steps(model, systems.opened, systems.source, 0, STEPS, TURN)
     assert model.leaked
     return any(model.leaked)

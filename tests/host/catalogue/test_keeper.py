@@ -22,13 +22,11 @@ from hillinfer.catalogue.measuring import (
     usual_wishes,
 )
 from hillinfer.catalogue.planning import PlanRules
-from hillinfer.catalogue.records import CatalogueError, KnownDocument
-from hillinfer.catalogue.uses import document_uses
+from hillinfer.catalogue.records import CatalogueError, KnownDocument, document_uses
 from hillinfer.errors import BudgetError, ColdPoolError, SettingsError
 from hillinfer.forms.probes import ProbeSizes
-from hillinfer.forms.stored_rows import stored_states
 from hillinfer.forms.table import make_form
-from hillinfer.forms.whole import QuantisedForm
+from hillinfer.forms.whole import QuantisedForm, stored_states
 from hillinfer.generate.answering import Generation
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.reuse.stored_prompts import StoredPrompts

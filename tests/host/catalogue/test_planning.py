@@ -8,11 +8,11 @@ import pytest
 from hillinfer.catalogue.planning import PlanRules, make_plan
 from hillinfer.catalogue.records import (
     CatalogueError,
+    DocumentUse,
     KnownDocument,
     MeasuredForm,
     RestingTimes,
 )
-from hillinfer.catalogue.uses import DocumentUse
 from hillinfer.errors import BudgetError, SettingsError
 from hillinfer.placement.policies import PLACEMENT_POLICIES
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from stored_document import TOKENS, stored_document
 
-from hillinfer.catalogue.records import CatalogueError, KnownDocument
-from hillinfer.catalogue.uses import check_stored, document_uses
+from hillinfer.catalogue.records import CatalogueError, KnownDocument, check_stored, document_uses
 from hillinfer.store.eviction import HITS_HALF_LIFE
 from hillinfer.store.store import Store
 from hillinfer.store_holdings import prefix_ids

@@ -26,7 +26,7 @@ from hillinfer.schedule.kept_windows import (
     WindowKey,
     single_passes,
 )
-from hillinfer.schedule.slack_table import SlackTable
+from hillinfer.schedule.windows import SlackTable
 from hillinfer.settings import Settings
 
 WITHOUT_TORCH = """

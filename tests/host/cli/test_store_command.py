@@ -12,7 +12,7 @@ from transformers import AutoConfig
 from hillinfer.model_shape import ModelShape
 from hillinfer.schedule.drive_rates import DriveRates
 from hillinfer.schedule.kept_windows import KeptWindows, WindowKey, single_passes
-from hillinfer.schedule.slack_table import SlackTable
+from hillinfer.schedule.windows import SlackTable
 from hillinfer.store.extent import read_header
 from hillinfer.store.keys import UNIT_BYTES, ExtentShape
 from hillinfer.store.store import Store

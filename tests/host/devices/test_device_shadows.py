@@ -79,7 +79,7 @@ def test_shadows_that_do_not_fit_on_the_device_are_streamed_to_it(tell, expected
     # Two layers of three segments, of which the open one is always resident where it can be.
     assert bool(told.device.loads) == (slots in (2, 3, 6))
     told.runtime.release(told.sequence)
-    assert told.runtime.memory_held()["shadow"] == 0
+    assert told.runtime.parts.accountant.held()["shadow"] == 0
     assert told.runtime.parts.shadow_memory.full_bytes == 0
 
 
@@ -102,7 +102,7 @@ def test_the_device_scores_every_full_group_and_the_host_keeps_the_probes(tell):
     # The newest 256 of 2,902 tokens lie in the open segment.
     assert held == [[False] * 2, [False] * 2, [True] * 2]
     probes = sum(probe_bytes(told.spec, number) for number in range(3))
-    room = told.runtime.memory_held()["shadow"]
+    room = told.runtime.parts.accountant.held()["shadow"]
     assert room == 2 * (probes + shadow_bytes(told.spec))
 
 
@@ -110,7 +110,7 @@ def test_memory_and_slots_are_given_back(tell):
     told = tell()
     long_story(told)
     told.runtime.release(told.sequence)
-    assert told.runtime.memory_held()["shadow"] == 0
+    assert told.runtime.parts.accountant.held()["shadow"] == 0
     assert told.runtime.parts.shadow_memory.full_bytes == 0
     assert told.shadows.launches > 0
     assert slots_left(told.shadows) == told.device.slots - len(told.shadows.staging)
@@ -130,7 +130,7 @@ def test_a_device_that_fails_is_reported_and_no_output_changes(tell, expected, k
     assert told.shadows.lost
     assert told.device.closed
     told.runtime.release(told.sequence)
-    assert told.runtime.memory_held()["shadow"] == 0
+    assert told.runtime.parts.accountant.held()["shadow"] == 0
     assert told.runtime.parts.shadow_memory.full_bytes == 0
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from test_plain_step import SHAPE, TOKENS, step
 
-from hillinfer.doctor.coded_need import CodedNeed
+from hillinfer.doctor.profile import CodedNeed
 from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.memory_budget import Accountant
 from hillinfer.settings import Settings

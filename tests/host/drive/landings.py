@@ -10,10 +10,10 @@ import numpy as np
 from twins.python_reads import ThreadEngine
 
 from hillinfer.drive.checksums import sums_of
+from hillinfer.drive.engine_table import UringEngine
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, aligned_buffer
 from hillinfer.drive.landing import FileRows, Landed
 from hillinfer.drive.read_engines import NativeThreadEngine
-from hillinfer.drive.uring import UringEngine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 from single_reads import SingleReads

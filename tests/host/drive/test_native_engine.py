@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +27,18 @@ from faulty_calls import FAULTS, Fault, FaultyCalls, Injection
 THREADS = 24
 
 
-@pytest.fixture
-def file(tmp_path, content):
-    made = ColdFile(tmp_path, probe_io_mode(tmp_path), "rows of layer 4")
+@contextmanager
+def written(directory, content, calls=None):
+    made = ColdFile(directory, probe_io_mode(directory), "rows of layer 4", calls)
     made.write(content.data, 0)
     yield made
     made.close()
+
+
+@pytest.fixture
+def file(tmp_path, content):
+    with written(tmp_path, content) as made:
+        yield made
 
 
 def pages(count, seed=0):
@@ -57,15 +64,15 @@ def test_threads_are_native():
     native.close()
 
 
-def test_nothing_of_python_reads(file, content):
+def test_nothing_of_python_reads(tmp_path, content):
     class NoRead(DriveCalls):
         def preadv(self, *args):
             raise AssertionError("Python read")
 
-    file._calls = NoRead()
     engine, reads = NativeThreadEngine(THREADS, DriveCalls()), pages(200)
     before = threading.active_count()
-    np.testing.assert_array_equal(brought(engine, file, reads), right(content, reads))
+    with written(tmp_path, content, NoRead()) as file:
+        np.testing.assert_array_equal(brought(engine, file, reads), right(content, reads))
     assert threading.active_count() == before
     # As many at once as were asked for, the caller's thread among them, and they stay.
     assert threads_of_the_process() >= THREADS
@@ -150,20 +157,22 @@ def test_an_interrupt_leaves_no_read_behind(file, content):
 
 
 def test_closing_waits_for_a_batch(file, content):
-    entered, came = threading.Event(), []
+    entered, ended, came = threading.Event(), threading.Event(), []
 
     class Slow(DriveCalls):
         def read_many(self, *args):
             entered.set()
             time.sleep(0.05)
-            return super().read_many(*args)
+            results = super().read_many(*args)
+            ended.set()
+            return results
 
     engine, reads = NativeThreadEngine(THREADS, Slow()), pages(40)
     reader = threading.Thread(target=lambda: came.append(brought(engine, file, reads)))
     reader.start()
     assert entered.wait(120)
     engine.close()
-    assert not engine._gate._reading
+    assert ended.is_set()
     reader.join()
     np.testing.assert_array_equal(came[0], right(content, reads))
 

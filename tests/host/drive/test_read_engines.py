@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 from read_cases import PAGES, brought
 
 from hillinfer.drive.calls import DriveCalls, Reads
-from hillinfer.drive.engine_table import open_engine, why_no_ring
+from hillinfer.drive.engine_table import UringEngine, open_engine, why_no_ring
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, IOMode, aligned_buffer, probe_io_mode
-from hillinfer.drive.uring import UringEngine
 from hillinfer.errors import ColdPoolError, SettingsError
 from hillinfer.settings import IOChoice
 
@@ -163,8 +162,7 @@ class TestFaults:
             def read_done(self, descriptor, into, offset, result):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        file, reads = make_file(tmp_path, content, None), scattered(1, 12)
-        file._calls = Failing()
+        file, reads = make_file(tmp_path, content, None, Failing()), scattered(1, 12)
         with (
             opened(open_engine(engine_choice, THREADS, Failing())) as engine,
             pytest.raises(
@@ -348,21 +346,28 @@ class TestLife:
             brought(engine, file, reads)
 
     def test_a_child_of_a_fork_makes_a_ring_of_its_own(self, rings, file, content):
-        reads = scattered(1, 30)
-        with opened(UringEngine(1, DriveCalls())) as engine:
+        class Counted(DriveCalls):
+            rings = 0
+
+            def ring_open(self, depth):
+                self.rings += 1
+                return super().ring_open(depth)
+
+        reads, calls = scattered(1, 30), Counted()
+        with opened(UringEngine(1, calls)) as engine:
             brought(engine, file, reads)
-            inherited = engine._ring()
+            assert calls.rings == 1
             child = os.fork()
             if child == 0:
                 code = 2
                 try:
                     right = np.array_equal(brought(engine, file, reads), expected(content, reads))
-                    code = 0 if right and engine._ring() is not inherited else 1
+                    code = 0 if right and calls.rings == 2 else 1
                 finally:
                     os._exit(code)
             assert os.waitpid(child, 0)[1] == 0
-            assert engine._ring() is inherited
             np.testing.assert_array_equal(brought(engine, file, reads), expected(content, reads))
+            assert calls.rings == 1
 
 
 def test_io_uring_is_taken_where_the_kernel_permits_it(rings):

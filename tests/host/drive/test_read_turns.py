@@ -235,6 +235,22 @@ class GatedStore:
 
     def __init__(self, cold_dir, engine_choice):
         self.engine = open_engine(engine_choice, 2, DriveCalls())
+        land, files = self.engine.land, []
+        self.order = []
+        self.first_piece = threading.Event()
+        self.go_on = threading.Event()
+
+        def noted(file, wanted):
+            # Layer 1 is asked for first.
+            if file not in files:
+                files.append(file)
+            self.order.append((LAYERS - 1 - files.index(file), len(wanted.rows)))
+            if file is files[0]:
+                self.first_piece.set()
+                assert self.go_on.wait(ENOUGH)
+            return land(file, wanted)
+
+        self.engine.land = noted
         self.counters = Counters()
         self.store = ColdStore(
             cold_dir,
@@ -245,19 +261,6 @@ class GatedStore:
             ahead_bytes=PIECE_ROWS * ROW_BYTES,
         )
         self.rows = [self.write(layer) for layer in range(LAYERS)]
-        self.order = []
-        self.first_piece = threading.Event()
-        self.go_on = threading.Event()
-        read_now = self.store._read_now
-
-        def noted(wanted):
-            self.order.append((wanted.layer, len(wanted.rows)))
-            if wanted.layer == 1:
-                self.first_piece.set()
-                assert self.go_on.wait(ENOUGH)
-            return read_now(wanted)
-
-        self.store._read_now = noted
 
     def write(self, layer):
         data = aligned_buffer(64 * ROW_BYTES)[: 64 * ROW_BYTES]

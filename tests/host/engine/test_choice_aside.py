@@ -239,7 +239,8 @@ def test_a_query_is_computed_in_its_layers_turn(run):
 
 
 def test_where_rows_were_cold_a_query_is_computed_at_once(run):
-    run.runtime.parts.decode._calls.note_cold(run.runtime.step)
+    run.runtime.parts.pools.layers[1].forget(0, 1024)
+    run.step(1)
     run.runtime.begin_step()
     predicted = unturned(3)
     run.runtime.announce(1, run.sequence, predicted, SCALING)

@@ -387,30 +387,30 @@ def test_sealed_rows_have_no_codes_beside_them(expected, cold_dir):
     assert statistics.coded_arrivals > statistics.coded_reads == 0
 
 
-class Truncating(DriveCalls):
-    """The operating system, which lets a test cut a file short that was written to first."""
+class Opening(DriveCalls):
+    """The operating system, and the file that it opened last."""
 
     descriptor = -1
 
-    def pwrite(self, descriptor, data, offset):
-        self.descriptor = descriptor
-        return super().pwrite(descriptor, data, offset)
+    def open(self, *given):
+        self.descriptor = super().open(*given)
+        return self.descriptor
 
 
 @pytest.mark.parametrize("announced", [False, True])
 def test_a_file_of_codes_that_fails_costs_no_answer(announced, cold_dir):
     """Rows have all that codes have: the user is warned, and gets the same bits."""
     whole, _, (read, _) = filed(cold_dir, announced)
-    calls = Truncating()
+    calls = Opening()
     way = Way(Budget.LEAST, path=Path.PREFETCHED if announced else Path.COLD)
-    runtime = way.open(SHAPE, SETTINGS, cold_dir, LONG.prompt + LONG.steps)
-    file = runtime.parts.codes_file._file
-    file._calls = calls
+    runtime = way.open(SHAPE, SETTINGS, cold_dir, LONG.prompt + LONG.steps, calls=calls)
+    # Codes have the last file of all that a runtime opens.
+    codes = calls.descriptor
     try:
         sequence = runtime.open_sequence()
         LONG.read(runtime, sequence)
         found = [LONG.decode(runtime, sequence, 0, announced)]
-        os.ftruncate(calls.descriptor, 0)
+        os.ftruncate(codes, 0)
         with pytest.warns(HillInferWarning, match="read as rows from here on"):
             found += [
                 LONG.decode(runtime, sequence, step, announced) for step in range(1, LONG.steps)
@@ -431,7 +431,8 @@ def test_tables_that_grow_stay_while_the_library_looks(cold_dir):
         sequence = runtime.open_sequence()
         LONG.read(runtime, sequence)
         LONG.decode(runtime, sequence, 0)
-        hot, look = runtime.parts.pools.layers[1], runtime.coded._values.look
+        hot, values = runtime.parts.pools.layers[1], runtime.parts.values
+        look = values.look
         stays = []
 
         def grown(layer, call):
@@ -440,7 +441,7 @@ def test_tables_that_grow_stay_while_the_library_looks(cold_dir):
             stays.append(before() is not None)
             return look(layer, call)
 
-        runtime.coded._values.look = grown
+        values.look = grown
         positions = np.arange(300)
         past = LONG.prompt + 1
         runtime.coded.begin_to_read(1, sequence, past, [positions], [positions[:40]])

@@ -70,7 +70,7 @@ class Rows:
     def step(self, number, joined, predicted=True, spoil=None):
         """Take one, and return the outputs, (layers, batch, query_heads, head_dim)."""
         self.runtime.begin_step()
-        taken = self._begin() if joined else []
+        taken = self.begin() if joined else []
         self.alone.append(BATCH - len(taken))
         outputs = []
         for layer in range(LAYERS):
@@ -79,15 +79,15 @@ class Rows:
                 query[spoil] = torch.inf
             keys, values = states(500 * number + 7 * layer, 2 * SHAPE.kv_heads, 1).chunk(2, 1)
             if predicted and layer + 1 < LAYERS:
-                self._announce(taken, layer + 1, states(99 * number + layer, 4, 1))
+                self.announce(taken, layer + 1, states(99 * number + layer, 4, 1))
             outputs.append(self._attend(taken, layer, query, keys, values))
         return torch.stack(outputs)
 
-    def _begin(self):
+    def begin(self):
         rows = list(enumerate(self.sequences))
         return self.runtime.joined.begin(rows, self.runtime.step, self.runtime.observe_selected)
 
-    def _announce(self, taken, layer, query):
+    def announce(self, taken, layer, query):
         apart = self.runtime.joined.announce(layer, query, SCALING) if taken else set()
         for row, sequence in enumerate(self.sequences):
             if row not in taken or row in apart:
@@ -221,7 +221,7 @@ def test_a_query_that_is_not_finite_is_told_of(tmp_path, predicted):
 def test_numbers_that_do_not_fit_are_counted_of_their_row(tmp_path):
     rows = Rows(tmp_path / "rows")
     rows.runtime.begin_step()
-    assert rows._begin() == [0, 1, 2]
+    assert rows.begin() == [0, 1, 2]
     keys, values = states(1, SHAPE.kv_heads, 1), states(2, SHAPE.kv_heads, 1)
     keys[1, 0, 0, 3], values[1, 1, 0, 5], values[2, 0, 0, 0] = 1e6, -1e6, 7e4
     rows.runtime.joined.store(0, keys, values)
@@ -238,7 +238,7 @@ def test_a_step_that_breaks_off_leaves_nothing_behind(tmp_path):
     rows.close()
     rows = Rows(tmp_path / "again")
     rows.runtime.begin_step()
-    taken = rows._begin()
-    rows._announce(taken, 1, states(3, SHAPE.query_heads, 1))
+    taken = rows.begin()
+    rows.announce(taken, 1, states(3, SHAPE.query_heads, 1))
     assert torch.equal(rows.step(1, True), expected)
     rows.close()

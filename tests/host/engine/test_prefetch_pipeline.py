@@ -3,6 +3,7 @@
 
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from waiting import until
 
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import CacheUseError, ColdPoolError
+from hillinfer.kv import prefetch_buffer
 from hillinfer.kv.prefetch_buffer import BlockState
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.scoring.scorer import ImportanceEvaluation
@@ -255,29 +257,41 @@ def test_little_is_not_scored_beside_the_scoring_thread(cold_dir):
     made.runtime.close()
 
 
-class Interrupted:
-    """Threads whose first work is handed over, or not, when an interrupt comes."""
+class Watched(ThreadPoolExecutor):
+    """Threads that hand over work as a test says."""
 
-    def __init__(self, threads, hands_over):
-        self.submit = threads.submit
-        self._hands_over = hands_over
-        self._threads = threads
+    hand_over = None
 
-    def __call__(self, *given):
-        self._threads.submit = self.submit
-        if self._hands_over:
-            self.submit(*given)
-        raise KeyboardInterrupt
+    def submit(self, *given):
+        submit = super().submit
+        return submit(*given) if self.hand_over is None else self.hand_over(submit, *given)
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """The threads of prefetch buffers that are made from here on, by name."""
+    made = {}
+
+    def make(count, thread_name_prefix):
+        return made.setdefault(thread_name_prefix, Watched(count, thread_name_prefix))
+
+    monkeypatch.setattr(prefetch_buffer, "ThreadPoolExecutor", make)
+    return made
 
 
 @pytest.mark.parametrize("hands_over", [True, False])
-def test_an_interrupt_while_reading_begins_hangs_nobody(cold_dir, hands_over):
+def test_an_interrupt_while_reading_begins_hangs_nobody(threads, cold_dir, hands_over):
+    def interrupted(submit, *given):
+        if hands_over:
+            submit(*given)
+        raise KeyboardInterrupt
+
     made = Filled(cold_dir, prefetch_blocks=1)
-    reading = made.runtime.prefetch._reading
     made.runtime.begin_step()
-    reading.submit = Interrupted(reading, hands_over)
+    threads["hillinfer-land"].hand_over = interrupted
     with pytest.raises(KeyboardInterrupt):
         made.announce(1, seed=1)
+    threads["hillinfer-land"].hand_over = None
     made.runtime.truncate(made.sequence, TOKENS)
     assert made.blocks == {"free"}
     made.announce(1, seed=1)
@@ -286,25 +300,25 @@ def test_an_interrupt_while_reading_begins_hangs_nobody(cold_dir, hands_over):
     made.runtime.close()
 
 
-def test_what_no_thread_was_started_for_is_not_read_later(cold_dir):
+def test_what_no_thread_was_started_for_is_not_read_later(threads, cold_dir):
     """It stands in line all the same, and its blocks would never be given back."""
     made = Filled(cold_dir)
-    landed = made.runtime.prefetch
-    gate, submit = threading.Event(), landed._reading.submit
-    submit(gate.wait, 30)
+    gate, reading = threading.Event(), threads["hillinfer-land"]
+    reading.submit(gate.wait, 30)
 
-    def no_thread(*given):
+    def no_thread(submit, *given):
         submit(*given)
         raise RuntimeError("can't start new thread")
 
-    landed._reading.submit = no_thread
+    reading.hand_over = no_thread
     made.runtime.begin_step()
     made.announce(1, seed=1)
     keys = made.append(1, 0)
     with pytest.raises(RuntimeError, match="new thread"):
         made.attend(1, keys, seed=1)
     gate.set()
-    submit(int).result()
+    reading.hand_over = None
+    reading.submit(int).result()
     assert made.blocks == {"free"}
     made.runtime.close()
 

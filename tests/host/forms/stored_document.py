@@ -9,7 +9,7 @@ from tiny_models import TinyModel, prompts
 from transformers import DynamicCache
 
 from hillinfer.forms.form import DocumentStates
-from hillinfer.forms.stored_rows import stored_states
+from hillinfer.forms.whole import stored_states
 from hillinfer.generate.answering import Generation
 from hillinfer.reuse.stored_prompts import StoredPrompts
 

@@ -7,10 +7,9 @@ from stored_document import stored_document
 from tiny_models import TinyModel
 
 from hillinfer.errors import SettingsError
-from hillinfer.forms.coded import CodedForm
 from hillinfer.forms.form import FormRates
 from hillinfer.forms.probes import ProbeSizes, Probing, recall_probes
-from hillinfer.forms.shadowed import ShadowedForm
+from hillinfer.forms.shadowed import CodedForm, ShadowedForm
 from hillinfer.generate.answering import Generation
 from hillinfer.generate.tokens import Sampling
 from hillinfer.model_shape import ModelShape

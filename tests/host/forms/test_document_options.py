@@ -6,9 +6,8 @@ from stored_document import TOKENS, logits
 
 from hillinfer.errors import SettingsError
 from hillinfer.forms.form import FormRates
-from hillinfer.forms.options import document_options
 from hillinfer.forms.probes import FormQuality, ProbeSizes, measure_forms, recall_probes
-from hillinfer.forms.table import make_form
+from hillinfer.forms.table import document_options, make_form
 from hillinfer.model_shape import ModelShape
 from hillinfer.placement.options import FirstTokenUtility, Tier
 from hillinfer.placement.placing import Placing

@@ -10,9 +10,14 @@ from stored_document import TOKENS, logits, stored_document
 from transformers import AttentionInterface, DynamicCache
 
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
-from hillinfer.forms.dropped import DROPPERS, DroppedForm, kept_positions, kept_tokens
+from hillinfer.forms.dropped import (
+    DROPPERS,
+    DroppedForm,
+    kept_positions,
+    kept_tokens,
+    observed_queries,
+)
 from hillinfer.forms.form import OpenedForm
-from hillinfer.forms.observed_queries import observed_queries
 from hillinfer.forms.table import make_form
 from hillinfer.generate.answering import Generation
 from hillinfer.generate.tokens import Sampling
@@ -57,12 +62,11 @@ def masked(model, positions):
         return (scores.softmax(-1) @ value).transpose(1, 2).contiguous(), None
 
     AttentionInterface.register("masked_document", attend)
-    before = model.config._attn_implementation
-    model.config._attn_implementation = "masked_document"
+    model.set_attn_implementation("masked_document")
     try:
         yield
     finally:
-        model.config._attn_implementation = before
+        model.set_attn_implementation("sdpa")
 
 
 @pytest.mark.parametrize("dropper", DROPPERS)
@@ -152,13 +156,12 @@ def test_short_keys_are_kept_by_knorm_and_odd_ones_by_keydiff(precise):
 
 def test_snapkv_keeps_what_the_models_own_weights_of_the_last_tokens_are_largest_of(precise):
     model, window = precise.model, 64
-    before = model.config._attn_implementation
-    model.config._attn_implementation = "eager"
+    model.set_attn_implementation("eager")
     try:
         with torch.no_grad():
             output = model(torch.tensor([precise.ids]), output_attentions=True)
     finally:
-        model.config._attn_implementation = before
+        model.set_attn_implementation("sdpa")
     own = DroppedForm("snapkv", 0.5).positions(model, precise.states)
     for layer, weights in enumerate(output.attentions):
         mean = weights[0, :, -window:, :-window].mean(1)
@@ -177,7 +180,7 @@ def test_expected_attention_is_what_drawn_queries_give_on_average(precise):
     """Weights of queries drawn with the document's mean and covariance, at one turned position."""
     model, states = precise.model, precise.states
     dropper = DROPPERS["expected"]()
-    dropper._positions = 1
+    dropper.coming = 1
     queries = observed_queries(model, states, TOKENS)[0]
     keys, values = states.layers[0]
 

@@ -7,8 +7,8 @@ from stored_document import stored_document
 
 from hillinfer.errors import SettingsError
 from hillinfer.forms.filed import DriveForm, FormFile
-from hillinfer.forms.stored_rows import StoredRowsForm
 from hillinfer.forms.table import make_form
+from hillinfer.forms.whole import StoredRowsForm
 from hillinfer.model_shape import ModelShape
 from hillinfer.store.store import Store
 

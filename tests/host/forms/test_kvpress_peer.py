@@ -8,8 +8,7 @@ import torch
 from tiny_models import TinyModel
 
 import kvpress_peer
-from hillinfer.forms.dropped import DROPPERS
-from hillinfer.forms.observed_queries import queries_of
+from hillinfer.forms.dropped import DROPPERS, queries_of
 from peers.peer_environment import PeerSkippedError
 
 
@@ -25,7 +24,7 @@ def saved():
     )
     found = {"keys": keys, "values": values, "hidden": hidden, "rotary": rotary, "kept": {}}
     for name in DROPPERS:
-        own = [kvpress_peer._kept(model, found, name, 0.5, layer) for layer in range(2)]
+        own = [kvpress_peer.kept_by(model, found, name, 0.5, layer) for layer in range(2)]
         # As kvpress has them: in order of scores, not of positions.
         found["kept"][f"{name} 0.5"] = torch.stack(own).flip(-1)
     return model, found

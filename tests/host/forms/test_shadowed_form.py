@@ -10,8 +10,7 @@ from tiny_models import prompts
 
 from hillinfer.errors import CacheUseError, SettingsError
 from hillinfer.forms.form import DocumentStates, FormRates
-from hillinfer.forms.lead import LeadForm
-from hillinfer.forms.shadowed import ShadowedForm
+from hillinfer.forms.shadowed import LeadForm, ShadowedForm
 from hillinfer.generate.answering import Generation
 from hillinfer.generate.tokens import Sampling
 from hillinfer.model_shape import ModelShape

@@ -8,8 +8,8 @@ from tiny_models import prompts
 
 from hillinfer.errors import CacheUseError
 from hillinfer.forms.form import DocumentStates, FormRates
-from hillinfer.forms.stored_rows import StoredRowsForm
 from hillinfer.forms.table import make_form
+from hillinfer.forms.whole import StoredRowsForm
 from hillinfer.model_shape import ModelShape
 from hillinfer.store.store import Store
 

@@ -11,9 +11,8 @@ from transformers import DynamicCache
 
 from hillinfer.errors import CacheUseError, SettingsError
 from hillinfer.forms.form import DocumentStates, FormRates, OpenedForm
-from hillinfer.forms.stored_rows import stored_states
 from hillinfer.forms.table import make_form, usual_forms
-from hillinfer.forms.whole import Codes
+from hillinfer.forms.whole import Codes, stored_states
 from hillinfer.generate.answering import Generation
 from hillinfer.generate.tokens import Sampling
 from hillinfer.model_shape import ModelShape

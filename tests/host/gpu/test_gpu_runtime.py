@@ -335,7 +335,7 @@ def pair_outputs(tmp_path):
 def test_what_one_sequence_promotes_does_not_move_what_another_copies(tmp_path, waits, monkeypatch):
     """The second sequence's rows are copied out while the first one's are exchanged."""
     # Few rows, too, are promoted in the background.
-    monkeypatch.setattr("hillinfer.kv.hot_pools._QUICK_BYTES", 0)
+    monkeypatch.setattr(HotPools, "quick_bytes", 0)
     if not waits:
         monkeypatch.setattr(HotPools, "wait_for", lambda *_: None)
     # Without the wait it is luck which of them is first: some of many times a row has moved.
@@ -447,7 +447,9 @@ def test_staging_is_counted_and_takes_the_place_of_what_a_processor_widens_in(tm
         lane = LateLane()
         made = Steps(tmp_path / "lane", lane, block_rows=block_rows)
         settings = CHOSEN.changed(block_rows=block_rows)
-        counted = made.runtime.memory_held()[Part.STAGING] - staging_bytes(SHAPE, settings)
+        counted = made.runtime.parts.accountant.held()[Part.STAGING] - staging_bytes(
+            SHAPE, settings
+        )
         statistics = made.runtime.statistics()
         assert statistics.gpu_staging_bytes == sum(lane.locked.values())
         made.runtime.close()
@@ -465,7 +467,7 @@ def test_on_a_processor_nothing_is_staged(tmp_path):
     made = Steps(tmp_path / "cpu")
     statistics = made.runtime.statistics()
     assert (statistics.gpu_staging, statistics.gpu_staging_bytes) == ("none", 0)
-    assert made.runtime.memory_held()[Part.STAGING] == staging_bytes(SHAPE, CHOSEN)
+    assert made.runtime.parts.accountant.held()[Part.STAGING] == staging_bytes(SHAPE, CHOSEN)
     made.runtime.close()
 
 

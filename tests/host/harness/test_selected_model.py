@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every scored token is behind selected ones; at α 1 that is the ordinary model's likelihood."""
 
+from pydoc_data.topics import topics
+
 import pytest
 import torch
 from generation_runs import CHUNK, SETTINGS
@@ -129,7 +131,7 @@ def test_what_is_asked_for_stands_in_the_text_once():
 
 
 def test_the_right_choice_follows_the_passage_and_the_others_do_not():
-    text = " ".join(made_texts._words())
+    text = " ".join(" ".join(topics[name] for name in sorted(topics)).split())
     for one in made_texts.choices(words=60, questions=4)["test"]:
         assert len(set(one["choices"])) == 4
         assert len(one["passage"].split()) >= 60

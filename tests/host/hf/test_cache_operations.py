@@ -275,7 +275,7 @@ def test_dropping_a_cache_is_closing_it(cold_dir):
             feed_singly(model, cache, IDS[:, :2])
             assert len(open_cold_files(cold_dir)) == before + TINY.layers
             runtime = cache.engine.runtime
-            held = runtime.memory_held()
+            held = runtime.parts.accountant.held()
             for _ in range(3):
                 fork = cache.fork()
                 feed(model, fork, IDS[:, :70])
@@ -283,8 +283,8 @@ def test_dropping_a_cache_is_closing_it(cold_dir):
                 del fork
             # A dropped fork is freed when another is used.
             cache.crop(0)
-            assert runtime.memory_held()["hot"] - held["hot"] < 200 * 2 * 64
-            assert runtime.memory_held()["shadow"] <= held["shadow"]
+            assert runtime.parts.accountant.held()["hot"] - held["hot"] < 200 * 2 * 64
+            assert runtime.parts.accountant.held()["shadow"] <= held["shadow"]
             assert runtime.parts.groups.groups_in_use == 2
             del cache
             assert len(open_cold_files(cold_dir)) == before

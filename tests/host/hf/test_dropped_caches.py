@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tiny_models import TinyModel, prompts
 
 from hillinfer.hf.attach import Attachment
 from hillinfer.hf.engine import RUNTIME_THREADS
+from hillinfer.kv import hot_pools
 from hillinfer.kv.pool_policies import PoolPolicy
 from hillinfer.settings import Settings
 
@@ -177,7 +179,7 @@ def test_a_dropped_fork_is_freed_by_the_thread_that_uses_its_sibling(where, cold
 
     def held(runtime):
         """Return the bytes of everything but hot rows, whose number depends on what was read."""
-        parts = runtime.memory_held()
+        parts = runtime.parts.accountant.held()
         return {**parts, "hot": runtime.parts.pools.tails_bytes}
 
     def read():
@@ -290,7 +292,20 @@ class InPython(PoolPolicy):
         return super().worth(rows)
 
 
-def test_statistics_after_close(cold_dir, calls):
+class Noted(ThreadPoolExecutor):
+    """Threads that say what they were given last, and which were made last."""
+
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        Noted.made = self
+
+    def submit(self, *given):
+        self.last = super().submit(*given)
+        return self.last
+
+
+def test_statistics_after_close(cold_dir, calls, monkeypatch):
+    monkeypatch.setattr(hot_pools, "ThreadPoolExecutor", Noted)
     model = TINY.build()
     with attached(model, cold_dir, calls) as hill:
         cache = hill.new_cache()
@@ -301,9 +316,9 @@ def test_statistics_after_close(cold_dir, calls):
         runtime.parts.pools.layers[1].forget(0, 128)
         # What Python ranks, however few, the thread promotes.
         runtime.parts.pools.layers[1].policy = InPython()
-        runtime.parts.pools._background.submit(calls.dropped.wait, ENOUGH)
+        Noted.made.submit(calls.dropped.wait, ENOUGH)
         feed_singly(model, cache, IDS[:, :1])
-        (under_way,) = runtime.parts.pools._under_way[1]
+        under_way = Noted.made.last
         # The thread gets to it only after it was called off.
         under_way.add_done_callback(lambda _: calls.dropped.set())
         runtime.close()

@@ -185,7 +185,8 @@ def test_a_forward_pass_that_breaks_off_leaves_nothing_announced(cold_dir):
         hook.remove()
         assert torch.equal(model(torch.tensor([[5]]), past_key_values=cache).logits, expected)
         runtime = cache.engine.runtime
-        assert not runtime.parts.pipeline._ahead
+        announced = runtime.parts.pipeline.announced
+        assert all(announced(layer, cache.sequences[0]) is None for layer in range(4))
         runtime.statistics()
         assert {state.value for state in runtime.prefetch.landing.states()} == {"free"}
         cache.close()

@@ -39,7 +39,7 @@ def ran(
 def test_one_host_does_what_one_store_does():
     case = next(iter(cases(1, 1.0)))
     keys = block_keys(TRACE.distinct)
-    alone = replay(TRACE, FleetReplay(TRACE, case, MACHINES, keys)._stores[0])
+    alone = replay(TRACE, FleetReplay(TRACE, case, MACHINES, keys).stores[0])
     row = FleetReplay(TRACE, case, MACHINES, keys).run()
     assert row.tokens == pytest.approx(alone.tokens)
     assert row.written_bytes > 0

@@ -162,12 +162,10 @@ class PoolOfRows(RuleBasedStateMachine):
         assert sorted(hot) == sorted(self.pool.hot_rows.tolist())
         assert len(set(hot.values())) == len(hot)
         assert all(slot < self.pool.used_rows <= self.most for slot in hot.values())
-        out = np.zeros((ROWS, ROW_BYTES), np.uint8)
         rows = np.array(list(hot), np.int64)
         slots = self.pool.slots(rows)
-        self.pool.copy_out(slots, out, rows)
-        np.testing.assert_array_equal(out[rows], content(rows, ROW_BYTES))
         table = self.pool.columns
+        np.testing.assert_array_equal(table.data[slots], content(rows, ROW_BYTES))
         columns = (table.positions, table.counts, table.last_selected, table.lengths)
         found = np.stack([column[slots].astype(np.int64) for column in columns], 1).tolist()
         assert dict(zip(hot, map(tuple, found), strict=True)) == self.known

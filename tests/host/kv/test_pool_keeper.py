@@ -151,10 +151,26 @@ def test_rows_that_were_written_are_offered_and_not_counted(make_scene):
     source[:] = 0
     assert scene.hot(sequence) == list(range(118, 128))
     assert (scene.counters.promoted_rows, scene.counters.demoted_rows) == (0, 0)
-    out = np.zeros((1, SHAPE.row_bytes), np.uint8)
-    pool = scene.pools.layers[0]
-    pool.copy_out(pool.slots(sequence.rows(np.array([120]))), out, np.array([0]))
-    assert (out == content([sequence.rows(np.array([120]))[0]], SHAPE.row_bytes)).all()
+    pool, rows = scene.pools.layers[0], sequence.rows(np.array([120]))
+    assert (pool.columns.data[pool.slots(rows)] == content(rows, SHAPE.row_bytes)).all()
+
+
+def test_rows_that_a_dense_pass_brought_are_as_old_as_the_pass(make_scene):
+    """Whoever was selected before it gives way first, whenever memory was divided."""
+    scene = make_scene(0, policy="lru")
+    sequence = scene.sequence(128)
+    scene.pools.cover_hits(sequence.hits, 0, 128)
+    scene.clip(20)
+    scene.keeper.begin_step(REDISTRIBUTION_STEPS)
+    scene.keeper.begin_step(REDISTRIBUTION_STEPS + 1)
+    scene.read(sequence, range(10, 20), REDISTRIBUTION_STEPS + 1)
+    scene.keeper.begin_step(REDISTRIBUTION_STEPS + 2)
+    brought = np.arange(40, 50)
+    with scene.keeper.seeing(0, sequence) as offer:
+        offer(brought, content(sequence.rows(brought), SHAPE.row_bytes)).result(20)
+    assert scene.hot(sequence) == [*range(10, 20), *range(40, 50)]
+    scene.read(sequence, range(60, 70), REDISTRIBUTION_STEPS + 3)
+    assert scene.hot(sequence) == [*range(40, 50), *range(60, 70)]
 
 
 def test_kept_tokens_stay_hot_as_a_sequence_grows(make_scene):

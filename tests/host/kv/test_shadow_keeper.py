@@ -273,7 +273,7 @@ def test_no_probe_token_outlives_a_cut(story):
     told.feed(2100)
     told.feed(1)
     fork = told.runtime.fork(told.sequence)
-    held = told.runtime.memory_held()["shadow"]
+    held = told.runtime.parts.accountant.held()["shadow"]
     told.runtime.truncate(fork, 1500)
     assert [copy is None for copy in copies(told, 0, fork)] == [False, True]
     assert [copy is None for copy in copies(told, 0)] == [False, False, True]
@@ -281,7 +281,7 @@ def test_no_probe_token_outlives_a_cut(story):
     assert [copy is None for copy in copies(told, 0, fork)] == [False, False]
     spec = kernel_spec(told.shape, told.settings)
     again = 2 * (shadow_bytes(spec) + probe_bytes(spec, 1))
-    assert told.runtime.memory_held()["shadow"] == held + again
+    assert told.runtime.parts.accountant.held()["shadow"] == held + again
 
 
 def addresses(told, layer, sequence=None):
@@ -493,7 +493,7 @@ def test_a_failed_write_stays_in_memory_and_is_told(story):
         fill()
     assert not any(on_drive(told.sequence)[0])
     told.runtime.release(told.sequence)
-    assert told.runtime.memory_held()["shadow"] == 0
+    assert told.runtime.parts.accountant.held()["shadow"] == 0
 
 
 def test_a_file_that_cannot_be_opened_once_leaves_no_slot_that_was_never_written(story):
@@ -519,7 +519,7 @@ def test_a_file_that_cannot_be_opened_once_leaves_no_slot_that_was_never_written
         np.testing.assert_array_equal(told.shadow(0, layer), expected)
     told.runtime.parts.shadow_memory.settle()
     told.runtime.release(told.sequence)
-    assert told.runtime.memory_held()["shadow"] == 0
+    assert told.runtime.parts.accountant.held()["shadow"] == 0
 
 
 def test_a_budget_too_small_for_an_open_shadow_is_an_error_that_leaves_counts_right(cold_dir):
@@ -529,12 +529,12 @@ def test_a_budget_too_small_for_an_open_shadow_is_an_error_that_leaves_counts_ri
     told.runtime = Runtime(told.shape, told.settings, budget, cold_dir)
     told.sequence = told.runtime.open_sequence()
     told.feed(50)
-    before = told.runtime.memory_held()
+    before = told.runtime.parts.accountant.held()
     for _ in range(2):
         with pytest.raises(BudgetError, match=r"more for (shadow|other)\); raise --dram-budget"):
             told.feed(1)
         told.runtime.truncate(told.sequence, 50)
-    held = told.runtime.memory_held()
+    held = told.runtime.parts.accountant.held()
     assert held["shadow"] == before["shadow"] == 0
     assert sum(held.values()) <= budget
     told.runtime.close()

@@ -130,7 +130,7 @@ def runtime(request, cold_dir):
 def check(runtime):
     runtime.parts.pools.settle_all()
     runtime.parts.shadow_memory.settle()
-    held = runtime.memory_held()
+    held = runtime.parts.accountant.held()
     pools = runtime.parts.pools.layers
     slots = sum(pool.used_rows for pool in pools) * (SHAPE.row_bytes + SLOT_BYTES)
     tails = sum(sequence.tails.nbytes for sequence in runtime.parts.rows.sequences)

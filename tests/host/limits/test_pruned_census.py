@@ -68,7 +68,7 @@ class Census(DriveCalls):
         slots = sum(pool.used_rows for pool in runtime.parts.pools.layers)
         reached = held_arrays([runtime, known, self._states(), more], self._apart)
         reached += slots * (runtime.shape.row_bytes + SLOT_BYTES)
-        return reached - sum(runtime.memory_held().values())
+        return reached - sum(runtime.parts.accountant.held().values())
 
     def check(self, stage):
         """Check that what is held is counted, and that what is known of caches is small."""

@@ -713,7 +713,7 @@ def test_keys_that_decide_are_counted(schedule, model, cold_dir):
 
     class Looking(SoftmaxWeights):
         def scores(self, deciding):
-            held = cache.engine.runtime.memory_held()[Part.STAGING]
+            held = cache.engine.runtime.parts.accountant.held()[Part.STAGING]
             seen.append((held, deciding.keys.untyped_storage().nbytes(), deciding.keys.shape))
             return super().scores(deciding)
 
@@ -723,7 +723,7 @@ def test_keys_that_decide_are_counted(schedule, model, cold_dir):
     ):
         cache = hill.new_cache()
         generated(model, IDS, cache, 100)
-        after = cache.engine.runtime.memory_held()[Part.STAGING]
+        after = cache.engine.runtime.parts.accountant.held()[Part.STAGING]
         tokens = [TOKENS, pruning.read_of(cache).tokens[2]][: len(pruning.schedule.cuts)]
     assert [size for _, size, _ in seen] == [one * 2 * 8 * 2 for one in tokens]
     assert [held - after for held, _, _ in seen] == [size for _, size, _ in seen]
@@ -773,16 +773,16 @@ def test_keys_that_decide_go_where_their_layer_breaks_off(place, model, cold_dir
             cache = hill.new_cache()
             with pruning.prompt(TOKENS), torch.no_grad():
                 model(IDS[:, :400], past_key_values=cache, logits_to_keep=1)
-                before = cache.engine.runtime.memory_held()[Part.STAGING]
+                before = cache.engine.runtime.parts.accountant.held()[Part.STAGING]
                 if broken:
                     hook = model.model.layers[1].get_submodule(place)
                     hook = hook.register_forward_pre_hook(breaks)
                     with pytest.raises(BrokenError):
                         model(IDS[:, 400:], past_key_values=cache, logits_to_keep=1)
                     hook.remove()
-                    assert cache.engine.runtime.memory_held()[Part.STAGING] == before
+                    assert cache.engine.runtime.parts.accountant.held()[Part.STAGING] == before
                 out = model(IDS[:, 400:], past_key_values=cache, logits_to_keep=1)
-            assert cache.engine.runtime.memory_held()[Part.STAGING] == before
+            assert cache.engine.runtime.parts.accountant.held()[Part.STAGING] == before
             logits.append(out.logits)
         assert torch.equal(*logits)
 

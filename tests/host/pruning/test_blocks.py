@@ -22,7 +22,7 @@ from waiting import until
 import hillinfer
 from hillinfer.errors import ColdPoolError, SettingsError, UnsupportedFeatureError
 from hillinfer.hf.attach import Attachment
-from hillinfer.pruning.blocks.policies import make_decoding
+from hillinfer.pruning.block_policies import make_decoding
 from hillinfer.pruning.caches import CacheOnDrive
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))

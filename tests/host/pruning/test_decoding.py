@@ -27,7 +27,7 @@ from transformers import DynamicCache
 
 import hillinfer
 from hillinfer.errors import SettingsError, UnsupportedFeatureError
-from hillinfer.pruning.blocks.policies import DECODINGS, PAPER_GAMMA, Decoding, make_decoding
+from hillinfer.pruning.block_policies import DECODINGS, PAPER_GAMMA, Decoding, make_decoding
 from hillinfer.pruning.rankers import RANKERS
 from hillinfer.pruning.reading import Pruning
 from hillinfer.pruning.schedule import Schedule
@@ -481,7 +481,7 @@ class OneLess(Decoding):
 
 def test_a_policy_of_ones_own_is_a_class_with_one_method(monkeypatch):
     monkeypatch.setattr(
-        "hillinfer.pruning.blocks.policies.DECODINGS", {**DECODINGS, "less": OneLess}, raising=True
+        "hillinfer.pruning.block_policies.DECODINGS", {**DECODINGS, "less": OneLess}, raising=True
     )
     model = TINY.build()
     with hillinfer.prune(model, SCHEDULE, ranker="paper", decoding="less") as pruning:

@@ -10,8 +10,7 @@ from tiny_models import TinyModel
 from transformers import DynamicCache
 
 from hillinfer.models.loader import load_model
-from hillinfer.pruning.needles import needle_document
-from hillinfer.pruning.profile import answer, candidates, make_profile, read
+from hillinfer.pruning.profile import answer, candidates, make_profile, needle_document, read
 from hillinfer.pruning.rankers import Ranker
 
 SIX = TinyModel(layers=6).build()

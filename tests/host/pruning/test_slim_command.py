@@ -16,8 +16,7 @@ from transformers import DynamicCache
 import hillinfer
 from hillinfer.errors import SettingsError
 from hillinfer.models.loader import load_model
-from hillinfer.pruning.needles import needle_document
-from hillinfer.pruning.profile import answer, read
+from hillinfer.pruning.profile import answer, needle_document, read
 from hillinfer_bench.cli.main import main
 from hillinfer_bench.slim.decoding import (
     BLOCKS,

@@ -10,7 +10,7 @@ from transformers import DynamicCache
 
 import hillinfer
 from hillinfer.models.loader import load_model
-from hillinfer.pruning.needles import needle_document
+from hillinfer.pruning.profile import needle_document
 from hillinfer_bench.quality.texts import TextSample
 from hillinfer_bench.slim.quality import FULL, Held, QualityRow, Way, measure_quality
 from hillinfer_bench.slim.run import GOOD, goals_of

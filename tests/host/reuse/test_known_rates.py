@@ -12,11 +12,11 @@ from tiny_models import TinyModel
 from hillinfer.generate.answering import Generation
 from hillinfer.generate.tokens import Sampling
 from hillinfer.model_shape import ModelShape
-from hillinfer.reuse.known_rates import KnownRates
+from hillinfer.reuse.model_prompts import KnownRates
 from hillinfer.reuse.ways import NoRates
 from hillinfer.schedule.drive_rates import DriveRates
 from hillinfer.schedule.kept_windows import KeptWindows, WindowKey, single_passes
-from hillinfer.schedule.slack_table import SlackTable
+from hillinfer.schedule.windows import SlackTable
 from hillinfer.store.store import Store
 
 MIB = 1 << 20

@@ -357,9 +357,9 @@ def test_tags_are_counted_as_long_as_a_cache_has_their_rows(model, store, cold_d
             generation = through(model, hill, store)
             generation.read(ids_of(STORED, seed))
             assert told(generation).stored_tokens == STORED
-            while_open = made[-1].memory_held()[Part.OTHER]
+            while_open = made[-1].parts.accountant.held()[Part.OTHER]
             generation.close()
-            held.append(made[-1].memory_held()[Part.OTHER])
+            held.append(made[-1].parts.accountant.held()[Part.OTHER])
             # The twin: they are counted meanwhile.
             assert while_open > held[-1]
         other.close()

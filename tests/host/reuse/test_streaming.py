@@ -21,6 +21,7 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.generate.answering import Generation
 from hillinfer.generate.tokens import Sampling
 from hillinfer.reuse.landed_states import LandedStates, OfferedRows
+from hillinfer.reuse.row_placing import RowPlacing
 from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.store.keys import CHUNK_TOKENS, Reuse
 from hillinfer.store.store import Store
@@ -267,7 +268,7 @@ def test_a_pass_that_is_interrupted_while_it_places_rows_loses_none(
     monkeypatch.setattr(OfferedRows, "place", interrupted)
     # No core is idle, and rows wait for the pass however late it comes.
     monkeypatch.setattr(OfferedRows, "is_placed", lambda *_: time.sleep(0.01))
-    monkeypatch.setattr("hillinfer.reuse.row_placing._PATIENCE_SECONDS", ENOUGH)
+    monkeypatch.setattr(RowPlacing, "patience_seconds", ENOUGH)
     with Store(place, calls=drive) as store:
         stored = prompts_of(store, model)
         cache = DynamicCache()

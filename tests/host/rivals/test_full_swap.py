@@ -41,9 +41,10 @@ def test_attends_to_everything(cold_dir, windows, shape):
 def test_a_bit_flipped_on_the_drive_is_seen(cold_dir):
     run = make_run(cold_dir, 4)
     with run.rival as rival:
-        at = rival._byte(1, 0, 300) + SHAPE.row_bytes // 2 + 1
-        assert not pages_in_memory(rival._rows.reshape(-1))[at // PAGE]
-        path = Path(f"/proc/self/fd/{rival._file.descriptor}")
+        row = rival.rows[1, 0, 300].ctypes.data - rival.rows.ctypes.data
+        at = row + SHAPE.row_bytes // 2 + 1
+        assert not pages_in_memory(rival.rows.reshape(-1))[at // PAGE]
+        path = Path(f"/proc/self/fd/{rival.file.descriptor}")
         with path.open("r+b", buffering=0) as file:
             file.seek(at)
             (old,) = file.read(1)
@@ -59,7 +60,7 @@ def test_memory_really_holds_no_more_than_the_windows(cold_dir):
     with run.rival as rival:
         for _ in range(3):
             run.step()
-        present = pages_in_memory(rival._rows.reshape(-1))
+        present = pages_in_memory(rival.rows.reshape(-1))
         # What is paged out is gone, and what is in use is there.
         assert 0 < present.sum() * PAGE <= 6 * rival.window_bytes
         assert len(present) * PAGE > 30 * rival.window_bytes

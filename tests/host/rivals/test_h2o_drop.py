@@ -85,7 +85,7 @@ def test_the_heaviest_of_the_observed_stay(cold_dir):
 def test_the_lightest_goes(cold_dir):
     run = Run(NAME, make_setup(cold_dir, batch=1, alpha=0.15), 400)
     before = held(run, 0, 0)
-    weights = run.rival._weights[0, 0]
+    weights = run.rival.weights[0, 0]
     places = run.rival.positions(0, 0).tolist()
     # A weight so far below all others that one step cannot lift it.
     victims = [next(p for p in sorted(head) if 50 < p < 300) for head in before]
@@ -101,7 +101,7 @@ def test_the_lightest_goes(cold_dir):
 
 def test_a_changed_value_is_seen(cold_dir):
     run = Run(NAME, make_setup(cold_dir, alpha=1.0), 300)
-    run.rival._values[1, 1, 0, 30, 3] += 40
+    run.rival.values[1, 1, 0, 30, 3] += 40
     found = run.step()
     assert run.wrong(found, 1, 1)
     assert not run.wrong(found, 1, 0)

@@ -227,8 +227,8 @@ def test_with_room_for_everything_nothing_of_the_prompt_is_read(cold_dir, name):
             run.step()
         assert rival.traffic().drive_read_bytes == 0
         # The twin: what is not in the pool is read.
-        rival.pool._place[...] = -1
-        rival.pool._owner[...] = -1
+        rival.pool.place[...] = -1
+        rival.pool.owner[...] = -1
         run.step()
         assert rival.traffic().drive_read_bytes > 0
 

@@ -10,7 +10,7 @@ from hillinfer.errors import ColdPoolError
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.schedule.drive_rates import DriveMeasuring, DriveRates
 from hillinfer.schedule.kept_windows import DENSE_PASSES, KeptWindows, WindowKey
-from hillinfer.schedule.slack_table import SlackTable
+from hillinfer.schedule.windows import SlackTable
 
 MIB = 1 << 20
 RATES = DriveRates((MIB // 16, MIB), (0.2e9, 1.0e9), 0.5e9, 0.6)

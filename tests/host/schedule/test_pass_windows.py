@@ -9,8 +9,7 @@ import torch
 
 from hillinfer.drive.read_turns import IOClass, Patience, ReadTurns
 from hillinfer.schedule.drive_rates import DriveRates
-from hillinfer.schedule.pass_windows import PassWindows
-from hillinfer.schedule.slack_table import SlackTable
+from hillinfer.schedule.windows import PassWindows, SlackTable
 
 MIB = 1 << 20
 ROW = 1024

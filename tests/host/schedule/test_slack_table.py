@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from hillinfer.schedule.slack_table import SlackTable
+from hillinfer.schedule.windows import SlackTable
 
 
 def cost(new, before):

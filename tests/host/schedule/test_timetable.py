@@ -6,7 +6,7 @@ import random
 import pytest
 from golden_pass import simulate
 
-from hillinfer.schedule.timetable import LayerWork, Timetable
+from hillinfer.doctor.timetables import LayerWork, Timetable
 
 MIB = 1 << 20
 

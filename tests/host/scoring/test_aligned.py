@@ -8,7 +8,7 @@ import pytest
 import torch
 from native_variants import every_variant
 
-from hillinfer.scoring.aligned import AlignedWeights
+from hillinfer.scoring.coded import AlignedWeights
 from hillinfer.scoring.native import NativeScorer
 from hillinfer.scoring.scorer import SegmentShadow, StreamedShadow
 from hillinfer_model.choices import KeyMode, Rule, Scope

@@ -7,8 +7,8 @@ import torch
 from native_variants import every_variant
 
 from hillinfer.native.library import native_library
+from hillinfer.scoring.coded import NativeValueCoder
 from hillinfer.scoring.native import NativeScorer
-from hillinfer.scoring.values import NativeValueCoder
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import KeyMode, Scope
 from hillinfer_model.kernel_spec import KernelSpec

@@ -5,8 +5,8 @@ import ctypes
 import os
 from pathlib import Path
 
+from hillinfer.secrecy.cold_pages import LockedKey
 from hillinfer.secrecy.library import KEY_BYTES
-from hillinfer.secrecy.locked_key import LockedKey
 
 
 def flags_at(address):

@@ -8,8 +8,7 @@ from hillinfer.drive.files import aligned_buffer
 from hillinfer.native.library import native_library
 from hillinfer.secrecy.library import WrongTagError, aes_gcm, derived, wrong_tag
 from hillinfer.secrecy.page_engines import PackagedPages, SystemPages, page_engine
-from hillinfer.secrecy.pages import PageCipher, PageLayout, Place
-from hillinfer.secrecy.rate import CipherRate
+from hillinfer.secrecy.pages import CipherRate, PageCipher, PageLayout, Place
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(32)
 HERE, ELSEWHERE = Place(b"p" * 16, 0, 1), Place(b"p" * 16, 0, 2)

@@ -10,7 +10,8 @@ import pytest
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.engine_table import open_engine
-from hillinfer.drive.files import probe_io_mode, round_up
+from hillinfer.drive.files import ColdFile, probe_io_mode, round_up
+from hillinfer.drive.read_engines import lander_of
 from hillinfer.errors import HillInferWarning
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.settings import IOChoice
@@ -128,14 +129,15 @@ def test_groups_that_went_are_forgotten(opened):
     assert came.tolist() == [True, False, True]
 
 
-def test_what_is_taken_and_read_is_counted(opened):
+def test_what_is_taken_and_read_is_counted(opened, cold_dir):
     before = opened.accountant.held()
     assert before[Part.STAGING] == buffer_bytes(SPEC, 300)
     opened.write(0, np.arange(2 * GROUP))
     assert opened.accountant.held()[Part.OTHER] == table_bytes(LAYERS, 4096)
     assert opened.counters.cold_write_bytes == 2 * GROUP * record_bytes(SPEC)
     opened.fill(0, np.array([9, 20, 50]))
-    unit, record = opened.file._file.read_unit, record_bytes(SPEC)
+    with closing(ColdFile(cold_dir, probe_io_mode(cold_dir))) as alike:
+        unit, record = alike.read_unit, record_bytes(SPEC)
     for counters in (opened.counters, opened.own):
         assert (counters.cold_reads, counters.coded_reads) == (1, 3)
         # From the first record's sector, or page where the file system wants pages, to the last's.
@@ -236,5 +238,7 @@ def test_codes_come_alike_where_somebody_looks_at_reads(cold_dir):
         for name in ("cold_reads", "cold_read_bytes", "cold_useful_bytes", "coded_reads"):
             assert getattr(native.counters, name) == getattr(seen.counters, name) > 0
         assert seen.calls.landings == 2
-        assert native.file._lander is not None
-        assert seen.file._lander is None
+        assert lander_of(seen.engine) is None
+        beside = lander_of(native.engine)
+        assert beside is not None
+        beside.close()

@@ -245,17 +245,49 @@ def test_a_place_that_goes_while_the_run_changes_is_not_forgotten():
     assert not again.any()
 
 
-def test_a_place_that_goes_when_all_seem_taken_is_not_forgotten(monkeypatch):
-    run = HugeRun(PLACE, 2)
-    held = filled(run, 2)
-    clear = run._clear_returned
+class _Lock:
+    """A run's lock; more happens right after it is taken, or before it is left."""
 
-    def cleared():
-        clear()
+    def __init__(self):
+        self.own = threading.RLock()
+        self.taken = self.left = lambda: None
+
+    @classmethod
+    def of_run(cls, monkeypatch):
+        """Return a run with room for two places, and its lock."""
+        lock = cls()
+        with monkeypatch.context() as patched:
+            patched.setattr(threading, "RLock", lambda: lock)
+            return HugeRun(PLACE, 2), lock
+
+    def __enter__(self):
+        self.own.acquire()
+
+    def __exit__(self, *given):
+        self.left()
+        self.own.release()
+
+    def acquire(self, **options):
+        is_taken = self.own.acquire(**options)
+        self.taken()
+        return is_taken
+
+    def release(self):
+        self.own.release()
+
+    def _is_owned(self):
+        return self.own._is_owned()
+
+
+def test_a_place_that_goes_when_all_seem_taken_is_not_forgotten(monkeypatch):
+    run, lock = _Lock.of_run(monkeypatch)
+    held = filled(run, 2)
+
+    def left():
         if len(held) == 2:
             del held[0]
 
-    monkeypatch.setattr(run, "_clear_returned", cleared)
+    lock.left = left
     assert run.take() is None
     assert run_taken(run) == run.taken_bytes == PLACE
 
@@ -346,37 +378,21 @@ def _raises(*_):
     raise KeyboardInterrupt
 
 
-def test_an_interrupt_leaves_no_run_locked():
-    run = HugeRun(PLACE, 2)
+def test_an_interrupt_leaves_no_run_locked(monkeypatch):
+    run, lock = _Lock.of_run(monkeypatch)
     held = filled(run, 2)
-    with run._changing:
+    with lock:
         del held[0]
-    own, run._changing = run._changing, _InterruptedLock(run._changing)
+    # Ctrl-C comes right after it was taken.
+    lock.taken = _raises
     with pytest.raises(KeyboardInterrupt):
-        run._settle()
-    run._changing = own
+        run.end_coming()
+    lock.taken = lambda: None
     made = []
     other = threading.Thread(target=lambda: made.append(run.take()), daemon=True)
     other.start()
     other.join(5)
     assert len(made) == 1, "it waits for ever"
-
-
-class _InterruptedLock:
-    """A lock that Ctrl-C comes right after."""
-
-    def __init__(self, own):
-        self.own = own
-
-    def release(self):
-        self.own.release()
-
-    def _is_owned(self):
-        return False
-
-    def acquire(self, **options):
-        self.own.acquire(**options)
-        raise KeyboardInterrupt
 
 
 def test_one_huge_page_is_made_at_a_time():

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hillinfer.memory_budget import Accountant, Part
+from hillinfer.native.signatures import CodeSlots
 from hillinfer.shadow import values as values_module
 from hillinfer.shadow.values import CodePool, ValueCodes, slot_bytes
 from hillinfer_model.channel_statistics import ChannelStatistics
@@ -210,8 +211,7 @@ CHANGES = {
 
 def is_whole(pool):
     """Say whether the library sees what there is, and as much of all of it."""
-    assert pool.address == ctypes.addressof(pool._table)
-    table, own = pool._table, pool._own
+    table, own = CodeSlots.from_address(pool.address), pool.columns
     columns = own.slots, own.worth, own.rows, own.numbers, own.bases
     seen = table.slot_of_row, table.worth, table.rows, table.numbers, table.chunks
     return (
@@ -241,7 +241,7 @@ def test_an_interrupt_leaves_a_pool_that_is_whole(change):
         assert found(pool, range(128)) == kept
     assert line > 5
     # The twin: a pool that was told of half a change is seen.
-    pool._table.slot_count += 64
+    CodeSlots.from_address(pool.address).slot_count += 64
     assert not is_whole(pool)
 
 
@@ -265,7 +265,7 @@ def test_after_an_interrupt_the_next_step_counts_what_there_is(monkeypatch):
         values.begin_step()
     monkeypatch.undo()
     values.begin_step()
-    capacities = {one.capacity for one in values._layers}
+    capacities = {one.capacity for one in values.layers}
     assert len(capacities) == 1
     assert values.held_bytes == 3 * capacities.pop() * slot_bytes(SPEC) == aside[-1]
     assert accountant.held()[Part.HOT] == values.held_bytes

@@ -283,7 +283,7 @@ def test_tokens_one_by_one_are_what_one_pass_expects(loaded):
 def test_a_record_of_lines_is_cut_around_the_line_that_is_asked_for(loaded):
     records = made_records(3, 40)
     for question, record in zip(lines(loaded.tokenizer, records, 8), records, strict=True):
-        text = loaded.tokenizer.decode(question._prompt_ids)
+        text = loaded.tokenizer.decode(question.prompt_ids)
         # The tiny tokenizer knows no capitals and few signs.
         name = json.loads(record)["correct_line"].split(":")[0]
         assert len(re.findall(r"line \S+-\d+", text)) == 8 + 1

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values that are kept as far as memory goes."""
 
-from hillinfer.system.kept_values import KeptValues
+from hillinfer.system.kept_memory import KeptValues
 
 
 def test_what_was_used_longest_ago_goes_first():

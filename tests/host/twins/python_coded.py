@@ -6,11 +6,11 @@ from contextlib import closing
 import numpy as np
 import torch
 
-from hillinfer.attention.coded import CodedAttention, CodedSegment, CodePlaces
 from hillinfer.engine.coded_step import CodedStep
 from hillinfer.engine.queries import host_query
 from hillinfer.engine.selection import Ahead
 from hillinfer.native.structures import row_addresses
+from hillinfer_bench.precision.coded_attention import CodedAttention, CodedSegment, CodePlaces
 from hillinfer_model.coded_attention import BLOCK_TOKENS
 
 

@@ -22,8 +22,8 @@ from hillinfer.catalogue.measuring import (
 from hillinfer.forms.filed import FormFile
 from hillinfer.forms.form import DocumentStates, OpenedForm
 from hillinfer.forms.probes import Probe, Probing, recall_probes
-from hillinfer.forms.stored_rows import StoredRowsForm, stored_states
 from hillinfer.forms.table import make_form
+from hillinfer.forms.whole import StoredRowsForm, stored_states
 from hillinfer.generate.answering import Generation
 from hillinfer.placement.options import ON_DRIVE, Option
 from hillinfer.reuse.stored_prompts import StoredPrompts

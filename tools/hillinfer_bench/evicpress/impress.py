@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
+from hillinfer.forms.dropped import queries_of
 from hillinfer.forms.filed import Extent, FormFile
 from hillinfer.forms.form import DocumentStates, GapLayer
-from hillinfer.forms.observed_queries import queries_of
 from hillinfer.generate.answering import Generation
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape

@@ -27,8 +27,8 @@ from hillinfer.catalogue.planning import DocumentRules
 from hillinfer.catalogue.records import KnownDocument
 from hillinfer.forms.form import DocumentStates
 from hillinfer.forms.probes import Probe, ProbeSizes, Probing, recall_probes
-from hillinfer.forms.stored_rows import stored_states
 from hillinfer.forms.table import make_form
+from hillinfer.forms.whole import stored_states
 from hillinfer.generate.answering import Generation
 from hillinfer.generate.tokens import Sampling
 from hillinfer.models.loader import load_model

@@ -270,6 +270,11 @@ class FleetReplay:
         Of it.
     keys
         Of all blocks, as `block_keys` makes them.
+
+    Attributes
+    ----------
+    stores
+        Each host's.
     """
 
     def __init__(
@@ -279,7 +284,7 @@ class FleetReplay:
         self._keys = keys
         self._capacity = max(1, int(case.share * trace.distinct / case.hosts))
         self._holders = _Holders()
-        self._stores = [self._empty(host) for host in range(case.hosts)]
+        self.stores = [self._empty(host) for host in range(case.hosts)]
         self._free = [0.0] * case.hosts
         self._alive = [True] * case.hosts
         self._turn = 0
@@ -333,7 +338,7 @@ class FleetReplay:
     def _serve(self, number: int, request: Request, counts: _Counts) -> None:
         host, there = self._chosen(request)
         machines, blocks = self._machines, request.blocks
-        served = self._stores[host].serve(number, request)
+        served = self.stores[host].serve(number, request)
         moved = 0
         if self._case.routing is Routing.TRANSFER and there > served.found:
             moved = there - served.found
@@ -398,8 +403,8 @@ class FleetReplay:
             return 0
         self._alive[host] = False
         if self._case.failures is Failures.LOST:
-            self._stores[host].leave()
-            self._stores[host] = self._empty(host)
+            self.stores[host].leave()
+            self.stores[host] = self._empty(host)
         return 1
 
 

@@ -21,7 +21,7 @@ from hillinfer.drive.read_engines import ReadEngine
 from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.model_shape import ModelShape
 from hillinfer.schedule.drive_rates import DriveRates
-from hillinfer.scoring.values import NativeValueCoder
+from hillinfer.scoring.coded import NativeValueCoder
 from hillinfer.settings import IOChoice
 from hillinfer_bench.replay.code_split import CodedTrace, SharedMemory, SplitReplay
 from hillinfer_model.channel_statistics import ChannelStatistics

@@ -43,6 +43,11 @@ class FullSwap(Rival):
     ------
     ColdPoolError
         Where pages of the directory's files cannot be given back (file systems in memory).
+
+    Attributes
+    ----------
+    file, rows
+        The file, and its rows where they are mapped, uint8 (layers, batch, tokens, row_bytes).
     """
 
     # The kernel pages in and out through the page cache, which windows are given back from.
@@ -63,24 +68,24 @@ class FullSwap(Rival):
                 f"raise budget_bytes to {_LEAST_WINDOWS * self.window_bytes}"
             )
         region = round_up(setup.context, self.window_tokens)
-        self._file = ColdFile(setup.cold_dir, IOMode.BUFFERED, "mapped rows")
+        self.file = ColdFile(setup.cold_dir, IOMode.BUFFERED, "mapped rows")
         try:
             size = setup.units * region * self.row_bytes
-            os.ftruncate(self._file.descriptor, size)
-            self._map = mmap.mmap(self._file.descriptor, size)
+            os.ftruncate(self.file.descriptor, size)
+            self._map = mmap.mmap(self.file.descriptor, size)
             # Windows are read as a whole when they are first used; more would not be counted.
             self._map.madvise(mmap.MADV_RANDOM)
             self._check_paging()
         except OSError as error:
-            self._file.close()
+            self.file.close()
             raise ColdPoolError(
                 f"{setup.cold_dir}: no file can be mapped there: {error}"
             ) from error
         except BaseException:
-            self._file.close()
+            self.file.close()
             raise
         shape = setup.shape.layers, setup.batch, region, self.row_bytes
-        self._rows: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8).reshape(shape)
+        self.rows: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8).reshape(shape)
         # Of each window in memory the pages that the drive does not have; oldest use first.
         self._dirty: OrderedDict[int, set[int]] = OrderedDict()
         self._on_drive: dict[int, set[int]] = {}
@@ -104,7 +109,7 @@ class FullSwap(Rival):
             window = self._touch(layer, row, at)
             stop = min(end, (at // self.window_tokens + 1) * self.window_tokens)
             new = slice(at - begin, stop - begin)
-            self.layout.pack(keys[:, new], values[:, new], self._rows[layer, row, at:stop])
+            self.layout.pack(keys[:, new], values[:, new], self.rows[layer, row, at:stop])
             first = self._byte(layer, row, at)
             pages = range(first // PAGE_BYTES, -(-self._byte(layer, row, stop) // PAGE_BYTES))
             self._dirty[window].update(pages)
@@ -123,11 +128,11 @@ class FullSwap(Rival):
     def close(self) -> None:
         """Give memory and space back; see `Rival`."""
         self.meter.release(self.meter.traffic().dram_bytes)
-        self._rows = np.empty((0, 0, 0, 0), np.uint8)
+        self.rows = np.empty((0, 0, 0, 0), np.uint8)
         self._dirty.clear()
         if not self._map.closed:
             self._map.close()
-        self._file.close()
+        self.file.close()
 
     def _batches(self, layer: int, row: int) -> Iterator[list[Part]]:
         length = self.lengths[layer][row]
@@ -137,10 +142,10 @@ class FullSwap(Rival):
             if last < length:
                 # The kernel reads the next window while attention works on this one.
                 self._touch(layer, row, last)
-            yield [whole(self._rows[layer, row, first:last])]
+            yield [whole(self.rows[layer, row, first:last])]
 
     def _byte(self, layer: int, row: int, token: int) -> int:
-        region = int(self._rows.shape[2])
+        region = int(self.rows.shape[2])
         return ((layer * self.setup.batch + row) * region + token) * self.row_bytes
 
     def _touch(self, layer: int, row: int, token: int) -> int:
@@ -180,7 +185,7 @@ class FullSwap(Rival):
 
     def _give_back(self, begin: int, count: int) -> None:
         self._map.madvise(mmap.MADV_DONTNEED, begin, count)
-        os.posix_fadvise(self._file.descriptor, begin, count, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(self.file.descriptor, begin, count, os.POSIX_FADV_DONTNEED)
 
     def _check_paging(self) -> None:
         """Page one page out and see whether it is gone."""

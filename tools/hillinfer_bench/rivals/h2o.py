@@ -42,6 +42,12 @@ class H2ODrop(Rival):
     ----------
     setup
         See `Rival`.
+
+    Attributes
+    ----------
+    values, weights
+        Of each slot: the held token's values, (layers, batch, kv_heads, slots, head_dim), and its
+        summed weights, float32.
     """
 
     holds_prompt: ClassVar[bool] = True
@@ -53,8 +59,8 @@ class H2ODrop(Rival):
         self.slots = count(setup, setup.context) + 1
         size = (shape.layers, setup.batch, shape.kv_heads, self.slots)
         self._keys = self.meter.tensor((*size, shape.head_dim), kind)
-        self._values = self.meter.tensor((*size, shape.head_dim), kind)
-        self._weights = self.meter.tensor(size, torch.float32)
+        self.values = self.meter.tensor((*size, shape.head_dim), kind)
+        self.weights = self.meter.tensor(size, torch.float32)
         self._positions = self.meter.tensor(size, torch.int32)
         self._logits = self.meter.tensor((shape.query_heads, self.slots), torch.float32)
         self._seen = (
@@ -104,15 +110,15 @@ class H2ODrop(Rival):
         self._make_room(layer, row, self.slots - 1)
         position, slot = self.grow(layer, row, keys, values), self._held[layer][row]
         self._keys[layer, row, :, slot] = keys[:, 0]
-        self._values[layer, row, :, slot] = values[:, 0]
-        self._weights[layer, row, :, slot] = 0
+        self.values[layer, row, :, slot] = values[:, 0]
+        self.weights[layer, row, :, slot] = 0
         self._positions[layer, row, :, slot] = position
         self._held[layer][row] = slot + 1
 
     def attend(self, layer: int, row: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
         """Attend to what is held, add up weights and drop the lightest; see `Rival`."""
         held = self._held[layer][row]
-        keys, values = self._keys[layer, row], self._values[layer, row]
+        keys, values = self._keys[layer, row], self.values[layer, row]
         logits = self._logits[:, :held]
         for block in self._cut(held):
             head_logits(query, keys[:, block], scaling, logits[:, block])
@@ -120,7 +126,7 @@ class H2ODrop(Rival):
         out = torch.zeros(len(keys), weights.shape[1], query.shape[-1])
         for block in self._cut(held):
             out += torch.matmul(weights[:, :, block], values[:, block].float())
-        self._weights[layer, row, :, :held] += weights.sum(1)
+        self.weights[layer, row, :, :held] += weights.sum(1)
         self._make_room(layer, row, count(self.setup, self.lengths[layer][row]))
         return out.reshape(query.shape).to(query.dtype)
 
@@ -131,7 +137,7 @@ class H2ODrop(Rival):
     def close(self) -> None:
         """Give the memory back; see `Rival`."""
         self.meter.release(self.meter.traffic().dram_bytes)
-        self._keys = self._values = self._weights = self._positions = torch.empty(0)
+        self._keys = self.values = self.weights = self._positions = torch.empty(0)
         self._prompts = {}
 
     def _unobserved(self, layer: int, row: int) -> torch.Tensor:
@@ -166,8 +172,8 @@ class H2ODrop(Rival):
         best = ranked.topk(held, 1).indices
         wide = best[..., None].expand(heads, held, head_dim)
         self._keys[layer, row, :, :held] = keys.gather(1, wide)
-        self._values[layer, row, :, :held] = values.gather(1, wide)
-        self._weights[layer, row, :, :held] = weights.gather(1, best)
+        self.values[layer, row, :, :held] = values.gather(1, wide)
+        self.weights[layer, row, :, :held] = weights.gather(1, best)
         self._positions[layer, row, :, :held] = best.int()
         self._held[layer][row] = held
         del self._prompts[layer, row]
@@ -178,7 +184,7 @@ class H2ODrop(Rival):
         setup, length = self.setup, self.lengths[layer][row]
         while self._held[layer][row] > most:
             last = self._held[layer][row] - 1
-            parts = [self._keys, self._values, self._weights, self._positions]
+            parts = [self._keys, self.values, self.weights, self._positions]
             keys, values, weights, positions = (part[layer, row] for part in parts)
             held = positions[:, : last + 1]
             kept = (held < setup.kept_sinks) | (held >= length - setup.kept_recent)

@@ -67,6 +67,11 @@ class PooledRows:
         Rows of a unit, a power of two up to 64.
     meter
         Counts the pool, its tables and the buffer that reads go through.
+
+    Attributes
+    ----------
+    place, owner
+        Of each unit its slot, and of each slot its unit, int32, below 0 where there is none.
     """
 
     def __init__(self, setup: RivalSetup, rows: DriveRows, unit_rows: int, meter: Meter) -> None:
@@ -88,8 +93,8 @@ class PooledRows:
         shape = setup.shape.layers, setup.batch
         data = self._meter.buffer(setup.units * slots * self.unit_bytes)
         self._data = data.reshape(*shape, slots, self.unit_bytes)
-        self._place = self._table((*shape, self.units if slots else 0), np.int32)
-        self._owner = self._table((*shape, slots), np.int32)
+        self.place = self._table((*shape, self.units if slots else 0), np.int32)
+        self.owner = self._table((*shape, slots), np.int32)
         # Free slots go first: nothing was used before 0.
         self._used = self._table((*shape, slots), np.int64)
 
@@ -123,7 +128,7 @@ class PooledRows:
         Pieces full of what was read; at last the rest, and what was found, which is valid until
         the next call for this layer and sequence.
         """
-        place, used = self._place[layer, row], self._used[layer, row]
+        place, used = self.place[layer, row], self._used[layer, row]
         slots = place[units] if self.slots else np.full(len(units), -1)
         hits, misses = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)
         found = self._rows_of(slots[hits])
@@ -177,7 +182,7 @@ class PooledRows:
         self, layer: int, row: int, units: NDArray[np.int64], data: NDArray[np.uint8]
     ) -> None:
         """Put units into the slots used longest ago."""
-        place, used, owner = (part[layer, row] for part in (self._place, self._used, self._owner))
+        place, used, owner = (part[layer, row] for part in (self.place, self._used, self.owner))
         victims = np.argpartition(used, len(units) - 1)[: len(units)]
         gone = owner[victims]
         place[gone[gone >= 0]] = -1
@@ -194,7 +199,7 @@ class PooledRows:
     def close(self) -> None:
         """Give the memory back; the meter's owner counts it."""
         self._data = np.empty((0, 0, 0, 0), np.uint8)
-        self._place = self._owner = self._used = np.empty((0, 0, 0), np.int64)
+        self.place = self.owner = self._used = np.empty((0, 0, 0), np.int64)
         self.slots = 0
 
     def _ticks(self, layer: int, row: int, count: int) -> NDArray[np.int64]:

@@ -15,9 +15,8 @@ import torch
 from hillinfer.errors import SettingsError
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.model_shape import ModelShape
-from hillinfer.pruning.blocks.policies import DecodedBlocks
-from hillinfer.pruning.needles import NeedleDocument, Question
-from hillinfer.pruning.profile import answer, read
+from hillinfer.pruning.block_policies import DecodedBlocks
+from hillinfer.pruning.profile import NeedleDocument, Question, answer, read
 from hillinfer.pruning.reading import Pruning
 from hillinfer.pruning.schedule import Schedule
 from hillinfer.settings import QuerySource

@@ -18,9 +18,8 @@ from transformers import DynamicCache
 
 import hillinfer
 from hillinfer.errors import SettingsError
-from hillinfer.pruning.needles import NeedleDocument, Question
 from hillinfer.pruning.passes import PrunedRead
-from hillinfer.pruning.profile import answer, read
+from hillinfer.pruning.profile import NeedleDocument, Question, answer, read
 from hillinfer.pruning.rankers import check_weights, make_ranker
 from hillinfer.pruning.reading import Pruning
 from hillinfer.pruning.schedule import BLOCK_TOKENS, Schedule

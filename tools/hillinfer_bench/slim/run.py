@@ -12,7 +12,7 @@ import torch
 
 from hillinfer.errors import SettingsError
 from hillinfer.models.loader import load_model
-from hillinfer.pruning.needles import needle_document
+from hillinfer.pruning.profile import needle_document
 from hillinfer.pruning.schedule import BLOCK_TOKENS, LayerWork, Schedule
 from hillinfer.system.files import prepare_report
 from hillinfer.system.machine import NumberType

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from hillinfer.secrecy.key_sources import KeyFile
-from hillinfer.secrecy.rate import CipherRate
+from hillinfer.secrecy.pages import CipherRate
 from hillinfer_bench.storing.speed import StreamRow, measure_stream
 
 

@@ -19,7 +19,7 @@ from hillinfer.generate.answering import Generation
 from hillinfer.generate.tokens import Sampling
 from hillinfer.models.loader import ModelOutline
 from hillinfer.models.sources import ModelSource
-from hillinfer.secrecy.rate import CipherRate
+from hillinfer.secrecy.pages import CipherRate
 from hillinfer.settings import Settings
 from hillinfer.system.files import prepare_report
 from hillinfer.system.machine import NumberType

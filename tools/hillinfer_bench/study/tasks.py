@@ -20,7 +20,7 @@ import torch
 
 from hillinfer.errors import PromptError, SettingsError
 from hillinfer.generate.prompt import DocumentPrompt, read_text
-from hillinfer.pruning.needles import needle_document
+from hillinfer.pruning.profile import needle_document
 from hillinfer.pruning.schedule import BLOCK_TOKENS
 from hillinfer_bench.quality.table import measure
 from hillinfer_bench.quality.texts import file_samples, standard_library_samples
@@ -90,11 +90,11 @@ class Recall(Question):
         places: Sequence[int],
     ) -> None:
         super().__init__(task, group, number)
-        self._prompt_ids, self._answer_ids, self._places = prompt_ids, answer_ids, places
+        self.prompt_ids, self._answer_ids, self._places = prompt_ids, answer_ids, places
 
     def scores(self, model: Any, tokenizer: Any, ways: Sequence[StudyWay]) -> list[Scores]:
         """Force the answer in every way; see `Question`."""
-        prompt = ReadPrompt(model, self._prompt_ids)
+        prompt = ReadPrompt(model, self.prompt_ids)
         found = []
         for way in ways:
             logits = prompt.forced(way, self._answer_ids)
@@ -213,11 +213,11 @@ class Choice(Question):
         right: int,
     ) -> None:
         super().__init__(task, group, number)
-        self._prompt_ids, self._choices, self._right = prompt_ids, choices, right
+        self.prompt_ids, self._choices, self._right = prompt_ids, choices, right
 
     def scores(self, model: Any, tokenizer: Any, ways: Sequence[StudyWay]) -> list[Scores]:
         """Compare the choices in every way; see `Question`."""
-        prompt = ReadPrompt(model, self._prompt_ids)
+        prompt = ReadPrompt(model, self.prompt_ids)
         coded = [tokenizer(one, add_special_tokens=False).input_ids for one in self._choices]
         sizes = [len(one.encode()) for one in self._choices]
         found = []
@@ -296,11 +296,11 @@ class Summary(Question):
         most: int,
     ) -> None:
         super().__init__(task, group, number)
-        self._prompt_ids, self._reference, self._most = prompt_ids, reference, most
+        self.prompt_ids, self._reference, self._most = prompt_ids, reference, most
 
     def scores(self, model: Any, tokenizer: Any, ways: Sequence[StudyWay]) -> list[Scores]:
         """Write a summary in every way; see `Question`."""
-        prompt = ReadPrompt(model, self._prompt_ids)
+        prompt = ReadPrompt(model, self.prompt_ids)
         written = [
             tokenizer.decode(prompt.generated(way, self._most, tokenizer.eos_token_id))
             for way in ways

@@ -15,8 +15,14 @@ import typer
 
 from hillinfer.catalogue.catalogue import Catalogue
 from hillinfer.catalogue.planning import DRAM, Plan, PlanRules, make_plan, options_of, tier_of
-from hillinfer.catalogue.records import RESTING, CatalogueError, KnownDocument
-from hillinfer.catalogue.uses import DocumentUse, check_stored, document_uses
+from hillinfer.catalogue.records import (
+    RESTING,
+    CatalogueError,
+    DocumentUse,
+    KnownDocument,
+    check_stored,
+    document_uses,
+)
 from hillinfer.cli.forms.measuring import MEASURING_COMMANDS
 from hillinfer.cli.forms.shown import (
     document_facts,

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hillinfer.catalogue.catalogue import Catalogue
-from hillinfer.catalogue.records import CatalogueError, KnownDocument
-from hillinfer.catalogue.uses import check_stored, document_uses
+from hillinfer.catalogue.records import CatalogueError, KnownDocument, check_stored, document_uses
 from hillinfer.cli.console import error_console, quiet_transformers, reading_view
 from hillinfer.cli.documents import (
     ReadingBudgetOption,

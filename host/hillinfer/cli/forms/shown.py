@@ -14,8 +14,7 @@ from hillinfer.catalogue.planning import (
     options_of,
     tier_of,
 )
-from hillinfer.catalogue.records import ROWS, KnownDocument
-from hillinfer.catalogue.uses import DocumentUse
+from hillinfer.catalogue.records import ROWS, DocumentUse, KnownDocument
 from hillinfer.cli.console import printable
 from hillinfer.values import format_bytes
 

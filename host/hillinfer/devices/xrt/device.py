@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from hillinfer.devices.device import (
+    ROWS_TOGETHER,
     DeviceSegment,
     FilePiece,
     ScoreArrays,
@@ -19,9 +20,9 @@ from hillinfer.devices.device import (
     StoredRows,
     StoredShadow,
     queries_each,
+    shadow_descriptors,
 )
 from hillinfer.devices.row_slots import RowSlots, slot_beats
-from hillinfer.devices.shadow_launches import ROWS_TOGETHER, shadow_descriptors
 from hillinfer.devices.xrt.process import Deadlines, MemoryClaims, WorkerProcess
 from hillinfer.devices.xrt.worker import ROWS_CHUNK
 from hillinfer.errors import DeviceError

@@ -10,10 +10,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from hillinfer.metrics import COUNTED, METRIC_PREFIX
 from hillinfer.serve.documents import Documents
 from hillinfer.serve.inference import Inference
 from hillinfer.serve.jobs import Job
+from hillinfer.statistics import COUNTED, METRIC_PREFIX
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _COUNTED = frozenset(f"{METRIC_PREFIX}{name}" for name in COUNTED)

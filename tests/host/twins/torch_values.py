@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import torch
 
-from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.key_codes import CENTRED_LIMIT, INVALID_EXPONENT
 from hillinfer_model.statistics import DEFAULT_EXPONENT, LEAST_TOKENS, MEAN_LIMIT, SINK_TOKENS
 from hillinfer_model.value_codes import CODE_LIMIT
-from hillinfer_model.value_layout import code_row_bytes
 
 _LARGEST = 65504.0
-# Of 32 channels, the low halves of 16 bytes are the first 16.
-_HALF_BYTES = 16
 Statistics = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -102,28 +98,6 @@ def encode_values(
         codes.masked_fill(invalid[..., None], 0).to(torch.int8),
         exponents.masked_fill(invalid, INVALID_EXPONENT).to(torch.uint8),
     )
-
-
-def unpack_code_rows(rows: torch.Tensor, spec: KernelSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what tokens that are kept by themselves hold (contract, section 14, layout).
-
-    Parameters
-    ----------
-    rows
-        uint8 of shape (tokens, code row and kv exponents).
-    spec
-        Shape.
-
-    Returns
-    -------
-    codes, exponents
-        As `encode_values` returns them.
-    """
-    size = code_row_bytes(spec)
-    halves = rows[:, :size].view(torch.int8).reshape(len(rows), spec.kv_heads, -1, 1, _HALF_BYTES)
-    # Shifts of int8 keep the sign: both halves of a byte are two's complement.
-    codes = torch.cat([(halves << 4) >> 4, halves >> 4], dim=3).flatten(2)
-    return codes[..., : spec.head_dim], rows[:, size : size + spec.kv_heads]
 
 
 def _own_statistics(values: torch.Tensor) -> Statistics:

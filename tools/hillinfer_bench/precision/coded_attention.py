@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.native.coded import BlockPartials, CodedCall, CodedTokens
-from hillinfer.native.library import NativeError, Variant, native_library
+from hillinfer.native.library import Variant, native_library
+from hillinfer.native.signatures import BlockPartials, CodedCall, CodedTokens
 from hillinfer.native.structures import row_addresses
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.coded_attention import BLOCK_TOKENS
@@ -205,9 +205,7 @@ class CodedAttention:
     def __init__(self, shape: ModelShape, variant: Variant | None = None) -> None:
         self._library = native_library()
         self.shape = shape
-        self.variant = variant or self._library.variants[0]
-        if self.variant not in self._library.variants:
-            raise NativeError(f"this processor has no {self.variant}")
+        self.variant = self._library.runnable(variant)
         if shape.head_dim > MOST_CHANNELS:
             raise ValueError(f"heads of {shape.head_dim} channels: at most {MOST_CHANNELS}")
         self._number = self.variant.number

@@ -1,0 +1,438 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Selected sets as the native library sees them: their rows, what is missing, what is coded."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.native.library import native_library
+from hillinfer.native.signatures import SplitSelection
+from hillinfer.native.structures import Attending, Misses, SelectedSets, row_addresses
+
+# --- Sets and the rows that at least one of them has ---
+
+
+class SelectedRows:
+    """Sets that the library chooses or is given, call after call in the same memory.
+
+    One set for the layer, or one per KV head. What is counted, looked for, read and promoted is a
+    row, whichever sets have it. Every layer and step looks at `table` and `sets` as they are: calls
+    would take longer than what they do.
+
+    Parameters
+    ----------
+    sets
+        How many.
+    positions
+        Most positions of a set.
+    tokens
+        Most tokens that they are of.
+
+    Attributes
+    ----------
+    table, address
+        What the library is told, and where that lies.
+    sets
+        int64, one set behind the other, ascending in each; `table.set_rows` are in each.
+    most_rows
+        Most rows of all sets together.
+    """
+
+    def __init__(self, sets: int, positions: int, tokens: int) -> None:
+        self.most_rows = min(sets * positions, tokens)
+        self.sets = np.empty(sets * positions, np.int64)
+        self._positions = self.sets
+        self._numbers: NDArray[np.int32] | None = None
+        if sets > 1:
+            self._positions = np.empty(self.most_rows, np.int64)
+            self._numbers = np.empty(sets * positions, np.int32)
+        self._addresses = np.empty(self.most_rows, np.uint64)
+        self.table = SelectedSets(
+            set_count=sets,
+            sets=self.sets.ctypes.data,
+            positions=self._positions.ctypes.data,
+            numbers=None if self._numbers is None else self._numbers.ctypes.data,
+            addresses=self._addresses.ctypes.data,
+        )
+        self.address = ctypes.addressof(self.table)
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return int(self.table.count)
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Positions of all rows, int64, ascending, valid until others come."""
+        return self._positions[: self.table.count]
+
+    @property
+    def addresses(self) -> NDArray[np.uint64]:
+        """Where the rows lie, uint64, 0 for one that is not in memory; valid as long."""
+        return self._addresses[: self.table.count]
+
+
+# --- What is missing of a selection ---
+
+
+@dataclass(frozen=True)
+class MissedRows:
+    """Some rows that were not in memory; all arrays have the shape (rows,).
+
+    Parameters
+    ----------
+    numbers
+        int64, ascending: which of the selection they are.
+    rows
+        int64, their row numbers.
+    places
+        int64, where they were read to; of those that were not, how many of these come before.
+    positions
+        int32, logical positions.
+    hits
+        uint16, from the hit-rate table.
+    """
+
+    numbers: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    places: NDArray[np.int64]
+    positions: NDArray[np.int32]
+    hits: NDArray[np.uint16]
+
+
+class MissList:
+    """What the library lists of a selection, call after call in the same memory.
+
+    Parameters
+    ----------
+    room
+        Most rows of a selection.
+
+    Attributes
+    ----------
+    address
+        What the library is told.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._numbers, self._rows, self._places = np.empty((3, room), np.int64)
+        self._positions, self._hits = np.empty(room, np.int32), np.empty(room, np.uint16)
+        self._table = Misses(
+            numbers=self._numbers.ctypes.data,
+            rows=self._rows.ctypes.data,
+            places=self._places.ctypes.data,
+            positions=self._positions.ctypes.data,
+            hits=self._hits.ctypes.data,
+        )
+        self.address = ctypes.addressof(self._table)
+        self._kept: object = None
+
+    def tell_landed(
+        self,
+        positions: NDArray[np.int64],
+        places: NDArray[np.int64],
+        memory: NDArray[np.uint8],
+    ) -> None:
+        """Say what was read ahead, until `forget_landed`.
+
+        Parameters
+        ----------
+        positions
+            int64, ascending.
+        places
+            int64, which rows of the memory they are.
+        memory
+            uint8 (any, row_bytes), contiguous.
+        """
+        table, self._kept = self._table, (positions, places)
+        table.landed_positions, table.landed_places = positions.ctypes.data, places.ctypes.data
+        table.landed_count, table.landed = len(positions), memory.ctypes.data
+
+    def forget_landed(self) -> None:
+        """Know of nothing that was read ahead."""
+        self._table.landed_count, self._kept = 0, None
+
+    @property
+    def arrived(self) -> int:
+        """How many were read ahead; they come first."""
+        return int(self._table.arrived)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return int(self._table.count)
+
+    def recount(self, counts: NDArray[np.uint16]) -> None:
+        """Look hits up again, in a layer's hit-rate table that changed since they were listed."""
+        own = slice(0, self.count)
+        self._hits[own] = counts[self._positions[own]]
+
+    def part(self, start: int, stop: int) -> MissedRows:
+        """Return some of them, which stay when the list is used again."""
+        own = slice(start, stop)
+        return MissedRows(
+            self._numbers[own].copy(),
+            self._rows[own].copy(),
+            self._places[own].copy(),
+            self._positions[own].copy(),
+            self._hits[own].copy(),
+        )
+
+
+# --- What comes ---
+
+_LINE_BYTES = 64
+
+
+class ComingAttention:
+    """Attention to selected sets, run by run, while rows of a run come.
+
+    Parameters
+    ----------
+    variant
+        Number of the instruction set.
+    state_bytes
+        What `NativeLibrary.attention_bytes` says for the shape.
+    row_bytes
+        Of a row.
+
+    Attributes
+    ----------
+    table
+        What the library is told of a run.
+    """
+
+    def __init__(self, variant: int, state_bytes: int, row_bytes: int) -> None:
+        self._library = native_library()
+        self._memory = np.empty(state_bytes + _LINE_BYTES, np.uint8)
+        address = self._memory.ctypes.data
+        # Vectors that cross no line load faster.
+        self.table = Attending(state=address + -address % _LINE_BYTES, variant=variant)
+        self._kept_bytes = (self._library.tile_rows - 1) * row_bytes
+        self._kept: NDArray[np.uint8] | None = None
+        self._selected = SelectedRows(1, 0, 0)
+        self._out = 0
+
+    def begin(self, step: int, selected: SelectedRows, out: int) -> None:
+        """Begin with the first run.
+
+        Parameters
+        ----------
+        step
+            Address of what a decode step is asked for.
+        selected
+            The sets; where rows lie, 0 for those that come, may follow until the first run.
+        out
+            Address of float32 (query_heads, head_dim), which get the output.
+        """
+        table, self._selected, self._out = self.table, selected, out
+        table.step, table.is_begun, table.nanoseconds = step, 0, 0
+        table.selected, table.kept, self._kept = selected.address, None, None
+
+    @property
+    def rows(self) -> int:
+        """How many rows the sets have."""
+        return self._selected.count
+
+    def run(self, start: int, stop: int) -> NDArray[np.uint64]:
+        """Go on with a run of the rows, and return its addresses.
+
+        Where there is one set runs are multiples of the library's tile, but for the last.
+        """
+        table, is_last = self.table, stop == self.rows
+        if not is_last and self._kept is None:
+            # What several sets have of open tiles. As much as copies of rows take on other ways to
+            # attend, which are counted and not made on this one.
+            self._kept = np.empty(self._kept_bytes, np.uint8)
+            table.kept = self._kept.ctypes.data
+        table.start, table.count, table.is_done = start, stop - start, 0
+        table.out = self._out if is_last else None
+        return self._selected.addresses[start:stop]
+
+    def end(self) -> None:
+        """Attend to what is left of a run whose rows are all here."""
+        if not self.table.is_done:
+            self._library.call("hillinfer_attend_run", self.table)
+        if self.table.out:
+            self.table.kept = self._kept = None
+
+    @property
+    def seconds(self) -> float:
+        """What attention took since `begin`."""
+        return float(self.table.nanoseconds) / 1e9
+
+
+@dataclass(frozen=True)
+class Coming:
+    """Rows that a run waits for.
+
+    Parameters
+    ----------
+    run
+        The run's attention.
+    addresses
+        uint64: those of the run, which get theirs.
+    numbers
+        int64, contiguous: which of them each row is.
+    """
+
+    run: ComingAttention
+    addresses: NDArray[np.uint64]
+    numbers: NDArray[np.int64]
+
+    def only(self, chosen: NDArray[np.bool_]) -> Coming:
+        """Return some of the rows, by one flag for each."""
+        return Coming(self.run, self.addresses, self.numbers[chosen])
+
+    def come(self, memory: NDArray[np.uint8], places: NDArray[np.int64]) -> None:
+        """Say where all of them lie: places of uint8 memory (any, row_bytes)."""
+        self.addresses[self.numbers] = row_addresses(memory, places)
+
+
+# --- Sets whose tokens are exact or coded ---
+
+Positions = NDArray[np.int64]
+
+# The number of a segment's values, and the addresses of c and M.
+_VALUE_BYTES = 3 * 8
+# What is said of each coded token, or row to be read: eight bytes each.
+_COLUMNS = 7
+
+
+class SplitRows:
+    """Sets that the library chooses or is given, call after call in the same memory.
+
+    Parameters
+    ----------
+    sets
+        How many: one for the layer, or one per KV head.
+    positions, exact
+        Most positions of a set, and most of them that are exact.
+    tokens
+        Most tokens that they are of.
+    row_bytes
+        Of a token's codes and exponents.
+
+    Attributes
+    ----------
+    table, address
+        What the library is told, and where that lies.
+    exact, coded
+        The exact tokens of the sets and their rows, and the coded ones.
+    misses
+        Exact rows that were not in memory.
+    """
+
+    def __init__(self, sets: int, positions: int, exact: int, tokens: int, row_bytes: int) -> None:
+        self._room = positions, exact, tokens
+        self._sets = np.empty(sets * positions, np.int64)
+        self.exact = SelectedRows(sets, exact, tokens)
+        self.coded = SelectedRows(sets, positions, tokens)
+        self.misses = MissList(self.exact.most_rows)
+        memory = np.empty((_COLUMNS, min(tokens, sets * positions)), np.int64)
+        (rows, missing, numbers, sources, *cold) = memory
+        self._missing, self._cold, self._numbers = missing, cold, numbers
+        self._weighed: object = None
+        self.table = SplitSelection(
+            sets=self._sets.ctypes.data,
+            exact=self.exact.address,
+            coded=self.coded.address,
+            row_bytes=row_bytes,
+            rows=rows.ctypes.data,
+            missing=missing.ctypes.data,
+            numbers=numbers.ctypes.data,
+            sources=sources.ctypes.data,
+            cold_positions=cold[0].ctypes.data,
+            cold_rows=cold[1].ctypes.data,
+            cold_numbers=cold[2].ctypes.data,
+        )
+        self.address = ctypes.addressof(self.table)
+
+    def holds(self, positions: int, exact: int, tokens: int) -> bool:
+        """Say whether there is room for so many."""
+        room = self._room
+        return positions <= room[0] and exact <= room[1] and tokens <= room[2]
+
+    def tell(self, sets: Sequence[Positions], exact: Sequence[Positions]) -> None:
+        """Say what is selected, int64 positions, ascending, as many in each set."""
+        count, best = len(sets[0]), len(exact[0])
+        self.table.set_rows, self.exact.table.set_rows = count, best
+        np.concatenate(sets, out=self._sets[: len(sets) * count])
+        np.concatenate(exact, out=self.exact.sets[: len(sets) * best])
+
+    def tell_values(self, words: bytes) -> None:
+        """Say what is known of segments' values, three words of each from the first one on."""
+        self.table.segments, self.table.segment_count = words, len(words) // _VALUE_BYTES
+
+    def tell_weights(
+        self, weighed: Sequence[tuple[NDArray[np.int32], NDArray[np.bool_]]] | None
+    ) -> None:
+        """Give L' of each set's coded tokens, and which keys are invalid; None to have them made.
+
+        Int32 (query_heads, tokens) and bool (kv_heads, tokens), C-contiguous.
+        """
+        table = self.table
+        if weighed is None:
+            table.aligned = table.invalid = self._weighed = None
+            return
+        words = np.array([[one.ctypes.data for one in both] for both in weighed], np.int64).T.copy()
+        self._weighed = weighed, words
+        table.aligned, table.invalid = words[0].ctypes.data, words[1].ctypes.data
+
+    @property
+    def sets(self) -> list[Positions]:
+        """The sets, which stay when others come."""
+        return _parts(self._sets, self.exact.table.set_count, self.table.set_rows)
+
+    @property
+    def exact_sets(self) -> list[Positions]:
+        """The exact tokens of each, likewise."""
+        table = self.exact.table
+        return _parts(self.exact.sets, table.set_count, table.set_rows)
+
+    @property
+    def missing_count(self) -> int:
+        """How many coded tokens had no codes."""
+        return int(self.table.missing_count)
+
+    @property
+    def cold_count(self) -> int:
+        """How many rows are to be read: of coded tokens alone, of what is attended to."""
+        return int(self.table.cold_count)
+
+    @property
+    def cold(self) -> tuple[Positions, Positions]:
+        """Their positions and numbers, int64, which stay when others come."""
+        count = self.table.cold_count
+        return self._cold[0][:count].copy(), self._cold[1][:count].copy()
+
+    @property
+    def cold_numbers(self) -> Positions:
+        """Of a choice ahead, numbers of the tokens' values, `NO_NUMBER` of exact ones; a copy.
+
+        Of what is attended to, which of the tokens without codes they are.
+        """
+        return self._cold[2][: self.table.cold_count].copy()
+
+    @property
+    def missing_numbers(self) -> Positions:
+        """Of tokens without codes, the numbers of their segments' values."""
+        return self._numbers[: self.table.missing_count]
+
+    def keep_cold(self, chosen: NDArray[np.bool_]) -> None:
+        """Leave only these of the rows that are to be read."""
+        (own,) = np.nonzero(chosen)
+        gone = len(chosen) - len(own)
+        for column in self._cold:
+            column[: len(own)] = column[own]
+        self.table.cold_count = len(own)
+        self.table.read_count -= gone
+
+
+def _parts(memory: Positions, sets: int, rows: int) -> list[Positions]:
+    return list(memory[: sets * rows].copy().reshape(sets, rows))
