@@ -259,6 +259,8 @@ class StepRows(ctypes.Structure):
 
 _SEQUENCE, _CALL, _PARTIALS = map(ctypes.POINTER, (Sequence, CodedCall, BlockPartials))
 _ENCODED = [_INT, _SEQUENCE, _POINTER, _POINTER, *[_LONG] * 3, _POINTER, _LONG, _LONG]
+
+
 class FewRows(ctypes.Structure):
     """Rows of all sequences, and a linear layer that they go through."""
 
