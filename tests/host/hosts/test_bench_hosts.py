@@ -2,15 +2,20 @@
 """The command that makes the figures of many hosts: what it refuses, its tables, and its report."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 from test_fleet import CHAINS, trace_of
+from tiny_folder import character_tokenizer, save_tiny
 
 from hillinfer.errors import SettingsError
+from hillinfer_bench.hosts import routing
 from hillinfer_bench.hosts import run as command
 from hillinfer_bench.hosts.request import HostsRequest, Part
-from hillinfer_bench.hosts.routing import RoutingRow, routing_text
+from hillinfer_bench.hosts.routing import RoutingRow, measure_policy, routing_text, two_replicas
 
+PLUGIN = Path(__file__).parents[3] / "plugins/hillinfer_hosts"
 SIZES = {"documents": 2, "document_tokens": 100, "questions": 2, "together": 1}
 
 
@@ -44,6 +49,29 @@ def test_a_fleet_is_reported(tmp_path, monkeypatch):
     assert {row["hosts"] for row in rows} == {4, 8}
     assert sum(line.startswith("modelled:") for line in text.splitlines()) >= 2
     assert "routing" not in report
+
+
+def test_policies_are_measured_behind_two_replicas(tmp_path, monkeypatch):
+    pytest.importorskip("openai")
+    paths = (str(PLUGIN), os.environ.get("PYTHONPATH", ""))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    monkeypatch.setattr(routing, "_SETTLED_SECONDS", 0.5)
+    folder = save_tiny(tmp_path / "tiny", tokenizer=character_tokenizer())
+    text = "the cat sat on the mat and the dog lay in the fog. " * 6
+    rows = {}
+    with two_replicas(tmp_path, str(folder)) as replicas:
+        for policy in ("prefix", "round-robin"):
+            documents = [f"{policy} {number} {text}" for number in range(2)]
+            rows[policy] = measure_policy(tmp_path, policy, replicas, documents, 3, 1)
+    for row in rows.values():
+        assert row.requests == 6
+        assert row.prompt_tokens > 6 * len(text)
+        assert 0 < row.first_p50 <= row.first_p95
+    # Who takes turns looks at no prompt.
+    assert rows["prefix"].looking_seconds > 0 == rows["round-robin"].looking_seconds
+    # Each document is read once, of those that take turns by both: four questions find it, and two.
+    assert rows["prefix"].cached_tokens >= 4 * 256
+    assert 2 * 256 <= rows["round-robin"].cached_tokens < 3 * 320
 
 
 def test_a_row_of_routing_has_its_share():
