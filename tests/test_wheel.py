@@ -77,10 +77,15 @@ def test_a_library_of_one_machine_alone_is_not_manylinux(wheel, tmp_path):
 
 def test_it_installs_into_a_clean_environment(wheel, tmp_path):
     """With what it says that it needs, and nothing else."""
+    if not (os.environ.get("CI") or os.environ.get("HILLINFER_WHEEL")):
+        # Of torch alone that may be gigabytes.
+        pytest.skip("fetches all that a wheel needs: run it with HILLINFER_WHEEL=1")
     place = tmp_path / "clean"
     said(sys.executable, "-m", "venv", "--without-pip", place)
     python, variables = place / "bin/python", {**os.environ, "HOME": str(tmp_path)}
     variables.pop("PYTHONPATH", None)
+    # The user's own settings and what pip has fetched before are for pip alone.
+    fetching = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     pip = (sys.executable, "-I", "-m", "pip", "--python", python, "--disable-pip-version-check")
     options = ("--quiet", "--no-compile", "--retries", "1", "-c", ROOT / "constraints.txt")
     ended = subprocess.run(
@@ -88,10 +93,8 @@ def test_it_installs_into_a_clean_environment(wheel, tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        env=variables,
+        env=fetching,
     )
-    if ended.returncode and not os.environ.get("CI"):
-        pytest.skip(f"pip finds no index for what a wheel needs: {ended.stderr.strip()[-200:]}")
     assert ended.returncode == 0, ended.stderr
     code = "from hillinfer.native.library import LIBRARY, native_library\n"
     code += "native_library(); print(LIBRARY)"

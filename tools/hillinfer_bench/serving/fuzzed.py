@@ -90,7 +90,7 @@ def measure_fuzzed(
     assert server.log is not None
     so_far = before or FuzzedRow(0, {}, 0.0, count)
     seed, logged = 1 + len(so_far.sittings), len(_told(server))
-    each = max(1, (count - so_far.asked) // _ROUTES)
+    each = max(1, -(-(count - so_far.asked) // _ROUTES))
     ended = subprocess.run(
         [
             *(sys.executable, "-c", _PROGRAM, "run", f"{server.url}/openapi.json"),
