@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ class NativeLibraryHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build before files are collected, and say for which platform the wheel then is.
 
-        One that is there already, and newer than its sources, is taken as it is.
+        A wheel is built anew, because nothing says of a library that lies here for which processor
+        and which glibc it was made. `HILLINFER_NATIVE=current` takes one that is newer than its
+        sources all the same, as an editable install does.
         """
         spec = importlib.util.spec_from_file_location("build_native", _BUILDER)
         assert spec is not None
@@ -27,10 +30,11 @@ class NativeLibraryHook(BuildHookInterface[Any]):
         builder = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(builder)
         is_current = builder.is_current()
+        takes_current = os.environ.get("HILLINFER_NATIVE") == "current"
         if version == "editable" and is_current:
             return
         try:
-            library = builder.LIBRARY if is_current else builder.build()
+            library = builder.LIBRARY if is_current and takes_current else builder.build()
         except (builder.BuildError, OSError) as error:
             self.app.display_warning(
                 f"native library: not built, and nothing generates without it: {error}"

@@ -255,12 +255,6 @@ class StepRows(ctypes.Structure):
     )
 
 
-# --- Functions ---
-
-_SEQUENCE, _CALL, _PARTIALS = map(ctypes.POINTER, (Sequence, CodedCall, BlockPartials))
-_ENCODED = [_INT, _SEQUENCE, _POINTER, _POINTER, *[_LONG] * 3, _POINTER, _LONG, _LONG]
-
-
 class FewRows(ctypes.Structure):
     """Rows of all sequences, and a linear layer that they go through."""
 
@@ -277,6 +271,10 @@ class FewRows(ctypes.Structure):
     )
 
 
+# --- Functions ---
+
+_SEQUENCE, _CALL, _PARTIALS = map(ctypes.POINTER, (Sequence, CodedCall, BlockPartials))
+_ENCODED = [_INT, _SEQUENCE, _POINTER, _POINTER, *[_LONG] * 3, _POINTER, _LONG, _LONG]
 _ROWS, _STATES = ctypes.POINTER(StepRows), ctypes.POINTER(RowStates)
 _ATTENTION, _CHOICE = map(ctypes.POINTER, (Attention, Choice))
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {

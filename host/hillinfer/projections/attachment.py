@@ -327,6 +327,6 @@ class ProjectionAttachment:
             if own is not None:
                 own.data = part.clone()
                 layer.weight = own
-            elif packed.restores is Restores.FROM_SHARED_MEMORY:
-                # Memory of its own again: the joined matrix is let go.
+            elif packed.restores is Restores.FROM_SHARED_MEMORY and len(outputs) > 1:
+                # Memory of its own again: the joined matrix is let go. One layer's never moved.
                 layer.weight.data = part.clone()

@@ -55,6 +55,9 @@ class JoinedSteps:
 
 
 def _computed(layer: torch.nn.Linear, variant: int, states: torch.Tensor) -> torch.Tensor:
-    if is_few(states, layer.in_features):
+    # Somebody may have given the layer other weights meanwhile.
+    held = [one for one in (layer.weight, layer.bias) if one is not None]
+    is_plain = all(one.dtype is torch.float32 and one.is_contiguous() for one in held)
+    if is_plain and is_few(states, layer.in_features):
         return few_rows(states, layer.weight, layer.bias, variant)
     return linear(states, layer.weight, layer.bias)

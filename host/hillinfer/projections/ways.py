@@ -296,7 +296,7 @@ class _PrepackedLinear:
 class Rows(Fused):
     """Few rows by the native library, which reads each weight once; more of them by torch.
 
-    What a row gets has the same bits whatever rows are beside it, so that sequences that step
+    What a row gets has the same bits whatever rows are beside it. So up to 16 sequences that step
     together have the tokens that each has alone. The same numbers as stock up to the order of
     summing; weights are where `Fused` has them.
     """
