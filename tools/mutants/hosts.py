@@ -39,12 +39,36 @@ HOSTS: tuple[Mutant, ...] = (
         "redis-hosts-unsigned",
         "Whoever may write to Redis leads requests to a place of his own.",
         f"{_HOSTS}/redis_directory.py",
-        "not self._key or hmac.compare_digest(given, self._signature(host))",
-        "bool(host.name)",
+        "if not hmac.compare_digest(signature, self._signature(host, said)):",
+        "if not host.name:",
         (
             f"{_TESTS}/test_directory.py"
             "::test_who_may_write_to_redis_and_has_no_key_leads_nobody_anywhere",
         ),
+    ),
+    Mutant(
+        "redis-hosts-repeated",
+        "What a host once said in Redis is believed for ever.",
+        f"{_HOSTS}/redis_directory.py",
+        "if abs(self._clock() - float(said)) > _SIGNED_SECONDS:",
+        "if float(said) < 0:",
+        (f"{_TESTS}/test_directory.py::test_what_a_host_said_is_not_repeated_for_ever",),
+    ),
+    Mutant(
+        "redis-hosts-vanish",
+        "A host in Redis that is not believed vanishes without a word.",
+        f"{_HOSTS}/redis_directory.py",
+        "len(self._told) < _MOST_TOLD",
+        "not name",
+        (f"{_TESTS}/test_directory.py::test_a_host_that_is_not_believed_is_told_once",),
+    ),
+    Mutant(
+        "hosts-key-of-everybody",
+        "The hosts' key is taken from a file that others may read.",
+        f"{_HOSTS}/running.py",
+        "if status.st_mode & (0o077 if is_own else 0o037):",
+        "if status.st_mode & (0o007 if is_own else 0o037):",
+        (f"{_TESTS}/test_gate.py::test_a_key_that_others_may_read_is_refused",),
     ),
     Mutant(
         "slow-hosts-lost",

@@ -67,7 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="what is run; give it again for more. engines by default",
     )
     parser.add_argument(
-        "--rounds", type=int, default=5, help="of first tokens beside their parts alone"
+        "--rounds",
+        type=_rounds,
+        default=5,
+        help="of first tokens beside their parts alone; 2 or more",
     )
     parser.add_argument("--requests", type=int, default=1000, help="of the trace that are replayed")
     parser.add_argument(
@@ -104,6 +107,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             shutil.rmtree(folder, ignore_errors=True)
     if errors:
         raise SystemExit("; ".join(errors))
+
+
+def _rounds(text: str) -> int:
+    """Return how many rounds an option asks for."""
+    count = int(text) if text.isdecimal() else 0
+    if count < 2:
+        raise argparse.ArgumentTypeError(f"{text} rounds have no median: ask for 2 or more")
+    return count
 
 
 def _write(out: Path, part: str, told: dict[str, Any]) -> None:

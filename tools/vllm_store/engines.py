@@ -154,13 +154,14 @@ class Runs:
             **more,
         }
         script = str(Path(__file__).with_name("engine_run.py"))
-        return subprocess.Popen(
-            [str(self.installed.python), script, json.dumps(request)],
-            env=self.installed.variables(self.threads),
-            stdout=subprocess.PIPE,
-            stderr=self.log.open("w"),
-            text=True,
-        )
+        with self.log.open("w") as said:
+            return subprocess.Popen(
+                [str(self.installed.python), script, json.dumps(request)],
+                env=self.installed.variables(self.threads),
+                stdout=subprocess.PIPE,
+                stderr=said,
+                text=True,
+            )
 
 
 @contextmanager
@@ -220,9 +221,7 @@ def kill(server: RunningServer) -> None:
 def _reason(said: str) -> str:
     """Return the last line of what was said that is an error, else the last one."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    errors = [
-        line for line in lines if re.match(r"(\(\S+ pid=\d+\) )?[\w.]*(Error|Exception)\b", line)
-    ]
+    errors = [line for line in lines if _ERROR.match(line)]
     return (errors or lines or ["nothing was said"])[-1]
 
 

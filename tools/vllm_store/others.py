@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ _MEMORY = 1 << 30
 _INSTALL_SECONDS = 600.0
 # Placed into a configuration where its folder of files goes.
 _FOLDER = "FOLDER"
+_URL = re.compile(r"\b[a-z+]+://\S+", re.IGNORECASE)
+_HOST = re.compile(r"\bhost='[^']*'")
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,11 @@ def others_report(runs: Runs, folder: Path) -> dict[str, Any]:
     return {"label": "measured on this machine, or refused on it", "rows": rows, "errors": []}
 
 
+def without_places(line: str) -> str:
+    """Return a line of pip's without URLs and names of machines that packages come from."""
+    return _HOST.sub("host=…", _URL.sub("…", line))
+
+
 # --- inside ---
 
 
@@ -125,7 +133,8 @@ def _installed(runs: Runs, other: Other, place: Path) -> Runs:
         raise EngineError(f"installing took more than {_INSTALL_SECONDS:.0f} s") from error
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-        raise EngineError(f"pip: {(lines or ['no output'])[-1]}")
+        # Where packages come from is the machine's own, and goes into no report.
+        raise EngineError(f"pip: {without_places((lines or ['no output'])[-1])}")
     paths = (*runs.installed.paths, target)
     return replace(runs, installed=replace(runs.installed, paths=paths))
 

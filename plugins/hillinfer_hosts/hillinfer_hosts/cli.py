@@ -83,7 +83,7 @@ def router(
     key = read_key(key_file, host)
     kept: Directory
     if _in_redis(directory):
-        kept = RedisDirectory(directory, key=key)
+        kept = RedisDirectory(directory, key=key, say=error_console().print)
     else:
         kept = EmbeddedDirectory(None if directory == "memory" else directory)
     rules = RouterRules(

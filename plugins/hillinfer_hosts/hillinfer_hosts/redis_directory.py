@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -15,7 +16,12 @@ _NAMES = "hillinfer:hosts"
 _HOST, _HELD = "hillinfer:host:", "hillinfer:held:"
 _TEXTS = (b"replica", b"agent", b"session")
 # What else the key signs begins otherwise.
-_SIGNED = b"hillinfer host 1\n"
+_SIGNED = b"hillinfer host 2\n"
+# A host signs anew with each beat. What is older somebody repeats, maybe with an address that is
+# another's by now; clocks of hosts may differ by the rest.
+_SIGNED_SECONDS = 60.0
+# Names that are told: who may write to Redis fills no log.
+_MOST_TOLD = 1000
 # Members of one command.
 _BATCH = 1000
 _Answer = TypeVar("_Answer")
@@ -35,9 +41,13 @@ class RedisDirectory:
     client
         Of Redis, in place of one that is made.
     key
-        What hosts share. With it a host is signed, and one that is not, or wrongly, is not there:
-        whoever may write to Redis alone leads no request to a place of his own. Without it
-        everybody is believed who may write there.
+        What hosts share. With it a host is signed with its time. One that is not, or wrongly, or
+        more than a minute ago, is not there: whoever may write to Redis alone leads no request to
+        a place of his own. Without it everybody is believed who may write there.
+    clock
+        Returns the time in seconds, as the clocks of other hosts tell it.
+    say
+        Told once of each host that is not there for that.
 
     Raises
     ------
@@ -51,6 +61,8 @@ class RedisDirectory:
         silent_seconds: float = SILENT_SECONDS,
         client: Any = None,
         key: str = "",
+        clock: Callable[[], float] = time.time,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         try:
             import redis
@@ -60,7 +72,8 @@ class RedisDirectory:
                 "pip install 'hillinfer-hosts[redis]'"
             ) from error
         self._errors = redis.RedisError
-        self._key = key.encode()
+        self._key, self._clock, self._say = key.encode(), clock, say
+        self._told: set[str] = set()
         self._milliseconds = max(1, int(1000 * silent_seconds))
         # Answers are bytes, which its types leave open.
         self._redis: Any = client or redis.Redis.from_url(
@@ -97,6 +110,7 @@ class RedisDirectory:
 
     def _announce(self, host: Host, change: Change) -> bool:
         name, held = _HOST + host.name, _HELD + host.name
+        said = f"{self._clock():.3f}".encode()
         if not change.is_whole:
             known = self._redis.hget(name, "session")
             if known is None or known.decode() != host.session:
@@ -115,7 +129,8 @@ class RedisDirectory:
                     "agent": host.agent,
                     "session": host.session,
                     "namespaces": b"".join(host.namespaces),
-                    "signature": self._signature(host),
+                    "said": said,
+                    "signature": self._signature(host, said),
                 },
             )
             steps.sadd(_NAMES, host.name)
@@ -125,7 +140,8 @@ class RedisDirectory:
         return True
 
     def _names(self) -> list[str]:
-        return sorted(name.decode() for name in self._redis.smembers(_NAMES))
+        # Who writes what is no text stops no lookup.
+        return sorted(name.decode(errors="replace") for name in self._redis.smembers(_NAMES))
 
     def _hosts(self) -> list[Host]:
         names = self._names()
@@ -144,16 +160,34 @@ class RedisDirectory:
         return found
 
     def _signed(self, name: str, own: dict[bytes, bytes]) -> Host | None:
-        """Return a host as it was said; None where somebody said it who has no key."""
+        """Return a host as it was said; None where it was not said lately, or without the key."""
         told = [own.get(key, b"").decode(errors="replace") for key in _TEXTS]
         host = Host.of([name, *told], own.get(b"namespaces", b""))
-        given = own.get(b"signature", b"")
-        is_known = not self._key or hmac.compare_digest(given, self._signature(host))
-        return host if is_known else None
+        why = self._why_unbelieved(host, own.get(b"said", b""), own.get(b"signature", b""))
+        if not why:
+            return host
+        if name not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add(name)
+            self._say(f"the host {name!r} in Redis gets no requests: {why}")
+        return None
 
-    def _signature(self, host: Host) -> bytes:
-        """Return the HMAC of all that is said of a host; empty without a key."""
-        told = json.dumps(host.told(), sort_keys=True).encode()
+    def _why_unbelieved(self, host: Host, said: bytes, signature: bytes) -> str:
+        """Return why a host is not believed; empty where it is."""
+        if not self._key:
+            return ""
+        if not hmac.compare_digest(signature, self._signature(host, said)):
+            return "it is not signed with the key of this router, or by another version"
+        # Signed, it is a number.
+        if abs(self._clock() - float(said)) > _SIGNED_SECONDS:
+            return (
+                f"it was signed more than {_SIGNED_SECONDS:.0f} s from now: somebody repeats it, "
+                "or the clocks of its machine and this one differ"
+            )
+        return ""
+
+    def _signature(self, host: Host, said: bytes) -> bytes:
+        """Return the HMAC of all that is said of a host, and when; empty without a key."""
+        told = json.dumps(host.told(), sort_keys=True).encode() + b"\n" + said
         return hmac.digest(self._key, _SIGNED + told, hashlib.sha256) if self._key else b""
 
     def _holders(self, keys: Sequence[bytes]) -> dict[bytes, set[str]]:

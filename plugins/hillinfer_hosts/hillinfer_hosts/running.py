@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -34,7 +35,8 @@ def read_key(file: Path | None, host: str) -> str:
     Raises
     ------
     HostsError
-        Where it cannot be read or is short, or other machines could come without one.
+        Where it cannot be read, others may read it or it is short, or other machines could come
+        without one.
     """
     if file is None:
         if not is_local(host):
@@ -44,10 +46,17 @@ def read_key(file: Path | None, host: str) -> str:
             )
         return ""
     try:
-        key = file.read_text().partition("\n")[0].strip()
+        with file.open() as opened:
+            status = os.fstat(opened.fileno())
+            key = opened.readline().strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = reason_of(error) if isinstance(error, OSError) else "it is not text"
         raise HostsError(f"cannot read the hosts' key in {file}: {reason}") from error
+    is_own = status.st_uid == os.geteuid()
+    # Of another owner's file, as Kubernetes gives one, a service can have but its group's part.
+    if status.st_mode & (0o077 if is_own else 0o037):
+        mode = "600" if is_own else "640"
+        raise HostsError(f"{file} may be read by others than its owner: chmod {mode} {file}")
     if len(key) < _LEAST_KEY or not key.isascii() or not key.isprintable():
         raise HostsError(
             f"the hosts' key in {file} has fewer than {_LEAST_KEY} characters, or others than "

@@ -3,17 +3,23 @@
 
 import json
 import os
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
+from replicas import wait_until
 from test_fleet import CHAINS, trace_of
 from tiny_folder import character_tokenizer, save_tiny
 
 from hillinfer.errors import SettingsError
+from hillinfer.store.store import Store
 from hillinfer_bench.hosts import routing
 from hillinfer_bench.hosts import run as command
 from hillinfer_bench.hosts.request import HostsRequest, Part
 from hillinfer_bench.hosts.routing import RoutingRow, measure_policy, routing_text, two_replicas
+from hillinfer_bench.serving.streams import Client
+from hillinfer_hosts.held import HeldPrefixes
 
 PLUGIN = Path(__file__).parents[3] / "plugins/hillinfer_hosts"
 SIZES = {"documents": 2, "document_tokens": 100, "questions": 2, "together": 1}
@@ -51,12 +57,38 @@ def test_a_fleet_is_reported(tmp_path, monkeypatch):
     assert "routing" not in report
 
 
-def test_policies_are_measured_behind_two_replicas(tmp_path, monkeypatch):
+def wait_for_rows(monkeypatch, places):
+    """Have each answer come once its rows are found, which else is a moment later."""
+    ask, groups = Client.ask, []
+
+    def held():
+        count = 0
+        for place in places:
+            with Store(place) as store:
+                count += len(HeldPrefixes(store).everything().held)
+        return count
+
+    def settled(client, content, tokens):
+        answer = ask(client, content, tokens)
+        groups.append(answer.prompt_tokens // 64 - answer.cached_tokens // 64)
+        wait_until(lambda: held() >= sum(groups))
+        return answer
+
+    monkeypatch.setattr(Client, "ask", settled)
+
+
+def test_policies_are_measured_behind_two_replicas(tmp_path, monkeypatch, warm_python):
     pytest.importorskip("openai")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.join(warm_python)} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    wait_for_rows(monkeypatch, [tmp_path / name / "store" for name in routing.NAMES])
     paths = (str(PLUGIN), os.environ.get("PYTHONPATH", ""))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     monkeypatch.setattr(routing, "_SETTLED_SECONDS", 0.5)
     folder = save_tiny(tmp_path / "tiny", tokenizer=character_tokenizer())
+    # Five groups and some tokens, so that what was computed is what is new in a store.
     text = "the cat sat on the mat and the dog lay in the fog. " * 6
     rows = {}
     with two_replicas(tmp_path, str(folder)) as replicas:

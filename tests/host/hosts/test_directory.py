@@ -229,6 +229,49 @@ def test_who_may_write_to_redis_and_has_no_key_leads_nobody_anywhere():
     assert RedisDirectory("", 60, client, "another key of hosts").hosts() == []
 
 
+def test_what_a_host_said_is_not_repeated_for_ever(time):
+    client = pytest.importorskip("fakeredis").FakeRedis()
+    from hillinfer_hosts.redis_directory import RedisDirectory
+
+    time.now = 1000.0
+    entry, key, said = "hillinfer:host:a", "what the hosts share", []
+    directory = RedisDirectory("", 60, client, key, time, said.append)
+    says(directory, "a", KEYS)
+    old = client.hgetall(entry)
+    for time.now, is_there in ((1059.0, True), (1061.0, False), (939.0, False), (941.0, True)):
+        client.hset(entry, mapping=old)
+        assert bool(directory.hosts()) == is_there, time.now
+    assert len(said) == 1
+    assert "repeats it" in said[0]
+    # Another time is another signature.
+    time.now = 1061.0
+    for later in (b"1061.000", b"nan", b"", b"\xff"):
+        client.hset(entry, mapping=old | {b"said": later})
+        assert directory.hosts() == []
+    # The host itself is believed at once.
+    assert directory.announce(host("a"), Change())
+    assert directory.hosts() == [host("a")]
+
+
+def test_a_host_that_is_not_believed_is_told_once():
+    client = pytest.importorskip("fakeredis").FakeRedis()
+    from hillinfer_hosts.redis_directory import RedisDirectory
+
+    said = []
+    directory = RedisDirectory("", 60, client, "what the hosts share", say=said.append)
+    says(directory, "a", KEYS)
+    assert directory.hosts() == [host("a")]
+    assert said == []
+    for name in "bc":
+        says(RedisDirectory("", 60, client), name, KEYS)
+    client.sadd("hillinfer:hosts", b"\xff")
+    for _ in range(3):
+        assert directory.hosts() == [host("a")]
+    assert len(said) == 2
+    assert all(repr(name) in line for name, line in zip("bc", said, strict=True))
+    assert all("not signed" in line for line in said)
+
+
 def test_namespaces_of_all_hosts_have_their_turn():
     many = tuple(bytes([at]) * 32 for at in range(40))
     hosts = [Host("a", "http://a", namespaces=many), Host("b", "http://b", namespaces=(SPACE,))]

@@ -2,6 +2,7 @@
 """What a router and an agent let in: no page of other places, no strangers, nothing but JSON."""
 
 import json
+import os
 from contextlib import contextmanager
 
 import pytest
@@ -13,7 +14,7 @@ from hillinfer_hosts import cli
 from hillinfer_hosts.agent import Agent, fetch_body
 from hillinfer_hosts.announcing import packed
 from hillinfer_hosts.directory import Change, Host
-from hillinfer_hosts.running import in_background
+from hillinfer_hosts.running import in_background, read_key
 from hillinfer_hosts.transfer import Wanted
 
 TEXT = "the cat sat on the mat " * 20
@@ -89,6 +90,7 @@ def test_wrong_fetches_take_no_room(tmp_path):
 def test_an_agent_that_nobody_could_reach_is_refused(tmp_path):
     key = tmp_path / "key"
     key.write_text("0123456789abcdef0123\n")
+    key.chmod(0o600)
     asked = {"store": tmp_path / "none", "replica": "http://10.0.0.7:8000"}
     asked |= {"directory": "http://10.0.0.6:8100", "key_file": key}
     with pytest.raises(HillInferError, match="--url"):
@@ -99,3 +101,23 @@ def test_an_agent_that_nobody_could_reach_is_refused(tmp_path):
     # With them it goes on, to the store, which is none.
     with pytest.raises(HillInferError, match="none"):
         cli.agent(**asked, host="0.0.0.0", url="http://10.0.0.7:8200")
+
+
+def test_a_key_that_others_may_read_is_refused(tmp_path, monkeypatch):
+    key = tmp_path / "key"
+    key.write_text("0123456789abcdef0123\nmore\n")
+    for mode in (0o644, 0o640, 0o604, 0o620, 0o601):
+        key.chmod(mode)
+        with pytest.raises(HillInferError, match=f"{key} may be read .* chmod 600 {key}"):
+            read_key(key, "10.0.0.7")
+    for mode in (0o600, 0o400):
+        key.chmod(mode)
+        assert read_key(key, "10.0.0.7") == "0123456789abcdef0123"
+    # A service reads what is somebody else's as its group, and nobody besides.
+    monkeypatch.setattr(os, "geteuid", lambda: key.stat().st_uid + 1)
+    for mode in (0o444, 0o660, 0o641):
+        key.chmod(mode)
+        with pytest.raises(HillInferError, match=f"chmod 640 {key}"):
+            read_key(key, "10.0.0.7")
+    key.chmod(0o440)
+    assert read_key(key, "10.0.0.7") == "0123456789abcdef0123"

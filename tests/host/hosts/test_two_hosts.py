@@ -76,6 +76,7 @@ class Hosts:
     def __init__(self, stack, python, folder, place):
         key_file = place / "key"
         key_file.write_text(KEY + "\n")
+        key_file.chmod(0o600)
 
         def process(program, *arguments):
             made = Process(python, program, *arguments)

@@ -6,8 +6,10 @@ import json
 import pytest
 
 from hillinfer_bench.traces.request_trace import Request
+from vllm_store import __main__ as command
 from vllm_store.engines import EngineError, Installed, Runs
 from vllm_store.hiding import Hiding
+from vllm_store.others import without_places
 from vllm_store.trace import Shrunk
 
 ROUND = {
@@ -72,3 +74,18 @@ def test_an_engine_that_fails_tells_its_last_error(tmp_path):
         runs.ask(None)
     python.write_text('#!/bin/sh\necho \'RESULT {"answers": [1], "rounds": []}\'\n')
     assert runs.ask(None)["answers"] == [1]
+
+
+@pytest.mark.parametrize("count", ["0", "1", "-3", "two"])
+def test_rounds_without_a_median_are_refused(count, capsys):
+    with pytest.raises(SystemExit):
+        command.main(["--rounds", count])
+    assert f"{count} rounds have no median: ask for 2 or more" in capsys.readouterr().err
+
+
+def test_a_report_names_no_place_that_packages_come_from():
+    line = "ERROR: no match for lmcache==1 (from https://user:word@index.example/simple/lmcache/)"
+    assert without_places(line) == "ERROR: no match for lmcache==1 (from …"
+    line = "ERROR: HTTPSConnectionPool(host='index.example', port=443): Max retries exceeded"
+    assert "index.example" not in without_places(line)
+    assert without_places("ERROR: no space left") == "ERROR: no space left"
