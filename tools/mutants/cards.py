@@ -134,6 +134,22 @@ CARDS: tuple[Mutant, ...] = (
         (f"{_CAST}::test_keys_that_a_device_casts_change_no_output[padded heads]",),
     ),
     Mutant(
+        "half-beats-in-the-plane",
+        "Rows of keys that the host hands over begin in the middle of beats.",
+        "host/hillinfer/devices/row_slots.py",
+        "round_up(FP16_BYTES * width, BEAT_BYTES) // FP16_BYTES",
+        "width",
+        (f"{_CAST}::test_rows_of_keys_that_end_within_a_beat_are_cast",),
+    ),
+    Mutant(
+        "no-descriptor-ends-the-answer",
+        "A host without descriptors cannot hand over keys, and the answer ends.",
+        "host/hillinfer/devices/row_slots.py",
+        "except OSError as error:",
+        "except TimeoutError as error:",
+        (f"{_CAST}::test_keys_that_cannot_be_handed_over_lose_the_device",),
+    ),
+    Mutant(
         "rows-in-staging",
         "Codes on the drive are loaded into slots whose rows a kernel would cast.",
         "host/hillinfer/devices/device_shadows.py",
