@@ -11,6 +11,7 @@ _LEVELS = "tests/hw/test_logic_levels.py"
 _SKEW = "tests/hw/test_skew.py"
 _MADE = "tests/host/devices/test_made_shadows.py"
 _CAST = "tests/host/devices/test_cast_rows.py"
+_RESUMED = "tests/host/sessions/test_devices.py"
 
 CARDS: tuple[Mutant, ...] = (
     Mutant(
@@ -148,6 +149,14 @@ CARDS: tuple[Mutant, ...] = (
         "except OSError as error:",
         "except TimeoutError as error:",
         (f"{_CAST}::test_keys_that_cannot_be_handed_over_lose_the_device",),
+    ),
+    Mutant(
+        "waiting-for-ever",
+        "Segments of sessions count as waiting for rows when they have them or are gone.",
+        "host/hillinfer/shadow/segments.py",
+        "self._waiting_bytes -= self._waiting.pop(resident.slot, 0)",
+        "self._waiting.pop(resident.slot, 0)",
+        (f"{_RESUMED}::test_segments_that_wait_for_rows_give_their_room_back",),
     ),
     Mutant(
         "rows-in-staging",
