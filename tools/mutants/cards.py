@@ -11,6 +11,7 @@ _LEVELS = "tests/hw/test_logic_levels.py"
 _SKEW = "tests/hw/test_skew.py"
 _MADE = "tests/host/devices/test_made_shadows.py"
 _CAST = "tests/host/devices/test_cast_rows.py"
+_RESUMED = "tests/host/sessions/test_devices.py"
 
 CARDS: tuple[Mutant, ...] = (
     Mutant(
@@ -132,6 +133,30 @@ CARDS: tuple[Mutant, ...] = (
         "self.read_bytes += sum(one.drive_bytes for one in rows)",
         "self.read_bytes += sum(one.byte_count for one in rows)",
         (f"{_CAST}::test_keys_that_a_device_casts_change_no_output[padded heads]",),
+    ),
+    Mutant(
+        "half-beats-in-the-plane",
+        "Rows of keys that the host hands over begin in the middle of beats.",
+        "host/hillinfer/devices/row_slots.py",
+        "round_up(FP16_BYTES * width, BEAT_BYTES) // FP16_BYTES",
+        "width",
+        (f"{_CAST}::test_rows_of_keys_that_end_within_a_beat_are_cast",),
+    ),
+    Mutant(
+        "no-descriptor-ends-the-answer",
+        "A host without descriptors cannot hand over keys, and the answer ends.",
+        "host/hillinfer/devices/row_slots.py",
+        "except OSError as error:",
+        "except TimeoutError as error:",
+        (f"{_CAST}::test_keys_that_cannot_be_handed_over_lose_the_device",),
+    ),
+    Mutant(
+        "waiting-for-ever",
+        "Segments of sessions count as waiting for rows when they have them or are gone.",
+        "host/hillinfer/shadow/segments.py",
+        "self._waiting_bytes -= self._waiting.pop(resident.slot, 0)",
+        "self._waiting.pop(resident.slot, 0)",
+        (f"{_RESUMED}::test_segments_that_wait_for_rows_give_their_room_back",),
     ),
     Mutant(
         "rows-in-staging",

@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from hillinfer.devices.device import DeviceSegment, FilePiece, ScoreArrays, StoredRows
+from hillinfer.drive.files import round_up
+from hillinfer.errors import DeviceError
 from hillinfer.scoring.native import NativeScorer
 from hillinfer_model.beats import Beats
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import KeyMode, Scope
+from hillinfer_model.descriptor import FP16_BYTES
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 from hillinfer_model.launch_shape import key_value_row_beats
 from hillinfer_model.statistics_block import pack_statistics
@@ -125,14 +128,25 @@ def given_rows(
     keys
         float16 of shape (segment_tokens, kv_heads, head_dim) on the CPU. What further heads hold is
         skipped, as values are.
+
+    Raises
+    ------
+    DeviceError
+        Where the host has no memory or no descriptor for the file.
     """
-    plane = np.zeros((*keys.shape[:2], spec.padded_head_dim), dtype=np.float16)
-    plane[..., : spec.head_dim] = keys.detach().numpy()
-    file = os.memfd_create("hillinfer-keys", os.MFD_CLOEXEC)
-    try:
-        left, at = plane.reshape(-1).view(np.uint8).data, 0
-        while at < plane.nbytes:
-            at += os.pwrite(file, left[at:], at)
+    tokens, heads, _ = keys.shape
+    width = heads * spec.padded_head_dim
+    # Rows begin at beats: an odd number of slices of channels leaves half a beat at the end.
+    plane = np.zeros((tokens, round_up(FP16_BYTES * width, BEAT_BYTES) // FP16_BYTES), np.float16)
+    padded = plane[:, :width].reshape(tokens, heads, -1)
+    padded[..., : spec.head_dim] = keys.detach().numpy()
+    with ExitStack() as files:
+        try:
+            file = os.memfd_create("hillinfer-keys", os.MFD_CLOEXEC)
+            files.callback(os.close, file)
+            left, at = plane.reshape(-1).view(np.uint8).data, 0
+            while at < plane.nbytes:
+                at += os.pwrite(file, left[at:], at)
+        except OSError as error:
+            raise DeviceError(f"keys cannot be handed over: {error}") from error
         yield GivenRows(slot, base_position, statistics, [FilePiece(file, 0, plane.nbytes)])
-    finally:
-        os.close(file)

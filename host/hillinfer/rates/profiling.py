@@ -333,8 +333,11 @@ class Profiling(PlainProfiling):
             shadows.update(place, own.shadow, own.tokens)
             return
         keys = torch.ones(own.tokens, 2 * spec.kv_heads, spec.head_dim, dtype=torch.float16)
-        with given_rows(spec, place.slot, own.base_position, own.statistics, keys) as given:
-            shadows.make([place], [given], [own.shadow])
+        try:
+            with given_rows(spec, place.slot, own.base_position, own.statistics, keys) as given:
+                shadows.make([place], [given], [own.shadow])
+        except DeviceError as error:
+            shadows.lose(error)
 
 
 def _device_segments(count: int, f_c: float, f_s: float) -> int:

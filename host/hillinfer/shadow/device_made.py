@@ -15,6 +15,7 @@ from hillinfer.devices.device import FilePiece, StoredRows
 from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.row_slots import given_rows
 from hillinfer.drive.regions import OWN_FILE, Placement
+from hillinfer.errors import DeviceError
 from hillinfer.shadow.segments import ResidentShadows, Segment, SegmentLayer
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
@@ -161,8 +162,11 @@ class DeviceCasting(DeviceMaking):
         assert own.resident is not None
         assert own.statistics is not None
         known = self._spec, own.resident.slot, base, own.statistics
-        with given_rows(*known, keys(base, base + self._size)) as given:
-            self._residents.made([own], [given])
+        try:
+            with given_rows(*known, keys(base, base + self._size)) as given:
+                self._residents.made([own], [given])
+        except DeviceError as error:
+            self._device.lose(error)
 
 
 def making_of(

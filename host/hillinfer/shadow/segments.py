@@ -123,12 +123,6 @@ class ResidentShadows:
         Counts the copies of probe tokens.
     staging
         Returns memory for one shadow, the same at each call.
-
-    Attributes
-    ----------
-    waiting_bytes
-        Of shadows that sessions brought to DRAM for a device that takes rows, which come later; as
-        if none had gone since.
     """
 
     def __init__(
@@ -142,7 +136,14 @@ class ResidentShadows:
         self._staging = staging
         # Tokens of a full segment where the device takes rows of those by itself.
         self._made_tokens = 0
-        self.waiting_bytes = 0
+        # Bytes in DRAM by slots of the device that are to get rows.
+        self._waiting: dict[int, int] = {}
+        self._waiting_bytes = 0
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of shadows that sessions brought to DRAM for a device that takes rows, still to come."""
+        return self._waiting_bytes
 
     @property
     def takes_rows(self) -> bool:
@@ -188,7 +189,9 @@ class ResidentShadows:
         if self._device is not None and own.resident is not None:
             assert own.shadow is not None
             if self._device.takes_rows and self.waits(own):
-                self.waiting_bytes += own.shadow.nbytes
+                self._no_longer_waits(own.resident)
+                self._waiting[own.resident.slot] = own.shadow.nbytes
+                self._waiting_bytes += own.shadow.nbytes
             self._device.update(own.resident, own.shadow, own.coded_tokens)
 
     def made(self, owns: Sequence[SegmentLayer], rows: Sequence[StoredRows]) -> None:
@@ -197,6 +200,9 @@ class ResidentShadows:
         shadows = [own.shadow for own in owns if own.shadow is not None]
         if self._device is not None:
             self._device.make(residents, rows, shadows)
+            for resident in residents:
+                if resident.tokens:
+                    self._no_longer_waits(resident)
 
     def is_lost(self, own: SegmentLayer) -> bool:
         """Return whether a device held it that is no longer there."""
@@ -204,7 +210,11 @@ class ResidentShadows:
 
     def cut(self, own: SegmentLayer, tokens: int) -> None:
         """Keep full groups below `tokens` only; rows of whole segments are given once more."""
-        if own.resident is None or self._device is None or tokens >= own.resident.tokens:
+        if own.resident is None or self._device is None:
+            return
+        if tokens < own.coded_tokens:
+            self._no_longer_waits(own.resident)
+        if tokens >= own.resident.tokens:
             return
         whole = tokens // GROUP_TOKENS * GROUP_TOKENS
         own.resident.tokens = 0 if self._device.takes_rows else whole
@@ -219,9 +229,13 @@ class ResidentShadows:
         """Give the device's room back."""
         assert own.resident is not None
         assert self._device is not None
+        self._no_longer_waits(own.resident)
         self._device.give(own.resident)
         self._accountant.give(Part.SHADOW, own.resident.probes.shadow.nbytes)
         own.resident = None
+
+    def _no_longer_waits(self, resident: Resident) -> None:
+        self._waiting_bytes -= self._waiting.pop(resident.slot, 0)
 
     def view(
         self, base: int, own: SegmentLayer, remake: Callable[[], NDArray[np.uint8]]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A device holds rows and casts their keys while it scores: the same output, and no codes here."""
 
+import errno
+import os
 from contextlib import ExitStack, closing
 
 import numpy as np
@@ -11,6 +13,7 @@ from test_made_shadows import WHOLE, Heard, stored_keys
 from told_runtime import FailingDevice, Told, same
 
 from hillinfer.errors import HillInferWarning, SettingsError
+from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.scoring.native import NativeScorer
 from hillinfer.settings import Settings
 from hillinfer_model.choices import KeyMode, Scope
@@ -82,6 +85,39 @@ def test_keys_that_a_device_casts_change_no_output(tell, expected, reading, tmp_
     assert counts.device_read_bytes == (taken if on_drive else 0)
 
 
+@pytest.mark.parametrize("kv_heads", [1, 3])
+def test_rows_of_keys_that_end_within_a_beat_are_cast(tell, kv_heads):
+    """Of 80 channels and an odd number of heads, half a beat is left: rows begin at beats."""
+    shape = ModelShape(
+        layers=2, kv_heads=kv_heads, query_heads=6, head_dim=80,
+        stored_type=StoredType.BFLOAT16, max_positions=10_000,
+    )  # fmt: skip
+    told = tell(shape, wrap=Heard)
+    answers = []
+    for one in (told, tell(shape, slots=None, shadow="int8")):
+        one.feed(1300)
+        one.feed(1)
+        answers.append(one.outputs)
+    assert same(*answers)
+    # What is cut gets its codes from the device's rows.
+    copy = told.runtime.fork(told.sequence)
+    told.runtime.truncate(copy, 700)
+    told.feed(1, copy)
+    assert told.runtime.statistics().device_scored_tokens > 0
+    assert not told.shadows.lost
+
+
+def test_keys_that_cannot_be_handed_over_lose_the_device(tell, expected, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", refused)
+    told = tell(None)
+    with pytest.warns(HillInferWarning, match="cannot be handed over.*the host goes on scoring"):
+        assert same(story(told), expected["padded"])
+    assert told.shadows.lost
+
+
 def test_other_keys_on_the_device_change_the_output(tell, expected):
     assert not same(story(tell(wrap=FlippedRows)), expected["whole"])
 
@@ -107,7 +143,7 @@ def test_the_host_keeps_no_codes_of_what_the_device_holds(tell, shape):
 
 @pytest.mark.parametrize(
     ("name", "kind", "number"),
-    [("whole", "make", 0), ("padded", "make", 2), ("whole", "score", 3), ("padded", "part", 2)],
+    [("whole", "make", 0), ("padded", "make", 2), ("padded", "score", 3), ("padded", "part", 2)],
 )
 def test_a_device_that_is_lost_changes_no_output(tell, expected, name, kind, number):
     shape = WHOLE if name == "whole" else None

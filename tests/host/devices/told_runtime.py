@@ -26,6 +26,7 @@ SHAPE = ModelShape(
     layers=2, kv_heads=2, query_heads=4, head_dim=6, stored_type=StoredType.FLOAT16,
     max_positions=10_000,
 )  # fmt: skip
+DTYPES = {StoredType.FLOAT16: torch.float16, StoredType.BFLOAT16: torch.bfloat16}
 
 
 def told_settings(**changes):
@@ -184,9 +185,10 @@ class Told:
 
     def feed(self, tokens, sequence=None):
         sequence = sequence or self.sequence
-        width = self.shape.head_dim
-        states = torch.randn(2, 2, 2, tokens, width, generator=self.generator).half()
-        query = torch.randn(2, 4, tokens, width, generator=self.generator).half()
+        shape = self.shape
+        heads, width, dtype = shape.kv_heads, shape.head_dim, DTYPES[shape.stored_type]
+        states = torch.randn(2, 2, heads, tokens, width, generator=self.generator).to(dtype)
+        query = torch.randn(2, shape.query_heads, tokens, width, generator=self.generator).to(dtype)
         self.runtime.begin_step()
         for layer in range(2):
             keys, values = states[0, layer], states[1, layer]

@@ -4,6 +4,7 @@
 import shutil
 import sys
 import warnings
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +21,12 @@ from hillinfer.engine.budget_plan import staging_bytes
 from hillinfer.errors import HillInferWarning
 from hillinfer.model_shape import ModelShape
 from hillinfer.scoring.native import NativeScorer
+from hillinfer.sessions.opening import SavedSession
 from hillinfer.settings import Settings
 from hillinfer_model.choices import KeyMode
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "devices"))
-from told_runtime import FailingDevice, GoldenLaunches
+from told_runtime import FailingDevice, GoldenLaunches, Told
 
 SELECTION = {"shadow": "int8", "alpha": 0.1}
 
@@ -155,6 +157,25 @@ def test_a_session_of_cast_keys_fits_a_tight_budget(tiny_model, cold_dir, device
         found, statistics = resume(tiny_model, cold_dir, "csim", place, devices, **given)
     assert torch.equal(found, expected)
     assert statistics.shadow_read_bytes > 0
+
+
+@pytest.mark.parametrize("tokens", [2112, 1500])
+def test_segments_that_wait_for_rows_give_their_room_back(cold_dir, plain, tokens):
+    """However often a session is resumed, the device gets what it got the first time."""
+    shape, budget = ModelShape.from_config(TINY.config(), TINY.dtype), 16 << 20
+    given = {"shape": shape, "shadow": "fp16", "device": "csim", "budget": budget, "limit": 4}
+    scored = [0]
+    with closing(Told(cold_dir, **given)) as told:
+        for fed in (True, False, True, True):
+            with SavedSession(plain[0]) as saved:
+                sequence = told.runtime.resume(saved, tokens)
+            # One that is let go of before a step still waits.
+            if fed:
+                told.feed(1, sequence)
+                scored.append(told.runtime.statistics().device_scored_tokens)
+            told.runtime.release(sequence)
+    assert scored == [scored[1] * count for count in range(4)]
+    assert scored[1] > 0
 
 
 # With room for all, for some and for none, beside as many slots to load into.
