@@ -126,6 +126,7 @@ def test_a_device_that_was_made_here_is_closed_after_an_error(given, closed, col
 
 class CountingDevice:
     pace = Pace.EMULATED
+    rows_together = 0
     closed = 0
 
     def close(self):
