@@ -438,11 +438,12 @@ def empty_waiting(documents: Documents) -> None:
     Their first layers have tokens that deeper ones lack, and no model would say so.
     """
     for cache, document in [*documents.items()]:
+        if not document.is_pending:
+            continue
         tokens = cache.get_seq_length()
-        if document.waits or not document.positions:
-            documents.pop(cache, None)
-            OrdinaryCache(cache, documents).shorten(range(len(cache.layers)), 0)
-        if tokens != cache.get_seq_length():
+        documents.pop(cache, None)
+        OrdinaryCache(cache, documents).shorten(range(len(cache.layers)), 0)
+        if tokens:
             warnings.warn(
                 f"prune: pruning ended while a prompt still waited for its end: its cache had "
                 f"{tokens} tokens in its first layers alone, and is empty now. Read the prompt "

@@ -67,7 +67,7 @@ class DocumentKeeper:
         if any(_lies_apart(one, length) for one in document.positions):
             # Rows of blocks that entered lay behind what was cut, and went with it.
             self.empty(document, cache)
-        needed = self._later.chooses or document.waits or not document.positions
+        needed = self._later.chooses or document.is_pending
         if not needed and document.swapping is None:
             document.boundary = document.boundary.forgotten()
         document.length, document.dense = length, min(document.dense, length)

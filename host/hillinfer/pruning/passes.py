@@ -203,6 +203,11 @@ class Document:
     is_new: bool = False
     under_way: Pass | None = field(default=None, repr=False, compare=False)
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether deeper layers have not been brought all of its prompt."""
+        return self.waits or not self.positions
+
     def fork(self) -> Document:
         """Return what is known of a cache with the same tokens that goes on by itself."""
         return replace(

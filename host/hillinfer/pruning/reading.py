@@ -182,7 +182,7 @@ class Pruning:
     def waiting(self, cache: Any) -> range | None:
         """Return the layers for which a cache's prompt waits; None where it waits for none."""
         document = document_of(cache, self._documents)
-        waits = document is not None and (document.waits or not document.positions)
+        waits = document is not None and document.is_pending
         return range(self.schedule.cuts[0].layer, len(self.layers)) if waits else None
 
     def decoding_of(self, cache: Any) -> DecodedBlocks | None:
@@ -351,7 +351,7 @@ class Pruning:
             self._keeper.cut_back(document, staged, before)
         is_prompt = before < coming.tokens if coming.tokens else tokens > 1
         anew = self._later.chooses and is_prompt
-        stages = not document.positions or document.waits or anew
+        stages = document.is_pending or anew
         if stages:
             check_outputs(self._decoder.config, given)
             staged.check(hidden, given.get("attention_mask"))

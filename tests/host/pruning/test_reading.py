@@ -114,6 +114,9 @@ def test_a_prompt_keeps_what_the_reference_keeps_and_answers_as_it_does(
     assert lengths(cache) == [one + NEW - 1 for one in read.tokens]
     torch.testing.assert_close(found[0, 0], logits, atol=2e-4, rtol=2e-4)
     assert read.flop_limit > 1.5
+    # A time for each of the two stages, and none that is of both.
+    assert len(read.band_seconds) == 2
+    assert read.as_json()["deep_seconds"] == sum(read.band_seconds) > max(read.band_seconds) > 0
     dense, _ = reference(model, IDS, hillinfer.Schedule.parse("4:100%"), make_ranker(ranker))
     # What is dropped matters to this model.
     assert (dense - logits).abs().max() > 0.01
