@@ -446,8 +446,8 @@ def empty_waiting(documents: Documents) -> None:
         if tokens:
             warnings.warn(
                 f"prune: pruning ended while a prompt still waited for its end: its cache had "
-                f"{tokens} tokens in its first layers alone, and is empty now. Read the prompt "
-                "again",
+                f"{tokens} tokens, some of them in its first layers alone, and is empty now. Read "
+                "them again",
                 HillInferWarning,
                 stacklevel=3,
             )

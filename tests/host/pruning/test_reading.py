@@ -488,7 +488,7 @@ def test_a_prompt_that_waits_when_pruning_ends_leaves_an_empty_cache_and_is_told
             generated(model, IDS, cache, 300)
         hook.remove()
     assert lengths(cache) == [600, 600, 0, 0, 0]
-    with pytest.warns(HillInferWarning, match="600 tokens in its first layers alone"):
+    with pytest.warns(HillInferWarning, match="600 tokens, some of them in its first layers alone"):
         pruning.remove()
     assert lengths(cache) == [0] * 5
     # What was read to its end is left alone, and an empty cache is as good as a new one.
@@ -498,6 +498,23 @@ def test_a_prompt_that_waits_when_pruning_ends_leaves_an_empty_cache_and_is_told
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pruning.remove()
+
+
+def test_a_later_turn_that_waits_when_pruning_ends_empties_its_cache_too():
+    """Deeper layers have blocks of the turn before, and nothing of this one."""
+    model = TINY.build()
+    cache = DynamicCache(config=model.config)
+    pruning = hillinfer.prune(model, SCHEDULE, later="anew")
+    generated(model, IDS, cache)
+    held = cache.get_seq_length()
+    assert pruning.waiting(cache) is None
+    with pruning.prompt(held + TOKENS), torch.no_grad():
+        model(IDS[:, :300], past_key_values=cache)
+    assert pruning.waiting(cache) == range(2, 5)
+    assert 0 < lengths(cache)[2] < lengths(cache)[0] == held + 300
+    with pytest.warns(HillInferWarning, match=f"had {held + 300} tokens"):
+        pruning.remove()
+    assert lengths(cache) == [0] * 5
 
 
 def _strike(module, given):
