@@ -2,6 +2,7 @@
 """What a rival reads ahead is waited for in its own turn, and not in another system's."""
 
 import time
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
@@ -19,41 +20,69 @@ STREAMING = ["full-drive", "h2o-all-keys"]
 
 
 class _Model:
-    """Has the cache's rival do a step, and notes whether another system reads meanwhile."""
+    """Has the cache's rival do a step, and leaves what it reads ahead under way."""
 
     def __init__(self, systems):
         self._shape = systems.shape
-        self._drives = list(zip(systems.opened, systems.drives, strict=True))
-        self.leaked = []
+        self._drives = dict(zip((one.cache for one in systems.opened), systems.drives, strict=True))
 
     def __call__(self, past_key_values, **_):
-        others = [drive for one, drive in self._drives if one.cache is not past_key_values]
-        self.leaked += [drive.reading > 0 for drive in others if drive.slow_reads]
         rival, shape = past_key_values.rival, self._shape
         one = torch.zeros(shape.kv_heads, 1, shape.head_dim, dtype=rival.layout.stored_type)
+        drive = self._drives[past_key_values]
+        drive.needed.set()
         rival.begin_step()
         for layer in range(shape.layers):
             rival.append(layer, 0, one, one)
             rival.attend(layer, 0, torch.zeros(shape.query_heads, 1, shape.head_dim), 1.0)
+        drive.needed.clear()
         return SimpleNamespace(logits=torch.zeros(1, 1, 4))
 
 
 class SlowReads(DriveCalls):
-    """A drive that takes its time to read while it is slow."""
+    """A drive that, while it is slow, ends a read once somebody needs it.
+
+    A read that took a fixed time would be over before the next turn where this process is held up.
+    """
 
     is_slow = False
-    slow_reads = reading = 0
+    reading = 0
+
+    def __init__(self):
+        super().__init__()
+        self.needed = Event()
 
     def read_many(self, *given):
         if not self.is_slow:
             return super().read_many(*given)
-        self.slow_reads += 1
         self.reading += 1
         try:
             time.sleep(0.02)
+            assert self.needed.wait(60)
             return super().read_many(*given)
         finally:
             self.reading -= 1
+
+
+class Waiting:
+    """A system whose reads are needed as soon as somebody waits for them."""
+
+    def __init__(self, system, drive):
+        self._system, self._drive = system, drive
+
+    def __getattr__(self, name):
+        return getattr(self._system, name)
+
+    def settle(self):
+        self._drive.needed.set()
+        self._system.settle()
+
+
+class Unsettled(Waiting):
+    """A system that waits for nothing after its turn."""
+
+    def settle(self):
+        pass
 
 
 @pytest.fixture
@@ -77,34 +106,29 @@ def systems(cold_dir):
     for drive in drives:
         drive.is_slow = True
     yield SimpleNamespace(opened=opened, drives=drives, shape=shape, source=source)
-    for system in opened:
+    for system, drive in zip(opened, drives, strict=True):
+        drive.needed.set()
         system.close()
 
 
-def leaks(systems):
-    model = _Model(systems)
-    take_steps(model, systems.opened, systems.source, 0, STEPS, TURN)
-    assert model.leaked
-    return any(model.leaked)
+def leaks(systems, kind):
+    """Say whether a turn began while the other system still read."""
+    opened = list(map(kind, systems.opened, systems.drives))
+    noted = []
+
+    def between():
+        noted.append(any(drive.reading for drive in systems.drives))
+        for drive in systems.drives:
+            drive.needed.set()
+
+    take_steps(_Model(systems), opened, systems.source, 0, STEPS, TURN, between=between)
+    assert len(noted) > len(opened)
+    return any(noted)
 
 
 def test_no_system_reads_ahead_in_anothers_turn(systems):
-    assert not leaks(systems)
-
-
-class Unsettled:
-    """A system that waits for nothing after its turn."""
-
-    def __init__(self, system):
-        self._system = system
-
-    def __getattr__(self, name):
-        return getattr(self._system, name)
-
-    def settle(self):
-        pass
+    assert not leaks(systems, Waiting)
 
 
 def test_without_waiting_it_would(systems):
-    systems.opened[:] = map(Unsettled, systems.opened)
-    assert leaks(systems)
+    assert leaks(systems, Unsettled)
