@@ -52,7 +52,7 @@ FUZZ_SECONDS ?= 600
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help hosts vllm-load wheel vllm-store evicpress serve-test lm-eval-test browser-test serve-fuzz serve-bench setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality precision frontier pools store slim study query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
+.PHONY: help hosts vllm-load wheel vllm-store evicpress serve-test lm-eval-test browser-test serve-fuzz serve-bench serve-peers setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality precision frontier pools store slim study query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -174,8 +174,12 @@ vllm-load: model $(BUILD)/peers/vllm/installed.txt ## Load the server with `vllm
 	OMP_NUM_THREADS=1 HILLINFER_VLLM_PYTHON=$(abspath $(BUILD))/peers/vllm/bin/python \
 		$(BIN)/pytest -rs tests/host/serve/test_vllm_load.py
 
-serve-bench: model ## Measure the server: streams, first tokens, transformers serve (eight minutes; SERVE=options, load too)
-	$(BIN)/hillinfer-bench serving --dir $(BUILD) --out $(BUILD)/reports/serve.json $(SERVE)
+serve-bench: model ## Measure the server: streams, first tokens, other servers (a quarter of an hour; SERVE=options, load too)
+	$(BIN)/hillinfer-bench serving --dir $(BUILD) --peers $(BUILD)/peers \
+		--out $(BUILD)/reports/serve.json $(SERVE)
+
+serve-peers: model ## Make llama.cpp's and vLLM's servers ready for serve-bench (once, a quarter of an hour, 4 GB)
+	$(BIN)/python tools/serve_peers.py --build $(BUILD)/peers
 
 serve-fuzz: model $(BUILD)/fuzz-env/installed ## Send 10,000 requests of a schema fuzzer to the server (half an hour; SERVE=options)
 	$(BUILD)/fuzz-env/bin/python -c 'from hillinfer_bench.cli.main import main; main()' serving \
