@@ -341,4 +341,45 @@ SERVING: tuple[Mutant, ...] = (
         "_LEAST_CACHED = 0.0",
         (f"{_TESTS}/test_serving_bench.py::test_without_a_store_no_prompt_counts_as_stored",),
     ),
+    Mutant(
+        "a-stored-prompt-a-turn",
+        "Of stored prompts that come at once each waits for a step of the others.",
+        "host/hillinfer/serve/scheduler.py",
+        "            if room <= 0:\n                return\n",
+        "            return\n",
+        (
+            f"{_TESTS}/test_together.py::"
+            "test_stored_prompts_that_come_at_once_are_opened_without_steps_between",
+        ),
+    ),
+    Mutant(
+        "a-turn-reads-every-prompt",
+        "A step waits for a chunk of every prompt.",
+        "host/hillinfer/serve/scheduler.py",
+        "            room -= job.last_work\n",
+        "",
+        (
+            f"{_TESTS}/test_together.py::"
+            "test_stored_prompts_that_come_at_once_are_opened_without_steps_between",
+        ),
+    ),
+    Mutant(
+        "ranks-count-who-is-later",
+        "Our place among servers counts those whose first token comes later.",
+        "tools/hillinfer_bench/serving/beside/rivals.py",
+        "median(row.restarted.seconds) < median(ours) for row in others",
+        "median(row.restarted.seconds) > median(ours) for row in others",
+        (f"{_TESTS}/test_beside_others.py::test_the_rank_counts_who_is_sooner",),
+    ),
+    Mutant(
+        "rivals-hold-rows-of-two-bytes",
+        "What a rival holds is computed in two bytes whatever it computes in.",
+        "tools/hillinfer_bench/serving/beside/rival_servers.py",
+        'return 4 if setting.number_type == "float32" else 2',
+        "return 2",
+        (
+            f"{_TESTS}/test_beside_others.py::"
+            "test_what_rivals_hold_is_computed_of_their_own_number_types",
+        ),
+    ),
 )

@@ -27,6 +27,8 @@ from hillinfer_bench.serving.streams import Texts
 _CHAT_TOKENS = 64
 _STORED_BYTES, _WIDEST_BYTES = 2, 4
 _RIVAL_ROUNDS = 2
+# What ours works with beside rows is more than a tiny model's rows are.
+_LEAST_ROOM = 1 << 24
 
 Say = Callable[[str], None]
 
@@ -56,7 +58,8 @@ def beside_others(
     """
     most = max(request.prompt_tokens, request.document_tokens) + request.new_tokens + _CHAT_TOKENS
     every = len(prompts) * (request.prompt_tokens + request.new_tokens + _CHAT_TOKENS) + most
-    setting = _setting(request, place, outline, most, every * _values(outline) * _WIDEST_BYTES)
+    room = max(every * _values(outline) * _WIDEST_BYTES, _LEAST_ROOM)
+    setting = _setting(request, place, outline, most, room)
     rounds = min(request.rounds, _RIVAL_ROUNDS)
     kinds = [HILLINFER, *_rivals(request)]
     return measure_rivals(
