@@ -216,7 +216,9 @@ def _vllm_missing(setting: Setting) -> str | None:
 def _vllm(setting: Setting) -> Iterator[RunningServer]:
     command = [str(setting.vllm / "bin/python"), "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(setting.folder.absolute()), "--served-model-name", "bench"]
-    command += ["--dtype", setting.number_type, "--max-model-len", str(setting.context)]
+    # Compiling takes minutes of few cores; without it a step takes somewhat longer.
+    command += ["--dtype", setting.number_type, "--enforce-eager"]
+    command += ["--max-model-len", str(setting.context)]
     command += ["--max-num-seqs", str(setting.parallel), "--enable-prefix-caching"]
     command += ["--kv-cache-memory-bytes", str(setting.cache_bytes)]
     command += ["--block-size", str(_VLLM_BLOCK), "--enable-prompt-tokens-details"]

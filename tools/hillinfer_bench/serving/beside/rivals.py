@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 from hillinfer_bench.serving.beside.rival_servers import ServerKind, Setting
 from hillinfer_bench.serving.measures import (
@@ -128,14 +129,14 @@ class ServerRow:
                     ratios[f"first_token_{count}_streams_p{part}"] = _of_parts(
                         other.first_seconds[count], own.first_seconds[count], part
                     )
-        for name, ours, theirs in (
+        for name, taken, taken_there in (
             ("first_token_new_document", self.read, rival.read),
             ("first_token_same_document", self.again, rival.again),
             ("first_token_after_restart", self.restarted, rival.restarted),
         ):
-            if ours.seconds and theirs.seconds:
+            if taken.seconds and taken_there.seconds:
                 for part in (50, 95):
-                    ratio = _of_parts(theirs.seconds, ours.seconds, part)
+                    ratio = _of_parts(taken_there.seconds, taken.seconds, part)
                     ratios[f"{name}_p{part}"] = ratio
         if self.peak_bytes and rival.peak_bytes:
             ratios["peak_memory"] = rival.peak_bytes / self.peak_bytes
@@ -162,10 +163,10 @@ class RivalsRow:
         """Ours."""
         return next(iter(self.servers.values()))
 
-    def figures(self) -> dict[str, object]:
+    def figures(self) -> dict[str, Any]:
         """Return ratios beside each rival, and our place in first tokens after a restart."""
         own, *_ = self.servers
-        made: dict[str, object] = {}
+        made: dict[str, Any] = {}
         for key, row in self.servers.items():
             if key != own and (ratios := self.own.beside(row)):
                 made[f"vs_{key}"] = ratios
