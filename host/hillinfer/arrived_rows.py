@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
@@ -27,6 +28,11 @@ class PrefixSums:
     salts, expected
         uint32 (layers, groups): the checksum of a group's key and its layer's number, and as given.
     """
+
+    def salts_at(self, layers: NDArray[np.int64], groups: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the addresses of the salts of groups in layers, int64, as long as these."""
+        at: NDArray[np.int64] = layers * self.salts.shape[1] + groups
+        return at * self.salts.itemsize + self.salts.ctypes.data
 
     def __init__(self, keys: Sequence[bytes], expected: NDArray[np.uint32]) -> None:
         layers, groups = expected.shape
@@ -103,6 +109,26 @@ class ArrivedRows:
             self._right(restored_bytes=self.rows.nbytes)
 
 
+@dataclass(frozen=True)
+class ReadRows:
+    """Rows that each of some reads brings: whole groups of one layer.
+
+    Parameters
+    ----------
+    layers, positions, tokens
+        int64 (reads,), whose they are, the first token's position in the prompt, and how many.
+    addresses, salts
+        int64 (reads,), where they come to, and where the checksums are that their groups begin
+        with.
+    """
+
+    layers: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    addresses: NDArray[np.int64]
+    salts: NDArray[np.int64]
+
+
 class Taker:
     """Takes rows of a stream as they arrive; this one leaves them to whoever they are yielded to.
 
@@ -110,9 +136,19 @@ class Taker:
     ----------
     most_layers
         Neighbouring layers that one read brings at most; None for as many as make it long.
+    places_reads
+        Whether `during` is asked. Where pages are encrypted it is not.
     """
 
     most_layers: int | None = None
+    places_reads: bool = False
+
+    def during(self, rows: ReadRows) -> NDArray[np.int64]:
+        """Return what the threads that read place, int64 (reads, fields of `BlockRows`).
+
+        `take` is told of the same rows once all of a piece are there.
+        """
+        raise NotImplementedError
 
     def take(self, arrived: Iterable[ArrivedRows]) -> None:
         """Take the rows of a piece, in a reading thread, in any order of pieces.

@@ -18,7 +18,7 @@
 namespace hillinfer {
 namespace {
 
-// These threads do nothing but wait in the kernel.
+// These threads wait in the kernel, and place what came.
 constexpr size_t kStackBytes = 128 << 10;
 
 struct Batch {
@@ -29,6 +29,7 @@ struct Batch {
     const int descriptor;
     Arrivals* const arrivals;
     std::atomic<int64_t> next{0};
+    std::atomic<int64_t> workers{0};
     // Under the pool's mutex.
     Batch* after = nullptr;
     int helpers_wanted = 0;
@@ -38,8 +39,11 @@ struct Batch {
 
 void take_reads(Batch& batch) {
     const FileReads& reads = batch.reads;
+    const int64_t worker = batch.workers.fetch_add(1, std::memory_order_relaxed);
     for (int64_t i; (i = batch.next.fetch_add(1, std::memory_order_relaxed)) < reads.count;) {
-        const ssize_t came = pread(batch.descriptor, reinterpret_cast<void*>(reads.addresses[i]),
+        const uint64_t address =
+            batch.arrivals ? batch.arrivals->address(reads, i, worker) : reads.addresses[i];
+        const ssize_t came = pread(batch.descriptor, reinterpret_cast<void*>(address),
                                    size_t(reads.byte_counts[i]), reads.file_offsets[i]);
         reads.results[i] = came < 0 ? -errno : came;
         if (batch.arrivals && came == reads.byte_counts[i]) {

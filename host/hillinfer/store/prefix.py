@@ -7,7 +7,7 @@ import errno
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -16,7 +16,7 @@ from typing import NoReturn, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.arrived_rows import ArrivedRows, PrefixSums, Taker
+from hillinfer.arrived_rows import ArrivedRows, PrefixSums, ReadRows, Taker
 from hillinfer.drive.calls import Reads
 from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, round_up
 from hillinfer.secrecy.library import WrongTagError
@@ -208,7 +208,7 @@ class StoredPrefix:
             own = sum(one.stop == self.shape.layers for one in pieces)
             most = min(_MOST_WAITING[0], _WAITING_PIECES * own), _MOST_WAITING[1]
         size = max((one.byte_count for one in pieces), default=0)
-        read = partial(self._read_rows, taker.take)
+        read = partial(self._read_rows, taker)
         for _, arrived in self._read_ahead(pieces, size, read, deadline, most, taker.settle):
             for one in arrived:
                 if not one.is_checked:
@@ -389,13 +389,13 @@ class StoredPrefix:
 
     def _read_rows(
         self,
-        take: Callable[[Iterable[ArrivedRows]], None],
+        taker: Taker,
         piece: RowPiece,
         buffer: NDArray[np.uint8],
         deadline: float,
     ) -> list[ArrivedRows]:
         """Read rows; the one place where bytes of a stream become rows."""
-        self._read(piece, buffer, deadline)
+        self._read(piece, buffer, deadline, taker)
         self._read_tags([self.chunks[number] for number in piece.chunks])
         arrived: list[ArrivedRows] = []
 
@@ -410,19 +410,30 @@ class StoredPrefix:
                     arrived.append(self._arrived(layer, run.start, rows))
                     yield arrived[-1]
 
-        take(opened())
+        taker.take(opened())
         return arrived
 
-    def _read(self, piece: RowPiece, buffer: NDArray[np.uint8], deadline: float) -> None:
+    def _read(
+        self, piece: RowPiece, buffer: NDArray[np.uint8], deadline: float, taker: Taker
+    ) -> None:
         """Read a piece in long reads, all drives' one after the other."""
+        is_placed = taker.places_reads and piece.joined == 1 and not self.shape.tag_bytes
+        # What is placed at once are whole groups.
+        unit = self.shape.group_bytes if is_placed else 1
+        most = max(1, READ_BYTES // unit) * unit
         chunks = [self.chunks[number] for number in piece.chunks]
         drives = np.array([one.record.span.drive for one in chunks])
         offsets = np.array([one.record.span.offset for one in chunks])
         groups = np.array([one.groups for one in chunks])
         for drive in set(drives.tolist()):
-            reads = piece.reads(offsets, groups, drives == drive, READ_BYTES)
+            reads, rows = piece.reads(offsets, groups, drives == drive, most), None
+            if is_placed:
+                layers, positions, tokens = piece.read_rows(reads)
+                salts = self._sums.salts_at(layers, positions // GROUP_TOKENS)
+                at = reads.buffer_offsets + buffer.ctypes.data
+                rows = taker.during(ReadRows(layers, positions, tokens, at, salts))
             with self._files[drive].turns.ahead(deadline):
-                self._files[drive].read_many(reads, buffer, piece.threads)
+                self._files[drive].read_many(reads, buffer, piece.threads, rows)
 
     def _read_tags(self, chunks: Sequence[StoredChunk]) -> None:
         """Read the tags of chunks that have none yet; those of a few chunks come together."""
