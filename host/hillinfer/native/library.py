@@ -207,7 +207,7 @@ class NativeLibrary:
 
     def rows_to_blocks(self, rows: NDArray[np.int64]) -> None:
         """Place rows, int64 (fields of `BlockRows`,); see host/native/block_rows.h."""
-        self.functions.hillinfer_rows_to_blocks(BlockRows.from_buffer(rows))
+        self.functions.hillinfer_rows_to_blocks(BlockRows.from_buffer(rows.data))
 
     def read_to_blocks(self, way: ReadWay, reads: FileReads, rows: NDArray[np.int64]) -> bool:
         """Do as `read_file`, and place what each read brought; see host/native/block_rows.h.
