@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.native.library import native_library
+from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 
 class PrefixSums:
@@ -29,11 +30,6 @@ class PrefixSums:
         uint32 (layers, groups): the checksum of a group's key and its layer's number, and as given.
     """
 
-    def salts_at(self, layers: NDArray[np.int64], groups: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the addresses of the salts of groups in layers, int64, as long as these."""
-        at: NDArray[np.int64] = layers * self.salts.shape[1] + groups
-        return at * self.salts.itemsize + self.salts.ctypes.data
-
     def __init__(self, keys: Sequence[bytes], expected: NDArray[np.uint32]) -> None:
         layers, groups = expected.shape
         library = native_library()
@@ -44,6 +40,18 @@ class PrefixSums:
         salts = library.crc32c(numbers, np.tile(begun, layers))
         self.salts = salts.reshape(layers, groups)
         self.expected = np.ascontiguousarray(expected)
+
+    def read_rows(
+        self,
+        layers: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        addresses: NDArray[np.int64],
+    ) -> ReadRows:
+        """Return the rows that reads bring, with the places of their salts."""
+        at = layers * self.salts.shape[1] + positions // GROUP_TOKENS
+        salts = at * self.salts.itemsize + self.salts.ctypes.data
+        return ReadRows(layers, positions, tokens, addresses, salts)
 
 
 class ArrivedRows:

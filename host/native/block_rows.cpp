@@ -265,8 +265,11 @@ HILLINFER_API int32_t hillinfer_read_to_blocks(const hillinfer::ReadWay* way,
                                                const hillinfer::FileReads* reads,
                                                hillinfer::BlockRows* rows) {
     if (reads->count == 0) return hillinfer::kDone;
-    hillinfer::Placing placing(*reads, rows, way->threads);
-    return hillinfer::read_file(*way, *reads, &placing) ? hillinfer::kDone : hillinfer::kLost;
+    // Memory that threads read into again is that of single reads.
+    hillinfer::ReadWay singly = *way;
+    singly.joined_bytes = 0;
+    hillinfer::Placing placing(*reads, rows, singly.threads);
+    return hillinfer::read_file(singly, *reads, &placing) ? hillinfer::kDone : hillinfer::kLost;
 }
 
 HILLINFER_API void hillinfer_rows_from_blocks(const hillinfer::BlockRows* given) {

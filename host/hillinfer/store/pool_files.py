@@ -395,18 +395,30 @@ class PoolFile:
         reads: Reads,
         into: NDArray[np.uint8],
         threads: int,
+        call_bytes: int = 0,
         rows: NDArray[np.int64] | None = None,
     ) -> None:
         """Make many reads at once, so many in flight; OSError where one of them fails.
 
         Parameters
         ----------
-        reads, into, threads
-            Which, where to, and how many are in flight.
+        reads
+            Which, and where in memory they go.
+        into
+            Page-aligned memory.
+        threads
+            How many are in flight.
+        call_bytes
+            As for `RowPiece`.
         rows
             int64 (reads, fields of `BlockRows`): what the threads that read place at once.
         """
-        way = ReadWay(watch=self._calls.watch, descriptor=self._descriptor, threads=threads)
+        way = ReadWay(
+            watch=self._calls.watch,
+            descriptor=self._descriptor,
+            threads=threads,
+            joined_bytes=call_bytes,
+        )
         if rows is None:
             results = self._calls.read_many(way, reads, into.ctypes.data)
         else:
