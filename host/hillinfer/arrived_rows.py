@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.native.library import native_library
+from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 
 class PrefixSums:
@@ -38,6 +40,18 @@ class PrefixSums:
         salts = library.crc32c(numbers, np.tile(begun, layers))
         self.salts = salts.reshape(layers, groups)
         self.expected = np.ascontiguousarray(expected)
+
+    def read_rows(
+        self,
+        layers: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        addresses: NDArray[np.int64],
+    ) -> ReadRows:
+        """Return the rows that reads bring, with the places of their salts."""
+        at = layers * self.salts.shape[1] + positions // GROUP_TOKENS
+        salts = at * self.salts.itemsize + self.salts.ctypes.data
+        return ReadRows(layers, positions, tokens, addresses, salts)
 
 
 class ArrivedRows:
@@ -103,6 +117,26 @@ class ArrivedRows:
             self._right(restored_bytes=self.rows.nbytes)
 
 
+@dataclass(frozen=True)
+class ReadRows:
+    """Rows that each of some reads brings: whole groups of one layer.
+
+    Parameters
+    ----------
+    layers, positions, tokens
+        int64 (reads,), whose they are, the first token's position in the prompt, and how many.
+    addresses, salts
+        int64 (reads,), where they come to, and where the checksums are that their groups begin
+        with.
+    """
+
+    layers: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    addresses: NDArray[np.int64]
+    salts: NDArray[np.int64]
+
+
 class Taker:
     """Takes rows of a stream as they arrive; this one leaves them to whoever they are yielded to.
 
@@ -110,9 +144,19 @@ class Taker:
     ----------
     most_layers
         Neighbouring layers that one read brings at most; None for as many as make it long.
+    places_reads
+        Whether `during` is asked. Where pages are encrypted it is not.
     """
 
     most_layers: int | None = None
+    places_reads: bool = False
+
+    def during(self, rows: ReadRows) -> NDArray[np.int64]:
+        """Return what the threads that read place, int64 (reads, fields of `BlockRows`).
+
+        `take` is told of the same rows once all of a piece are there.
+        """
+        raise NotImplementedError
 
     def take(self, arrived: Iterable[ArrivedRows]) -> None:
         """Take the rows of a piece, in a reading thread, in any order of pieces.

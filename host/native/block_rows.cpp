@@ -12,6 +12,7 @@
 
 #include "api.h"
 #include "crc32c.h"
+#include "file_reads.h"
 
 namespace hillinfer {
 namespace {
@@ -205,23 +206,70 @@ void move(const BlockRows& given, int64_t first, int64_t stop) {
     }
 }
 
+void rows_to_blocks(const BlockRows& given) {
+    for (int64_t at = 0; at < given.tokens; at += kGroup) {
+        const int64_t count = std::min(kGroup, given.tokens - at);
+        if (given.salts != nullptr) {
+            const int64_t group = at / kGroup;
+            given.sums[group] = crc32c(given.salts[group], given.rows + at * given.row_bytes,
+                                       count * given.row_bytes);
+        }
+        const int64_t start = given.position + at;
+        move<Way::kToBlocks>(given, std::max(start, given.first),
+                             std::min(start + count, given.stop));
+    }
+    end_streams();
+}
+
+// Rows of a read are placed by the thread that read them. Nobody needs them afterwards, so a thread
+// reads again and again into memory of one of the longest reads, which stays in the cache. Where
+// there are fewer of those than threads, each read has its own memory.
+class Placing final : public Arrivals {
+public:
+    Placing(const FileReads& reads, BlockRows* rows, int64_t threads) : rows_(rows) {
+        const int64_t longest = *std::max_element(reads.byte_counts, reads.byte_counts + reads.count);
+        const int64_t workers = std::min(std::max<int64_t>(threads, 1), reads.count);
+        int64_t found = 0;
+        for (int64_t i = 0; i < reads.count && found < std::min(workers, kMost); ++i) {
+            if (reads.byte_counts[i] == longest) {
+                memory_[found++] = reads.addresses[i];
+            }
+        }
+        has_memory_ = found == workers;
+    }
+
+    uint64_t address(const FileReads& reads, int64_t read, int64_t worker) override {
+        const uint64_t own = has_memory_ ? memory_[worker] : reads.addresses[read];
+        rows_[read].rows = reinterpret_cast<uint8_t*>(own);
+        return own;
+    }
+
+    void came(int64_t read) override { rows_to_blocks(rows_[read]); }
+
+private:
+    static constexpr int64_t kMost = 16;
+
+    BlockRows* const rows_;
+    uint64_t memory_[kMost] = {};
+    bool has_memory_ = false;
+};
+
 }  // namespace
 }  // namespace hillinfer
 
 HILLINFER_API void hillinfer_rows_to_blocks(const hillinfer::BlockRows* given) {
-    using namespace hillinfer;
-    for (int64_t at = 0; at < given->tokens; at += kGroup) {
-        const int64_t count = std::min(kGroup, given->tokens - at);
-        if (given->salts != nullptr) {
-            const int64_t group = at / kGroup;
-            given->sums[group] = crc32c(given->salts[group], given->rows + at * given->row_bytes,
-                                        count * given->row_bytes);
-        }
-        const int64_t start = given->position + at;
-        move<Way::kToBlocks>(*given, std::max(start, given->first),
-                             std::min(start + count, given->stop));
-    }
-    end_streams();
+    hillinfer::rows_to_blocks(*given);
+}
+
+HILLINFER_API int32_t hillinfer_read_to_blocks(const hillinfer::ReadWay* way,
+                                               const hillinfer::FileReads* reads,
+                                               hillinfer::BlockRows* rows) {
+    if (reads->count == 0) return hillinfer::kDone;
+    // Memory that threads read into again is that of single reads.
+    hillinfer::ReadWay singly = *way;
+    singly.joined_bytes = 0;
+    hillinfer::Placing placing(*reads, rows, singly.threads);
+    return hillinfer::read_file(singly, *reads, &placing) ? hillinfer::kDone : hillinfer::kLost;
 }
 
 HILLINFER_API void hillinfer_rows_from_blocks(const hillinfer::BlockRows* given) {

@@ -19,7 +19,7 @@
 namespace hillinfer {
 namespace {
 
-// These threads do nothing but wait in the kernel.
+// These threads wait in the kernel, and place what came.
 constexpr size_t kStackBytes = 128 << 10;
 // Most reads of one call.
 constexpr int64_t kMostParts = 64;
@@ -33,6 +33,7 @@ struct Batch {
     const int64_t joined_bytes;
     Arrivals* const arrivals;
     std::atomic<int64_t> next{0};
+    std::atomic<int64_t> workers{0};
     // Under the pool's mutex.
     Batch* after = nullptr;
     int helpers_wanted = 0;
@@ -52,12 +53,13 @@ int64_t run_end(const Batch& batch, int64_t first) {
     return stop;
 }
 
-void read_run(const Batch& batch, int64_t first, int64_t stop) {
+void read_run(const Batch& batch, int64_t first, int64_t stop, int64_t worker) {
     const FileReads& reads = batch.reads;
     iovec parts[kMostParts];
     for (int64_t i = first; i < stop; ++i) {
-        parts[i - first] = {reinterpret_cast<void*>(reads.addresses[i]),
-                            size_t(reads.byte_counts[i])};
+        const uint64_t address =
+            batch.arrivals ? batch.arrivals->address(reads, i, worker) : reads.addresses[i];
+        parts[i - first] = {reinterpret_cast<void*>(address), size_t(reads.byte_counts[i])};
     }
     const ssize_t came =
         preadv(batch.descriptor, parts, int(stop - first), reads.file_offsets[first]);
@@ -74,11 +76,12 @@ void read_run(const Batch& batch, int64_t first, int64_t stop) {
 }
 
 void take_reads(Batch& batch) {
+    const int64_t worker = batch.workers.fetch_add(1, std::memory_order_relaxed);
     int64_t first = batch.next.load(std::memory_order_relaxed);
     while (first < batch.reads.count) {
         const int64_t stop = run_end(batch, first);
         if (batch.next.compare_exchange_weak(first, stop, std::memory_order_relaxed)) {
-            read_run(batch, first, stop);
+            read_run(batch, first, stop, worker);
             first = batch.next.load(std::memory_order_relaxed);
         }
     }

@@ -40,6 +40,12 @@ struct FileReads {
 // Learns of each read that brought all its bytes, from any thread, while others are under way.
 class Arrivals {
 public:
+    // Where a read brings its bytes; `worker` is the number of the thread that makes it, among those
+    // of these reads. Not asked by a ring, nor where somebody watches.
+    virtual uint64_t address(const FileReads& reads, int64_t read, int64_t worker) {
+        (void)worker;
+        return reads.addresses[read];
+    }
     virtual void came(int64_t read) = 0;
     // Whether the caller's thread has something to do while reads are under way, and does it.
     virtual bool has_work() const { return false; }

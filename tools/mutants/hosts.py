@@ -20,6 +20,47 @@ HOSTS: tuple[Mutant, ...] = (
         (f"{_TESTS}/test_transfer.py::test_damaged_rows_do_not_arrive",),
     ),
     Mutant(
+        "direct-memory-for-two",
+        "A range longer than a piece of registered memory is written over the next piece.",
+        f"{_HOSTS}/transports.py",
+        "yield piece[:byte_count] if byte_count <= len(piece) else None",
+        "yield piece[:byte_count]",
+        (
+            f"{_TESTS}/test_transports.py"
+            "::test_memory_is_given_to_one_at_a_time_and_hosts_are_forgotten",
+        ),
+    ),
+    Mutant(
+        "direct-writing-is-believed",
+        "Rows that another transport could not write are taken as written.",
+        f"{_HOSTS}/agent.py",
+        "                return True\n        return False",
+        "                return True\n        return True",
+        (f"{_TESTS}/test_transports.py::test_what_a_transport_does_not_bring_comes_by_http",),
+    ),
+    Mutant(
+        "vllm-reads-made-again-are-not-placed",
+        "Rows of a read that brought less at first are not in vLLM's blocks.",
+        "host/hillinfer/store/pool_files.py",
+        "native_library().rows_to_blocks(rows[number])",
+        "pass",
+        (
+            f"{_STORE}/test_vllm_steps.py"
+            "::test_a_read_that_brings_less_is_made_again_and_one_that_fails_is_told",
+        ),
+    ),
+    Mutant(
+        "vllm-sums-unread",
+        "What threads that read found wrong is computed with.",
+        f"{_VLLM}/loading.py",
+        "sums = self._sums[own] if self._is_placed[own].all() else self._landed(one)",
+        "sums = one._expected",
+        (
+            f"{_STORE}/test_vllm_steps.py"
+            "::test_damaged_rows_are_told_and_what_lies_behind_them_is_not_stored",
+        ),
+    ),
+    Mutant(
         "extents-for-everybody",
         "An agent gives rows out without the key of the hosts.",
         f"{_HOSTS}/gate.py",

@@ -133,7 +133,11 @@ class Runs:
         for line in output.splitlines():
             if line.startswith("RESULT "):
                 return json.loads(line.removeprefix("RESULT "))
-        raise EngineError(_reason(self.log.read_text(errors="replace")))
+        raise EngineError(self.said())
+
+    def said(self) -> str:
+        """Return the last error that the last engine told of, else its last line."""
+        return _reason(self.log.read_text(errors="replace"))
 
     def killed(self, store: Path, seconds: float) -> None:
         """Kill a process some time after it began to read the prompt."""

@@ -116,7 +116,7 @@ def _measured(runs: Runs, other: Other, place: Path) -> dict[str, Any]:
         "first_token_seconds": restarted["first_token_seconds"],
         "cached_tokens": restarted["cached_tokens"],
         "tokens_equal": restarted["tokens"] == stored["tokens"],
-    }
+    } | ({} if restarted["cached_tokens"] else {"loaded_nothing": own.said()})
 
 
 def _installed(runs: Runs, other: Other, place: Path) -> Runs:

@@ -8,7 +8,8 @@ import fcntl
 import mmap
 import os
 import struct
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +69,17 @@ def _direct_unit(descriptor: int) -> int:
     return unit if fits else mmap.PAGESIZE
 
 
+@contextmanager
+def _table(reads: Reads, address: int) -> Iterator[tuple[FileReads, NDArray[np.int64]]]:
+    """Give reads as the library takes them, and where results go, as long as both are needed."""
+    offsets = np.ascontiguousarray(reads.file_offsets, np.int64)
+    counts = np.ascontiguousarray(reads.byte_counts, np.int64)
+    addresses = (reads.buffer_offsets + address).astype(np.uint64)
+    results = np.zeros(len(reads), np.int64)
+    arrays = (offsets, addresses, counts, results)
+    yield FileReads(len(reads), *(one.ctypes.data for one in arrays)), results
+
+
 # --- The system calls ---
 
 
@@ -109,13 +121,23 @@ class DriveCalls:
         Returns what the kernel said of each, int64: bytes that came, or an error number below 0.
         None is under way afterwards, unless None is returned: a ring did not give its reads back.
         """
-        offsets = np.ascontiguousarray(reads.file_offsets, np.int64)
-        counts = np.ascontiguousarray(reads.byte_counts, np.int64)
-        addresses = (reads.buffer_offsets + address).astype(np.uint64)
-        results = np.zeros(len(reads), np.int64)
-        arrays = (offsets, addresses, counts, results)
-        table = FileReads(len(reads), *(one.ctypes.data for one in arrays))
-        return results if native_library().read_file(way, table) else None
+        with _table(reads, address) as (table, results):
+            return results if native_library().read_file(way, table) else None
+
+    def read_to_blocks(
+        self, way: ReadWay, reads: Reads, address: int, rows: NDArray[np.int64]
+    ) -> NDArray[np.int64] | None:
+        """Do as `read_many`, and place the rows of each read that brought all its bytes.
+
+        Parameters
+        ----------
+        way, reads, address
+            As there.
+        rows
+            int64 (reads, fields of `BlockRows`), the rows of each.
+        """
+        with _table(reads, address) as (table, results):
+            return results if native_library().read_to_blocks(way, table, rows) else None
 
     def land(self, way: ReadWay, landing: Landing) -> bool:
         """Bring rows of a file to their places; see `NativeLibrary.land`."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.errors import HillInferError
-from hillinfer.native.signatures import SIGNATURES
+from hillinfer.native.signatures import SIGNATURES, BlockRows
 from hillinfer.native.structures import FileReads, Landing, PageRun, Promotion, ReadWay
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import CONTRACT_VERSION
@@ -57,7 +57,7 @@ HOW_TO_BUILD = (
     "tree or install HillInfer again"
 )
 
-_INTERFACE_VERSION = 26
+_INTERFACE_VERSION = 27
 _KEY_BYTES = 32
 _NO_MEMORY, _FAILED, _NOT_FINITE = 2, 3, 4
 _NOWHERE = "a position behind the last token, or in no group"
@@ -204,6 +204,22 @@ class NativeLibrary:
         Returns whether none is under way: a ring may not have given its reads back.
         """
         return not self.functions.hillinfer_read_file(way, reads)
+
+    def rows_to_blocks(self, rows: NDArray[np.int64]) -> None:
+        """Place rows, int64 (fields of `BlockRows`,); see host/native/block_rows.h."""
+        self.functions.hillinfer_rows_to_blocks(BlockRows.from_buffer(rows.data))
+
+    def read_to_blocks(self, way: ReadWay, reads: FileReads, rows: NDArray[np.int64]) -> bool:
+        """Do as `read_file`, and place what each read brought; see host/native/block_rows.h.
+
+        Parameters
+        ----------
+        way, reads
+            As there.
+        rows
+            int64 (reads, fields of `BlockRows`), the rows of each.
+        """
+        return not self.functions.hillinfer_read_to_blocks(way, reads, rows.ctypes.data)
 
     def land(self, way: ReadWay, landing: Landing) -> bool:
         """Bring rows of a file to their places; see host/native/landing.h.

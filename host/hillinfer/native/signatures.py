@@ -376,6 +376,10 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hillinfer_place_states": (None, [ctypes.POINTER(StateRows)]),
     "hillinfer_rows_to_blocks": (None, [ctypes.POINTER(BlockRows)]),
     "hillinfer_rows_from_blocks": (None, [ctypes.POINTER(BlockRows)]),
+    "hillinfer_read_to_blocks": (
+        _INT,
+        [ctypes.POINTER(ReadWay), ctypes.POINTER(FileReads), _POINTER],
+    ),
     "hillinfer_offer_rows": (_POINTER, [ctypes.POINTER(CheckedRows), _LONG]),
     "hillinfer_place_offered": (None, [_POINTER, _INT]),
     "hillinfer_await_offered": (_INT, [_POINTER, _INT]),

@@ -252,6 +252,22 @@ class RowPiece:
         starts, places, counts = np.array(reads, np.int64).reshape(-1, 3).T
         return Reads(starts, places, counts)
 
+    def read_rows(
+        self, reads: Reads
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return of each read of whole groups the layer, the first token's position and its tokens.
+
+        Each int64 (reads,); for a piece whose layers are not joined.
+        """
+        size = len(self.chunks) * self.shape.object_bytes
+        layers, at = np.divmod(reads.buffer_offsets, size)
+        first = self.chunks.start * CHUNK_TOKENS
+        return (
+            layers + self.first,
+            first + at // self.shape.row_bytes,
+            reads.byte_counts // self.shape.row_bytes,
+        )
+
 
 # --- Hashes of prefixes ---
 

@@ -24,6 +24,7 @@ from hillinfer.drive.files import PAGE_BYTES, IOMode, aligned_buffer, round_up
 from hillinfer.drive.leftovers import sweep
 from hillinfer.drive.read_turns import QUANTUM_BYTES, Apart, Patience, ReadTurns
 from hillinfer.errors import HillInferError, reason_of, way_out
+from hillinfer.native.library import native_library
 from hillinfer.native.structures import ReadWay
 from hillinfer.secrecy.key_sources import KeySource, WithoutKey
 from hillinfer.secrecy.key_table import KeyTable
@@ -390,7 +391,12 @@ class PoolFile:
             )
 
     def read_many(
-        self, reads: Reads, into: NDArray[np.uint8], threads: int, call_bytes: int = 0
+        self,
+        reads: Reads,
+        into: NDArray[np.uint8],
+        threads: int,
+        call_bytes: int = 0,
+        rows: NDArray[np.int64] | None = None,
     ) -> None:
         """Make many reads at once, so many in flight; OSError where one of them fails.
 
@@ -404,6 +410,8 @@ class PoolFile:
             How many are in flight.
         call_bytes
             As for `RowPiece`.
+        rows
+            int64 (reads, fields of `BlockRows`): what the threads that read place at once.
         """
         way = ReadWay(
             watch=self._calls.watch,
@@ -411,7 +419,10 @@ class PoolFile:
             threads=threads,
             joined_bytes=call_bytes,
         )
-        results = self._calls.read_many(way, reads, into.ctypes.data)
+        if rows is None:
+            results = self._calls.read_many(way, reads, into.ctypes.data)
+        else:
+            results = self._calls.read_to_blocks(way, reads, into.ctypes.data, rows)
         assert results is not None, "threads give all their reads back"
         for number, (came, wanted) in enumerate(
             zip(results.tolist(), reads.byte_counts.tolist(), strict=True)
@@ -421,6 +432,9 @@ class PoolFile:
             if came < wanted:
                 start = int(reads.buffer_offsets[number])
                 self.read(into[start : start + wanted], int(reads.file_offsets[number]))
+                if rows is not None:
+                    rows[number, 0] = into.ctypes.data + start
+                    native_library().rows_to_blocks(rows[number])
 
     def settle(self) -> None:
         """Wait until everything written is on the drive."""

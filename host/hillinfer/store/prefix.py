@@ -7,7 +7,7 @@ import errno
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -35,12 +35,12 @@ _PIECES_AT_ONCE = 3
 # Objects of neighbouring layers are read together up to this many bytes of a chunk: more is no
 # faster. Small pieces come in more buffers, in memory that was touched before.
 _JOINED_BYTES = 4 << 20
-_MOST = 3, 6, BLOCK_BYTES // 2
+_MOST = 3, 6, BLOCK_BYTES // 2, _PIECES_AT_ONCE
 # Rows that wait there for a pass, in so many pieces. Each wakes several threads beside that pass,
 # so they are as large as two of them fit, and one call reads what lies together; the drive is fast
-# enough with fewer reads in flight.
+# enough with fewer reads in flight. Threads that place what they read make one piece after another.
 _WAITING_PIECES, _MOST_WAITING = 2, (2, 16, BLOCK_BYTES)
-_WAITING_BYTES, _WAITING_READS = 32 << 20, 2
+_WAITING_BYTES, _PLACED, _TAKEN = 32 << 20, (1, 3), (_PIECES_AT_ONCE, 2)
 # So many times as many layers come with a piece as with the one before it: those that a pass has
 # keep it busy until then.
 _GROWTH = 3
@@ -208,12 +208,13 @@ class StoredPrefix:
         count = len(self.chunks) if chunks is None else chunks
         pieces, most = list(self._pieces(first_layer, count)), _MOST
         if taker.most_layers is not None:
-            pieces = list(self._waiting_pieces(first_layer, count, taker.most_layers))
+            at_once, reads = _PLACED if taker.places_reads else _TAKEN
+            pieces = list(self._waiting_pieces(first_layer, count, taker.most_layers, reads))
             own = sum(one.stop == self.shape.layers for one in pieces)
             least, at_most, memory = _MOST_WAITING
-            most = least, min(at_most, _WAITING_PIECES * own), memory
+            most = least, min(at_most, _WAITING_PIECES * own), memory, at_once
         size = max((one.byte_count for one in pieces), default=0)
-        read = partial(self._read_rows, taker.take)
+        read = partial(self._read_rows, taker)
         for _, arrived in self._read_ahead(pieces, size, read, deadline, most, taker.settle):
             for one in arrived:
                 if not one.is_checked:
@@ -270,16 +271,13 @@ class StoredPrefix:
         OSError, WrongBytesError
             As from `stream`.
         """
-        size = self.shape.layers * self.shape.shadow_bytes
-        pieces = [self._shadow_piece(number) for number in numbers]
+        layers = self.shape.layers
+        size, whole = layers * self.shape.shadow_bytes, (layers, _THREADS)
+        pieces = [RowPiece(self.shape, 0, layers, range(one, one + 1), *whole) for one in numbers]
         if not pieces:
             return
         for piece, planes in self._read_ahead(pieces, size, self._read_shadows):
-            yield piece.chunks[0], planes.reshape(self.shape.layers, -1)
-
-    def _shadow_piece(self, number: int) -> RowPiece:
-        layers = self.shape.layers
-        return RowPiece(self.shape, 0, layers, range(number, number + 1), layers, _THREADS)
+            yield piece.chunks[0], planes.reshape(layers, -1)
 
     def pages_of(self, chunk: StoredChunk) -> Pages:
         """Return what a chunk's pages go through, its tags read; OSError where that fails."""
@@ -318,16 +316,16 @@ class StoredPrefix:
             yield from self._cut(own, chunks, _JOINED_BYTES, len(own), _THREADS)
             layer, joined = own.stop, min(2 * joined, most)
 
-    def _waiting_pieces(self, first_layer: int, chunks: int, most: int) -> Iterator[RowPiece]:
+    def _waiting_pieces(self, begin: int, chunks: int, most: int, reads: int) -> Iterator[RowPiece]:
         """Cut it so that few come beside a pass; the first layer as soon as it can be there."""
         layers = self.shape.layers
-        first = range(first_layer, min(first_layer + 1, layers))
+        first = range(begin, min(begin + 1, layers))
         yield from self._cut(first, chunks, _JOINED_BYTES, 1, _THREADS)
         most = max(1, min(most, _WAITING_BYTES // (chunks * self.shape.object_bytes)))
         layer, count = first.stop, min(_GROWTH, most)
         while layer < layers:
             own = range(layer, min(layer + count, layers))
-            yield from self._cut(own, chunks, _WAITING_BYTES, 1, _WAITING_READS, _JOINED_BYTES)
+            yield from self._cut(own, chunks, _WAITING_BYTES, 1, reads, _JOINED_BYTES)
             layer, count = own.stop, min(_GROWTH * count, most)
 
     def _cut(self, layers: range, chunks: int, most_bytes: int, *way: int) -> Iterator[RowPiece]:
@@ -343,11 +341,11 @@ class StoredPrefix:
         buffer_bytes: int,
         read: Callable[[RowPiece, NDArray[np.uint8], float], _Read],
         deadline: Callable[[int], float] = _never,
-        most: tuple[int, int, int] = _MOST,
+        most: tuple[int, int, int, int] = _MOST,
         settle: Callable[[_Read], bool] = lambda _: True,
     ) -> Iterator[tuple[RowPiece, _Read]]:
         """Yield pieces with what was read of each, valid until the next, while others come."""
-        least, at_most, room = most
+        least, at_most, room, at_once = most
         fitting = min(at_most, room // max(1, buffer_bytes))
         count = min(max(least, fitting), len(pieces))
         size = round_up(buffer_bytes, PAGE_BYTES)
@@ -355,7 +353,7 @@ class StoredPrefix:
         free = deque(memory[at * size : at * size + buffer_bytes] for at in range(count))
         coming: deque[tuple[RowPiece, NDArray[np.uint8], Future[_Read]]] = deque()
         left = iter(pieces)
-        with ThreadPoolExecutor(_PIECES_AT_ONCE, "hillinfer-store-read") as ahead:
+        with ThreadPoolExecutor(at_once, "hillinfer-store-read") as ahead:
             try:
                 while True:
                     while free and (piece := next(left, None)) is not None:
@@ -395,14 +393,10 @@ class StoredPrefix:
                 self._changed.notify_all()
 
     def _read_rows(
-        self,
-        take: Callable[[Iterable[ArrivedRows]], None],
-        piece: RowPiece,
-        buffer: NDArray[np.uint8],
-        deadline: float,
+        self, taker: Taker, piece: RowPiece, buffer: NDArray[np.uint8], deadline: float
     ) -> list[ArrivedRows]:
         """Read rows; the one place where bytes of a stream become rows."""
-        self._read(piece, buffer, deadline)
+        self._read(piece, buffer, deadline, taker)
         self._read_tags([self.chunks[number] for number in piece.chunks])
         arrived: list[ArrivedRows] = []
 
@@ -417,21 +411,29 @@ class StoredPrefix:
                     arrived.append(self._arrived(layer, run.start, rows))
                     yield arrived[-1]
 
-        take(opened())
+        taker.take(opened())
         return arrived
 
-    def _read(self, piece: RowPiece, buffer: NDArray[np.uint8], deadline: float) -> None:
+    def _read(
+        self, piece: RowPiece, buffer: NDArray[np.uint8], deadline: float, taker: Taker
+    ) -> None:
         """Read a piece in long reads, all drives' one after the other."""
+        is_placed = taker.places_reads and piece.joined == 1 and not self.shape.tag_bytes
+        unit = self.shape.group_bytes if is_placed else 1
+        most = max(1, READ_BYTES // unit) * unit
         chunks = [self.chunks[number] for number in piece.chunks]
         drives = [one.record.span.drive for one in chunks]
         offsets = [one.record.span.offset for one in chunks]
         groups = [one.groups for one in chunks]
         for drive in set(drives):
             own = (at for at, one in enumerate(drives) if one == drive)
-            reads = piece.reads(offsets, groups, own, READ_BYTES)
-            file = self._files[drive]
+            reads = piece.reads(offsets, groups, own, most)
+            file, rows = self._files[drive], None
+            if is_placed:
+                at = reads.buffer_offsets + buffer.ctypes.data
+                rows = taker.during(self._sums.read_rows(*piece.read_rows(reads), at))
             with file.turns.ahead(deadline):
-                file.read_many(reads, buffer, piece.threads, piece.call_bytes)
+                file.read_many(reads, buffer, piece.threads, piece.call_bytes, rows)
 
     def _read_tags(self, chunks: Sequence[StoredChunk]) -> None:
         """Read the tags of chunks that have none yet; those of a few chunks come together."""

@@ -155,8 +155,8 @@ class Agent:
             POOL_HEADER: found.pool.hex(),
         }
         try:
-            into = request.headers.get(INTO_HEADER)
-            if into and await run_in_threadpool(self._written, found, wanted, into):
+            into = request.headers.get(INTO_HEADER, "")
+            if await run_in_threadpool(self._written, found, wanted, into):
                 return Response(b"", 206, headers | {WRITTEN_HEADER: str(len(wanted))})
             data = await run_in_threadpool(self._extents.read, found, wanted)
         except OSError:

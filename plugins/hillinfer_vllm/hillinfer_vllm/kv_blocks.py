@@ -22,6 +22,8 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS
 # (blocks, kv_heads, block_tokens, head_dim), and slots, int64 (tokens,).
 PutRows = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 _ROW_ALIGNMENT = 64
+FIELDS = {name: at for at, (name, *_) in enumerate(BlockRows._fields_)}
+"""Where fields of `BlockRows` are among what `KvBlocks.fields` returns; all have 8 bytes."""
 
 
 def row_bytes_of(kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
@@ -126,6 +128,25 @@ class KvBlocks:
         self._move(name, rows, position, wanted, blocks, salts.ctypes.data, sums.ctypes.data)
         return sums
 
+    def fields(self, wanted: range, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the fields of `BlockRows` for rows of a request; rows themselves are none yet.
+
+        Parameters
+        ----------
+        wanted
+            Token positions that go anywhere.
+        blocks
+            int64, blocks of the request from its first token on; they have to stay.
+        """
+        self._check(wanted, blocks)
+        given = BlockRows(
+            *(None, 0, self.row_bytes, 0, wanted.start, wanted.stop),
+            *(self._heads, self._head_dim, self.block_tokens, self._type.itemsize),
+            *(self._codes.strides[0], self._codes.ctypes.data, blocks.ctypes.data),
+            *(None if self._has_columns else self._places.ctypes.data, None, None),
+        )
+        return np.frombuffer(bytes(given), np.int64)
+
     def gather(self, first: int, blocks: Sequence[int], out: NDArray[np.uint8]) -> None:
         """Read rows from their blocks.
 
@@ -156,22 +177,29 @@ class KvBlocks:
         sums: int | None = None,
     ) -> None:
         """Move rows of wanted positions; Python's global lock is let go of meanwhile."""
-        size, numbers = self.block_tokens, np.asarray(blocks, np.int64)
+        numbers = np.asarray(blocks, np.int64)
         own = range(max(position, wanted.start), min(position + len(rows), wanted.stop))
         if not own:
             own = range(position, position)
-        used = numbers[own.start // size : -(-own.stop // size)]
-        if len(used) < -(-own.stop // size) - own.start // size or not rows.flags.c_contiguous:
-            raise IndexError("rows have no blocks, or lie apart")
-        if len(used) and not 0 <= used.min() <= used.max() < len(self._codes):
-            raise IndexError("rows go to a block that is not there")
+        if not rows.flags.c_contiguous:
+            raise IndexError("rows lie apart")
+        self._check(own, numbers)
         given = BlockRows(
             *(rows.ctypes.data, len(rows), self.row_bytes, position, own.start, own.stop),
-            *(self._heads, self._head_dim, size, self._type.itemsize),
+            *(self._heads, self._head_dim, self.block_tokens, self._type.itemsize),
             *(self._codes.strides[0], self._codes.ctypes.data, numbers.ctypes.data),
             *(None if self._has_columns else self._places.ctypes.data, salts, sums),
         )
         getattr(native_library().functions, name)(given)
+
+    def _check(self, wanted: range, numbers: NDArray[np.int64]) -> None:
+        """Raise IndexError where positions have no blocks, or none that are there."""
+        size = self.block_tokens
+        used = numbers[wanted.start // size : -(-wanted.stop // size)]
+        if len(used) < -(-wanted.stop // size) - wanted.start // size:
+            raise IndexError("rows have no blocks")
+        if len(used) and not 0 <= used.min() <= used.max() < len(self._codes):
+            raise IndexError("rows go to a block that is not there")
 
     def _probed(self) -> torch.Tensor:
         """Return where the items of keys, then values, (2, tokens, head_dim), lie in a block."""

@@ -10,13 +10,17 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hillinfer.arrived_rows import ArrivedRows, Taker
-from hillinfer.store.keys import Namespace
+from hillinfer.arrived_rows import ArrivedRows, ReadRows, Taker
+from hillinfer.store.keys import CHUNK_TOKENS, Namespace
 from hillinfer.store.store import Store
 from hillinfer_model.kernel_spec import GROUP_TOKENS
-from hillinfer_vllm.kv_blocks import KvBlocks
+from hillinfer_vllm.kv_blocks import FIELDS, KvBlocks
 from hillinfer_vllm.step_plan import PlannedLoad
+
+# A read's rows are small beside what Python takes for each.
+_LAYERS_AT_ONCE = 4
 
 
 @dataclass
@@ -94,6 +98,9 @@ class WorkerSide:
 class _Placing(Taker):
     """Checks rows and puts them to their blocks, in the threads that read them.
 
+    Each read is placed once it is there, by the thread that made it and without Python. Several
+    layers come at once, so that Python is asked for little beside a pass.
+
     Parameters
     ----------
     plan
@@ -104,6 +111,9 @@ class _Placing(Taker):
         Told of each layer all of whose rows are in their blocks.
     """
 
+    most_layers = _LAYERS_AT_ONCE
+    places_reads = True
+
     def __init__(
         self, plan: PlannedLoad, layers: Sequence[KvBlocks], there: Sequence[threading.Event]
     ) -> None:
@@ -112,6 +122,10 @@ class _Placing(Taker):
         self._layers, self._there = layers, there
         self._missing = [len(self._wanted)] * len(layers)
         self._lock = threading.Lock()
+        groups = -(-plan.stop // CHUNK_TOKENS) * CHUNK_TOKENS // GROUP_TOKENS
+        self._fields = np.stack([one.fields(self._wanted, self._blocks) for one in layers])
+        self._sums = np.zeros((len(layers), groups), np.uint32)
+        self._is_placed = np.zeros((len(layers), groups), np.bool_)
 
     @property
     def is_missing(self) -> bool:
@@ -121,14 +135,38 @@ class _Placing(Taker):
     def take(self, arrived: Iterable[ArrivedRows]) -> None:
         """Place rows that were just read, and compare what was placed with its checksums."""
         for one in arrived:
-            blocks = self._layers[one.layer]
-            one.check(blocks.land(one.rows, one.position, self._wanted, self._blocks, one.salts))
+            at = one.position // GROUP_TOKENS
+            own = one.layer, slice(at, at + len(one.salts))
+            sums = self._sums[own] if self._is_placed[own].all() else self._landed(one)
+            one.check(sums)
             first = max(one.position, self._wanted.start)
             stop = min(one.position + len(one.rows), self._wanted.stop)
             with self._lock:
                 self._missing[one.layer] -= max(0, stop - first)
                 if not self._missing[one.layer]:
                     self._there[one.layer].set()
+
+    def during(self, rows: ReadRows) -> NDArray[np.int64]:
+        """Return where rows of each read go, and where their checksums do."""
+        given = self._fields[rows.layers]
+        groups = rows.positions // GROUP_TOKENS
+        sums = rows.layers * self._sums.shape[1] + groups
+        for name, own in (
+            ("rows", rows.addresses),
+            ("tokens", rows.tokens),
+            ("position", rows.positions),
+            ("salts", rows.salts),
+            ("sums", sums * self._sums.itemsize + self._sums.ctypes.data),
+        ):
+            given[:, FIELDS[name]] = own
+        ends = groups + rows.tokens // GROUP_TOKENS
+        for layer, first, stop in zip(rows.layers, groups, ends, strict=True):
+            self._is_placed[layer, first:stop] = True
+        return given
+
+    def _landed(self, one: ArrivedRows) -> NDArray[np.uint32]:
+        blocks = self._layers[one.layer]
+        return blocks.land(one.rows, one.position, self._wanted, self._blocks, one.salts)
 
 
 class _Load:

@@ -3,6 +3,7 @@
 
 import ctypes
 import importlib.util
+import sys
 import time
 from contextlib import closing, contextmanager
 
@@ -182,7 +183,7 @@ def test_memory_is_given_to_one_at_a_time_and_hosts_are_forgotten():
 
 def test_http_needs_no_transport_and_nixl_says_what_it_lacks(monkeypatch):
     assert opened_transport(Transporting.HTTP) is None
-    monkeypatch.setitem(__import__("sys").modules, "nixl", None)
+    monkeypatch.setitem(sys.modules, "nixl._api", None)
     with pytest.raises(HostsError, match="--transport http"):
         opened_transport(Transporting.NIXL)
 

@@ -72,8 +72,12 @@ def test_an_engine_that_fails_tells_its_last_error(tmp_path):
     runs = Runs(installed, tmp_path / "ids", 1, 1, 30.0, tmp_path / "log")
     with pytest.raises(EngineError, match="RuntimeError: no such block"):
         runs.ask(None)
-    python.write_text('#!/bin/sh\necho \'RESULT {"answers": [1], "rounds": []}\'\n')
+    python.write_text(
+        "#!/bin/sh\necho 'RuntimeError: no connector' >&2\necho 'it goes on' >&2\n"
+        'echo \'RESULT {"answers": [1], "rounds": []}\'\n'
+    )
     assert runs.ask(None)["answers"] == [1]
+    assert runs.said() == "RuntimeError: no connector"
 
 
 @pytest.mark.parametrize("count", ["0", "1", "-3", "two"])

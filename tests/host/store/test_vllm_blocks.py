@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of vLLM's KV blocks: whatever way a block lies, rows come back as they went there."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
 
+from hillinfer.drive.calls import DriveCalls, Reads
 from hillinfer.native.library import native_library
-from hillinfer_vllm.kv_blocks import KvBlocks, UnknownBlocksError
+from hillinfer.native.structures import ReadWay
+from hillinfer_vllm.kv_blocks import FIELDS, KvBlocks, UnknownBlocksError
 
 BLOCK, HEADS, DIM = 32, 3, 16
 
@@ -119,6 +123,91 @@ def test_groups_are_checked_as_they_land_and_only_what_is_wanted_does(put, dtype
     other = own.land(rows, 64, range(96, 160), wide, salts)
     assert other[0] != sums[0]
     assert other[1] == sums[1]
+
+
+def wide_blocks(dtype):
+    """Blocks whose lines are whole lines of a processor's cache, keys by columns."""
+
+    def put(keys, values, key_half, value_half, slots):
+        for key, value, at in zip(keys, values, slots.tolist(), strict=True):
+            columns = key_half[at // 128].view(HEADS, 64, 128)
+            columns[:, :, at % 128] = key
+            value_half[at // 128, :, at % 128] = value
+
+    blocks = torch.zeros((10, HEADS, 128, 128), dtype=dtype)
+    return blocks, KvBlocks(blocks, put)
+
+
+def wide_rows(count, dtype):
+    states = torch.randn((count, 2, HEADS, 64), generator=torch.Generator().manual_seed(0))
+    return states.to(dtype)
+
+
+def wide_found(blocks, first, count):
+    """Return what lies in blocks, as rows: (tokens, 2, heads, channels)."""
+    halves = blocks[list(NUMBERS)].view(len(NUMBERS), HEADS, 2, -1)
+    keys = halves[:, :, 0].reshape(-1, HEADS, 64, 128).permute(0, 3, 1, 2)
+    values = halves[:, :, 1].reshape(-1, HEADS, 128, 64).permute(0, 2, 1, 3)
+    rows = torch.stack([one.reshape(-1, HEADS, 64) for one in (keys, values)], 1)
+    return rows[first : first + count]
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("first", "count"), [(0, 256), (64, 192), (32, 320)])
+def test_lines_that_go_past_the_cache_are_where_others_are(first, count, dtype):
+    blocks, own = wide_blocks(dtype)
+    states = wide_rows(count, dtype)
+    own.scatter(states.view(torch.uint8).reshape(count, -1).numpy(), first, NUMBERS)
+    assert torch.equal(wide_found(blocks, first, count), states)
+    assert not wide_found(blocks, first + count, 1000).any()
+    states[70, 1, 2, 5] += 1
+    assert not torch.equal(wide_found(blocks, first, count), states)
+
+
+@pytest.mark.parametrize("groups", [(2, 2, 2, 1), (3, 1, 1, 2)], ids=["alike", "one is longest"])
+def test_threads_that_read_place_what_they_read(tmp_path, groups):
+    blocks, own = wide_blocks(torch.bfloat16)
+    count = 64 * sum(groups)
+    states = wide_rows(count, torch.bfloat16)
+    rows = states.view(torch.uint8).reshape(count, -1).numpy()
+    path = tmp_path / "rows"
+    path.write_bytes(rows.tobytes())
+    ends = np.cumsum(groups)
+    starts = ends - np.array(groups)
+    unit = 64 * own.row_bytes
+    reads = Reads(starts * unit, starts * unit, np.array(groups) * unit)
+    salts = np.arange(sum(groups), dtype=np.uint32)
+    sums = np.zeros_like(salts)
+    numbers = np.array(NUMBERS, np.int64)
+    given = np.stack([own.fields(range(64, count), numbers)] * len(groups))
+    memory = np.zeros(count * own.row_bytes, np.uint8)
+    for name, amounts in (
+        ("rows", starts * unit + memory.ctypes.data),
+        ("tokens", 64 * np.array(groups)),
+        ("position", 64 * starts),
+        ("salts", 4 * starts + salts.ctypes.data),
+        ("sums", 4 * starts + sums.ctypes.data),
+    ):
+        given[:, FIELDS[name]] = amounts
+
+    def read():
+        calls = DriveCalls()
+        descriptor = calls.open(path, os.O_RDONLY)
+        way = ReadWay(descriptor=descriptor, threads=3)
+        results = calls.read_to_blocks(way, reads, memory.ctypes.data, given.copy())
+        calls.close(descriptor)
+        assert results.tolist() == (np.array(groups) * unit).tolist()
+        return sums.copy()
+
+    expected = native_library().crc32c(rows.reshape(len(salts), -1), salts)
+    assert np.array_equal(read(), expected)
+    assert torch.equal(wide_found(blocks, 64, count - 64), states[64:])
+    assert not wide_found(blocks, 0, 64).any()
+    # The twin: a bit of the second read, and the sum of its first group.
+    with path.open("r+b") as file:
+        file.seek(groups[0] * unit)
+        file.write(bytes([rows[64 * groups[0], 0] ^ 1]))
+    assert np.flatnonzero(read() != expected).tolist() == [groups[0]]
 
 
 @pytest.mark.parametrize(

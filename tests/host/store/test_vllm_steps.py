@@ -4,13 +4,16 @@
 The engine here computes rows by a formula of layer and tokens; `make vllm-store` steps vLLM itself.
 """
 
-from dataclasses import dataclass, field
+import errno
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.store.store import Store
 from hillinfer_vllm.kv_blocks import KvBlocks
 from hillinfer_vllm.loading import Loads, TransferCounts, WorkerSide
 from hillinfer_vllm.scheduling import SchedulerSide
@@ -292,6 +295,42 @@ def test_damaged_rows_are_told_and_what_lies_behind_them_is_not_stored(opened, t
     numbers, external, failed = fresh.read("c", IDS)
     assert not failed
     assert fresh.holds(IDS, numbers)
+
+
+class Stumbling(DriveCalls):
+    """The first read of each call brings bytes from elsewhere, and says what it is told to."""
+
+    told = 0
+
+    def read_to_blocks(self, way, reads, address, rows):
+        offsets = reads.file_offsets.copy()
+        offsets[0] += 64 * 4 * HEADS * DIM
+        results = super().read_to_blocks(way, replace(reads, file_offsets=offsets), address, rows)
+        results[0] = self.told
+        return results
+
+
+@pytest.mark.parametrize("told", [0, 4096, -errno.EIO])
+def test_a_read_that_brings_less_is_made_again_and_one_that_fails_is_told(
+    opened, tmp_path, space, told
+):
+    opened().read("a", IDS)
+    # The first one ends, and all that it stores is there.
+    opened()
+    calls = Stumbling()
+    calls.told = told
+    store = Store(tmp_path / "store", calls=calls)
+    engine = Engine(store, space)
+    numbers, external, failed = engine.read("b", IDS)
+    assert external == len(IDS) // 64 * 64
+    if told < 0:
+        assert failed == set(numbers[: external // BLOCK])
+        assert engine.counts.failed_loads == 1
+    else:
+        assert not failed
+        assert engine.holds(IDS, numbers)
+    engine.close()
+    store.close()
 
 
 @pytest.mark.parametrize("missing", ["damaged", "out of reach", None])
