@@ -344,6 +344,29 @@ def test_a_document_lies_packed_on_the_drive_where_memory_has_no_room(
     assert told["on the drive"][3] == 0 < told["in memory"][3]
 
 
+def test_a_drive_of_a_store_with_two_is_a_place_for_forms(
+    library, endless_folder, cold_dir, tmp_path
+):
+    with Store(library[0]) as store:
+        here = store.places
+        other = tmp_path / "other"
+        other.mkdir()
+        # Nothing is read from the second drive's own file here.
+        store.places = replace(here, files=(*here.files, (other / "pool-1.kv", 0)))
+        with Catalogue(here) as catalogue:
+            catalogue.pin(catalogue.documents()[0].key, "drive2-int8")
+        loaded = load_model(str(endless_folder), say=lambda line: None)
+        made = Settings().changed(cold_dir=cold_dir, **(SETTINGS | {"dram_budget": "24MiB"}))
+        stored = StoreOfServer(store, documents=DocumentRules(drive_budget=1 << 20))
+        with served_model(loaded, made, ServerRules(chunk_tokens=64), stored) as served:
+            assert [one.form for one in served.rest(lambda: False)] == ["drive2-int8"]
+            assert served.placed.failure == ""
+            begun = served.begin(b"", document_prompt(library), 1500)
+            assert (begun.form, begun.held) == ("drive2-int8", library[1]["tokens"])
+            begun.generation.close()
+        store.places = here
+
+
 def test_a_floor_out_of_range_is_refused(command):
     for floor in (-0.1, 1.5, "nan"):
         line = command("serve", "--document-floor", floor).error_line()
