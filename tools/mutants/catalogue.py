@@ -221,6 +221,22 @@ CATALOGUE = (
         (f"{_TESTS}/test_keeper.py",),
     ),
     Mutant(
+        "profiles-without-a-clock",
+        "A profile goes on however long it takes.",
+        f"{_ROOM}/measuring.py",
+        "return time.perf_counter() + seconds <= self._ends",
+        "return True",
+        (f"{_TESTS}/test_keeper.py",),
+    ),
+    Mutant(
+        "long-prompts-read-apart",
+        "A document that rests is read into an ordinary cache however much follows it.",
+        f"{_ROOM}/placed.py",
+        "len(ids) - found.made.tokens > _QUESTION_TOKENS",
+        "False",
+        (_PLACED,),
+    ),
+    Mutant(
         "rivals-one-by-one",
         "Forms of a rival move while another one answers.",
         "tools/hillinfer_bench/evicpress/plays.py",

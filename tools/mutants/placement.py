@@ -126,9 +126,17 @@ PLACEMENT = (
     Mutant(
         "keys-coded-by-token",
         "Channels of a key share a step.",
-        f"{_FORMS}/whole.py",
-        "Codes.of(keys.cpu().transpose(1, 2), self._bits, GROUP_NUMBERS)",
-        "Codes.of(keys.cpu(), self._bits, value_group(keys.shape[-1]))",
+        f"{_FORMS}/quantised.py",
+        "step = ((grouped.amax(-1) - low.float())",
+        "step = ((grouped.amax(-1).amax(1, keepdim=True) - low.float())",
+        (f"{_FORM_TESTS}/test_whole_forms.py",),
+    ),
+    Mutant(
+        "channels-in-their-own-order",
+        "Which channel of a key has more bits does not depend on how much it varies.",
+        f"{_FORMS}/quantised.py",
+        "return ranges.argsort(dim=-1, descending=True, stable=True)",
+        "return ranges.argsort(dim=-1, stable=True)",
         (f"{_FORM_TESTS}/test_whole_forms.py",),
     ),
     Mutant(

@@ -293,7 +293,7 @@ def measure_document(
         _go_on(is_over)
         opened, opening_seconds = held, held_seconds
         looked = time.perf_counter()
-        if form in read:
+        if not isinstance(form, HeldForm):
             if looking is None or not left.allows(longest):
                 continue
             opened, opening_seconds = _opened(model, states, form)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hillinfer.catalogue.catalogue import FILE, Catalogue
@@ -29,7 +30,7 @@ from hillinfer.generate.answering import Generation
 from hillinfer.hf.attach import Attachment
 from hillinfer.memory_budget import Accountant, Loan, Part
 from hillinfer.model_shape import ModelShape
-from hillinfer.placement.options import ON_DRIVE, Option
+from hillinfer.placement.options import Option, packed_form
 from hillinfer.reuse.model_prompts import ModelPrompts
 from hillinfer.store.store import Store
 
@@ -102,7 +103,7 @@ class PlacedDocuments:
         self._checks: OnlineChecks | None = None
         self._catalogue: Catalogue | None = None
         self._keeper: DocumentKeeper | None = None
-        self._file: FormFile | None = None
+        self._files: dict[int, FormFile] = {}
         self.failure = ""
 
     # --- while nobody waits ----------------------------------------------------------------
@@ -122,6 +123,7 @@ class PlacedDocuments:
                 self._rules.alpha,
                 self._rules.floor,
                 drive_budget=self._drive_budget,
+                drives=len(self._drives),
             )
             self._check(keeper, is_over)
             if is_over():
@@ -232,9 +234,8 @@ class PlacedDocuments:
             keeper.close()
         if catalogue is not None:
             catalogue.close()
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
+        while self._files:
+            self._files.popitem()[1].close()
 
     # --- inside ----------------------------------------------------------------------------
 
@@ -312,11 +313,18 @@ class PlacedDocuments:
         own = self._engine_forms.get(name)
         if own is not None:
             return own
-        if not name.startswith(ON_DRIVE) or not self._drive_budget:
+        packed = packed_form(name)
+        if packed is None or not self._drive_budget or packed[1] > len(self._drives):
             return make_form(name)
-        if self._file is None:
-            self._file = FormFile(self._store.places.directory)
-        return DriveForm(make_form(name.removeprefix(ON_DRIVE)), self._file)
+        form, drive = packed
+        if drive not in self._files:
+            self._files[drive] = FormFile(self._drives[drive - 1])
+        return DriveForm(make_form(form), self._files[drive], drive)
+
+    @property
+    def _drives(self) -> list[Path]:
+        """Return a directory on each drive of the store."""
+        return [path.parent for path, _ in self._store.places.files]
 
     @property
     def _drive_budget(self) -> int:
@@ -349,7 +357,8 @@ class PlacedDocuments:
         chosen = document.form if document.is_pinned else None
         every = options_of(document)
         if self._drive_budget:
-            every += drive_options(document, self._shape.token_bytes * document.tokens)
+            rows = self._shape.token_bytes * document.tokens
+            every += drive_options(document, rows, len(self._drives))
         options = [
             one
             for one in every

@@ -16,12 +16,13 @@ from hillinfer.catalogue.records import (
 )
 from hillinfer.errors import BudgetError, SettingsError
 from hillinfer.placement.options import (
-    ON_DRIVE,
     UTILITIES,
     Context,
     Option,
     Tier,
     above_floor,
+    on_drive,
+    packed_form,
 )
 from hillinfer.placement.policies import DEFAULT_PLACEMENT, make_placement_policy
 from hillinfer.placement.steps import Point, upper_hull
@@ -46,7 +47,9 @@ class PlanRules:
     policy, utility
         Names in the tables of the placement room.
     drive_budget
-        Bytes that packed forms may take on a drive.
+        Bytes that packed forms may take on each drive.
+    drives
+        How many there are.
     """
 
     dram_budget: int
@@ -55,6 +58,7 @@ class PlanRules:
     policy: str = DEFAULT_PLACEMENT
     utility: str = "answer"
     drive_budget: int = 0
+    drives: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what means nothing."""
@@ -83,7 +87,7 @@ class DocumentRules:
     alpha
         Seconds that quality 1 is worth.
     drive_budget
-        Bytes that forms may take, packed, on the drive of a store that is not encrypted.
+        Bytes that forms may take, packed, on each drive of a store that is not encrypted.
     dram_budget
         Most bytes that forms may take in memory; None for half of an engine's.
     """
@@ -190,9 +194,15 @@ class Plan:
 
 def tier_of(form: str) -> str:
     """Return where a form lies: `dram`, `drive` for packed ones and stored rows, or `text`."""
-    if form.startswith(ON_DRIVE):
-        return DRIVE
+    packed = packed_form(form)
+    if packed is not None:
+        return drive_tier(packed[1])
     return {ROWS: DRIVE, TEXT: TEXT}.get(form, DRAM)
+
+
+def drive_tier(drive: int) -> str:
+    """Return the name of the tier that a drive is, by its number: `drive`, `drive2`."""
+    return f"{DRIVE}{drive}" if drive > 1 else DRIVE
 
 
 def options_of(document: KnownDocument) -> list[Option]:
@@ -219,8 +229,8 @@ def options_of(document: KnownDocument) -> list[Option]:
     ]
 
 
-def drive_options(document: KnownDocument, row_bytes: int) -> list[Option]:
-    """Return measured forms as they lie packed on a drive, which reads as it reads stored rows.
+def drive_options(document: KnownDocument, row_bytes: int, drives: int = 1) -> list[Option]:
+    """Return measured forms as they lie packed on drives, each read at the rate of stored rows.
 
     Parameters
     ----------
@@ -228,18 +238,21 @@ def drive_options(document: KnownDocument, row_bytes: int) -> list[Option]:
         That was measured.
     row_bytes
         Of its stored rows.
+    drives
+        How many there are.
     """
     assert document.resting is not None
     rows = document.resting.rows
     return [
         Option(
-            f"{ON_DRIVE}{one.form}",
-            DRIVE,
+            on_drive(one.form, drive),
+            drive_tier(drive),
             one.byte_count,
             one.lower,
             one.opening_seconds + rows * one.byte_count / row_bytes,
             one.token_seconds,
         )
+        for drive in range(1, drives + 1)
         for one in document.measured
         if one.form not in RESTING
     ]
@@ -275,7 +288,8 @@ def make_plan(
         if one.key not in uses or one.resting is None
     }
     taking_part = [one for one in documents if one.name not in left_out]
-    packed = (Tier(DRIVE, rules.drive_budget),) if rules.drive_budget else ()
+    numbers = range(1, rules.drives + 1) if rules.drive_budget else ()
+    packed = [Tier(drive_tier(number), rules.drive_budget) for number in numbers]
     stock = Stock((Tier(DRAM, rules.dram_budget), *packed, Tier(REST)))
     for one in taking_part:
         stock.put(_context(one, options(one), uses[one.key], rules))

@@ -26,7 +26,7 @@ from hillinfer.forms.form import (
     OpenedForm,
 )
 from hillinfer.model_shape import ModelShape
-from hillinfer.placement.options import ON_DRIVE
+from hillinfer.placement.options import on_drive
 
 # Tensors begin at multiples of it.
 _ALIGNED = 64
@@ -154,6 +154,8 @@ class DriveForm(Form):
         In memory it would be that.
     file
         Where it goes; open as long as what is made is.
+    drive
+        Number of its drive, from 1 on.
 
     Raises
     ------
@@ -163,18 +165,18 @@ class DriveForm(Form):
 
     lies_on_drive = True
 
-    def __init__(self, form: Form, file: FormFile) -> None:
+    def __init__(self, form: Form, file: FormFile, drive: int = 1) -> None:
         if form.lies_in_engine or not form.reads_states:
             raise SettingsError(
                 f"form={form.name!r} has no memory that could lie on a drive: choose one like int8"
             )
-        self._form, self._file = form, file
+        self._form, self._file, self._drive = form, file, drive
         self.drops_nothing = form.drops_nothing
 
     @property
     def name(self) -> str:
-        """Like `drive-int8`."""
-        return f"{ON_DRIVE}{self._form.name}"
+        """Like `drive-int8`, or `drive2-int8` on the second drive."""
+        return on_drive(self._form.name, self._drive)
 
     def byte_count(self, shape: ModelShape, tokens: int) -> int:
         """Return the bytes on the drive, without the rest of the last page."""

@@ -78,7 +78,7 @@ class Codes:
         """Return the numbers that the codes stand for, float32 (..., n)."""
         widths = _widths(self.bits)
         group = self.packed.shape[-1] * 8 // self.bits
-        parts = self.packed.split([group * width // 8 for width in widths], -1)
+        parts = torch.split(self.packed, [group * width // 8 for width in widths], -1)
         codes = _unpacked(parts[0], widths[0])
         for part, width in zip(parts[1:], widths[1:], strict=True):
             codes = (codes << width) | _unpacked(part, width)
@@ -104,7 +104,8 @@ def _widths(bits: int) -> tuple[int, ...]:
 def _unpacked(part: torch.Tensor, width: int) -> torch.Tensor:
     """Return numbers of so many bits, one in each byte."""
     shifts = torch.arange(0, 8, width, dtype=torch.uint8)
-    return ((part[..., None] >> shifts) & (2**width - 1)).flatten(-2)
+    numbers: torch.Tensor = ((part[..., None] >> shifts) & (2**width - 1)).flatten(-2)
+    return numbers
 
 
 class QuantisedForm(Form):
@@ -314,8 +315,8 @@ def _seconds(form: Form, rates: FormRates, shape: ModelShape, tokens: int) -> Fo
 
 def _by_range(channels: torch.Tensor) -> torch.Tensor:
     """Return each head's channels by their mean squared range over groups, the greatest first."""
-    groups = channels.float().unflatten(-1, (-1, GROUP_NUMBERS))
-    ranges = (groups.amax(-1) - groups.amin(-1)).square().mean(-1)
+    groups = channels.float().reshape(*channels.shape[:-1], -1, GROUP_NUMBERS)
+    ranges: torch.Tensor = (groups.amax(-1) - groups.amin(-1)).square().mean(-1)
     return ranges.argsort(dim=-1, descending=True, stable=True)
 
 

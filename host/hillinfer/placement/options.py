@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,26 @@ class Tier:
 
 
 ON_DRIVE = "drive-"
-"""How names of forms begin that lie packed on a drive; what follows is the form in memory."""
+"""How names of forms begin that lie packed on the first drive; the form in memory follows."""
+
+
+def on_drive(form: str, drive: int = 1) -> str:
+    """Return the name of a form that lies packed: `drive-int8`, on the second drive `drive2-int8`.
+
+    Parameters
+    ----------
+    form
+        Its name in memory.
+    drive
+        Number of the drive, from 1 on.
+    """
+    return f"drive{drive}-{form}" if drive > 1 else f"{ON_DRIVE}{form}"
+
+
+def packed_form(name: str) -> tuple[str, int] | None:
+    """Return the form in memory and the drive of a form that lies packed; None for another."""
+    found = re.fullmatch(r"drive(\d*)-(.+)", name)
+    return (found[2], int(found[1] or 1)) if found else None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from tiny_models import TinyModel, prompts
 from transformers import DynamicCache
 from waiting import until
 
+from hillinfer.catalogue import measuring
 from hillinfer.catalogue.catalogue import Catalogue
 from hillinfer.catalogue.checks import OnlineChecks, ServedAnswer
 from hillinfer.catalogue.keeper import DocumentKeeper, Move
@@ -24,7 +26,7 @@ from hillinfer.catalogue.measuring import (
 from hillinfer.catalogue.planning import PlanRules
 from hillinfer.catalogue.records import CatalogueError, KnownDocument, document_uses
 from hillinfer.errors import BudgetError, ColdPoolError, SettingsError
-from hillinfer.forms.probes import ProbeSizes
+from hillinfer.forms.probes import Probe, ProbeKind, ProbeSizes, lower_end
 from hillinfer.forms.quantised import QuantisedForm
 from hillinfer.forms.table import make_form
 from hillinfer.forms.whole import stored_states
@@ -414,6 +416,34 @@ def test_a_profile_reads_no_more_than_it_may_and_looks_at_each_form_once(kept):
     assert sure["held"].lower == 1.0
     with pytest.raises(SettingsError, match="allowance=0"):
         ProbeWishes(allowance=0)
+
+
+def test_a_profile_ends_in_time_and_all_rows_are_always_known(kept, monkeypatch):
+    now = iter(range(1 << 20))
+    clock = SimpleNamespace(perf_counter=lambda: float(next(now)))
+    monkeypatch.setattr(measuring, "time", clock)
+    # The clock goes on by a second whenever somebody looks.
+    whole, _ = measured_by(kept)
+    assert [*whole] == ["held", "int8", "knorm-0.2", "int4"]
+    some, read = measured_by(kept, seconds=16.0)
+    assert [*some] == ["held", "int8"]
+    assert read == 2 * 60
+    assert some["int8"].lower == whole["int8"].lower
+    # No time for one: nothing is asked, and all rows lose nothing.
+    none, read = measured_by(kept, seconds=2.0)
+    assert [*none] == ["held"]
+    assert (read, none["held"].lower, none["held"].agreement) == (0, 1.0, 1.0)
+
+
+def test_a_short_document_has_short_probes():
+    probe = Probe(ProbeKind.RECALL, tuple(range(30)), tuple(range(32)))
+    short = usual_wishes(512, 1, prefill_seconds=3.0)
+    assert short.seconds == 1.5
+    read = short.shortened(probe)
+    # The last of what is given, and the first of the answer.
+    assert (read.given, read.answer) == (tuple(range(22, 30)), tuple(range(28)))
+    assert lower_end([1.0], len(read.answer)) > 0.9 > lower_end([1.0], len(read.answer) - 4)
+    assert usual_wishes(2048, 3).shortened(probe) == probe
 
 
 def test_a_short_document_has_a_short_profile():

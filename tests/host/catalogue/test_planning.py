@@ -5,7 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from hillinfer.catalogue.planning import PlanRules, make_plan
+from hillinfer.catalogue.planning import (
+    PlanRules,
+    drive_options,
+    make_plan,
+    options_of,
+    tier_of,
+)
 from hillinfer.catalogue.records import (
     CatalogueError,
     DocumentUse,
@@ -54,6 +60,28 @@ def test_what_is_asked_for_most_gets_the_room():
     assert plan.utility_after > plan.utility_before
     # The twin: asked for the other way round, the other one has it.
     assert forms(make_plan(known, uses(known, (0.1, 1.0, 5.0)), PlanRules(1300)))["d3"] == "held"
+
+
+def test_each_drive_is_a_tier_of_its_own():
+    known = [document(number) for number in range(1, 5)]
+    asked = uses(known, (5.0, 4.0, 3.0, 0.1))
+
+    def options(drives):
+        return lambda one: [*options_of(one), *drive_options(one, 4000, drives)]
+
+    # Each drive has room for one document's INT8 codes, and memory for none.
+    rules = PlanRules(0, floor=0.95, drive_budget=530, drives=2)
+    plan = forms(make_plan(known, asked, rules, options(2)))
+    assert sorted(plan.values()) == ["drive-int8", "drive2-int8", "rows", "rows"]
+    assert {one for one, form in plan.items() if form != "rows"} == {"d1", "d2"}
+    # The twin: with one drive one of them rests.
+    alone = forms(make_plan(known, asked, replace(rules, drives=1), options(1)))
+    assert sorted(alone.values()) == ["drive-int8", "rows", "rows", "rows"]
+    assert [tier_of(f"drive{number}int8") for number in ("-", "2-", "13-")] == [
+        "drive",
+        "drive2",
+        "drive13",
+    ]
 
 
 def test_reasons_name_what_was_gained_and_what_had_no_room():

@@ -34,7 +34,7 @@ def same(opened, other):
     )
 
 
-@pytest.mark.parametrize("name", ["held", "int8", "int4", "int2", "knorm-0.5"])
+@pytest.mark.parametrize("name", ["held", "int8", "mixed4", "int2", "knorm-0.5"])
 def test_it_opens_as_from_memory(document, file, name):
     form = make_form(name)
     expected = form.make(document.model, document.states).open()
@@ -43,6 +43,7 @@ def test_it_opens_as_from_memory(document, file, name):
     other = DriveForm(make_form("held"), file).make(document.model, document.states)
     shape = ModelShape.from_config(document.model.config, document.model.dtype)
     assert filed.name == f"drive-{name}"
+    assert DriveForm(form, file, 2).name == f"drive2-{name}"
     assert made.byte_count == filed.byte_count(shape, 256) == form.byte_count(shape, 256)
     assert (filed.lies_on_drive, form.lies_on_drive) == (True, False)
     for _ in range(2):

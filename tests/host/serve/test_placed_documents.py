@@ -166,6 +166,8 @@ def test_a_document_that_comes_later_is_placed_when_nobody_waits(
         pinned(library, "rows")
         until(lambda: not placed(server).held, seconds=20)
         assert answered(server)[1]["document_form"] == "rows"
+        # What is long is read where it is stored.
+        assert "document_form" not in answered(server, f"{QUESTION} {'mat ' * 150}")[1]
 
 
 def document_prompt(library):
@@ -342,6 +344,66 @@ def test_a_document_lies_packed_on_the_drive_where_memory_has_no_room(
     # The same codes, wherever they lie; nothing of those on the drive is in memory.
     assert told["on the drive"][2] == told["in memory"][2] != told["at rest"][2]
     assert told["on the drive"][3] == 0 < told["in memory"][3]
+
+
+def test_a_document_that_rests_is_read_in_an_ordinary_cache_by_one_at_a_time(
+    library, endless_folder, cold_dir
+):
+    pinned(library, "rows")
+    prompt, tokens = document_prompt(library), library[1]["tokens"]
+    with ExitStack() as opened:
+        served = served_alone(library, endless_folder, cold_dir, opened, dram_budget="24MiB")
+        # Nobody has looked at the catalogue yet.
+        served.begin(b"", prompt, 1500).generation.close()
+        assert served.rest(lambda: False) == []
+        accountant = served.placed.accountant
+        first = served.begin(b"", prompt, 1500)
+        assert (first.form, first.held) == ("rows", tokens)
+        assert accountant.lent_bytes > 0
+        second = served.begin(b"", prompt, 1500)
+        assert second.form is None
+        for _ in first.reading(prompt):
+            pass
+        answer = list(first.generation.decode(Sampling(), 12, frozenset()))
+        served.note_answer(first, prompt, answer)
+        # It is of all rows: nothing is left to compare.
+        assert served.placed.to_compare == 0
+        for begun in (first, second):
+            begun.generation.close()
+        assert accountant.lent_bytes == 0
+        third = served.begin(b"", [*prompt[:tokens], *range(6, 18)], 1500)
+        assert third.form == "rows"
+        for _ in third.reading([*prompt[:tokens], *range(6, 18)]):
+            pass
+        # The twin: another question has another answer.
+        assert list(third.generation.decode(Sampling(), 12, frozenset())) != answer
+        third.generation.close()
+        long = served.begin(b"", [*prompt, *[7] * 200], 1500)
+        assert long.form is None
+        long.generation.close()
+
+
+def test_a_drive_of_a_store_with_two_is_a_place_for_forms(
+    library, endless_folder, cold_dir, tmp_path
+):
+    with Store(library[0]) as store:
+        here = store.places
+        other = tmp_path / "other"
+        other.mkdir()
+        # Nothing is read from the second drive's own file here.
+        store.places = replace(here, files=(*here.files, (other / "pool-1.kv", 0)))
+        with Catalogue(here) as catalogue:
+            catalogue.pin(catalogue.documents()[0].key, "drive2-int8")
+        loaded = load_model(str(endless_folder), say=lambda line: None)
+        made = Settings().changed(cold_dir=cold_dir, **(SETTINGS | {"dram_budget": "24MiB"}))
+        stored = StoreOfServer(store, documents=DocumentRules(drive_budget=1 << 20))
+        with served_model(loaded, made, ServerRules(chunk_tokens=64), stored) as served:
+            assert [one.form for one in served.rest(lambda: False)] == ["drive2-int8"]
+            assert served.placed.failure == ""
+            begun = served.begin(b"", document_prompt(library), 1500)
+            assert (begun.form, begun.held) == ("drive2-int8", library[1]["tokens"])
+            begun.generation.close()
+        store.places = here
 
 
 def test_a_floor_out_of_range_is_refused(command):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m hillinfer_bench.evicpress.topics`: users turn to another topic of one document.
 
-A document has two parts of different origin: by default a log, whose lines are much alike, and a
-part of the Python reference. Its forms are measured by questions about the first, of which a form
-of few bits loses nothing.
+A document has two parts of different origin: by default a log whose lines are all the same, and a
+part of the Python reference. Its forms are measured by questions about the first, of which a fifth
+of the tokens says all.
 Then users ask about the second, from the form that was chosen, and what a server does while nobody
 waits is done: answers are compared with all rows, and forms are measured anew where quality
 slipped. In the end the form that is chosen is held against the one that a fresh profile chooses,
@@ -40,10 +40,10 @@ from hillinfer.store.store import Store
 from hillinfer.system.machine import NumberType
 from hillinfer_bench.quality.texts import standard_library_samples
 
-FORMS = ("held", "int8", "int4", "int2", "knorm-0.75", "snapkv-0.75", "snapkv-0.5")
+FORMS = ("held", "int8", "mixed4", "int4", "int2", "keydiff-0.2", "snapkv-0.5")
 _SIZES = ProbeSizes(8, 12)
 _STORE_BYTES = 1 << 30
-_LOG = "INFO heartbeat received from worker seven, nothing to report, queue empty.\n"
+_LOG = "No change.\n"
 _CHUNK = 512
 
 

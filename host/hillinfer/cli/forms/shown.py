@@ -16,6 +16,7 @@ from hillinfer.catalogue.planning import (
 )
 from hillinfer.catalogue.records import ROWS, DocumentUse, KnownDocument
 from hillinfer.cli.console import printable
+from hillinfer.placement.options import packed_form
 from hillinfer.values import format_bytes
 
 GONE = "gone"
@@ -46,7 +47,9 @@ def document_facts(document: KnownDocument, use: DocumentUse | None) -> dict[str
     if document.resting is not None:
         options = options_of(document)
         if use is not None and use.token_bytes:
-            options += drive_options(document, use.token_bytes * document.tokens)
+            packed = packed_form(document.form)
+            rows = use.token_bytes * document.tokens
+            options += drive_options(document, rows, 1 if packed is None else packed[1])
         lies = next((one for one in options if one.form == document.form), None)
         if lies is not None:
             facts |= {

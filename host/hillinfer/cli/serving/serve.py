@@ -217,8 +217,8 @@ def serve(
     document_drive: Annotated[
         str | None,
         typer.Option(
-            help="Most that packed forms of documents take on the store's drive, like 4GiB; by "
-            "default, and of an encrypted store, none."
+            help="Most that packed forms of documents take on each of the store's drives, like "
+            "4GiB; by default, and of an encrypted store, none."
         ),
     ] = None,
     salt: SaltOption = "",
