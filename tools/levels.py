@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts LUTs between registers in every module of the RTL (second half of `make synth`).
 
-Modules are mapped one by one, with their own parameters. What was found lies in
-`hw/rtl/levels.json` with a fingerprint of the sources; `--update` writes it anew.
+Modules are mapped one by one, with their own parameters, and some with others. What was found lies
+in `hw/rtl/levels.json` with a fingerprint of the sources; `--update` writes it anew.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from hillinfer_hw.build_cache import BUILD
 from hillinfer_hw.logic_levels import (
     MOST_LUTS,
+    VARIANTS,
     Levels,
     fingerprint,
     levels_of,
@@ -37,7 +38,8 @@ def found_of(module: str) -> tuple[Levels, str]:
 def main() -> int:
     """Map every module that is asked for; 1 where one is not as stored or too deep."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--module", nargs="+", choices=list(modules()), default=list(modules()))
+    names = [*modules(), *VARIANTS]
+    parser.add_argument("--module", nargs="+", choices=names, default=names)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--update", action="store_true", help="store what is found")
     parser.add_argument("--out", type=Path, default=BUILD / "reports" / "levels.json")
@@ -49,7 +51,7 @@ def main() -> int:
             chosen.module, pool.map(found_of, chosen.module), strict=True
         ):
             rows[name] = {"luts": levels.luts, "carries": levels.carries, "sources": mark}
-            print(f"{name:20} {levels.luts:3d} LUTs, {levels.carries:3d} carry cells", flush=True)
+            print(f"{name:40} {levels.luts:3d} LUTs, {levels.carries:3d} carry cells", flush=True)
             if levels.luts > MOST_LUTS:
                 wrong.append(f"{name}: {levels.luts} LUTs, the goal is {MOST_LUTS}")
             if chosen.update:

@@ -80,6 +80,7 @@ module axi_write #(
     logic open, closing, marked, joins, at_once, push;
     logic [BEAT-1:0] start;
     logic [STEP-1:0] length;  // beats less one
+    logic single;             // length is 0
     logic [TAG-1:0] tag;
 
     assign joins = open && !closing && follows;
@@ -104,6 +105,7 @@ module axi_write #(
         if (moves) begin
             if (!joins) start <= beat;
             length <= joins ? length + 1'b1 : {STEP{1'b0}};
+            single <= !joins;
             marked <= beat_flush;
             tag <= beat_tag;
         end
@@ -112,7 +114,7 @@ module axi_write #(
     // Closed bursts, and their data. The first one does not wait in the queue.
     logic [BEAT-1:0] pushed_start, burst_start;
     logic [STEP-1:0] pushed_length, burst_length;
-    logic pushed_marked, burst_marked;
+    logic pushed_marked, burst_marked, pushed_single, burst_single;
     logic [TAG-1:0] pushed_tag, burst_tag;
     logic [BURST_BITS-1:0] front;
     logic queued, direct, sends, burst_ready, word_valid, word_ready;
@@ -120,12 +122,14 @@ module axi_write #(
 
     assign pushed_start = (at_once && !joins) ? beat : start;
     assign pushed_length = !at_once ? length : joins ? length + 1'b1 : {STEP{1'b0}};
+    assign pushed_single = at_once ? !joins : single;
     assign pushed_marked = at_once ? beat_flush : marked;
     assign pushed_tag = at_once ? beat_tag : tag;
     assign direct = push && !queued && burst_ready;
     assign sends = (queued || push) && burst_ready;
     assign {burst_start, burst_length, burst_marked, burst_tag} = queued ? front
         : {pushed_start, pushed_length, pushed_marked, pushed_tag};
+    assign burst_single = queued ? front[1+TAG+:STEP] == 0 : pushed_single;
 
     queue #(.WIDTH(BURST_BITS), .DEPTH(CLOSED)) closed (
         .clk(clk), .rst(rst),
@@ -162,14 +166,13 @@ module axi_write #(
 
     // Bursts on the bus.
     logic sending;
-    logic [STEP-1:0] left;  // beats less one
+    logic [STEP-1:0] left;  // beats less one; the last one is told by a register
     logic [COUNT:0] bursts;
     logic [TOTAL-1:0] total;
 
     assign burst_ready = (!awvalid || awready) && (!sending || (wvalid && wready && wlast))
         && (bursts != OUTSTANDING[COUNT:0]);
     assign wvalid = sending && word_valid;
-    assign wlast = left == 0;
     assign word_ready = sending && wready;
     assign bready = 1'b1;
     assign done_valid = bvalid && bready;
@@ -200,8 +203,10 @@ module axi_write #(
             awaddr <= {burst_start, {SHIFT{1'b0}}};
             awlen <= {{(8 - STEP){1'b0}}, burst_length};
             left <= burst_length;
+            wlast <= burst_single;
         end else if (wvalid && wready) begin
             left <= left - 1'b1;
+            wlast <= left == 1;
         end
     end
 

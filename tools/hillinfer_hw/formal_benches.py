@@ -11,7 +11,7 @@ from hillinfer_hw.formal_mutants import (
     READ_DATA_MUTANTS,
     READ_INSIDE_MUTANTS,
     WRITE_ADDRESS_MUTANTS,
-    WRITE_BORDER_MUTANTS,
+    WRITE_FULL_MUTANTS,
     WRITE_INSIDE_MUTANTS,
     WRITE_MUTANTS,
 )
@@ -82,7 +82,7 @@ BENCHES_TABLE = (
             "axi_write",
             _BYTES | {"BURST": burst, "OUTSTANDING": 16, "DEPTH": 128, "CLOSED": 32, "TAG": 3},
             8,
-            WRITE_BORDER_MUTANTS,
+            WRITE_FULL_MUTANTS,
             "axi_write_inside.sv",
             2,
         )

@@ -187,6 +187,12 @@ WRITE_BORDER_MUTANTS = {
         WRITE, "awaddr <= {burst_start,", "awaddr <= {burst_start + 1'b1,", "no_page_crossed"
     ),
 }
+# An open burst of two beats needs more than two in a page.
+WRITE_FULL_MUTANTS = WRITE_BORDER_MUTANTS | {
+    "a long burst told as a single beat": Mutant(
+        WRITE, "single <= !joins;", "single <= 1'b1;", "invariant_single"
+    ),
+}
 WRITE_INSIDE_MUTANTS = WRITE_BORDER_MUTANTS | {
     "a beat too many": Mutant(
         WRITE,
@@ -238,6 +244,9 @@ WRITE_INSIDE_MUTANTS = WRITE_BORDER_MUTANTS | {
         "end else if (wvalid && wready) begin",
         "end else if (wvalid) begin",
         "invariant_left",
+    ),
+    "the last beat told a beat late": Mutant(
+        WRITE, "wlast <= left == 1;", "wlast <= left == 0;", "invariant_wlast"
     ),
     "follows itself": Mutant(
         WRITE, "beat[STEP-1:0] + 1'b1}", "beat[STEP-1:0]}", "invariant_follows"

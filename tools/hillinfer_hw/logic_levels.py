@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from hillinfer_hw.rtl_files import RTL
-from hillinfer_hw.synth import run_yosys
+from hillinfer_hw.synth import KEPT, run_yosys
 
 MOST_LUTS = 6
+# Modules with parameters of kernels that their own are not: the writer of `make_shadow`, FP16 rows.
+VARIANTS = ("writer KIND=2", "score_core CODE_BITS=8 MODE=1 STYLE=0")
 _MODULE = re.compile(r"^module (\w+)", re.MULTILINE)
 
 # Cells that a signal passes, with what they count; others hold it until the next clock. A DSP block
@@ -61,9 +63,17 @@ def modules() -> dict[str, Path]:
 
 
 def sources_of(module: str, files: Mapping[str, Path]) -> list[tuple[str, str]]:
-    """Return name and text of the files that a module is built of, its own first."""
+    """Return name and text of the files that a module is built of, its own first.
+
+    Parameters
+    ----------
+    module
+        Its name, or one of `VARIANTS`.
+    files
+        The file of every module.
+    """
     found: dict[str, str] = {}
-    waiting = [module]
+    waiting = [module.split()[0]]
     while waiting:
         path = files[waiting.pop()]
         if path.name in found:
@@ -84,6 +94,13 @@ def fingerprint(sources: Iterable[tuple[str, str]]) -> str:
 def levels_of(module: str, sources: list[tuple[str, str]]) -> Levels:
     """Map a module, with its own parameters, to UltraScale+ cells and count its longest path.
 
+    Parameters
+    ----------
+    module
+        Its name; behind it other values of parameters, as in `VARIANTS`.
+    sources
+        Name and text of its files.
+
     Raises
     ------
     FileNotFoundError
@@ -93,12 +110,20 @@ def levels_of(module: str, sources: list[tuple[str, str]]) -> Levels:
     PathError
         Where logic goes round in a circle.
     """
+    top, *others = module.split()
+    settings = "".join(f" -chparam {one.replace('=', ' ')}" for one in others)
+    # Repeated units are mapped once, as for the area, and put in their places afterwards.
+    kept = " ".join(f"*{name}*" for name in (*KEPT, "score_core"))
     script = (
-        f"read_verilog -sv {' '.join(name for name, _ in sources)}; hierarchy -top {module};"
-        " synth_xilinx -family xcup -flatten -noiopad; write_json netlist.json"
+        f"read_verilog -sv {' '.join(name for name, _ in sources)}; hierarchy -top {top}{settings};"
+        f" setattr -mod -set keep_hierarchy 1 {kept};"
+        " synth_xilinx -family xcup -flatten -noiopad;"
+        " setattr -mod -unset keep_hierarchy *; flatten; write_json netlist.json"
     )
     netlist = json.loads((run_yosys(script, sources) / "netlist.json").read_text())
-    return deepest(netlist["modules"][module])
+    # With other parameters its name is made up.
+    top_module = next(one for one in netlist["modules"].values() if "top" in one["attributes"])
+    return deepest(top_module)
 
 
 def deepest(module: Mapping[str, Any]) -> Levels:

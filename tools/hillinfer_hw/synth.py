@@ -78,7 +78,7 @@ _FREE = (
     "GND",
 )
 # Modules that a kernel has many of: kept apart, each is mapped once instead of once per instance.
-_KEPT = (
+KEPT = (
     "dot_planes",
     "dot_pairs",
     "align_unit",
@@ -172,7 +172,7 @@ def synthesise(top: str, files: Iterable[Path], parameters: Mapping[str, int]) -
     sources = [(path.name, path.read_text()) for path in files]
     settings = "".join(f" -chparam {name} {value}" for name, value in sorted(parameters.items()))
     # WASM Yosys sees its working folder only, so the sources are copied there.
-    kept = " ".join(f"*{name}*" for name in _KEPT)
+    kept = " ".join(f"*{name}*" for name in KEPT)
     script = (
         f"read_verilog -sv {' '.join(name for name, _ in sources)}; hierarchy -top {top}{settings};"
         f" setattr -mod -set keep_hierarchy 1 {kept};"

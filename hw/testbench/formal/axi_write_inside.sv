@@ -75,8 +75,10 @@
             invariant_waiting: assert (free_bursts + waiting == CLOSED && free_bursts <= CLOSED
                 && (!burst_room || free_bursts != 0));
             if (sending) invariant_left: assert ({1'b0, beats_sent} + left == whole);
+            if (sending) invariant_wlast: assert (wlast == (left == 0));
             if (held) invariant_last: assert (beat_last == (beat_flush || (&beat[STEP-1:0])));
             if (open) begin
+                invariant_single: assert (single == (length == 0));
                 invariant_open: assert ({1'b0, start[STEP-1:0]} + length < BURST);
                 // What is held, where it follows, follows the open burst.
                 if (!closing)
