@@ -11,10 +11,10 @@
 
 namespace {
 
-// gcc must not take sums apart and put them together in another order.
+// As _mm512_dpbusd_epi32; gcc takes sums of that apart, puts them together in another order and copies
+// them.
 inline void add_products(__m512i& sum, __m512i addends, __m512i codes) {
-    sum = _mm512_dpbusd_epi32(sum, addends, codes);
-    asm("" : "+v"(sum));
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(addends), "v"(codes));
 }
 
 inline __m512i repeated(const uint8_t* quad) {
@@ -149,49 +149,48 @@ private:
     template <bool kTwoBlocks, class Take>
     static void run_heads(const Arranged& arranged, int blocks, int tokens, const Addends& addends,
                           int heads, Ahead& ahead, const Take& take) {
+        // As many quarters at once as there are registers for.
         switch (heads) {
             case 1:
-                return sums_of_heads<kTwoBlocks, 1>(arranged, blocks, tokens, addends, ahead, take);
+                return sums_of_heads<kTwoBlocks, 1, 4>(arranged, blocks, tokens, addends, ahead, take);
             case 2:
-                return sums_of_heads<kTwoBlocks, 2>(arranged, blocks, tokens, addends, ahead, take);
+                return sums_of_heads<kTwoBlocks, 2, 2>(arranged, blocks, tokens, addends, ahead, take);
             case 3:
-                return sums_of_heads<kTwoBlocks, 3>(arranged, blocks, tokens, addends, ahead, take);
+                return sums_of_heads<kTwoBlocks, 3, 2>(arranged, blocks, tokens, addends, ahead, take);
             default:
-                return sums_of_heads<kTwoBlocks, 4>(arranged, blocks, tokens, addends, ahead, take);
+                return sums_of_heads<kTwoBlocks, 4, 1>(arranged, blocks, tokens, addends, ahead, take);
         }
     }
 
     // take(head, place of the first of 16 sums, the sums sixteenfold).
-    template <bool kTwoBlocks, int kHeads, class Take>
+    template <bool kTwoBlocks, int kHeads, int kQuarters, class Take>
     __attribute__((noinline)) static void sums_of_heads(const Arranged& arranged, int blocks, int tokens,
                                                         const Addends& addends, Ahead& ahead,
                                                         const Take& take) {
         const int steps = tokens / (kTwoBlocks ? 8 : 4);
         Ahead own_ahead = ahead;
         for (int vector = 0; vector * 4 < blocks; ++vector) {
-            for (int quarter = 0; quarter < 4; ++quarter) {
+            for (int first = 0; first < 4; first += kQuarters) {
                 // Of low and high nibbles, by low and high bytes.
-                __m512i sums[kHeads][2][2];
+                __m512i sums[kQuarters][kHeads][2][2];
 #pragma GCC unroll 4
-                for (auto& own : sums) {
-                    own[0][0] = own[0][1] = own[1][0] = own[1][1] = _mm512_setzero_si512();
+                for (auto& quarter : sums) {
+#pragma GCC unroll 4
+                    for (auto& own : quarter) {
+                        own[0][0] = own[0][1] = own[1][0] = own[1][1] = _mm512_setzero_si512();
+                    }
                 }
-                const __m512i* const codes = arranged.codes[vector][quarter];
+                const __m512i(*const codes)[kQuads] = arranged.codes[vector] + first;
                 for (int step = 0; step < steps; ++step) {
                     own_ahead.touch();
-                    add_step<kTwoBlocks, kHeads>(codes[step], addends, step, sums);
+                    add_step<kTwoBlocks, kHeads, kQuarters>(codes, addends, step, sums);
                 }
-                const int place = (vector * 4 + quarter) * (kTwoBlocks ? 16 : 32);
 #pragma GCC unroll 4
-                for (int head = 0; head < kHeads; ++head) {
-                    const __m512i low = joined(sums[head][0]), high = joined(sums[head][1]);
-                    if constexpr (kTwoBlocks) {
-                        // Of the first quads and the second ones.
-                        take(head, place, _mm512_add_epi32(_mm512_shuffle_i64x2(low, high, 0x44),
-                                                           _mm512_shuffle_i64x2(low, high, 0xEE)));
-                    } else {
-                        take(head, place, low);
-                        take(head, place + 16, high);
+                for (int quarter = 0; quarter < kQuarters; ++quarter) {
+                    const int place = (vector * 4 + first + quarter) * (kTwoBlocks ? 16 : 32);
+#pragma GCC unroll 4
+                    for (int head = 0; head < kHeads; ++head) {
+                        hand<kTwoBlocks>(sums[quarter][head], head, place, take);
                     }
                 }
             }
@@ -199,15 +198,34 @@ private:
         ahead = own_ahead;
     }
 
+    template <bool kTwoBlocks, class Take>
+    static void hand(const __m512i (*sums)[2], int head, int place, const Take& take) {
+        const __m512i low = joined(sums[0]), high = joined(sums[1]);
+        if constexpr (kTwoBlocks) {
+            // Of the first quads and the second ones.
+            take(head, place, _mm512_add_epi32(_mm512_shuffle_i64x2(low, high, 0x44),
+                                               _mm512_shuffle_i64x2(low, high, 0xEE)));
+        } else {
+            take(head, place, low);
+            take(head, place + 16, high);
+        }
+    }
+
     static __m512i joined(const __m512i* sums) {
         return _mm512_add_epi32(sums[0], _mm512_slli_epi32(sums[1], 8));
     }
 
-    template <bool kTwoBlocks, int kHeads>
-    static void add_step(__m512i codes, const Addends& addends, int step, __m512i (*sums)[2][2]) {
+    template <bool kTwoBlocks, int kHeads, int kQuarters>
+    static void add_step(const __m512i (*codes)[kQuads], const Addends& addends, int step,
+                         __m512i (*sums)[kHeads][2][2]) {
         const __m512i nibble = _mm512_set1_epi8(int8_t(0xF0));
-        const __m512i low = _mm512_and_si512(_mm512_slli_epi16(codes, 4), nibble);
-        const __m512i high = _mm512_and_si512(codes, nibble);
+        __m512i low[kQuarters], high[kQuarters];
+#pragma GCC unroll 4
+        for (int quarter = 0; quarter < kQuarters; ++quarter) {
+            const __m512i own = codes[quarter][step];
+            low[quarter] = _mm512_and_si512(_mm512_slli_epi16(own, 4), nibble);
+            high[quarter] = _mm512_and_si512(own, nibble);
+        }
 #pragma GCC unroll 4
         for (int head = 0; head < kHeads; ++head) {
 #pragma GCC unroll 2
@@ -221,8 +239,11 @@ private:
                 } else {
                     own = repeated(bytes + 4 * step);
                 }
-                add_products(sums[head][0][part], own, low);
-                add_products(sums[head][1][part], own, high);
+#pragma GCC unroll 4
+                for (int quarter = 0; quarter < kQuarters; ++quarter) {
+                    add_products(sums[quarter][head][0][part], own, low[quarter]);
+                    add_products(sums[quarter][head][1][part], own, high[quarter]);
+                }
             }
         }
     }

@@ -7,6 +7,37 @@
 
 namespace {
 
+// Of at most 64 bytes.
+#if defined(__AVX512BW__)
+inline bool any_is(const uint8_t* bytes, int count, uint8_t value) {
+    const __mmask64 here = ~uint64_t(0) >> (64 - count);
+    return _mm512_mask_cmpeq_epi8_mask(here, _mm512_maskz_loadu_epi8(here, bytes),
+                                       _mm512_set1_epi8(int8_t(value)));
+}
+
+inline bool any_is_not(const uint8_t* bytes, int count, uint8_t value) {
+    const __mmask64 here = ~uint64_t(0) >> (64 - count);
+    return _mm512_mask_cmpneq_epi8_mask(here, _mm512_maskz_loadu_epi8(here, bytes),
+                                        _mm512_set1_epi8(int8_t(value)));
+}
+#else
+inline bool any_is(const uint8_t* __restrict bytes, int count, uint8_t value) {
+    uint8_t any = 0;
+    for (int i = 0; i < count; ++i) {
+        any |= bytes[i] == value;
+    }
+    return any;
+}
+
+inline bool any_is_not(const uint8_t* __restrict bytes, int count, uint8_t value) {
+    uint8_t any = 0;
+    for (int i = 0; i < count; ++i) {
+        any |= bytes[i] != value;
+    }
+    return any;
+}
+#endif
+
 struct CodedBlock {
     CodedBlock(const CodedAttention& call, const CodedTokens& of, int64_t first, HeadRange range)
         : segment(of), start(first),
@@ -34,13 +65,9 @@ struct CodedBlock {
 
     // Whether a token is invalid in a KV head.
     bool has_invalid(int head) const {
-        const uint8_t* __restrict const own = exponents_of(head);
-        uint8_t invalid = 0;
-        for (int i = 0; i < kBlockTokens; ++i) {
-            invalid |= own[i] == hillinfer::kInvalidExponent;
-        }
-        return invalid || (segment.invalid_keys &&
-                           any_of(segment.invalid_keys + size_t(head) * segment.stride + start, tokens));
+        return any_is(exponents_of(head), kBlockTokens, hillinfer::kInvalidExponent) ||
+               (segment.invalid_keys &&
+                any_is_not(segment.invalid_keys + size_t(head) * segment.stride + start, tokens, 0));
     }
 
     const CodedTokens& segment;
@@ -94,19 +121,6 @@ private:
                 to[i] = at(beside[i])[own];
             }
         }
-    }
-
-    static bool any_of(const uint8_t* bytes, int count) {
-        uint64_t any = 0, word;
-        int i = 0;
-        for (; i + 8 <= count; i += 8) {
-            std::memcpy(&word, bytes + i, sizeof word);
-            any |= word;
-        }
-        for (; i < count; ++i) {
-            any |= bytes[i];
-        }
-        return any;
     }
 
     const int first_head;

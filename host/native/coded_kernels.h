@@ -21,6 +21,8 @@ constexpr float kExactLimit = 32767.0f;
 
 template <class V>
 struct CodedHeads {
+    using Places = CodedPlaces<V>;
+
     // --- Blocks of rows ---
 
     // X of rows in one KV head, out[query head * count + row]; whether one is no number.
@@ -83,39 +85,30 @@ struct CodedHeads {
 
     // --- Blocks of coded tokens ---
 
-    // Where sums of codes have each channel, and which one each place has.
-    struct Places {
-        int width;
-        int32_t of[kMostCodedChannels];
-        int32_t channels[kMostCodedChannels] = {};
-
-        explicit Places(const CodedAttention& call) : width(V::width(call.code_bytes() / 16)) {
-            for (int i = 0; i < call.head_dim; ++i) {
-                of[i] = V::place(i, call.code_bytes() / 16);
-                channels[of[i]] = i;
-            }
-        }
-
-        int operator[](int channel) const { return of[channel]; }
-    };
-
-    // M and 2^(c-14) of a segment's channels at their places, for `coded_block`.
+    // M and 2^(c-14) of a segment's channels at their places. What lies at places of no channel is 0.
     static void prepare(const CodedAttention& call, const Places& places, HeadRange range,
                         const CodedTokens& segment, const CodedWork& work) {
-        alignas(64) float unit[kMostCodedChannels];
+        alignas(64) float means[kMostCodedChannels];
+        alignas(64) float units[kMostCodedChannels];
         for (int head = range.first; head < range.first + range.count; ++head) {
-            float* __restrict const means = work.means + size_t(head) * kMostCodedChannels;
-            float* __restrict const units = work.units + size_t(head) * kMostCodedChannels;
-            const int32_t* const own = segment.means + size_t(head) * call.head_dim;
-            const int8_t* const exponents = segment.channel_exponents + size_t(head) * call.head_dim;
+            const int32_t* __restrict const own = segment.means + size_t(head) * call.head_dim;
+            const int8_t* __restrict const exponents =
+                segment.channel_exponents + size_t(head) * call.head_dim;
             for (int i = 0; i < call.head_dim; ++i) {
-                unit[i] = power_of_two(exponents[i] - 14);
+                means[i] = float(own[i]);
+                // Both factors are normal numbers, whatever c is.
+                const int half = exponents[i] >> 1;
+                units[i] = float_of_bits((half + 120) << 23) *
+                           float_of_bits((exponents[i] - half + 120) << 23);
             }
-            // What lies at places of no channel nobody looks at.
-            for (int i = 0; i < places.width; ++i) {
-                means[i] = float(own[places.channels[i]]);
-                units[i] = unit[places.channels[i]];
+            float* const to = work.means + size_t(head) * kMostCodedChannels;
+            float* const unit_to = work.units + size_t(head) * kMostCodedChannels;
+            if (places.width > call.head_dim) {
+                std::memset(to, 0, places.width * sizeof *to);
+                std::memset(unit_to, 0, places.width * sizeof *unit_to);
             }
+            places.put(means, to);
+            places.put(units, unit_to);
         }
     }
 
@@ -281,9 +274,7 @@ struct CodedHeads {
         for (size_t h = size_t(range.first) * group; h < size_t(range.first + range.count) * group; ++h) {
             alignas(64) float outputs[kMostCodedChannels];
             const BlockPartials sums = work.sums.from(h, kMostCodedChannels);
-            for (int i = 0; i < call.head_dim; ++i) {
-                outputs[i] = sums.outputs[places[i]];
-            }
+            places.take(sums.outputs, outputs);
             divide({sums.powers, sums.totals, outputs, sums.broken}, call.head_dim, out + h * dim);
         }
     }
@@ -420,9 +411,7 @@ private:
         for (int h = 0; h < group; ++h) {
             alignas(64) float moved[kMostCodedChannels] = {};
             float* const outputs = sums.outputs + size_t(h) * kMostCodedChannels;
-            for (int i = 0; i < call.head_dim; ++i) {
-                moved[places[i]] = outputs[i];
-            }
+            places.put(outputs, moved);
             std::memcpy(outputs, moved, sizeof moved);
         }
     }

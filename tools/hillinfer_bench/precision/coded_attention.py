@@ -178,6 +178,22 @@ class BlockSoftmax:
         )
 
 
+@dataclass(frozen=True)
+class DescribedSegments:
+    """Segments as the library reads them (`CodedAttention.described`).
+
+    Parameters
+    ----------
+    described
+        One for each.
+    segments
+        What they point into.
+    """
+
+    described: ctypes.Array[CodedTokens]
+    segments: tuple[CodedSegment, ...]
+
+
 # --- Attention ---
 
 
@@ -214,7 +230,7 @@ class CodedAttention:
         self,
         scaled: NDArray[np.float32],
         rows: NDArray[np.uint64],
-        coded: Sequence[CodedSegment],
+        coded: Sequence[CodedSegment] | DescribedSegments,
         heads: range | None = None,
     ) -> NDArray[np.float32]:
         """Attend to exact and coded tokens (contract, section 16).
@@ -228,7 +244,7 @@ class CodedAttention:
             Addresses of the exact tokens' rows (`RowLayout`), uint64, in ascending positions. The
             caller answers for what lies there.
         coded
-            The coded tokens, segment by segment, ascending.
+            The coded tokens, segment by segment, ascending; described ones take no time for that.
         heads
             KV heads that have this set, consecutive; None for all of them.
 
@@ -243,7 +259,8 @@ class CodedAttention:
         """
         call = self._call(scaled, heads)
         _check_rows(rows)
-        segments = (CodedTokens * len(coded))(*(self._tokens(one) for one in coded))
+        own = coded if isinstance(coded, DescribedSegments) else self.described(coded)
+        segments = own.described
         if not len(rows) and not any(one.tokens for one in segments):
             raise ValueError("attention needs a token: both sets are empty")
         out = np.zeros(scaled.shape, np.float32)
@@ -258,6 +275,17 @@ class CodedAttention:
             out.ctypes.data,
         )
         return out
+
+    def described(self, coded: Sequence[CodedSegment]) -> DescribedSegments:
+        """Return segments as the library reads them, for several calls.
+
+        Parameters
+        ----------
+        coded
+            As for `attend`, whose errors it raises.
+        """
+        described = (CodedTokens * len(coded))(*(self._tokens(one) for one in coded))
+        return DescribedSegments(described, tuple(coded))
 
     def exact_blocks(self, scaled: NDArray[np.float32], rows: NDArray[np.uint64]) -> BlockSoftmax:
         """Return the softmax over each block of 64 rows.
