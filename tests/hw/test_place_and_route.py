@@ -25,7 +25,7 @@ LEFT_OUT = {"score_core", "score_cores", "shadow_core"}
 # Nobody has placed them yet.
 NOT_STORED = {
     *("axi_read", "block_loader", "dot_beat", "dot_pairs", "exponent_buffer", "fetch"),
-    *("head_cast", "head_sum", "key_reader", "ram_block", "score_tile", "tile_pack"),
+    *("head_cast", "key_reader", "score_tile", "tile_pack"),
 }
 # Placed in every run: seconds.
 QUICK = "pulse_line"
