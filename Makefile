@@ -52,7 +52,7 @@ FUZZ_SECONDS ?= 600
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help hosts vllm-load wheel vllm-store evicpress serve-test lm-eval-test browser-test serve-fuzz serve-bench setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality precision frontier pools store slim study query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
+.PHONY: help hosts vllm-load wheel vllm-store evicpress serve-test lm-eval-test browser-test serve-fuzz serve-bench serve-peers setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality precision frontier pools store slim study query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,7 +79,7 @@ run: model $(BUILD)/document.txt ## Answer a question over a long text with a qu
 test: lint tests ## Check the code and run the test suite, all but the long tests of the kernels
 
 # By itself, so that `make --jobs=2 test` checks types while tests run.
-tests: model $(if $(CI),xrt cross pynq-env)
+tests: model $(if $(CI),xrt cross pynq-env $(BUILD)/vllm-load-env/installed)
 	$(COMPILE)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m "not kernels and not lm_eval and not browser"
 
@@ -170,12 +170,16 @@ browser-test: $(BUILD)/browser-env/installed ## Test the page in Chromium, and t
 lm-eval-test: model $(BUILD)/lm-eval-env/installed ## Test the evaluation harness in an environment of its own (a minute)
 	OMP_NUM_THREADS=1 $(BUILD)/lm-eval-env/bin/python -m pytest -m lm_eval tests/host/harness
 
-vllm-load: model $(BUILD)/peers/vllm/installed.txt ## Load the server with `vllm bench serve` (installs vLLM, once; a minute)
-	OMP_NUM_THREADS=1 HILLINFER_VLLM_PYTHON=$(abspath $(BUILD))/peers/vllm/bin/python \
+vllm-load: $(BUILD)/vllm-load-env/installed ## Load the server with `vllm bench serve` (half a gigabyte, once; a minute)
+	OMP_NUM_THREADS=1 HILLINFER_VLLM_PYTHON=$(abspath $(BUILD))/vllm-load-env/bin/python \
 		$(BIN)/pytest -rs tests/host/serve/test_vllm_load.py
 
-serve-bench: model ## Measure the server: streams, first tokens, transformers serve (eight minutes; SERVE=options, load too)
-	$(BIN)/hillinfer-bench serving --dir $(BUILD) --out $(BUILD)/reports/serve.json $(SERVE)
+serve-bench: model ## Measure the server: streams, first tokens, other servers (a quarter of an hour; SERVE=options, load too)
+	$(BIN)/hillinfer-bench serving --dir $(BUILD) --peers $(BUILD)/peers \
+		--out $(BUILD)/reports/serve.json $(SERVE)
+
+serve-peers: model ## Make llama.cpp's and vLLM's servers ready for serve-bench (once, a quarter of an hour, 4 GB)
+	$(BIN)/python tools/serve_peers.py --build $(BUILD)/peers
 
 serve-fuzz: model $(BUILD)/fuzz-env/installed ## Send 10,000 requests of a schema fuzzer to the server (half an hour; SERVE=options)
 	$(BUILD)/fuzz-env/bin/python -c 'from hillinfer_bench.cli.main import main; main()' serving \
@@ -281,10 +285,9 @@ $(BUILD)/lm-eval-env/installed: $(VENV)/installed
 	$(OVER) 'lm-eval>=0.4.13,<0.5'
 	@touch $@
 
-# As `make peers` installs it.
-$(BUILD)/peers/vllm/installed.txt: tools/peers/requirements/vllm.txt | $(VENV)/installed
-	PYTHONPATH=tools $(BIN)/python -c 'import pathlib; from peers.peer import VLLM; \
-		VLLM.python(pathlib.Path("$(BUILD)/peers"), 3600)'
+# The part of vLLM that sends load: neither what its engine needs nor its own torch.
+$(BUILD)/vllm-load-env/installed: tools/peers/requirements/vllm_load.txt $(VENV)/installed
+	$(OVER) --no-deps -r $<
 	@touch $@
 
 $(BUILD)/fuzz-env/installed: $(VENV)/installed

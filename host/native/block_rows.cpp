@@ -86,6 +86,46 @@ void transpose(const uint8_t* from, int64_t from_bytes, int64_t lines, int64_t w
 
 enum class Way { kToBlocks, kFromBlocks };
 
+constexpr int64_t kLine = 64;
+
+inline bool is_lines(const void* address, int64_t bytes) {
+    return (reinterpret_cast<uintptr_t>(address) | uintptr_t(bytes)) % kLine == 0;
+}
+
+// Whole lines go to memory past the cache: a store that takes a line into it reads the line first,
+// and whoever computes comes to it much later.
+inline void stream_lines(uint8_t* to, const uint8_t* from, int64_t bytes) {
+#if defined(__SSE2__)
+    for (int64_t at = 0; at < bytes; at += 16) {
+        _mm_stream_si128(reinterpret_cast<__m128i*>(to + at),
+                         _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at)));
+    }
+#else
+    std::memcpy(to, from, size_t(bytes));
+#endif
+}
+
+// What was streamed is seen by others before whatever this thread does next.
+inline void end_streams() {
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
+}
+
+// As `transpose`, for the lines of a group: eight are made in the cache, and leave it at once.
+template <class Item>
+void transpose_group(const uint8_t* from, int64_t from_bytes, int64_t width, uint8_t* to,
+                     int64_t to_bytes) {
+    alignas(kLine) uint8_t made[kTile * kGroup * sizeof(Item)];
+    constexpr int64_t bytes = kGroup * sizeof(Item);
+    for (int64_t j = 0; j < width; j += kTile) {
+        transpose<Item>(from + j * int64_t(sizeof(Item)), from_bytes, kGroup, kTile, made, bytes);
+        for (int64_t i = 0; i < kTile; ++i) {
+            stream_lines(to + (j + i) * to_bytes, made + i * bytes, bytes);
+        }
+    }
+}
+
 template <Way kWay>
 void copy(uint8_t* row, uint8_t* block, int64_t bytes) {
     if constexpr (kWay == Way::kToBlocks) {
@@ -119,11 +159,24 @@ void move_part(const BlockRows& given, uint8_t* rows, int64_t tokens, uint8_t* b
         }
         uint8_t* const columns = own + at * item;
         if constexpr (kWay == Way::kToBlocks) {
-            transpose<Item>(keys, given.row_bytes, tokens, dim, columns, line_bytes);
+            if (tokens == kGroup && dim % kTile == 0 && is_lines(columns, line_bytes)) {
+                transpose_group<Item>(keys, given.row_bytes, dim, columns, line_bytes);
+            } else {
+                transpose<Item>(keys, given.row_bytes, tokens, dim, columns, line_bytes);
+            }
         } else {
             transpose<Item>(columns, line_bytes, dim, tokens, keys, given.row_bytes);
         }
         uint8_t* const lines = own + (half + at * dim) * item;
+        if constexpr (kWay == Way::kToBlocks) {
+            if (is_lines(lines, head_bytes)) {
+                for (int64_t token = 0; token < tokens; ++token) {
+                    stream_lines(lines + token * head_bytes, values + token * given.row_bytes,
+                                 head_bytes);
+                }
+                continue;
+            }
+        }
         for (int64_t token = 0; token < tokens; ++token) {
             copy<kWay>(values + token * given.row_bytes, lines + token * head_bytes, head_bytes);
         }
@@ -168,6 +221,7 @@ HILLINFER_API void hillinfer_rows_to_blocks(const hillinfer::BlockRows* given) {
         move<Way::kToBlocks>(*given, std::max(start, given->first),
                              std::min(start + count, given->stop));
     }
+    end_streams();
 }
 
 HILLINFER_API void hillinfer_rows_from_blocks(const hillinfer::BlockRows* given) {

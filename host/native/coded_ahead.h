@@ -31,6 +31,12 @@ struct BlockAt {
     }
 };
 
+// Whether exponents lie behind their tokens' codes, head by head.
+inline bool lie_behind(const CodedAttention& call, const CodedTokens& of) {
+    return of.exponents[0] - of.code_rows[0] == uint64_t(call.kv_heads) * call.code_bytes() &&
+           of.exponent_stride == 1;
+}
+
 // Of tokens whose exponents lie apart from their codes.
 inline void fetch_exponents(const CodedTokens& of, HeadRange range, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -49,9 +55,8 @@ inline Ahead lines_of(const CodedAttention& call, HeadRange range, const CodedTo
                       int64_t begin, int64_t end) {
     const size_t start = size_t(range.first) * call.code_bytes();
     size_t last = size_t(range.count) * call.code_bytes() - 1;
-    const uint64_t behind = of.exponents[0] - of.code_rows[0];
-    if (behind == uint64_t(call.kv_heads) * call.code_bytes() && of.exponent_stride == 1) {
-        last = behind + size_t(range.first + range.count - 1) - start;
+    if (lie_behind(call, of)) {
+        last = size_t(call.kv_heads) * call.code_bytes() + size_t(range.first + range.count - 1) - start;
     } else {
         fetch_exponents(of, range, begin, end);
     }

@@ -11,6 +11,7 @@ namespace {
 
 struct Avx2 : PlainRows<Avx2> {
     static constexpr int kChunkHeads = 4;
+    static constexpr bool kAddsSums = false;
     static constexpr int kPairs = kBlockTokens / 2;
 
     // For each 16 bytes of a row and each pair of tokens four vectors: channels 0 to 7, 8 to 15, and
@@ -23,9 +24,9 @@ struct Avx2 : PlainRows<Avx2> {
         alignas(64) uint16_t of[kChunkHeads][kBlockTokens];
     };
 
-    static void weigh_coded(const int32_t* aligned, int64_t stride, int heads, int tokens,
-                            const uint8_t* exponents, Addends& addends, CodedWeights* out) {
-        plain_weigh_coded<Avx2>(aligned, stride, heads, tokens, exponents, addends.of, out);
+    static void weigh_units(const CodedUnit* units, int count, int tokens, Addends* addends,
+                            CodedWeights (*out)[kChunkHeads]) {
+        plain_weigh_units<Avx2>(units, count, tokens, addends, out);
     }
 
     // Sums have channels in their order.

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention over rows and coded tokens, for one instruction set (scoring contract, section 16).
 //
-// `V` has kChunkHeads (query heads whose sums are taken together), `arrange` and `sums` (codes of a
-// block, and sums of them by addends), `powers`, and `products` and `weighted` as `PlainRows` has them.
+// `V` has kChunkHeads (query heads whose sums are taken together), `weigh_units`, `arrange` and `sums`
+// (codes of a block, and sums of them by addends), kAddsSums and where that is true `add_sums`, and
+// `products` and `weighted` as `PlainRows` has them.
 // Whatever it has, the bits are the same: sums of codes are integers, and floats are added in the
 // contract's order.
 #pragma once
-#include "coded_ahead.h"
+#include "coded_block.h"
 #include "coded_plain_rows.h"
-#include "coded_weights.h"
+#include "coded_sums.h"
 
 namespace {
 
 using hillinfer::BlockPartials;
 using hillinfer::CodedWork;
-using hillinfer::kMostBlockHeads;
 using hillinfer::kMostCodedChannels;
 
 constexpr float kExactLimit = 32767.0f;
@@ -119,122 +119,125 @@ struct CodedHeads {
         }
     }
 
-    // At most 64 coded tokens of a segment.
-    struct CodedBlock {
-        CodedBlock(const CodedTokens& of, int64_t first, HeadRange range)
-            : segment(of), start(first),
-              tokens(int(of.tokens - first < kBlockTokens ? of.tokens - first : kBlockTokens)),
-              used((tokens + 7) / 8 * 8), rows(of.code_rows + first), first_head(range.first) {
-            const uint64_t* beside = of.exponents + first;
-            uint64_t some_beside[kBlockTokens];
-            if (tokens < used) {
-                for (int i = 0; i < used; ++i) {
-                    some_rows[i] = rows[i < tokens ? i : tokens - 1];
-                    some_beside[i] = beside[i < tokens ? i : tokens - 1];
-                }
-                rows = some_rows;
-                beside = some_beside;
+    // Codes of a block's tokens in the KV head that was asked for last, arranged for sums.
+    class BlockCodes {
+    public:
+        const typename V::Arranged& of(const CodedAttention& call, const CodedBlock& block, int head) {
+            if (head != head_) {
+                V::arrange(block.rows, size_t(head) * call.code_bytes(), call.code_bytes() / 16,
+                           block.used, arranged_);
+                head_ = head;
             }
-            for (int head = 0; head < range.count; ++head) {
-                const size_t own = size_t(range.first + head) * of.exponent_stride;
-                uint8_t* __restrict const to = exponents[head];
-                // 0 behind the last one.
-                std::memset(to, 0, kBlockTokens);
-#pragma GCC unroll 8
-                for (int i = 0; i < used; ++i) {
-                    to[i] = at(beside[i])[own];
-                }
-            }
+            return arranged_;
         }
 
-        const uint8_t* exponents_of(int head) const { return exponents[head - first_head]; }
-
-        // Whether a token is invalid in a KV head.
-        bool has_invalid(int head) const {
-            const uint8_t* __restrict const own = exponents_of(head);
-            uint8_t invalid = 0;
-            for (int i = 0; i < kBlockTokens; ++i) {
-                invalid |= own[i] == hillinfer::kInvalidExponent;
-            }
-            return invalid || (segment.invalid_keys &&
-                               any_of(segment.invalid_keys + size_t(head) * segment.stride + start,
-                                      tokens));
-        }
-
-        CodedBlock(const CodedBlock&) = delete;
-
-        const CodedTokens& segment;
-        const int64_t start;
-        const int tokens;
-        // Whole octets of tokens are taken; behind the last one codes are taken 0 times.
-        const int used;
-        const uint64_t* rows;
-        const int first_head;
-        uint64_t some_rows[kBlockTokens];
-        alignas(64) uint8_t exponents[kMostBlockHeads][kBlockTokens];
+    private:
+        int head_ = -1;
+        typename V::Arranged arranged_;
     };
 
-    // Softmax over a block in one of its KV heads:
-    // hand(query head of the group, R, W, outputs), where outputs(i) is O of the channel whose place
-    // is i. `broken` gets 1 where a token is invalid; `largest` is as in `exact_block`.
-    template <class Hand>
-    static void coded_block(const CodedAttention& call, int head, const CodedBlock& block,
-                            const CodedWork& work, const int32_t* largest, uint8_t* broken,
-                            Ahead& ahead, Hand hand) {
+    // Weighs a block's tokens, some query heads at a time: act(unit, its weights, their addends).
+    template <class Act>
+    static void each_unit(const CodedAttention& call, HeadRange range, const CodedBlock& block, Act act) {
         const CodedTokens& segment = block.segment;
-        const int blocks = call.code_bytes() / 16;
-        if (block.has_invalid(head)) {
-            std::memset(broken, 1, size_t(call.group_size));
-        }
-        const float* const means = work.means + size_t(head) * kMostCodedChannels;
-        const float* const units = work.units + size_t(head) * kMostCodedChannels;
-        typename V::Arranged arranged;
-        bool is_arranged = false;
-        for (int first = 0; first < call.group_size; first += V::kChunkHeads) {
-            const int heads = chunk(call, first);
-            CodedWeights weights[V::kChunkHeads];
-            bool near[V::kChunkHeads];
-            bool any = false;
-            typename V::Addends addends;
-            alignas(64) int32_t sums[V::kChunkHeads][kMostCodedChannels];
-            const int64_t row = int64_t(head) * call.group_size + first;
-            V::weigh_coded(segment.aligned + row * segment.stride + block.start, segment.stride,
-                           heads, block.tokens, block.exponents_of(head), addends, weights);
-            for (int h = 0; h < heads; ++h) {
-                near[h] = !largest || largest[first + h] - weights[h].reference <= -kLeastPower;
-                any |= near[h];
-            }
-            if (!any) {
-                continue;
-            }
-            if (!is_arranged) {
-                V::arrange(block.rows, size_t(head) * call.code_bytes(), blocks, block.used, arranged);
-                is_arranged = true;
-            }
-            V::sums(arranged, blocks, block.used, addends, heads, ahead, sums);
-            for (int h = 0; h < heads; ++h) {
-                if (!near[h]) {
-                    continue;
-                }
-                // 2^(U - 15) may be beyond a float where an exponent is one of no key: then every sum
-                // but 0 is, and two factors overflow as one would.
-                const int power = weights[h].top - 15;
-                const float total = unit_total(weights[h].total);
-                const int32_t* const own = sums[h];
-                if (power <= 127) {
-                    const float scale = power_of_two(power);
-                    hand(first + h, weights[h].reference, weights[h].total, [=](int i) {
-                        return __builtin_fmaf(total, means[i], float(own[i]) * scale) * units[i];
-                    });
-                } else {
-                    const float scale = power_of_two(127);
-                    const float beyond = power_of_two(power - 127);
-                    hand(first + h, weights[h].reference, weights[h].total, [=](int i) {
-                        return __builtin_fmaf(total, means[i], float(own[i]) * scale * beyond) * units[i];
-                    });
+        CodedUnit units[kMostUnits];
+        CodedWeights weights[kMostUnits][V::kChunkHeads];
+        typename V::Addends addends[kMostUnits];
+        int head = range.first, first = 0;
+        while (head < range.first + range.count) {
+            int count = 0;
+            for (; count < kMostUnits && head < range.first + range.count; ++count) {
+                const int64_t row = int64_t(head) * call.group_size + first;
+                units[count] = {segment.aligned + row * segment.stride + block.start,
+                                segment.stride, block.exponents_of(head), head, first, chunk(call, first)};
+                first += V::kChunkHeads;
+                if (first >= call.group_size) {
+                    first = 0;
+                    ++head;
                 }
             }
+            V::weigh_units(units, count, block.tokens, addends, weights);
+            for (int i = 0; i < count; ++i) {
+                act(units[i], weights[i], addends[i]);
+            }
         }
+    }
+
+    // Hands on what a unit has summed: hand(query head of the group, R, W, outputs), where outputs(i) is
+    // O of the channel whose place is i.
+    template <class Hand>
+    static void hand_sums(const CodedAttention& call, const CodedBlock& block, const CodedUnit& unit,
+                          const CodedWeights* weights, const typename V::Addends& addends,
+                          const CodedWork& work, BlockCodes& codes, Ahead& ahead, Hand hand) {
+        alignas(64) int32_t sums[V::kChunkHeads][kMostCodedChannels];
+        const float* const means = work.means + size_t(unit.head) * kMostCodedChannels;
+        const float* const units = work.units + size_t(unit.head) * kMostCodedChannels;
+        V::sums(codes.of(call, block, unit.head), call.code_bytes() / 16, block.used, addends, unit.heads,
+                ahead, sums);
+        for (int h = 0; h < unit.heads; ++h) {
+            // 2^(U - 15) may be beyond a float where an exponent is one of no key: then every sum
+            // but 0 is, and two factors overflow as one would.
+            const int power = weights[h].top - 15;
+            const float total = unit_total(weights[h].total);
+            const int32_t* const own = sums[h];
+            if (power <= 127) {
+                const float scale = power_of_two(power);
+                hand(unit.first + h, weights[h].reference, weights[h].total, [=](int i) {
+                    return __builtin_fmaf(total, means[i], float(own[i]) * scale) * units[i];
+                });
+            } else {
+                const float scale = power_of_two(127);
+                const float beyond = power_of_two(power - 127);
+                hand(unit.first + h, weights[h].reference, weights[h].total, [=](int i) {
+                    return __builtin_fmaf(total, means[i], float(own[i]) * scale * beyond) * units[i];
+                });
+            }
+        }
+    }
+
+    // Adds what a unit has summed to the sums of its KV head, but for heads whose block is too far below
+    // the largest one.
+    static void add_unit(const CodedAttention& call, const Places& places, const CodedBlock& block,
+                         const CodedUnit& unit, const CodedWeights* weights,
+                         const typename V::Addends& addends, const CodedWork& work, BlockCodes& codes,
+                         Ahead& ahead) {
+        const BlockPartials sums =
+            work.sums.from(size_t(unit.head) * call.group_size, kMostCodedChannels);
+        bool any = false, all_small = true;
+        for (int h = 0; h < unit.heads; ++h) {
+            any |= is_near(sums, unit.first + h, weights[h].reference);
+            all_small &= weights[h].top <= kMostTop;
+        }
+        if (!any) {
+            return;
+        }
+        if constexpr (V::kAddsSums) {
+            if (all_small) {
+                AddedSums<V::kChunkHeads> added;
+                added.means = work.means + size_t(unit.head) * kMostCodedChannels;
+                added.units = work.units + size_t(unit.head) * kMostCodedChannels;
+                for (int h = 0; h < unit.heads; ++h) {
+                    const int own = unit.first + h;
+                    const bool near = is_near(sums, own, weights[h].reference);
+                    const int below = near ? sums.powers[own] - weights[h].reference : 0;
+                    const int power = weights[h].top - 15;
+                    added.sums[h] = sums.outputs + size_t(own) * kMostCodedChannels;
+                    // Powers of two: exact, whatever they are multiplied by first.
+                    added.totals[h] = near ? unit_total(weights[h].total) * power_of_two(-power) : 0.0f;
+                    added.factors[h] = near ? power_of_two(power - below) : 0.0f;
+                    sums.totals[own] += near ? weights[h].total >> below : 0;
+                }
+                V::add_sums(codes.of(call, block, unit.head), call.code_bytes() / 16, block.used, addends,
+                            unit.heads, ahead, added);
+                return;
+            }
+        }
+        hand_sums(call, block, unit, weights, addends, work, codes, ahead,
+                  [&](int h, int32_t reference, int64_t total, auto outputs) {
+                      if (is_near(sums, h, reference)) {
+                          add(sums, h, places.width, reference, total, outputs);
+                      }
+                  });
     }
 
     // --- One softmax ---
@@ -254,19 +257,24 @@ struct CodedHeads {
         for (int64_t i = 0; i < segment_count; ++i) {
             prepare(call, places, range, segments[i], work);
             for (int64_t first = 0; first < segments[i].tokens; first += kBlockTokens) {
-                const CodedBlock block(segments[i], first, range);
-                for (int number = 0; number < range.count; ++number) {
-                    Ahead ahead =
-                        next_lines(call, range, segments + i, segments + segment_count, first, number);
-                    const int head = range.first + number;
-                    const BlockPartials sums = work.sums.from(size_t(head) * group, kMostCodedChannels);
-                    coded_block(call, head, block, work, sums.powers, sums.broken, ahead,
-                                [&](int h, int32_t reference, int64_t total, auto outputs) {
-                                    add(sums, h, places.width, reference, total, outputs);
-                                });
-                    // A short block has not had time for all.
-                    while (ahead.touch()) {
+                const CodedBlock block(call, segments[i], first, range);
+                BlockCodes codes;
+                Ahead ahead;
+                each_unit(call, range, block, [&](const CodedUnit& unit, const CodedWeights* weights,
+                                                  const typename V::Addends& addends) {
+                    if (unit.first == 0) {
+                        // Of a short block there was no time for all.
+                        while (ahead.touch()) {
+                        }
+                        ahead = next_lines(call, range, segments + i, segments + segment_count, first,
+                                           unit.head - range.first);
+                        if (block.has_invalid(unit.head)) {
+                            std::memset(work.sums.broken + size_t(unit.head) * group, 1, size_t(group));
+                        }
                     }
+                    add_unit(call, places, block, unit, weights, addends, work, codes, ahead);
+                });
+                while (ahead.touch()) {
                 }
             }
         }
@@ -315,16 +323,21 @@ struct CodedHeads {
             for (int64_t first = 0; first < segment.tokens; first += kBlockTokens) {
                 const BlockPartials to =
                     out.from(size_t(first / kBlockTokens) * call.query_heads() + own, dim);
-                std::memset(to.broken, 0, size_t(call.group_size));
-                const CodedBlock block(segment, first, {head, 1});
-                coded_block(call, head, block, work, nullptr, to.broken, none,
-                            [&](int h, int32_t reference, int64_t total, auto outputs) {
-                                to.powers[h] = reference;
-                                to.totals[h] = total;
-                                for (int i = 0; i < call.head_dim; ++i) {
-                                    to.outputs[h * dim + i] = outputs(places[i]);
-                                }
-                            });
+                const CodedBlock block(call, segment, first, {head, 1});
+                std::memset(to.broken, block.has_invalid(head), size_t(call.group_size));
+                BlockCodes codes;
+                each_unit(call, {head, 1}, block,
+                          [&](const CodedUnit& unit, const CodedWeights* weights,
+                              const typename V::Addends& addends) {
+                              hand_sums(call, block, unit, weights, addends, work, codes, none,
+                                        [&](int h, int32_t reference, int64_t total, auto outputs) {
+                                            to.powers[h] = reference;
+                                            to.totals[h] = total;
+                                            for (int i = 0; i < call.head_dim; ++i) {
+                                                to.outputs[h * dim + i] = outputs(places[i]);
+                                            }
+                                        });
+                          });
             }
         }
     }
@@ -433,17 +446,9 @@ private:
         return broken;
     }
 
-    static bool any_of(const uint8_t* bytes, int count) {
-        uint64_t any = 0, word;
-        int i = 0;
-        for (; i + 8 <= count; i += 8) {
-            std::memcpy(&word, bytes + i, sizeof word);
-            any |= word;
-        }
-        for (; i < count; ++i) {
-            any |= bytes[i];
-        }
-        return any;
+    // Whether anything is left of a block beside the largest one.
+    static bool is_near(const BlockPartials& of, int h, int32_t reference) {
+        return of.powers[h] - reference <= -kLeastPower;
     }
 
     // Adds a block to the sum; a head has room for kMostCodedChannels.

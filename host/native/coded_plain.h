@@ -7,6 +7,7 @@ namespace {
 
 struct PlainCodes : PlainRows<PlainCodes> {
     static constexpr int kChunkHeads = 4;
+    static constexpr bool kAddsSums = false;
 
     // Codes of a block's tokens, channel by channel.
     struct Arranged {
@@ -17,9 +18,9 @@ struct PlainCodes : PlainRows<PlainCodes> {
         alignas(64) uint16_t of[kChunkHeads][kBlockTokens];
     };
 
-    static void weigh_coded(const int32_t* aligned, int64_t stride, int heads, int tokens,
-                            const uint8_t* exponents, Addends& addends, CodedWeights* out) {
-        plain_weigh_coded<PlainCodes>(aligned, stride, heads, tokens, exponents, addends.of, out);
+    static void weigh_units(const CodedUnit* units, int count, int tokens, Addends* addends,
+                            CodedWeights (*out)[kChunkHeads]) {
+        plain_weigh_units<PlainCodes>(units, count, tokens, addends, out);
     }
 
     // Sums have channels in their order.

@@ -171,18 +171,39 @@ struct CodedWeights {
     int64_t total;
 };
 
-// The same of some query heads, and their addends, with what compilers make of loops.
+// Some query heads of one KV head, and what weighs a block's tokens in them.
+struct CodedUnit {
+    const int32_t* aligned;    // L' of the first one; those of the next one lie
+    int64_t stride;            // so much further.
+    const uint8_t* exponents;  // Of 64 tokens, 0 behind the last one.
+    int head;                  // The KV head, and the first of its query heads
+    int first;
+    int heads;  // of so many.
+};
+
+// Units that are weighed together.
+constexpr int kMostUnits = 8;
+
+// The same of a unit, and its addends, with what compilers make of loops.
 template <class V>
-inline void plain_weigh_coded(const int32_t* aligned, int64_t stride, int heads, int tokens,
-                              const uint8_t* exponents, uint16_t (*addends)[kBlockTokens],
+inline void plain_weigh_coded(const CodedUnit& unit, int tokens, uint16_t (*addends)[kBlockTokens],
                               CodedWeights* out) {
-    for (int head = 0; head < heads; ++head) {
+    for (int head = 0; head < unit.heads; ++head) {
         alignas(64) int32_t block[kBlockTokens];
-        take(aligned + head * stride, tokens, block, fixed_aligned);
+        take(unit.aligned + head * unit.stride, tokens, block, fixed_aligned);
         BlockWeights weights;
         weigh<V, false>(block, tokens, weights);
-        const int top = addends_of(weights, exponents, addends[head]);
+        const int top = addends_of(weights, unit.exponents, addends[head]);
         out[head] = {weights.reference, top, weights.total};
+    }
+}
+
+// Of several units.
+template <class V>
+inline void plain_weigh_units(const CodedUnit* units, int count, int tokens,
+                              typename V::Addends* addends, CodedWeights (*out)[V::kChunkHeads]) {
+    for (int i = 0; i < count; ++i) {
+        plain_weigh_coded<V>(units[i], tokens, addends[i].of, out[i]);
     }
 }
 

@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,13 +21,16 @@ namespace {
 
 // These threads do nothing but wait in the kernel.
 constexpr size_t kStackBytes = 128 << 10;
+// Most reads of one call.
+constexpr int64_t kMostParts = 64;
 
 struct Batch {
-    Batch(const FileReads& given, int file, Arrivals* told)
-        : reads(given), descriptor(file), arrivals(told) {}
+    Batch(const FileReads& given, const ReadWay& way, Arrivals* told)
+        : reads(given), descriptor(way.descriptor), joined_bytes(way.joined_bytes), arrivals(told) {}
 
     const FileReads& reads;
     const int descriptor;
+    const int64_t joined_bytes;
     Arrivals* const arrivals;
     std::atomic<int64_t> next{0};
     // Under the pool's mutex.
@@ -36,14 +40,46 @@ struct Batch {
     std::condition_variable done;
 };
 
-void take_reads(Batch& batch) {
+// Returns the end of a run of reads that one call makes.
+int64_t run_end(const Batch& batch, int64_t first) {
     const FileReads& reads = batch.reads;
-    for (int64_t i; (i = batch.next.fetch_add(1, std::memory_order_relaxed)) < reads.count;) {
-        const ssize_t came = pread(batch.descriptor, reinterpret_cast<void*>(reads.addresses[i]),
-                                   size_t(reads.byte_counts[i]), reads.file_offsets[i]);
-        reads.results[i] = came < 0 ? -errno : came;
-        if (batch.arrivals && came == reads.byte_counts[i]) {
+    int64_t stop = first + 1, bytes = reads.byte_counts[first];
+    while (stop < reads.count && stop < first + kMostParts &&
+           reads.file_offsets[stop] == reads.file_offsets[first] + bytes &&
+           bytes + reads.byte_counts[stop] <= batch.joined_bytes) {
+        bytes += reads.byte_counts[stop++];
+    }
+    return stop;
+}
+
+void read_run(const Batch& batch, int64_t first, int64_t stop) {
+    const FileReads& reads = batch.reads;
+    iovec parts[kMostParts];
+    for (int64_t i = first; i < stop; ++i) {
+        parts[i - first] = {reinterpret_cast<void*>(reads.addresses[i]),
+                            size_t(reads.byte_counts[i])};
+    }
+    const ssize_t came =
+        preadv(batch.descriptor, parts, int(stop - first), reads.file_offsets[first]);
+    const int64_t error = came < 0 ? -errno : 0;
+    int64_t left = came;
+    for (int64_t i = first; i < stop; ++i) {
+        const int64_t own = std::min(left, reads.byte_counts[i]);
+        reads.results[i] = error ? error : own;
+        left -= own;
+        if (batch.arrivals && own == reads.byte_counts[i]) {
             batch.arrivals->came(i);
+        }
+    }
+}
+
+void take_reads(Batch& batch) {
+    int64_t first = batch.next.load(std::memory_order_relaxed);
+    while (first < batch.reads.count) {
+        const int64_t stop = run_end(batch, first);
+        if (batch.next.compare_exchange_weak(first, stop, std::memory_order_relaxed)) {
+            read_run(batch, first, stop);
+            first = batch.next.load(std::memory_order_relaxed);
         }
     }
 }
@@ -174,7 +210,7 @@ bool read_file(const ReadWay& way, const FileReads& reads, Arrivals* arrivals) {
     if (way.ring) {
         return way.ring->read(way, reads, arrivals);
     }
-    Batch batch(reads, way.descriptor, way.watch ? nullptr : arrivals);
+    Batch batch(reads, way, way.watch ? nullptr : arrivals);
     read_by_threads(batch, way.threads);
     if (way.watch) {
         for (int64_t i = 0; i < reads.count; ++i) {

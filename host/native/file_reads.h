@@ -22,6 +22,9 @@ struct ReadWay {
     const Watch* watch;  // Null where nobody looks; its functions are called by the caller's thread.
     int32_t descriptor;
     int32_t threads;
+    // Reads that follow each other in the file and in the list are one call of a thread up to so many
+    // bytes, wherever each goes; 0 for a call of each.
+    int64_t joined_bytes;
 };
 
 // Where the bytes of each read lie, where they go and how many they are; `results` gets what the

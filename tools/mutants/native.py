@@ -367,7 +367,7 @@ NATIVE: tuple[Mutant, ...] = (
     Mutant(
         "coded-attention-skips-invalid-keys",
         "A coded token whose key is invalid breaks nothing.",
-        "host/native/coded_kernels.h",
+        "host/native/coded_block.h",
         "return invalid || (segment.invalid_keys &&",
         "return invalid || (false && segment.invalid_keys &&",
         (
@@ -396,9 +396,9 @@ NATIVE: tuple[Mutant, ...] = (
     Mutant(
         "coded-exponents-of-the-first-head",
         "All KV heads of a block take the first one's exponents.",
-        "host/native/coded_kernels.h",
-        "size_t(range.first + head) * of.exponent_stride;",
-        "size_t(range.first) * of.exponent_stride;",
+        "host/native/coded_block.h",
+        "from + size_t(range.first + head) * segment.exponent_stride",
+        "from + size_t(range.first) * segment.exponent_stride",
         (f"{_TESTS}/attention/test_coded_attention.py",),
         Built.NATIVE,
     ),

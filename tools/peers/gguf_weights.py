@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model folder's weights as a GGUF file of FP16 or FP32, for llama.cpp."""
+"""A model folder's weights and tokenizer as a GGUF file of FP16 or FP32, for llama.cpp."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,8 @@ class GgufWeights:
     largest_change: float
 
 
-def write_gguf(model: Any, dtype: str, file: Path) -> GgufWeights:
+def write_gguf(model: Any, dtype: str, file: Path, tokenizer: Path | None = None) -> GgufWeights:
     """Write a Llama model.
-
-    No tokenizer goes with it: prompts are token ids.
 
     Parameters
     ----------
@@ -51,11 +50,14 @@ def write_gguf(model: Any, dtype: str, file: Path) -> GgufWeights:
         That type's name.
     file
         Where the file goes.
+    tokenizer
+        Folder of the tokenizer that goes with it; without one prompts are token ids.
 
     Raises
     ------
     PeerSkippedError
-        For other families, scaled positions, and weights beyond FP16's range.
+        For other families, scaled positions, weights beyond FP16's range, and tokenizers that are
+        not of bytes in GPT-2's words.
     """
     config = model.config
     if config.model_type != "llama":
@@ -80,7 +82,10 @@ def write_gguf(model: Any, dtype: str, file: Path) -> GgufWeights:
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("no_vocab")
+    if tokenizer is None:
+        writer.add_tokenizer_model("no_vocab")
+    else:
+        _add_tokenizer(writer, tokenizer, config.vocab_size)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     tied = config.tie_word_embeddings
     for name, weight in model.state_dict().items():
@@ -106,6 +111,39 @@ def write_gguf(model: Any, dtype: str, file: Path) -> GgufWeights:
     writer.write_tensors_to_file()
     writer.close()
     return GgufWeights(kind, changed / weights, largest)
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, rows: int) -> None:
+    """Write a tokenizer's words, and its chat template where it has one."""
+    told = json.loads((folder / "tokenizer.json").read_text())
+    before = told.get("pre_tokenizer") or {}
+    if (told["model"]["type"], before.get("type"), before.get("add_prefix_space")) != (
+        *("BPE", "ByteLevel"),
+        False,
+    ):
+        raise PeerSkippedError(
+            f"only tokenizers of bytes in GPT-2's words are written as GGUF, and {folder} has "
+            "another"
+        )
+    words = {number: word for word, number in told["model"]["vocab"].items()}
+    special = {one["id"]: one["content"] for one in told["added_tokens"] if one["special"]}
+    words |= {one["id"]: one["content"] for one in told["added_tokens"]}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    # Rows that no word has are words of their own, which no text has.
+    writer.add_token_list([words.get(number, f"[unused {number}]") for number in range(rows)])
+    kinds = [
+        gguf.TokenType.CONTROL
+        if number in special
+        else gguf.TokenType.NORMAL
+        if number in words
+        else gguf.TokenType.UNUSED
+        for number in range(rows)
+    ]
+    writer.add_token_types(kinds)
+    gguf.SpecialVocab(folder, load_merges=True, n_vocab=rows).add_to_gguf(writer, quiet=True)
+    # Templates write what begins a text themselves.
+    writer.add_add_bos_token(value=False)
 
 
 def _interleaved(weight: NDArray[Any], heads: int) -> NDArray[Any]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -204,6 +205,33 @@ class DocumentKeeper:
         stored = self._prompts.stored_key(ids)
         return ReadyDocument(key, kept.form, kept.made, 0 if stored is None else stored[1])
 
+    def resting_for(self, ids: Sequence[int]) -> ReadyDocument | None:
+        """Return the longest document that a prompt begins with, to be read from its stored rows.
+
+        Only documents that `settle` has seen are known. That is a use.
+
+        Parameters
+        ----------
+        ids
+            As in `made_for`.
+        """
+        with self._lock:
+            fitting = [
+                (len(own), key)
+                for key, own in self._ids.items()
+                if key not in self._kept and len(own) < len(ids) and own == tuple(ids[: len(own)])
+            ]
+        if not fitting:
+            return None
+        tokens, key = max(fitting)
+        stored = self._prompts.stored_key(ids)
+        if stored is None or stored[1] < tokens:
+            return None
+        made = StoredRowsForm(self._prompts).make(
+            self._model, DocumentStates(tuple(ids[:tokens]), ())
+        )
+        return ReadyDocument(key, ROWS, made, stored[1])
+
     def ids_of(self, document: KnownDocument) -> tuple[int, ...]:
         """Return a document's token numbers.
 
@@ -268,6 +296,7 @@ class DocumentKeeper:
                 if one.namespace == self._prompts.namespace.digest
             }
             self._give_up(wanted)
+            self._look_at(wanted)
             moves = []
             for key, document in wanted.items():
                 with self._lock:
@@ -314,6 +343,17 @@ class DocumentKeeper:
             for key, kept in list(self._kept.items()):
                 if key not in wanted or wanted[key].form != kept.form:
                     self._drop(key)
+
+    def _look_at(self, wanted: dict[bytes, KnownDocument]) -> None:
+        """Know the token numbers of what rests, and of nothing that is gone."""
+        with self._lock:
+            for key in [key for key in self._ids if key not in wanted]:
+                del self._ids[key]
+        for document in wanted.values():
+            if document.form != TEXT:
+                # Of what the store gave up there are none.
+                with suppress(CatalogueError):
+                    self.ids_of(document)
 
     def _move(self, document: KnownDocument) -> Move:
         """Make one form aside, and put it in place; its bytes are counted before.

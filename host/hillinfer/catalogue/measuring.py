@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,6 +37,12 @@ from hillinfer.store.keys import Namespace
 _ANSWER_TOKENS = 32
 # A step is timed so often, and the least counts: what else the machine does only adds to it.
 _STEPS = 2
+# A pass of a few tokens takes so many times what they take in a long one.
+_SHORT_PASS = 2.0
+# Of less than so many tokens a document has shorter probes: the last tokens of what is given, and
+# the first of the answer, which still says more than nine tenths where all of it agrees.
+_SHORT_DOCUMENT = 1024
+_SHORT_PROBE = ProbeSizes(8, 28)
 # Of a prompt that nobody timed: tokens that are read to see how long all would take.
 _TIMED_TOKENS = 512
 
@@ -50,7 +56,7 @@ _MOST_PROBES, _READ_WHOLE = 4, 2
 # a few tokens takes as long as reading all weights does.
 _HELD_TOKENS, _FORM_TOKENS = 130, 200
 # What is measured first is what tells most: few bytes, and little lost.
-_USUAL = ("int4", "int8", "int2")
+_USUAL = ("mixed4", "int8", "int4")
 
 
 def usual_form_names(tokens: int) -> tuple[str, ...]:
@@ -99,6 +105,12 @@ class ProbeWishes:
         forms together. One probe is read with each whatever it says.
     drawn
         Probes that somebody drew of the document already, to choose by in place of others.
+    most_sizes
+        Tokens that are read of each probe that forms are chosen by: the last ones of what is given,
+        and the first ones of the answer. None: all.
+    seconds
+        Most that measuring may take. Forms that would take it beyond are not measured, nor more
+        probes read: all rows are always known.
     """
 
     chosen_by: int = 4
@@ -110,6 +122,15 @@ class ProbeWishes:
     least: float = 0.0
     allowance: float = math.inf
     drawn: tuple[Probe, ...] = ()
+    most_sizes: ProbeSizes | None = None
+    seconds: float = math.inf
+
+    def shortened(self, probe: Probe) -> Probe:
+        """Return what is read of a probe."""
+        most = self.most_sizes
+        if most is None:
+            return probe
+        return replace(probe, given=probe.given[-most.given :], answer=probe.answer[: most.answer])
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing."""
@@ -127,7 +148,12 @@ class ProbeWishes:
 
 
 def usual_wishes(
-    tokens: int, forms: int, instruction: Sequence[int] = (), judged_by: int = 0, seed: int = 0
+    tokens: int,
+    forms: int,
+    instruction: Sequence[int] = (),
+    judged_by: int = 0,
+    seed: int = 0,
+    prefill_seconds: float = math.inf,
 ) -> ProbeWishes:
     """Return wishes by which measuring costs at most half of what reading a document takes.
 
@@ -142,6 +168,8 @@ def usual_wishes(
         How many are measured, beside all rows.
     instruction, judged_by, seed
         As in `ProbeWishes`.
+    prefill_seconds
+        What reading the document took, half of which is the most that measuring may take.
     """
     sizes = ProbeSizes()
     most = max(1, min(_MOST_PROBES, tokens // sizes.part - judged_by))
@@ -161,6 +189,8 @@ def usual_wishes(
         seed=seed,
         least=_LEAST,
         allowance=_ALLOWANCE,
+        most_sizes=_SHORT_PROBE if tokens < _SHORT_DOCUMENT else None,
+        seconds=prefill_seconds / 2,
     )
 
 
@@ -228,7 +258,7 @@ def measure_document(
     """
     wanted = (wishes.chosen_by, wishes.judged_by)
     chosen_by, judged_by = recall_probes(ids, wanted, wishes.seed, wishes.instruction, wishes.sizes)
-    chosen_by = [*wishes.drawn] or chosen_by
+    chosen_by = [wishes.shortened(one) for one in wishes.drawn or chosen_by]
     _go_on(is_over)
     began = time.perf_counter()
     states = stored_states(prompts, ids)
@@ -237,26 +267,39 @@ def measure_document(
         raise CatalogueError(
             f"the store has {states.tokens} of the document's {len(ids)} tokens: put it there again"
         )
-    began = time.perf_counter()
+    left = _TimeLeft(wishes.seconds)
     held, held_seconds = _opened(model, states, HeldForm())
     # What users ask comes first: of some forms it is all that is read.
     chosen_by = [*_asked(model, held, wishes.questions, is_over), *chosen_by]
     _go_on(is_over)
-    read = sum(not isinstance(form, HeldForm) for form in forms)
-    probing = Probing(model, states, chosen_by, held)
-    _go_on(is_over)
     # Behind as many tokens steps are alike; a form with fewer counts as no faster.
-    step = _step_seconds(model, held)
-    looking = _Looking(probing, chosen_by, wishes, len(ids), read)
-    judging = Probing(model, states, judged_by, held) if judged_by else None
+    step = _step_seconds(model, held, _STEPS if left.is_endless else 1)
+    read = [form for form in forms if not isinstance(form, HeldForm)]
+    # All rows and a form are asked at least, which takes as long as so much of the text did.
+    asking = prefill_seconds / len(ids) * _tokens(chosen_by)
+    if not left.allows(2 * _SHORT_PASS * asking):
+        read = []
+    _go_on(is_over)
+    looked = time.perf_counter()
+    looking = judging = None
+    if read:
+        probing = Probing(model, states, chosen_by, held)
+        looking = _Looking(probing, chosen_by, wishes, len(ids), len(read))
+    if read and judged_by:
+        judging = Probing(model, states, judged_by, held)
+    longest = time.perf_counter() - looked
     measured: list[MeasuredForm] = []
     for done, form in enumerate(forms, 1):
         _go_on(is_over)
-        if isinstance(form, HeldForm):
-            opened, opening_seconds = held, held_seconds
-        else:
+        opened, opening_seconds = held, held_seconds
+        looked = time.perf_counter()
+        if form in read:
+            if looking is None or not left.allows(longest):
+                continue
             opened, opening_seconds = _opened(model, states, form)
-        quality = looking.quality(form, opened, is_over)
+        quality = _flawless(chosen_by)
+        if looking is not None:
+            quality = looking.quality(form, opened, is_over)
         measured.append(
             MeasuredForm(
                 form.name,
@@ -270,6 +313,7 @@ def measure_document(
                 None if judging is None else judging.quality(form, opened).mean,
             )
         )
+        longest = max(longest, time.perf_counter() - looked)
         on_progress(done)
     seconds = time.perf_counter() - began
     text_seconds = prefill_seconds or _prefill_seconds(model, ids)
@@ -347,6 +391,23 @@ def check_namespace(document: KnownDocument, namespace: Namespace, model: str) -
 # --- inside ---
 
 
+class _TimeLeft:
+    """Says what there is still time for, of so many seconds from now on."""
+
+    def __init__(self, seconds: float) -> None:
+        self.is_endless = seconds == math.inf
+        self._ends = time.perf_counter() + seconds
+
+    def allows(self, seconds: float) -> bool:
+        """Return whether so much more ends in time."""
+        return time.perf_counter() + seconds <= self._ends
+
+
+def _flawless(probes: Sequence[Probe]) -> FormQuality:
+    """Return what probes say of all rows, without reading any."""
+    return FormQuality((1.0,) * len(probes), 0.0, sum(len(probe.answer) for probe in probes))
+
+
 def _opened(model: Any, states: DocumentStates, form: Form) -> tuple[OpenedForm, float]:
     """Return a form, opened, and how long opening took."""
     made = form.make(model, states)
@@ -364,10 +425,10 @@ def _tokens(probes: Sequence[Probe]) -> int:
     return len(ProbePass.of(probes).ids)
 
 
-def _step_seconds(model: Any, opened: OpenedForm) -> float:
+def _step_seconds(model: Any, opened: OpenedForm, steps: int) -> float:
     """Return how long a decode step takes behind an opened form, which stays as it was."""
     taken = []
-    for _ in range(_STEPS):
+    for _ in range(steps):
         began = time.perf_counter()
         with torch.no_grad():
             model(

@@ -9,7 +9,7 @@ from typing import Any
 
 from hillinfer.catalogue.catalogue import FILE, Catalogue
 from hillinfer.catalogue.checks import OnlineChecks, ServedAnswer
-from hillinfer.catalogue.keeper import DocumentKeeper, Move
+from hillinfer.catalogue.keeper import DocumentKeeper, Move, ReadyDocument
 from hillinfer.catalogue.planning import (
     DRAM,
     REST,
@@ -18,8 +18,8 @@ from hillinfer.catalogue.planning import (
     drive_options,
     options_of,
 )
-from hillinfer.catalogue.records import CatalogueError, KnownDocument, document_uses
-from hillinfer.errors import HillInferError
+from hillinfer.catalogue.records import ROWS, CatalogueError, KnownDocument, document_uses
+from hillinfer.errors import CacheUseError, HillInferError
 from hillinfer.forms.filed import DriveForm, FormFile
 from hillinfer.forms.form import Form, MadeForm
 from hillinfer.forms.shadowed import LeadForm, MadeShadows, ShadowedForm
@@ -35,6 +35,8 @@ from hillinfer.store.store import Store
 
 # Of a budget in bytes; the other half is for what answers need.
 _PART = 0.5
+# What follows a document that rests and is read into an ordinary cache has no more.
+_QUESTION_TOKENS = 128
 # Share of a document's rows that leads, beside its shadows.
 _LEAD = 0.1
 
@@ -163,35 +165,45 @@ class PlacedDocuments:
         BudgetError
             Where the engine has no room for them.
         """
-        found = None if self._keeper is None else self._keeper.made_for(ids)
+        if self._keeper is None:
+            return None
+        found = self._keeper.made_for(ids) or self._resting_for(ids)
         if found is None:
             return None
         made = found.made
         if found.stored_tokens - made.tokens > self._chunk_tokens:
             # A conversation that went on: the store has more of it than would be read again.
             return None
-        if self._form_of(found.form).lies_in_engine:
+        form = None if found.form == ROWS else self._form_of(found.form)
+        if form is not None and form.lies_in_engine:
             cache = made.open_for(tokens, sequences).cache
             own = Generation(self._model, cache, self._chunk_tokens)
             return OpenedPrefix(found.key, found.form, made.tokens, own)
         size = self._opened_bytes(tokens) * sequences
-        if self._form_of(found.form).lies_on_drive:
+        if form is not None and form.lies_on_drive:
             # What is packed comes into memory before it is opened.
             size += made.byte_count
         loan = self._attachment.lend(size)
         if loan is None:
             return None
         try:
-            cache = made.open().cache
+            opened = made.open()
+        except CacheUseError:
+            # The store gave its rows up since it was asked.
+            loan.give_back()
+            return None
         except BaseException:
             loan.give_back()
             raise
-        generation = CountedGeneration(self._model, cache, self._chunk_tokens, loan)
-        return OpenedPrefix(found.key, found.form, made.tokens, generation)
+        generation = CountedGeneration(self._model, opened.cache, self._chunk_tokens, loan)
+        held = made.tokens - len(opened.unread)
+        return OpenedPrefix(found.key, found.form, held, generation)
 
     def note(self, key: bytes, answer: ServedAnswer) -> None:
         """Remember an answer from a form, to be compared with all rows while nobody waits."""
-        if self._checks is not None and not self._form_of(answer.form).lies_in_engine:
+        if self._checks is None or answer.form == ROWS:
+            return
+        if not self._form_of(answer.form).lies_in_engine:
             self._checks.note(key, answer)
 
     def give_up_for(self, tokens: int, sequences: int) -> bool:
@@ -246,6 +258,20 @@ class PlacedDocuments:
                 self._form_of,
             )
         return self._keeper
+
+    def _resting_for(self, ids: Sequence[int]) -> ReadyDocument | None:
+        """Return a document that rests, where an ordinary cache answers sooner than the engine.
+
+        That is a short question, and nobody else's beside it: in the engine several answers share
+        each step, and what is read is stored.
+        """
+        if self._accountant.lent_bytes:
+            return None
+        assert self._keeper is not None
+        found = self._keeper.resting_for(ids)
+        if found is None or len(ids) - found.made.tokens > _QUESTION_TOKENS:
+            return None
+        return found
 
     def _check(self, keeper: DocumentKeeper, is_over: Callable[[], bool]) -> None:
         """Compare answers with all rows, and measure anew what lost more than its profile says.
@@ -313,7 +339,8 @@ class PlacedDocuments:
     def _options(self, document: KnownDocument) -> list[Option]:
         """Return what a document may lie as here: its rest, what there is room for, the engine's.
 
-        Where it rests, an answer selects as behind the engine's forms: their quality is the same.
+        Where there is no room, an answer selects behind the engine's forms as where the document
+        rests: their quality is the same.
         """
         assert self._keeper is not None
         assert document.resting is not None
@@ -330,6 +357,9 @@ class PlacedDocuments:
         ]
         resting, all_bytes = document.resting, self._shape.token_bytes * document.tokens
         for form in self._engine_forms.values():
+            if opened <= room and form.name != chosen:
+                # An ordinary cache answers sooner than what selects.
+                continue
             size = form.byte_count(self._shape, document.tokens)
             # What lies in memory is not read again when the document is opened.
             first = resting.rows * max(0.0, 1 - size / all_bytes)

@@ -20,7 +20,8 @@ import torch
 
 from hillinfer.errors import SettingsError
 from hillinfer.forms.form import DocumentStates, Form, OpenedForm
-from hillinfer.forms.whole import GROUP_NUMBERS, HeldForm
+from hillinfer.forms.quantised import GROUP_NUMBERS
+from hillinfer.forms.whole import HeldForm
 
 # --- Probes ---
 

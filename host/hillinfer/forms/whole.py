@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms that drop no token: text, all rows in memory or in the store, and codes of a few bits."""
+"""Forms that keep all: text, all rows in memory, and all rows in the store."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers.cache_utils import DynamicCache
 
-from hillinfer.errors import CacheUseError, SettingsError
+from hillinfer.errors import CacheUseError
 from hillinfer.forms.form import (
     DocumentStates,
     Form,
@@ -141,163 +140,6 @@ class MadeStates(MadeForm):
             for keys, values in self._layers
         ]
         return OpenedForm(opened_cache(layers, self.tokens))
-
-
-# --- Codes of a few bits ---
-
-GROUP_NUMBERS = 64
-_BITS = (8, 4, 2)
-_SCALE_BYTES = 4
-_FP16_MOST = 65504.0
-
-
-@dataclass(frozen=True)
-class Codes:
-    """Numbers coded by groups along the last dimension: low + code · step.
-
-    Parameters
-    ----------
-    packed
-        uint8 (..., groups, group · bits / 8); the first number has the lowest bits.
-    low, step
-        float16 (..., groups).
-    bits
-        Of a code.
-    """
-
-    packed: torch.Tensor
-    low: torch.Tensor
-    step: torch.Tensor
-    bits: int
-
-    @classmethod
-    def of(cls, numbers: torch.Tensor, bits: int, group: int) -> Codes:
-        """Code numbers (..., n), of which each group is coded between its least and its most.
-
-        Rounded ties go to the even code. A group whose numbers are the same has steps of 0.
-        """
-        # Lows are FP16, which bfloat16 may pass.
-        bounded = numbers.to(torch.float32).clamp(-_FP16_MOST, _FP16_MOST)
-        grouped = bounded.reshape(*numbers.shape[:-1], -1, group)
-        low = grouped.amin(-1).to(torch.float16)
-        step = ((grouped.amax(-1) - low.float()) / (2**bits - 1)).to(torch.float16)
-        divisor = torch.where(step == 0, torch.ones_like(step), step).float()
-        codes = ((grouped - low.float()[..., None]) / divisor[..., None]).round()
-        codes = codes.clamp(0, 2**bits - 1).to(torch.uint8)
-        parts = codes.reshape(*codes.shape[:-1], -1, 8 // bits)
-        shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
-        packed = (parts << shifts).sum(-1, dtype=torch.uint8)
-        return cls(packed, low, step, bits)
-
-    def numbers(self) -> torch.Tensor:
-        """Return the numbers that the codes stand for, float32 (..., n)."""
-        shifts = torch.arange(0, 8, self.bits, dtype=torch.uint8)
-        codes = (self.packed[..., None] >> shifts) & (2**self.bits - 1)
-        grouped = codes.flatten(-2).float() * self.step.float()[..., None]
-        numbers: torch.Tensor = (grouped + self.low.float()[..., None]).flatten(-2)
-        return numbers
-
-    @property
-    def byte_count(self) -> int:
-        """Bytes of codes, lows and steps."""
-        parts = (self.packed, self.low, self.step)
-        return sum(part.numel() * part.element_size() for part in parts)
-
-
-class QuantisedForm(Form):
-    """Codes of all keys and values, as KIVI has them: keys by channel, values by token.
-
-    Each group of 64 numbers has a least number and a step in FP16: of a key's channel 64 tokens
-    together, of a token's value 64 channels, or all where a head has fewer or no multiple of them.
-
-    Parameters
-    ----------
-    bits
-        8, 4 or 2.
-    """
-
-    def __init__(self, bits: int) -> None:
-        if bits not in _BITS:
-            raise SettingsError(f"codes of {bits} bits: choose one of 8, 4, 2")
-        self._bits = bits
-
-    @property
-    def name(self) -> str:
-        """Like `int4`."""
-        return f"int{self._bits}"
-
-    def byte_count(self, shape: ModelShape, tokens: int) -> int:
-        """Return the bytes of codes, and 4 bytes for each group."""
-        numbers = shape.layers * shape.kv_heads * shape.head_dim * tokens
-        groups = numbers // GROUP_NUMBERS + numbers // value_group(shape.head_dim)
-        return 2 * numbers * self._bits // 8 + _SCALE_BYTES * groups
-
-    def make(self, model: Any, states: DocumentStates) -> MadeForm:
-        """Code keys and values.
-
-        Raises
-        ------
-        SettingsError
-            Where the tokens are no whole groups of 64.
-        """
-        if states.tokens % GROUP_NUMBERS:
-            raise SettingsError(
-                f"{self.name} of {states.tokens} tokens: give whole groups of {GROUP_NUMBERS}, "
-                "as the store has them"
-            )
-        coded = [
-            (
-                # (kv_heads, head_dim, tokens): groups of tokens of one channel.
-                Codes.of(keys.cpu().transpose(1, 2), self._bits, GROUP_NUMBERS),
-                Codes.of(values.cpu(), self._bits, value_group(values.shape[-1])),
-            )
-            for keys, values in states.layers
-        ]
-        return _MadeCodes(coded, states.tokens, model)
-
-    def seconds(self, rates: FormRates, shape: ModelShape, tokens: int) -> FormSeconds:
-        """Return the time that reading codes and widening them takes."""
-        reading = self.byte_count(shape, tokens) / rates.tier_bytes
-        widening = states_bytes(shape, tokens) / rates.widened_bytes
-        return FormSeconds(reading + widening, rates.token_seconds)
-
-
-class _MadeCodes(MadeForm):
-    def __init__(self, layers: list[tuple[Codes, Codes]], tokens: int, model: Any) -> None:
-        super().__init__(tokens)
-        self._layers, self._model = layers, model
-
-    @property
-    def byte_count(self) -> int:
-        return sum(keys.byte_count + values.byte_count for keys, values in self._layers)
-
-    def parts(self) -> list[torch.Tensor]:
-        codes = [one for layer in self._layers for one in layer]
-        return [part for one in codes for part in (one.packed, one.low, one.step)]
-
-    def with_parts(self, parts: Sequence[torch.Tensor]) -> MadeForm:
-        bits = self._layers[0][0].bits
-        codes = [
-            Codes(packed, low, step, bits)
-            for packed, low, step in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
-        ]
-        return _MadeCodes(list(zip(codes[::2], codes[1::2], strict=True)), self.tokens, self._model)
-
-    def open(self) -> OpenedForm:
-        device, dtype = self._model.device, self._model.dtype
-        layers = [
-            (
-                keys.numbers().transpose(1, 2).to(device, dtype),
-                values.numbers().to(device, dtype),
-            )
-            for keys, values in self._layers
-        ]
-        return OpenedForm(opened_cache(layers, self.tokens))
-
-
-def value_group(head_dim: int) -> int:
-    """Return how many numbers of a token's value share a step."""
-    return head_dim if head_dim % GROUP_NUMBERS else GROUP_NUMBERS
 
 
 # --- Rows of a store, and what other forms are made of ---

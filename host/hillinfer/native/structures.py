@@ -343,13 +343,17 @@ class Watch(ctypes.Structure):
 
 
 class ReadWay(ctypes.Structure):
-    """How a file is read: in a ring, or by so many threads where that is null."""
+    """How a file is read: in a ring, or by so many threads where that is null.
+
+    A thread reads neighbours of a file in one call, up to so many joined bytes; 0 for none.
+    """
 
     _fields_ = (
         ("ring", ctypes.c_void_p),
         ("watch", ctypes.c_void_p),
         ("descriptor", _INT),
         ("threads", _INT),
+        ("joined_bytes", _LONG),
     )
 
 

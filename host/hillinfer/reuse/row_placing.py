@@ -28,7 +28,7 @@ _NO_HURRY_SECONDS = 1.0
 # Layers that memory must hold of what waits: the one that a pass comes to, and the next.
 _LEAST_LAYERS = 2
 # Layers that come at once: each time several threads wake beside the pass.
-_WAITING_LAYERS = 2
+_WAITING_LAYERS = 8
 
 
 def threads_of_passes() -> int:

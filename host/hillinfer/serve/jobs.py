@@ -174,6 +174,9 @@ class Job:
     last_turn: int = 0
     is_looked_up: bool = False
     cached_tokens: int = 0
+    read_tokens: int = 0
+    # Of its last turn, in tokens that are read.
+    last_work: float = 0.0
     # What it began with: a document's form, where one was ready.
     origin: Begun | None = None
     started_choices: int = 0

@@ -30,6 +30,10 @@ from hillinfer.serve.jobs import (
 from hillinfer.serve.refusals import ApiError, api_error
 from hillinfer.serve.served_model import ServedModel
 
+# What a token that a store brings takes of the time of one that is read: SmolLM2 on two cores, 0.13
+# of 3.5 ms.
+_FOUND_WORK = 1 / 26
+
 # --- Whose turn it is to read ---
 
 
@@ -57,10 +61,11 @@ class InTurns:
 class Scheduler:
     """Reads prompts and decodes answers of many requests, a pass of each kind in turn.
 
-    Every turn takes cancellations, lets in who waits, reads one chunk of one prompt at most, and
-    gives every answer under way one token in one forward pass. So a prompt of any length delays an
-    answer's next token by one chunk, and an answer of any length delays a prompt by one step a
-    chunk.
+    Every turn takes cancellations, lets in who waits, reads a chunk's work at most, and gives every
+    answer under way one token in one forward pass. So a prompt of any length delays an answer's
+    next token by one chunk, and an answer of any length delays a prompt by one step a chunk. A
+    chunk's work is one of a long prompt, or what several have behind what a store brought: those
+    that come at once have their first tokens without steps of the others between them.
 
     Parameters
     ----------
@@ -115,8 +120,7 @@ class Scheduler:
         self._turn += 1
         self._take_ends()
         self._let_in()
-        if self._reading:
-            self._read(self._policy.next(self._reading))
+        self._read_on()
         self._decode()
 
     def end_all(self, error: BaseException) -> None:
@@ -213,18 +217,45 @@ class Scheduler:
 
     # --- reading ---------------------------------------------------------------------------
 
-    def _read(self, job: Job) -> None:
-        """Read a chunk of a prompt, and begin to answer where it was the last."""
-        job.last_turn = self._turn
-        self._guarded(job, partial(self._read_chunk, job))
+    def _read_on(self) -> None:
+        """Read prompts, each at most one pass, until a chunk's work is done."""
+        room, had = float(self._model.chunk_tokens), set[Job]()
+        while left := [job for job in self._reading if job not in had]:
+            job = self._policy.next(left)
+            if had and job.is_looked_up and self._next_tokens(job) > room:
+                return
+            had.add(job)
+            job.last_turn = self._turn
+            self._guarded(job, partial(self._read_chunk, job, room, is_first=len(had) == 1))
+            room -= job.last_work
+            if room <= 0:
+                return
+            # Who left meanwhile gets no pass.
+            self._take_ends()
 
-    def _read_chunk(self, job: Job) -> None:
+    def _next_tokens(self, job: Job) -> int:
+        return min(len(job.prompt_ids) - job.read_tokens, self._model.chunk_tokens)
+
+    def _read_chunk(self, job: Job, room: float, *, is_first: bool) -> None:
+        """Read a chunk of a prompt, and begin to answer where it was the last.
+
+        A prompt that is new is looked up before. Where the chunk behind what was found is more than
+        there is room for, it waits for another turn, unless the prompt is the turn's first.
+        """
         assert job.steps is not None
-        done = next(job.steps)
+        job.last_work = 0.0
         if not job.is_looked_up:
-            job.is_looked_up, job.cached_tokens = True, done
-        self._tell(job, ReadSoFar(done, len(job.prompt_ids), job.cached_tokens))
-        if done == len(job.prompt_ids):
+            job.is_looked_up, job.cached_tokens = True, next(job.steps)
+            job.read_tokens = job.cached_tokens
+            job.last_work = _FOUND_WORK * job.cached_tokens
+            self._tell(job, ReadSoFar(job.read_tokens, len(job.prompt_ids), job.cached_tokens))
+            if not is_first and job.last_work + self._next_tokens(job) > room:
+                return
+        if job.read_tokens < len(job.prompt_ids):
+            before, job.read_tokens = job.read_tokens, next(job.steps)
+            job.last_work += job.read_tokens - before
+            self._tell(job, ReadSoFar(job.read_tokens, len(job.prompt_ids), job.cached_tokens))
+        if job.read_tokens == len(job.prompt_ids):
             # What it has for the end of a prompt, such as storing it, it does here.
             next(job.steps, None)
             self._answering.append(job)

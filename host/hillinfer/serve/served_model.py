@@ -101,6 +101,8 @@ class ServedModel:
         What clients call it.
     context_tokens
         Most tokens of prompt and answer.
+    chunk_tokens
+        Of a pass that reads a prompt.
     prompts
         Makes tokens of what clients send; any thread may use it.
     grammars
@@ -118,7 +120,7 @@ class ServedModel:
     ) -> None:
         self._loaded, self._attachment = loaded, attachment
         self._joined_steps = joined_steps
-        self._chunk_tokens = rules.chunk_tokens
+        self.chunk_tokens = rules.chunk_tokens
         self._stored, self._base = stored, base
         self._tenants: dict[bytes, ModelPrompts] = {}
         self._anchor: HillInferCache | None = None
@@ -255,7 +257,7 @@ class ServedModel:
         cache: HillInferCache = self._attachment.new_cache(
             expected_tokens=tokens, sequences=sequences, prompts=self._prompts_of(tenant)
         )
-        return Begun(Generation(self._loaded.model, cache, self._chunk_tokens))
+        return Begun(Generation(self._loaded.model, cache, self.chunk_tokens))
 
     def _placing(self) -> PlacedDocuments | None:
         """Return what keeps documents ready beside the engine that is open."""
@@ -271,7 +273,7 @@ class ServedModel:
             stored.store,
             accountant,
             stored.documents,
-            self._chunk_tokens,
+            self.chunk_tokens,
         )
 
     def _prompts_of(self, tenant: bytes) -> ModelPrompts | None:

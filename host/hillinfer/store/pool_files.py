@@ -389,9 +389,28 @@ class PoolFile:
                 self._calls.preadv(self._descriptor, view[done:], offset + done), len(view) - done
             )
 
-    def read_many(self, reads: Reads, into: NDArray[np.uint8], threads: int) -> None:
-        """Make many reads at once, so many in flight; OSError where one of them fails."""
-        way = ReadWay(watch=self._calls.watch, descriptor=self._descriptor, threads=threads)
+    def read_many(
+        self, reads: Reads, into: NDArray[np.uint8], threads: int, call_bytes: int = 0
+    ) -> None:
+        """Make many reads at once, so many in flight; OSError where one of them fails.
+
+        Parameters
+        ----------
+        reads
+            Which, and where in memory they go.
+        into
+            Page-aligned memory.
+        threads
+            How many are in flight.
+        call_bytes
+            As for `RowPiece`.
+        """
+        way = ReadWay(
+            watch=self._calls.watch,
+            descriptor=self._descriptor,
+            threads=threads,
+            joined_bytes=call_bytes,
+        )
         results = self._calls.read_many(way, reads, into.ctypes.data)
         assert results is not None, "threads give all their reads back"
         for number, (came, wanted) in enumerate(

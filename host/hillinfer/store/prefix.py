@@ -35,11 +35,15 @@ _PIECES_AT_ONCE = 3
 # Objects of neighbouring layers are read together up to this many bytes of a chunk: more is no
 # faster. Small pieces come in more buffers, in memory that was touched before.
 _JOINED_BYTES = 4 << 20
-_LEAST_BUFFERS, _MOST = 3, (6, BLOCK_BYTES // 2)
+_MOST = 3, 6, BLOCK_BYTES // 2
 # Rows that wait there for a pass, in so many pieces. Each wakes several threads beside that pass,
-# so they are as large as a few of them fit; the drive is fast enough with fewer reads in flight.
-_WAITING_PIECES, _MOST_WAITING = 3, (16, BLOCK_BYTES)
-_WAITING_BYTES, _WAITING_READS = 16 << 20, 2
+# so they are as large as two of them fit, and one call reads what lies together; the drive is fast
+# enough with fewer reads in flight.
+_WAITING_PIECES, _MOST_WAITING = 2, (2, 16, BLOCK_BYTES)
+_WAITING_BYTES, _WAITING_READS = 32 << 20, 2
+# So many times as many layers come with a piece as with the one before it: those that a pass has
+# keep it busy until then.
+_GROWTH = 3
 _LEAVING = Taker()
 _Read = TypeVar("_Read")
 
@@ -206,7 +210,8 @@ class StoredPrefix:
         if taker.most_layers is not None:
             pieces = list(self._waiting_pieces(first_layer, count, taker.most_layers))
             own = sum(one.stop == self.shape.layers for one in pieces)
-            most = min(_MOST_WAITING[0], _WAITING_PIECES * own), _MOST_WAITING[1]
+            least, at_most, memory = _MOST_WAITING
+            most = least, min(at_most, _WAITING_PIECES * own), memory
         size = max((one.byte_count for one in pieces), default=0)
         read = partial(self._read_rows, taker.take)
         for _, arrived in self._read_ahead(pieces, size, read, deadline, most, taker.settle):
@@ -219,8 +224,9 @@ class StoredPrefix:
     def layers_ahead(self, chunks: int) -> int:
         """Return how many layers of its first chunks a stream's memory holds, read one by one."""
         together = max(1, min(chunks, _WAITING_BYTES // self.shape.object_bytes))
-        fitting = _MOST_WAITING[1] // (together * self.shape.object_bytes)
-        return min(_MOST_WAITING[0], fitting) // -(-chunks // together)
+        _, most, memory = _MOST_WAITING
+        fitting = memory // (together * self.shape.object_bytes)
+        return min(most, fitting) // -(-chunks // together)
 
     def read_groups(
         self, chunk: StoredChunk, layer: int, first: int, into: NDArray[np.uint8]
@@ -309,27 +315,27 @@ class StoredPrefix:
         layer, joined = first_layer, 1
         while layer < layers:
             own = range(layer, min(layer + joined, layers))
-            yield from self._cut(own, chunks, len(own), _JOINED_BYTES, _THREADS)
+            yield from self._cut(own, chunks, _JOINED_BYTES, len(own), _THREADS)
             layer, joined = own.stop, min(2 * joined, most)
 
     def _waiting_pieces(self, first_layer: int, chunks: int, most: int) -> Iterator[RowPiece]:
         """Cut it so that few come beside a pass; the first layer as soon as it can be there."""
         layers = self.shape.layers
         first = range(first_layer, min(first_layer + 1, layers))
-        yield from self._cut(first, chunks, 1, _JOINED_BYTES, _THREADS)
+        yield from self._cut(first, chunks, _JOINED_BYTES, 1, _THREADS)
         most = max(1, min(most, _WAITING_BYTES // (chunks * self.shape.object_bytes)))
-        for layer in range(first.stop, layers, most):
-            own = range(layer, min(layer + most, layers))
-            yield from self._cut(own, chunks, 1, _WAITING_BYTES, _WAITING_READS)
+        layer, count = first.stop, min(_GROWTH, most)
+        while layer < layers:
+            own = range(layer, min(layer + count, layers))
+            yield from self._cut(own, chunks, _WAITING_BYTES, 1, _WAITING_READS, _JOINED_BYTES)
+            layer, count = own.stop, min(_GROWTH * count, most)
 
-    def _cut(
-        self, layers: range, chunks: int, joined: int, most_bytes: int, threads: int
-    ) -> Iterator[RowPiece]:
+    def _cut(self, layers: range, chunks: int, most_bytes: int, *way: int) -> Iterator[RowPiece]:
         """Cut some layers into pieces of so many bytes, or one chunk."""
         own = max(1, most_bytes // max(1, len(layers) * self.shape.object_bytes))
         for start in range(0, chunks if layers else 0, own):
             part = range(start, min(start + own, chunks))
-            yield RowPiece(self.shape, layers.start, layers.stop, part, joined, threads)
+            yield RowPiece(self.shape, layers.start, layers.stop, part, *way)
 
     def _read_ahead(
         self,
@@ -337,12 +343,13 @@ class StoredPrefix:
         buffer_bytes: int,
         read: Callable[[RowPiece, NDArray[np.uint8], float], _Read],
         deadline: Callable[[int], float] = _never,
-        most: tuple[int, int] = _MOST,
+        most: tuple[int, int, int] = _MOST,
         settle: Callable[[_Read], bool] = lambda _: True,
     ) -> Iterator[tuple[RowPiece, _Read]]:
         """Yield pieces with what was read of each, valid until the next, while others come."""
-        fitting = min(most[0], most[1] // max(1, buffer_bytes))
-        count = min(max(_LEAST_BUFFERS, fitting), len(pieces))
+        least, at_most, room = most
+        fitting = min(at_most, room // max(1, buffer_bytes))
+        count = min(max(least, fitting), len(pieces))
         size = round_up(buffer_bytes, PAGE_BYTES)
         memory = self._memory.taken(count * size)
         free = deque(memory[at * size : at * size + buffer_bytes] for at in range(count))
@@ -416,13 +423,15 @@ class StoredPrefix:
     def _read(self, piece: RowPiece, buffer: NDArray[np.uint8], deadline: float) -> None:
         """Read a piece in long reads, all drives' one after the other."""
         chunks = [self.chunks[number] for number in piece.chunks]
-        drives = np.array([one.record.span.drive for one in chunks])
-        offsets = np.array([one.record.span.offset for one in chunks])
-        groups = np.array([one.groups for one in chunks])
-        for drive in set(drives.tolist()):
-            reads = piece.reads(offsets, groups, drives == drive, READ_BYTES)
-            with self._files[drive].turns.ahead(deadline):
-                self._files[drive].read_many(reads, buffer, piece.threads)
+        drives = [one.record.span.drive for one in chunks]
+        offsets = [one.record.span.offset for one in chunks]
+        groups = [one.groups for one in chunks]
+        for drive in set(drives):
+            own = (at for at, one in enumerate(drives) if one == drive)
+            reads = piece.reads(offsets, groups, own, READ_BYTES)
+            file = self._files[drive]
+            with file.turns.ahead(deadline):
+                file.read_many(reads, buffer, piece.threads, piece.call_bytes)
 
     def _read_tags(self, chunks: Sequence[StoredChunk]) -> None:
         """Read the tags of chunks that have none yet; those of a few chunks come together."""

@@ -30,6 +30,7 @@ from hillinfer_hosts.prompts import SaltRule
 from hillinfer_hosts.redis_directory import RedisDirectory
 from hillinfer_hosts.router import Router, RouterRules
 from hillinfer_hosts.running import Listening, read_key
+from hillinfer_hosts.transports import Transporting, opened_transport
 
 _RULES = RouterRules()
 # Addresses of all interfaces.
@@ -123,6 +124,9 @@ def agent(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8200,
+    transport: Annotated[
+        Transporting, typer.Option(help="Brings rows from hosts that have it too.")
+    ] = Transporting.HTTP,
     key_file: KeyFile = None,
 ) -> None:
     """Say what a replica's store holds, serve its extents to others, and bring some of theirs."""
@@ -142,7 +146,10 @@ def agent(
             if _in_redis(directory)
             else RouterDirectory(directory, key)
         )
-        listening = Listening(lambda url: Agent(opened, key, host=host).application(), host, port)
+        application = Agent(
+            opened, key, host=host, transport=opened_transport(transport)
+        ).application()
+        listening = Listening(lambda url: application, host, port)
         own = Host(
             name or f"{socket.gethostname()}:{listening.url.rpartition(':')[2]}",
             replica,

@@ -9,6 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, round_up
 from hillinfer.store.database import State
 from hillinfer.store.keys import KEY_BYTES, Namespace
@@ -65,6 +68,11 @@ def range_of(header: str | None, byte_count: int) -> range:
     return range(first, last + 1)
 
 
+def pages_of(wanted: range) -> int:
+    """Return the bytes of the pages that a range touches."""
+    return round_up(wanted.stop, PAGE_BYTES) - wanted.start // PAGE_BYTES * PAGE_BYTES
+
+
 class ServedExtents:
     """Reads extents of a store for other hosts; any thread may.
 
@@ -103,8 +111,21 @@ class ServedExtents:
 
     def read(self, extent: ServedExtent, wanted: range) -> bytes:
         """Return bytes of an extent; OSError where its drive fails."""
+        size = pages_of(wanted)
+        return self.read_into(extent, wanted, aligned_buffer(size)[:size]).tobytes()
+
+    def read_into(
+        self, extent: ServedExtent, wanted: range, memory: NDArray[np.uint8]
+    ) -> NDArray[np.uint8]:
+        """Read the pages of a range, and return the range in them; OSError as from `read`.
+
+        Parameters
+        ----------
+        extent, wanted
+            Which bytes.
+        memory
+            uint8 (`pages_of(wanted)`,), page-aligned.
+        """
         first = wanted.start // PAGE_BYTES * PAGE_BYTES
-        stop = round_up(wanted.stop, PAGE_BYTES)
-        memory = aligned_buffer(stop - first)[: stop - first]
         self._store.files[extent.span.drive].read(memory, extent.span.offset + first)
-        return memory[wanted.start - first : wanted.stop - first].tobytes()
+        return memory[wanted.start - first : wanted.stop - first]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bringing a stored prefix from another host: range reads over HTTP, every byte compared.
 
+Where both hosts have another transport, the bytes of a range come by that, and the rest as before.
+
 What comes is a guess until it was compared: a sheet's token numbers are hashed to the key that was
 asked for, and rows and shadows have the sheet's checksums. So a drive, a network or an eviction in
 between cost time and nothing else. Whoever has the key of the hosts is believed: a host could send
@@ -9,6 +11,7 @@ wrong rows with right checksums of them.
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from collections.abc import Iterator
@@ -37,10 +40,13 @@ from hillinfer.store.store import Store
 from hillinfer.store.writer import PrefixWriter
 from hillinfer_hosts.announcing import host_client
 from hillinfer_hosts.extents import MOST_RANGE_BYTES
+from hillinfer_hosts.transports import DirectMemory
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
-EXTENTS, NAMESPACES = "/extents/", "/namespaces/"
+EXTENTS, NAMESPACES, TRANSPORTS = "/extents/", "/namespaces/", "/transports/"
 POOL_HEADER = "X-HillInfer-Pool"
+# What a host was met as, and where its memory is; an answer says how many bytes were put there.
+INTO_HEADER, WRITTEN_HEADER = "X-HillInfer-Into", "X-HillInfer-Written"
 _MOST_NAMESPACE_BYTES = 1 << 20
 # A host that sends nothing for so long is given up.
 _SILENT_SECONDS = 2.0
@@ -85,6 +91,8 @@ class Brought:
         What it took.
     failure
         Why no more came; empty where everything did.
+    direct_bytes
+        Of those that were read, what another transport than HTTP brought.
     """
 
     tokens: int
@@ -92,6 +100,7 @@ class Brought:
     byte_count: int
     seconds: float
     failure: str = ""
+    direct_bytes: int = 0
 
 
 class HostReader:
@@ -105,17 +114,23 @@ class HostReader:
         What hosts share; empty for none.
     deadline
         When to give up, in seconds of `time.monotonic`.
+    direct
+        Memory that the other host may write to by a transport that both have; None for HTTP alone.
 
     Attributes
     ----------
-    byte_count
-        What it read.
+    byte_count, direct_bytes
+        What it read, and what of it came by that transport.
     """
 
-    def __init__(self, url: str, key: str, deadline: float) -> None:
+    def __init__(
+        self, url: str, key: str, deadline: float, direct: DirectMemory | None = None
+    ) -> None:
         self._client = host_client(url, key, max(0.0, deadline - time.monotonic()))
-        self._deadline = deadline
-        self.byte_count = 0
+        self._deadline, self._direct = deadline, direct
+        # What the other host knows this one as, once it was told.
+        self._known: str | None = None
+        self.byte_count, self.direct_bytes = 0, 0
 
     def namespace(self, digest: bytes) -> Namespace:
         """Return a namespace of the other host's store; TransferError where it is not that one."""
@@ -143,11 +158,8 @@ class HostReader:
         pool = b""
         for start in range(0, size, MOST_RANGE_BYTES):
             stop = min(start + MOST_RANGE_BYTES, size)
-            wanted = f"bytes={first + start}-{first + stop - 1}"
-            content, told = self._got(EXTENTS + key.hex(), {"Range": wanted}, stop - start)
-            if len(content) != stop - start:
-                raise TransferError("the other host sent fewer bytes than were asked for")
-            into[start:stop] = np.frombuffer(content, np.uint8)
+            wanted = {"Range": f"bytes={first + start}-{first + stop - 1}"}
+            told = self._range(EXTENTS + key.hex(), wanted, into[start:stop])
             self.byte_count += stop - start
             try:
                 pool = bytes.fromhex(told.get(POOL_HEADER, ""))
@@ -158,6 +170,47 @@ class HostReader:
     def close(self) -> None:
         """Let the connection go."""
         self._client.close()
+
+    def _range(self, path: str, headers: dict[str, str], into: NDArray[np.uint8]) -> httpx.Headers:
+        """Fill memory with a range, by whatever transport; return what the answer's headers say."""
+        self._introduce()
+        if self._direct is None:
+            return self._sent(path, headers, into)
+        with self._direct.taken(len(into)) as landing:
+            if landing is None:
+                return self._sent(path, headers, into)
+            place = {INTO_HEADER: f"{self._known} {landing.ctypes.data}"}
+            return self._sent(path, headers | place, into, landing)
+
+    def _introduce(self) -> None:
+        """Tell the other host where this one's memory is, once; without it HTTP brings all."""
+        if self._direct is None or self._known is not None:
+            return
+        told = base64.b64encode(self._direct.introduction).decode()
+        path = TRANSPORTS + self._direct.name
+        try:
+            answer = self._client.post(path, json={"introduction": told}, timeout=_SILENT_SECONDS)
+            self._known = str(answer.json()["peer"])
+        except (httpx.HTTPError, KeyError, TypeError, ValueError):
+            self._direct = None
+
+    def _sent(
+        self,
+        path: str,
+        headers: dict[str, str],
+        into: NDArray[np.uint8],
+        landing: NDArray[np.uint8] | None = None,
+    ) -> httpx.Headers:
+        """Take a range from an answer's body, or from memory that it says was written to."""
+        content, told = self._got(path, headers, len(into))
+        if landing is not None and told.get(WRITTEN_HEADER) == str(len(into)) and not content:
+            into[:] = landing
+            self.direct_bytes += len(into)
+        elif len(content) == len(into):
+            into[:] = np.frombuffer(content, np.uint8)
+        else:
+            raise TransferError("the other host sent fewer bytes than were asked for")
+        return told
 
     def _got(
         self, path: str, headers: dict[str, str], most_bytes: int
@@ -225,7 +278,9 @@ def bring(store: Store, reader: HostReader, wanted: Wanted) -> Brought:
         failure = str(error)
     finally:
         _close(writer, found)
-    return Brought(tokens, tokens - before, reader.byte_count, time.monotonic() - began, failure)
+    seconds = time.monotonic() - began
+    counts = tokens - before, reader.byte_count, seconds
+    return Brought(tokens, *counts, failure, reader.direct_bytes)
 
 
 def _close(writer: PrefixWriter | None, found: StoredPrefix | None) -> None:

@@ -8,13 +8,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.store.keys import CHUNK_TOKENS
+from hillinfer.store.store import Store
+from hillinfer_bench.storing.beside import ReadsBeside
 from hillinfer_bench.storing.cost import CostRow
 from hillinfer_bench.storing.first_token import FirstToken
 from hillinfer_bench.storing.goals import at_least, at_most, goals_text
+from hillinfer_bench.storing.made_prompts import prompt
 from hillinfer_bench.storing.measured import Measured
 from hillinfer_bench.storing.part import Part
 from hillinfer_bench.storing.run import StoreRequest, run
-from hillinfer_bench.storing.speed import LookupRow
+from hillinfer_bench.storing.speed import LookupRow, make_stored
 
 
 @pytest.mark.parametrize(
@@ -61,7 +66,8 @@ def test_what_is_possible_makes_no_goal_met():
 def test_reading_hides_behind_computing_as_far_as_cores_are_idle(both, reading, begins, most, told):
     first = FirstToken(
         8064, 64, 30.0, [0.55] * 3, [0.5] * 3, [0.1] * 3, [both] * 3, [reading] * 3, [begins] * 3,
-        [begins] * 3, 2, [0.001] * 3, [0.002] * 3, [both + 0.01] * 3, [0] * 3, [7] * 3, True, [],
+        [begins] * 3, 2, [0.001] * 3, [0.002] * 3, [both + 0.01] * 3, [0] * 3, [7] * 3, [0.5] * 3,
+        True, [],
     )  # fmt: skip
     assert first.hidden_possible == pytest.approx(most)
     assert told in first.line()
@@ -78,7 +84,8 @@ def test_what_is_hidden_is_told_by_rounds():
     """A machine that is slower in one round is so in all of its figures."""
     first = FirstToken(
         8064, 64, 30.0, [0.52, 0.72, 0.72], [0.5, 0.6, 0.7], [0.1] * 3, [0.6] * 3, [0.1] * 3,
-        [0.0] * 3, [0.0] * 3, 2, [0.0] * 3, [0.0] * 3, [0.6] * 3, [0] * 3, [0] * 3, True, [],
+        [0.0] * 3, [0.0] * 3, 2, [0.0] * 3, [0.0] * 3, [0.6] * 3, [0] * 3, [0] * 3, [0.5] * 3, True,
+        [],
     )  # fmt: skip
     # Two rounds of three hide 0.8; the medians of each figure would say that none is hidden.
     assert first.hidden_reached == pytest.approx(0.8)
@@ -86,6 +93,48 @@ def test_what_is_hidden_is_told_by_rounds():
     assert same.hidden_reached == pytest.approx(0.8)
     less = replace(first, stored_seconds=[0.52, 0.65, 0.75])
     assert less.hidden_reached == pytest.approx(0.5)
+
+
+def test_what_the_drives_reads_alone_add_to_a_pass_cannot_be_hidden():
+    first = FirstToken(
+        8064, 64, 30.0, [0.55] * 3, [0.5, 0.6, 0.7], [0.1] * 3, [0.6] * 3, [0.1] * 3, [0.0] * 3,
+        [0.0] * 3, 2, [0.0] * 3, [0.0] * 3, [0.6] * 3, [0] * 3, [0] * 3, [0.52, 0.62, 0.9], True,
+        [],
+    )  # fmt: skip
+    # By rounds, too: 20 ms in two of three.
+    assert first.drive_seconds == pytest.approx(0.02)
+    assert first.possible_seconds == pytest.approx(0.62)
+    assert first.hidden_possible == pytest.approx(0.8)
+    assert "reads alone add 20.0 ms to a pass" in first.line()
+    # A pass that is faster beside them is the machine's noise, and allows no more.
+    faster = replace(first, beside_seconds=[0.4, 0.5, 0.6])
+    assert faster.possible_seconds == pytest.approx(0.6)
+    assert faster.hidden_possible == pytest.approx(1)
+
+
+class _Counted(DriveCalls):
+    def __init__(self):
+        self.reads = []
+
+    def read_many(self, way, reads, address):
+        self.reads += zip(reads.file_offsets.tolist(), reads.byte_counts.tolist(), strict=True)
+        return super().read_many(way, reads, address)
+
+
+def test_reads_beside_a_pass_are_those_of_all_layers_but_the_first(tmp_path):
+    ids = prompt(1, 2 * CHUNK_TOKENS)
+    space = make_stored(tmp_path / "store", "smollm2-135m", 8, [ids])
+    calls = _Counted()
+    with Store(tmp_path / "store", calls=calls) as store, store.find(space, ids) as found:
+        reads = ReadsBeside(store, found)
+        calls.reads.clear()
+        with reads:
+            pass
+        shape, size = found.shape, 7 * found.shape.object_bytes
+        starts = [one.record.span.offset + shape.rows_at(1) for one in found.chunks]
+    wanted = [at for start in starts for at in range(start, start + size, 4 << 20)]
+    assert sorted(at for at, _ in calls.reads) == sorted(wanted)
+    assert sum(count for _, count in calls.reads) == 2 * size
 
 
 def test_a_part_is_taken_alone(tmp_path):

@@ -25,8 +25,9 @@ from hillinfer.catalogue.planning import PlanRules
 from hillinfer.catalogue.records import CatalogueError, KnownDocument, document_uses
 from hillinfer.errors import BudgetError, ColdPoolError, SettingsError
 from hillinfer.forms.probes import ProbeSizes
+from hillinfer.forms.quantised import QuantisedForm
 from hillinfer.forms.table import make_form
-from hillinfer.forms.whole import QuantisedForm, stored_states
+from hillinfer.forms.whole import stored_states
 from hillinfer.generate.answering import Generation
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.reuse.stored_prompts import StoredPrompts
@@ -299,7 +300,7 @@ def test_as_few_forms_go_as_must_and_none_where_none_helps(kept):
         kept.store,
         kept.catalogue,
         Accountant(4 * kept.sizes["held"]),
-        form_of=lambda name: HeldElsewhere(8) if name == "int8" else make_form(name),
+        form_of=lambda name: HeldElsewhere(8, 8) if name == "int8" else make_form(name),
         clock=lambda: float(next(now)),
     )
     for name, form in (("d0", "int8"), ("d1", "int8"), ("d2", "int4")):
@@ -418,9 +419,9 @@ def test_a_profile_reads_no_more_than_it_may_and_looks_at_each_form_once(kept):
 def test_a_short_document_has_a_short_profile():
     names = {tokens: usual_form_names(tokens) for tokens in (64, 512, 1100, 1500, 9000)}
     # What tells most comes first, and all rows cost nothing.
-    assert names[64] == names[512] == ("held", "int4")
-    assert names[1100] == ("held", "int4", "int8")
-    assert names[1500] == names[9000] == ("held", "int4", "int8", "int2")
+    assert names[64] == names[512] == ("held", "mixed4")
+    assert names[1100] == ("held", "mixed4", "int8")
+    assert names[1500] == names[9000] == ("held", "mixed4", "int8", "int4")
     # One form leaves room for probes that three have no room for.
     assert usual_wishes(1300, 1).chosen_by > usual_wishes(1300, 3).chosen_by == 1
     assert usual_wishes(9000, 3).chosen_by == 4

@@ -97,6 +97,61 @@ def test_what_the_kernel_says_comes_back_for_each_read(file, content):
     assert found(file.descriptor, pages(0)) == []
 
 
+def calls_of(read):
+    """Return how many reads this thread asks the kernel for while it reads."""
+
+    def count():
+        lines = Path("/proc/thread-self/io").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("syscr"))
+
+    before = count()
+    read()
+    # Without those of the count itself, two or three.
+    return count() - before - 2
+
+
+@pytest.mark.parametrize(("joined_pages", "most"), [(0, 40), (1, 40), (4, 10), (7, 6), (64, 1)])
+def test_neighbours_of_a_file_come_in_one_call_wherever_each_goes(
+    file, content, joined_pages, most
+):
+    count = 40
+    starts = PAGE_BYTES * (3 + np.arange(count))
+    places = PAGE_BYTES * np.random.default_rng(1).permutation(count)
+    reads = Reads(starts, places, np.full(count, PAGE_BYTES))
+    buffer = aligned_buffer(count * PAGE_BYTES)
+    way = ReadWay(None, None, file.descriptor, 1, joined_pages * PAGE_BYTES)
+    found = []
+
+    def read(wanted):
+        return lambda: found.append(DriveCalls().read_many(way, wanted, buffer.ctypes.data))
+
+    assert calls_of(read(reads)) == pytest.approx(most, abs=1)
+    assert found[0].tolist() == [PAGE_BYTES] * count
+    for start, place in zip(starts.tolist(), places.tolist(), strict=True):
+        np.testing.assert_array_equal(
+            buffer[place : place + PAGE_BYTES], content[start : start + PAGE_BYTES]
+        )
+    # Pages that lie apart are calls of their own.
+    apart = Reads(starts[::2], places[::2], np.full(count // 2, PAGE_BYTES))
+    assert calls_of(read(apart)) == pytest.approx(count // 2, abs=1)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_each_of_joined_reads_is_told_what_it_got(file, content, threads):
+    """The last of them lies over the end of the file, in part and then whole."""
+    count = 6
+    starts = PAGE_BYTES * (PAGES - 3 + np.arange(count))
+    sizes = np.full(count, PAGE_BYTES)
+    reads = Reads(starts, PAGE_BYTES * np.arange(count), sizes)
+    buffer = aligned_buffer(count * PAGE_BYTES)
+    way = ReadWay(None, None, file.descriptor, threads, count * PAGE_BYTES)
+    results = DriveCalls().read_many(way, reads, buffer.ctypes.data)
+    assert results.tolist() == [PAGE_BYTES] * 3 + [0] * 3
+    way.descriptor = -1
+    results = DriveCalls().read_many(way, reads, buffer.ctypes.data)
+    assert results.tolist() == [-errno.EBADF] * count
+
+
 @pytest.mark.parametrize("index", [0, 1, None])
 @pytest.mark.parametrize(
     ("kind", "fault"),

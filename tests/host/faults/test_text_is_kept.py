@@ -110,7 +110,8 @@ def test_a_question_that_cannot_be_read_is_an_answer_that_failed(attachment, dri
     assert answer.finish is Finish.FAILED
     assert "Input/output error" in answer.error
     assert (answer.question, answer.text, answer.token_ids) == (question, "", ())
-    assert 0 < answer.question_tokens < len(question)
+    # None where the thread that writes fails before the first pass is over.
+    assert 0 <= answer.question_tokens < len(question)
     assert shown == ""
 
 

@@ -157,6 +157,34 @@ def test_layers_compute_while_later_ones_are_read(known, drive):
     assert not same_rows(cache, held)
 
 
+class Neighbours(DriveCalls):
+    """Notes what one call may read, and how many reads of rows follow another one in the file."""
+
+    def __init__(self):
+        self.seen = []
+
+    def read_many(self, way, reads, address):
+        if reads.byte_counts.max() >= 64 * 1024:
+            starts, ends = reads.file_offsets[1:], (reads.file_offsets + reads.byte_counts)[:-1]
+            self.seen.append((way.joined_bytes, int((starts == ends).sum())))
+        return super().read_many(way, reads, address)
+
+
+def test_layers_that_wait_for_a_pass_come_in_long_calls(known, pass_threads):
+    place, model, ids, held, _ = known
+    calls = Neighbours()
+    with Store(place, calls=calls) as store:
+        cache = DynamicCache()
+        prompts_of(store, model).load_into(cache, ids)
+        rest(model, cache, ids, STORED)
+        assert same_rows(cache, held)
+    if pass_threads:
+        # One layer, then three times as many: two of them follow another one in each full chunk.
+        assert sorted(calls.seen) == [(0, 0), (4 << 20, 0), (4 << 20, 2 * (STORED // CHUNK_TOKENS))]
+    else:
+        assert {joined for joined, _ in calls.seen} == {0}
+
+
 class FirstLayer(Drive):
     """Gives the rows of the first layer, and the others once the gate is open.
 

@@ -17,7 +17,6 @@ from hillinfer_bench.serving.measures import (
     CostRow,
     HealthRow,
     RestartRow,
-    RivalRow,
     StreamsRow,
     measure_cost,
     measure_restart,
@@ -222,18 +221,6 @@ def test_goals_of_first_tokens_and_health():
     )
     assert not any(worse[name].is_met for name in names)
     assert worse["health_p99_ms"].why == "1 were not 200"
-
-
-def test_a_rival_is_set_beside_ours():
-    rival = RivalRow("other", streams(20.0, 20.0, 20.0), [6.0], [3.0])
-    restart = RestartRow([0.5] * 3, [0.4] * 3, [6.0] * 3)
-    figures = Measured(streams=streams(30.0, 30.0, 30.0), restart=restart, rival=rival).figures()
-    ratios = figures["vs_transformers_serve"]
-    assert ratios["tokens_per_second_8_streams"] == pytest.approx(1.5)
-    assert ratios["first_token_stored_document"] == pytest.approx(6)
-    assert figures["first_token_after_restart_rank"] == 1
-    rival = RivalRow("other", streams(20.0, 20.0, 20.0), [6.0], [0.3])
-    assert Measured(restart=restart, rival=rival).figures()["first_token_after_restart_rank"] == 2
 
 
 def test_a_part_that_fails_says_why():

@@ -193,6 +193,53 @@ def test_a_long_prompt_is_read_under_many_short_ones(joined_server):
     assert answer.usage.completion_tokens == 4
 
 
+def test_stored_prompts_that_come_at_once_are_opened_without_steps_between(
+    endless_folder, cold_dir, tmp_path
+):
+    """Those that a store brings; of those that are read whole each chunk lies between steps."""
+    # With what a chat has around them six tokens more than three chunks, and three chunks.
+    stored = [secret(n)[: 3 * CHUNK + 3] for n in (16, 17, 18)]
+    new = [secret(n)[: 3 * CHUNK - 3] for n in (19, 20, 21)]
+    Store.create(tmp_path / "store", 64 << 20)
+    with (
+        Store(tmp_path / "store") as store,
+        running(endless_folder, cold_dir, store=store, parallel=4) as server,
+        server.client() as client,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        for one in stored:
+            while not server.ask(one, client).usage.prompt_tokens_details.cached_tokens:
+                pass
+        kinds = {}
+        for name, prompts in (("stored", stored), ("new", new)):
+            held, inside = threading.Event(), threading.Event()
+
+            def hold(columns, held=held, inside=inside):
+                inside.set()
+                held.wait(30)
+
+            stream = server.ask(CHAT, client, max_tokens=60, stream=True)
+            next(iter(stream))
+            server.passes.before = hold
+            assert inside.wait(30)
+            begun = server.passes.count
+            asked = [pool.submit(server.ask, one, max_tokens=2) for one in prompts]
+            until(lambda: len(server.inference._waiting) == 3)
+            server.passes.before = lambda columns: None
+            held.set()
+            for one in asked:
+                one.result()
+            stream.close()
+            until(lambda: server.inference.is_idle)
+            columns = [count for _, count in server.passes.columns[begun:]]
+            first = next(place for place, count in enumerate(columns) if count > 1)
+            last = max(place for place, count in enumerate(columns) if count > 1)
+            kinds[name] = [count > 1 for count in columns[first : last + 1]]
+    assert kinds["stored"] == [True] * 3
+    assert sum(kinds["new"]) > 6
+    assert not any(one and then for one, then in itertools.pairwise(kinds["new"]))
+
+
 # --- clients that leave ---
 
 

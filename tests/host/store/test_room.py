@@ -3,6 +3,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -23,18 +24,26 @@ TOKENS, WHOLE = 1500, 1472
 HELD = 52
 
 
-@pytest.fixture
-def full(tmp_path):
-    """A full store most of which is leased by a reader; what may give way is six chunks or so."""
-    place = tmp_path / "store"
+@pytest.fixture(scope="module")
+def held(tmp_path_factory):
+    """A store with the chunks that stay."""
+    place = tmp_path_factory.mktemp("held") / "store"
     Store.create(place, 64 * MIB)
     with Store(place, eviction="lru") as store:
         assert put(store, SPACE, prompt(1, HELD * 1024)) == HELD * 1024
-        with store.find(SPACE, prompt(1, HELD * 1024)):
-            for seed in range(2, 12):
-                put(store, SPACE, prompt(seed, TOKENS))
-            assert store.counts.evicted_chunks > 0
-            yield place
+    return place
+
+
+@pytest.fixture
+def full(held, tmp_path):
+    """A full store most of which is leased by a reader; what may give way is six chunks or so."""
+    place = tmp_path / "store"
+    shutil.copytree(held, place)
+    with Store(place, eviction="lru") as store, store.find(SPACE, prompt(1, HELD * 1024)):
+        for seed in range(2, 12):
+            put(store, SPACE, prompt(seed, TOKENS))
+        assert store.counts.evicted_chunks > 0
+        yield place
 
 
 def unowned(store):

@@ -10,9 +10,9 @@ import typer
 
 from hillinfer.cli.console import error_console, quiet_transformers
 from hillinfer.models.registry_model import DEFAULT_MODEL
-from hillinfer_bench.serving.request import TIMED, LoadSizes, Part, ServingRequest
+from hillinfer_bench.serving.request import TIMED, BesideSizes, LoadSizes, Part, ServingRequest
 
-_SIZES = LoadSizes()
+_SIZES, _BESIDE = LoadSizes(), BesideSizes()
 
 
 def serving(
@@ -60,11 +60,38 @@ def serving(
             "--out goes on where this one ended.",
         ),
     ] = None,
+    peers: Annotated[
+        Path, typer.Option(help="Where `make serve-peers` has put other servers.")
+    ] = _BESIDE.peers,
+    servers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--server",
+            help="Who is asked beside ours: transformers_serve, llama_cpp, vllm; give it again for "
+            "more. By default all.",
+        ),
+    ] = None,
+    questions: Annotated[
+        int, typer.Option(min=1, help="About the same document, of rivals.")
+    ] = _BESIDE.questions,
+    documents: Annotated[int, typer.Option(min=2, help="Of open_context.")] = _BESIDE.documents,
+    open_tokens: Annotated[
+        int, typer.Option(min=64, help="Of each of these documents.")
+    ] = _BESIDE.document_tokens,
+    budget_documents: Annotated[
+        float, typer.Option(help="How many of these documents' rows its budget is as large as.")
+    ] = _BESIDE.budget_documents,
+    rival_documents: Annotated[
+        int,
+        typer.Option(
+            min=0, help="About how many of them rivals are asked at most; 0: computed alone."
+        ),
+    ] = _BESIDE.rival_documents,
     out: Annotated[Path, typer.Option(help="Where the figures go as JSON.")] = Path(
         "build/reports/serve.json"
     ),
 ) -> None:
-    """Measure the server: streams at once, its own cost, health, restarts, transformers serve."""
+    """Measure the server: streams at once, its own cost, health, restarts, other servers."""
     quiet_transformers()
     from hillinfer_bench.serving.run import run
 
@@ -72,7 +99,17 @@ def serving(
     load = LoadSizes(
         disconnects, planted, fuzzed, soak_seconds, soak_documents, kill_seconds, sitting
     )
+    beside = BesideSizes(
+        peers,
+        None if servers is None else frozenset(servers),
+        questions,
+        documents,
+        open_tokens,
+        budget_documents,
+        rival_documents,
+    )
     request = ServingRequest(
-        model, directory, out, rounds, new_tokens, prompt_tokens, document_tokens, chosen, load
+        *(model, directory, out, rounds, new_tokens, prompt_tokens, document_tokens, chosen, load),
+        beside,
     )
     print(run(request, error_console().print))

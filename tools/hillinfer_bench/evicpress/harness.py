@@ -122,9 +122,9 @@ class Harness:
             ids, counts, wishes.seed, wishes.instruction, wishes.sizes
         )
         names = usual_form_names(len(ids))
-        usual = usual_wishes(len(ids), len(names) - 1, wishes.instruction)
-        usual = replace(usual, drawn=tuple(chosen_by[: usual.chosen_by]))
         seconds = self._notes.part(f"prefill {number}", lambda: self._read(ids), float, float)
+        usual = usual_wishes(len(ids), len(names) - 1, wishes.instruction, prefill_seconds=seconds)
+        usual = replace(usual, drawn=tuple(chosen_by[: usual.chosen_by]))
         if self.prompts.stored_key(ids) is None:
             # Whoever read it was killed before it was on the drive.
             self._read(ids)

@@ -14,6 +14,9 @@ import numpy as np
 DECODED = 4
 """Tokens that are decoded behind each question, and timed."""
 
+ENGINE = "engine"
+"""What a document lies as that rests, and whose answers a server's engine selects."""
+
 # Shares of the rate at which one would have no pause.
 _LOADS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 

@@ -14,14 +14,14 @@ from hillinfer.placement.policies import (
     PlacementPolicy,
 )
 
-CODES = ("int8", "int4", "int2")
+CODES = ("int8", "mixed5", "mixed4", "int4", "int2")
 DROPPED = tuple(
     f"{dropper}-{kept:g}" for dropper in ("knorm", "keydiff", "snapkv") for kept in (0.75, 0.5, 0.2)
 )
 # Seconds. In an hour's trace documents are asked for in bursts: five minutes serve better than an
 # hour in draws 1 to 3 of it, and 0 is what is reported.
 _HALF_LIFE = 300.0
-USUAL = ("held", *CODES)
+USUAL = ("held", "mixed4", "int8", "int4")
 """What `hillinfer documents put` measures of a long document where nobody names forms."""
 
 

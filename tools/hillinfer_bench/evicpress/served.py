@@ -21,7 +21,7 @@ from hillinfer.serve.served_model import ServedModel, StoreOfServer, served_mode
 from hillinfer.settings import Settings
 from hillinfer.store.store import Store
 from hillinfer_bench.evicpress.harness import CHUNK, Harness, decoded
-from hillinfer_bench.evicpress.played import DECODED, Played
+from hillinfer_bench.evicpress.played import DECODED, ENGINE, Played
 from hillinfer_bench.evicpress.plays import PlacedPlay, Play, play_together
 from hillinfer_bench.evicpress.rivals import Rival
 from hillinfer_bench.evicpress.workload import Asked
@@ -30,8 +30,8 @@ from hillinfer_bench.evicpress.workload import Asked
 _BLOCK_ROWS = 64
 # Room for answers, in ordinary caches of the longest document.
 _ANSWERS = 2
-# Forms whose answers select.
-_SELECTING = ("rows", "shadow-int4", "lead-0.1")
+# Forms whose answers select: a document that rests does so where its engine answers.
+_SELECTING = (ENGINE, "shadow-int4", "lead-0.1")
 
 
 class ServedDocuments:
@@ -138,7 +138,7 @@ class _ServedPlay(Play):
         for _ in begun.reading(ids):
             pass
         self.played.first_tokens.append(time.perf_counter() - began)
-        form = begun.form or "rows"
+        form = begun.form or ENGINE
         known = (number, form, turn)
         # What an ordinary cache answers is looked up; what selects is decoded to its end, once.
         is_new = form in _SELECTING and known not in self._answers

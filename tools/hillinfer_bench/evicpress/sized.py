@@ -30,7 +30,7 @@ from hillinfer.placement.stock import Change
 from hillinfer.settings import IOChoice, Settings
 from hillinfer.shadow.store import shadow_bytes
 from hillinfer_bench.evicpress.harness import Harness
-from hillinfer_bench.evicpress.played import Played
+from hillinfer_bench.evicpress.played import ENGINE, Played
 from hillinfer_bench.evicpress.plays import Play, begun, play_together
 from hillinfer_bench.evicpress.rivals import USUAL, Rival, rivals
 from hillinfer_bench.evicpress.workload import Asked
@@ -291,7 +291,7 @@ def shadowed_quality(played: Mapping[str, Played]) -> float | None:
         for name, own in played.items()
         if name.startswith("ours served")
         for form, agreement in zip(own.forms, own.agreements, strict=True)
-        if form in ("rows", SHADOWED, "lead-0.1")
+        if form in (ENGINE, SHADOWED, "lead-0.1")
     ]
     return fmean(found) if found else None
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m hillinfer_bench.evicpress.topics`: users turn to another topic of one document.
 
-A document has two parts of different origin. Its forms are measured by questions about the first.
+A document has two parts of different origin: by default a log, whose lines are much alike, and a
+part of the Python reference. Its forms are measured by questions about the first, of which a form
+of few bits loses nothing.
 Then users ask about the second, from the form that was chosen, and what a server does while nobody
 waits is done: answers are compared with all rows, and forms are measured anew where quality
 slipped. In the end the form that is chosen is held against the one that a fresh profile chooses,
@@ -41,6 +43,7 @@ from hillinfer_bench.quality.texts import standard_library_samples
 FORMS = ("held", "int8", "int4", "int2", "knorm-0.75", "snapkv-0.75", "snapkv-0.5")
 _SIZES = ProbeSizes(8, 12)
 _STORE_BYTES = 1 << 30
+_LOG = "INFO heartbeat received from worker seven, nothing to report, queue empty.\n"
 _CHUNK = 512
 
 
@@ -138,6 +141,27 @@ def switch_topic(
     return TopicSwitch((first, last, best), (kept[first], kept[last], kept[best]), renewals)
 
 
+def document_of(tokenizer: Any, tokens: int, first: str) -> list[int]:
+    """Return token numbers of a document of two topics, each half of it.
+
+    Parameters
+    ----------
+    tokenizer
+        Of the model.
+    tokens
+        Of both, whole groups of 64 each.
+    first
+        `log` for lines that are alike, `reference` for another part of what the second is of.
+    """
+    half = tokens // 128 * 64
+    texts = standard_library_samples(tokenizer, half, 2)
+    other, second = (list(text.token_ids[:half]) for text in texts)
+    if first == "reference":
+        return [*other, *second]
+    line = tokenizer.encode(_LOG, add_special_tokens=False)
+    return [*(line * (half // len(line) + 1))[:half], *second]
+
+
 def _chosen(document: KnownDocument, floor: float) -> str:
     """Return the form of the fewest bytes that keeps the floor; all rows keep any."""
     good = [one for one in document.measured if one.lower >= floor]
@@ -156,15 +180,14 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--tokens", type=int, default=1280, help="of the document, both topics")
+    parser.add_argument("--first", choices=("log", "reference"), default="log", help="first topic")
     parser.add_argument("--questions", type=int, default=20)
     parser.add_argument("--judge", type=int, default=8, help="questions that only judge")
     parser.add_argument("--floor", type=float, default=DocumentRules.floor)
     parser.add_argument("--forms", nargs="+", default=FORMS)
     given = parser.parse_args(arguments)
     loaded = load_model(given.model, NumberType.FLOAT32, lambda line: None)
-    half = given.tokens // 128 * 64
-    texts = standard_library_samples(loaded.tokenizer, half, 2)
-    ids = [token for text in texts for token in text.token_ids[:half]]
+    ids = document_of(loaded.tokenizer, given.tokens, given.first)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "store"
         Store.create(place, _STORE_BYTES)

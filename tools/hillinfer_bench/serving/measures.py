@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,6 @@ from hillinfer_bench.serving.streams import Burst, Client, HealthPoll, connected
 COUNTS = (1, 4, 8)
 _ASKS_A_ROUND = 5
 _COST_TOKENS = 4
-_RIVAL_ROUNDS = 2
 
 Say = Callable[[str], None]
 Start = Callable[[], AbstractContextManager[RunningServer]]
@@ -277,85 +275,6 @@ def measure_restart(start: Start, document: str, rounds: int, say: Say) -> Resta
 def question(document: str, number: int) -> str:
     """Return a message about a document; those of two numbers differ behind it alone."""
     return f"{document}\n\nQuestion {number}: what is this text about?"
-
-
-# --- A rival ---
-
-
-@dataclass(frozen=True)
-class RivalRow:
-    """Another server with the same model, prompts and client.
-
-    Parameters
-    ----------
-    name
-        Of it.
-    streams
-        As of ours; fewer rounds.
-    new_seconds
-        To the first token of a document that it has not seen.
-    again_seconds
-        To that of another question about it, on the same server.
-    """
-
-    name: str
-    streams: StreamsRow
-    new_seconds: list[float]
-    again_seconds: list[float]
-
-    def beside(self, own: StreamsRow | None, restart: RestartRow | None) -> dict[str, float]:
-        """Return how many times better ours is, by figure; above 1 it is ahead."""
-        ratios: dict[str, float] = {}
-        if own is not None:
-            for count in COUNTS:
-                ours, theirs = own.rates[count], self.streams.rates[count]
-                ratios[f"tokens_per_second_{count}_streams"] = median(ours) / median(theirs)
-                ours, theirs = own.decode_rates[count], self.streams.decode_rates[count]
-                ratios[f"decode_tokens_per_second_{count}_streams"] = median(ours) / median(theirs)
-                for part in (50, 95):
-                    first = percentile_ms(self.streams.first_seconds[count], part)
-                    ours_first = percentile_ms(own.first_seconds[count], part)
-                    ratios[f"first_token_{count}_streams_p{part}"] = first / ours_first
-            ratios["peak_memory"] = self.streams.peak_bytes / own.peak_bytes
-        if restart is not None:
-            again, read = median(self.again_seconds), median(self.new_seconds)
-            ratios["first_token_stored_document"] = again / median(restart.stored_seconds)
-            ratios["first_token_new_document"] = read / median(restart.new_seconds)
-        return ratios
-
-    def as_record(self) -> dict[str, Any]:
-        """Return it for the report."""
-        return asdict(self)
-
-
-def measure_rival(
-    start: Start,
-    prompts: Sequence[str],
-    document: str,
-    new_tokens: int,
-    rounds: int,
-    say: Say,
-) -> RivalRow:
-    """Measure streams and documents of `transformers serve`, two rounds at most.
-
-    Parameters
-    ----------
-    start
-        Starts it.
-    prompts, document, new_tokens, rounds, say
-        As of the other parts.
-    """
-    rounds = min(rounds, _RIVAL_ROUNDS)
-    new: list[float] = []
-    again: list[float] = []
-    with start() as server, connected(server) as client:
-        streams = measure_streams(server, client, prompts, new_tokens, rounds, say)
-        for turn in range(rounds):
-            copy = f"Copy {turn + 1}.\n\n{document}"
-            new.append(client.ask(question(copy, 0), _COST_TOKENS).first_seconds)
-            again.append(client.ask(question(copy, 1), _COST_TOKENS).first_seconds)
-            say(f"round {turn + 1}: {new[-1]:.2f} s read, {again[-1]:.2f} s again")
-    return RivalRow("transformers serve", streams, new, again)
 
 
 # --- inside ---

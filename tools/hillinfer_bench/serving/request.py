@@ -21,8 +21,10 @@ class Part(StrEnum):
     """How soon `/health` answers under eight streams."""
     RESTART = "restart"
     """First token for a stored document after a restart, beside reading a new one."""
-    RIVAL = "rival"
-    """The same of `transformers serve`."""
+    RIVALS = "rivals"
+    """The same of `transformers serve`, llama.cpp's server and vLLM's, and of ours beside them."""
+    OPEN_CONTEXT = "open_context"
+    """Many documents in a budget of two."""
     DISCONNECTS = "disconnects"
     """Clients that leave at random moments."""
     PLANTED = "planted"
@@ -33,7 +35,7 @@ class Part(StrEnum):
     """Streams and documents for long, with kills and a full drive."""
 
 
-TIMED = frozenset({Part.STREAMS, Part.LIMIT, Part.COST, Part.HEALTH, Part.RESTART, Part.RIVAL})
+TIMED = frozenset({Part.STREAMS, Part.LIMIT, Part.COST, Part.HEALTH, Part.RESTART, Part.RIVALS})
 """What a run takes where nobody names parts: the others take up to half an hour each."""
 
 
@@ -62,6 +64,35 @@ class LoadSizes:
 
 
 @dataclass(frozen=True)
+class BesideSizes:
+    """What other servers are asked, and how much context is open.
+
+    Parameters
+    ----------
+    peers
+        Where `make serve-peers` puts servers that are not of this environment.
+    servers
+        Keys of the servers that are asked beside ours; None: all.
+    questions
+        About the same document, on the server that has read it.
+    documents, document_tokens
+        Of the part with many documents.
+    budget_documents
+        How many documents' rows its budget is as large as.
+    rival_documents
+        About how many of them rivals are asked at most; 0: what they hold is computed alone.
+    """
+
+    peers: Path = Path("build/peers")
+    servers: frozenset[str] | None = None
+    questions: int = 8
+    documents: int = 30
+    document_tokens: int = 8000
+    budget_documents: float = 2.0
+    rival_documents: int = 0
+
+
+@dataclass(frozen=True)
 class ServingRequest:
     """Options of one run.
 
@@ -83,6 +114,8 @@ class ServingRequest:
         What of it is measured.
     load
         Sizes of the parts that only load the server.
+    beside
+        What other servers are asked.
     """
 
     model: str
@@ -94,3 +127,4 @@ class ServingRequest:
     document_tokens: int = 6000
     parts: frozenset[Part] = TIMED
     load: LoadSizes = LoadSizes()
+    beside: BesideSizes = BesideSizes()

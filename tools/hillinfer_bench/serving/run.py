@@ -19,6 +19,9 @@ from hillinfer.models.sources import ModelSource
 from hillinfer.system.files import make_folders, prepare_report
 from hillinfer.system.machine import NumberType
 from hillinfer_bench.report.kinds import MachineKind
+from hillinfer_bench.serving.beside.open_context import OpenContextRow
+from hillinfer_bench.serving.beside.parts import beside_others, with_open_context
+from hillinfer_bench.serving.beside.rivals import RivalsRow
 from hillinfer_bench.serving.disconnects import DisconnectsRow, measure_disconnects
 from hillinfer_bench.serving.fuzzed import FuzzedRow, measure_fuzzed
 from hillinfer_bench.serving.limits import LimitRow, measure_limit
@@ -27,18 +30,16 @@ from hillinfer_bench.serving.measures import (
     CostRow,
     HealthRow,
     RestartRow,
-    RivalRow,
     StreamsRow,
     measure_cost,
     measure_health,
     measure_restart,
-    measure_rival,
     measure_streams,
     percentile_ms,
 )
 from hillinfer_bench.serving.planted import PlantedRow, measure_planted
 from hillinfer_bench.serving.request import Part, ServingRequest
-from hillinfer_bench.serving.servers import ServerError, hillinfer_server, transformers_server
+from hillinfer_bench.serving.servers import ServerError, hillinfer_server
 from hillinfer_bench.serving.sittings import earlier, options_of
 from hillinfer_bench.serving.soak import SoakRow, measure_soak
 from hillinfer_bench.serving.streams import Texts, connected
@@ -59,7 +60,7 @@ class Measured:
 
     Parameters
     ----------
-    streams, limit, cost, health, restart, rival, disconnects, planted, fuzzed, soak
+    streams, limit, cost, health, restart, rivals, open_context, disconnects, planted, fuzzed, soak
         Of the parts.
     failed
         Why a row is missing, by its name.
@@ -70,7 +71,8 @@ class Measured:
     cost: CostRow | None = None
     health: HealthRow | None = None
     restart: RestartRow | None = None
-    rival: RivalRow | None = None
+    rivals: RivalsRow | None = None
+    open_context: OpenContextRow | None = None
     disconnects: DisconnectsRow | None = None
     planted: PlantedRow | None = None
     fuzzed: FuzzedRow | None = None
@@ -79,7 +81,12 @@ class Measured:
 
     def goals(self) -> list[StoreGoal]:
         """Return every goal with what was reached."""
-        return [*self._of_streams(), *self._of_first_tokens(), *self._of_load()]
+        return [
+            *self._of_streams(),
+            *self._of_first_tokens(),
+            *self._beside_others(),
+            *self._of_load(),
+        ]
 
     def figures(self) -> dict[str, Any]:
         """Return what has no goal of its own."""
@@ -93,14 +100,8 @@ class Measured:
                 made[name] = median(self.streams.decode_speedups(count))
         if self.cost is not None:
             made["own_first_token_ms_median"] = median(self.cost.own_ms)
-        if self.rival is not None:
-            if ratios := self.rival.beside(self.streams, self.restart):
-                made["vs_transformers_serve"] = ratios
-            if self.restart is not None:
-                own = median(self.restart.stored_seconds)
-                made["first_token_after_restart_rank"] = 1 + sum(
-                    other < own for other in (median(self.rival.again_seconds),)
-                )
+        if self.rivals is not None:
+            made |= self.rivals.figures()
         return made
 
     def rows(self) -> dict[str, Any]:
@@ -115,9 +116,13 @@ class Measured:
         """Return the rows for reading."""
         if self.streams is not None:
             yield from self.streams.lines("hillinfer")
-        if self.rival is not None:
-            yield from self.rival.streams.lines(self.rival.name)
+        for row in (self.rivals, self.open_context):
+            if row is not None:
+                yield from row.lines()
         for name, value in self.figures().items():
+            if name == "missing_servers":
+                # Its lines have said so.
+                continue
             if isinstance(value, dict):
                 told = ", ".join(f"{figure} {ratio:.2f}" for figure, ratio in value.items())
                 yield f"{name} (above 1 ours is ahead): {told}"
@@ -175,6 +180,24 @@ class Measured:
         else:
             shares = self.restart.shares
             yield at_most(name, median(shares), _RESTART_SHARE, shares)
+
+    def _beside_others(self) -> Iterator[StoreGoal]:
+        """Return the goals that other servers set, where those parts were asked for."""
+        figures = {} if self.rivals is None else self.rivals.figures()
+        if ratios := figures.get("vs_transformers_serve"):
+            worst = min(ratios, key=lambda name: ratios[name])
+            name = "least_vs_transformers_serve"
+            made = at_least(name, ratios[worst], 1)
+            yield made if made.is_met else replace(made, why=f"behind in {worst}")
+        if (rank := figures.get("first_token_after_restart_rank")) is not None:
+            yield at_most("first_token_after_restart_rank", rank, 1)
+        if (row := self.open_context) is not None:
+            yield at_most("open_context_unanswered", row.unanswered, 0)
+            yield at_most("open_context_above_budget_bytes", row.above_bytes, 0)
+            yield at_most("open_context_rival_documents", row.most_rival, row.documents - 1)
+        for part in (Part.RIVALS, Part.OPEN_CONTEXT):
+            if part.value in self.failed:
+                yield unmeasured(part.value, "", self.failed[part.value])
 
     def _of_load(self) -> Iterator[StoreGoal]:
         """Return the goals of what only loads the server: nothing of it may happen once."""
@@ -247,14 +270,13 @@ def run(request: ServingRequest, say: Say) -> str:
             *(request, Part.RESTART, found, say),
             lambda: measure_restart(start, document, request.rounds, say),
         )
-        rival = partial(
-            transformers_server,
-            *(place / "rival", outline.source.folder, str(outline.dtype).removeprefix("torch.")),
-        )
-        rest = (prompts, document, request.new_tokens, request.rounds, say)
         _step(
-            *(request, Part.RIVAL, found, say),
-            lambda: measure_rival(rival, *rest),
+            *(request, Part.RIVALS, found, say),
+            lambda: beside_others(request, place / "rivals", outline, prompts, document, say),
+        )
+        _step(
+            *(request, Part.OPEN_CONTEXT, found, say),
+            lambda: with_open_context(request, place / "open", outline, say),
         )
         load_server(request, place, found, texts, say)
     finally:

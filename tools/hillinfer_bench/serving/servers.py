@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers as processes of their own: ours, and that of transformers."""
+"""Servers as processes of their own, and ours among them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import http.client
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,14 +14,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 
 _START_SECONDS, _END_SECONDS = 300.0, 60.0
 _OWN = "from hillinfer_command import main; main()"
-_TRANSFORMERS = "from transformers.cli.transformers import main; main()"
-# What `transformers serve` imports beside transformers itself.
-_MODULES = ("fastapi", "uvicorn", "openai", "pydantic")
 _MOST_TOLD = 400
 
 
@@ -65,10 +60,18 @@ class RunningServer:
 
     @property
     def peak_bytes(self) -> int:
-        """Most memory that the process had so far, its files that are mapped included."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(r"VmHWM:\s+(\d+) kB", status)
-        return int(found.group(1)) << 10 if found else 0
+        """Most memory that its processes had so far, files that are mapped included.
+
+        Each one's own most, so that of several it is no less than all had at once.
+        """
+        total = 0
+        for process in _family(self.process.pid):
+            # One that has just ended tells nothing.
+            with suppress(OSError):
+                status = Path(f"/proc/{process}/status").read_text()
+                found = re.search(r"VmHWM:\s+(\d+) kB", status)
+                total += int(found.group(1)) << 10 if found else 0
+        return total
 
 
 @contextmanager
@@ -107,7 +110,7 @@ def hillinfer_server(
     command += ["--store", str(place / "store"), "--store-size", "8GiB", "--cold-dir", str(cold)]
     command += options
     log = place / "server.log"
-    with _process(command, log, subprocess.PIPE) as process:
+    with server_process(command, log, subprocess.PIPE) as process:
         url = _announced(process, log)
         # Answers of one length: what is compared is time.
         fields = {"ignore_eos": True}
@@ -138,7 +141,7 @@ def command_server(
     """
     log = place / f"{name}.log"
     command = [sys.executable, "-c", program, *options]
-    with _process(command, log, subprocess.PIPE) as process:
+    with server_process(command, log, subprocess.PIPE) as process:
         assert process.stdout is not None
         watch = threading.Timer(_START_SECONDS, process.kill)
         watch.start()
@@ -154,71 +157,98 @@ def command_server(
 
 
 @contextmanager
-def transformers_server(place: Path, folder: Path, number_type: str) -> Iterator[RunningServer]:
-    """Run `transformers serve` of this environment with the model of a folder.
+def server_process(
+    command: Sequence[str],
+    log: Path,
+    output: int = subprocess.DEVNULL,
+    variables: Mapping[str, str] | None = None,
+) -> Iterator[subprocess.Popen[str]]:
+    """Start a process that writes its errors to a file, and end it as a user would.
 
     Parameters
     ----------
-    place
-        Directory for its log.
-    folder
-        With config, tokenizer and weights.
-    number_type
-        That it computes in, such as `bfloat16`: ours, since its own choice may be slow here.
-
-    Raises
-    ------
-    ServerError
-        Where something that it needs is missing, or it does not start.
+    command
+        Program and arguments.
+    log
+        File that its standard error is added to.
+    output
+        Where its standard output goes, as `subprocess` names it.
+    variables
+        Of its environment, beside those of this process.
     """
-    missing = [name for name in _MODULES if find_spec(name) is None]
-    if missing:
-        raise ServerError(f"{', '.join(missing)} is not installed, which transformers serve needs")
-    place.mkdir(parents=True, exist_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
-    model = str(folder.absolute())
-    command = [
-        sys.executable,
-        "-c",
-        _TRANSFORMERS,
-        "serve",
-        model,
-        "--device",
-        "cpu",
-        "--dtype",
-        number_type,
-    ]
-    command += ["--host", "127.0.0.1", "--port", str(port)]
-    log = place / "rival.log"
-    with _process(command, log, subprocess.DEVNULL) as process:
-        running = RunningServer(f"http://127.0.0.1:{port}", model, process)
-        _await_health(running, log)
-        yield running
-
-
-# --- inside ---
-
-
-@contextmanager
-def _process(command: list[str], log: Path, output: int) -> Iterator[subprocess.Popen[str]]:
-    """Start a process that writes its errors to a file, and end it as a user would."""
     # Nobody asks a hub while time is taken.
-    variables = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    own = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", **(variables or {})}
     with log.open("ab") as errors:
-        process = subprocess.Popen(command, stdout=output, stderr=errors, text=True, env=variables)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=errors, text=True, env={**os.environ, **own}
+        )
     try:
         yield process
     finally:
+        left = _family(process.pid)
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        for one in left[1:]:
+            # What it had started goes with it, so that it takes no time from the next server.
+            with suppress(OSError):
+                os.kill(one, signal.SIGKILL)
         if process.stdout is not None:
             process.stdout.close()
+
+
+def await_health(running: RunningServer, name: str, log: Path) -> None:
+    """Wait until `/health` has status 200.
+
+    Parameters
+    ----------
+    running
+        The server.
+    name, log
+        What it is called, and the file that it writes its errors to.
+
+    Raises
+    ------
+    ServerError
+        Where it ends before, or takes longer than five minutes.
+    """
+    until = time.monotonic() + _START_SECONDS
+    while time.monotonic() < until:
+        if running.process.poll() is not None:
+            break
+        with suppress(OSError, http.client.HTTPException):
+            if health_status(*running.address) == 200:
+                return
+        time.sleep(0.2)
+    raise ServerError(f"{name} did not start: {_tail(log)}")
+
+
+def health_status(host: str, port: int) -> int:
+    """Return the status of `/health`, over a connection of its own."""
+    connection = http.client.HTTPConnection(host, port, timeout=10)
+    try:
+        connection.request("GET", "/health")
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
+    finally:
+        connection.close()
+
+
+# --- inside ---
+
+
+def _family(process: int) -> list[int]:
+    """Return a process and all that came of it and are there, it first."""
+    found = [process]
+    for one in found:
+        with suppress(OSError):
+            for task in Path(f"/proc/{one}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+    return found
 
 
 def _announced(process: subprocess.Popen[str], log: Path) -> str:
@@ -235,30 +265,6 @@ def _announced(process: subprocess.Popen[str], log: Path) -> str:
     if found is None or "is ready" not in ready:
         raise ServerError(f"hillinfer serve did not start: {_tail(log)}")
     return found.group()
-
-
-def _await_health(running: RunningServer, log: Path) -> None:
-    until = time.monotonic() + _START_SECONDS
-    while time.monotonic() < until:
-        if running.process.poll() is not None:
-            break
-        with suppress(OSError, http.client.HTTPException):
-            if health_status(*running.address) == 200:
-                return
-        time.sleep(0.2)
-    raise ServerError(f"transformers serve did not start: {_tail(log)}")
-
-
-def health_status(host: str, port: int) -> int:
-    """Return the status of `/health`, over a connection of its own."""
-    connection = http.client.HTTPConnection(host, port, timeout=10)
-    try:
-        connection.request("GET", "/health")
-        answer = connection.getresponse()
-        answer.read()
-        return answer.status
-    finally:
-        connection.close()
 
 
 def _tail(log: Path) -> str:

@@ -153,6 +153,16 @@ class Client:
         """Close its connections."""
         self._client.close()
 
+    @property
+    def plain(self) -> openai.OpenAI:
+        """OpenAI's client itself."""
+        return self._client
+
+    def ask_about(self, file: str, question: str, tokens: int) -> Answer:
+        """Return the answer to a question about a file that the server has; as of `ask`."""
+        part = {"type": "file", "file": {"file_id": file}}
+        return self._answer([part, {"type": "text", "text": question}], tokens)
+
     def ask(self, content: str, tokens: int) -> Answer:
         """Return the greedy answer to one message, taken as a stream.
 
@@ -170,6 +180,9 @@ class Client:
         openai.OpenAIError
             As the client says.
         """
+        return self._answer(content, tokens)
+
+    def _answer(self, content: Any, tokens: int) -> Answer:
         began = time.perf_counter()
         stream = self._client.chat.completions.create(
             model=self._server.model,

@@ -110,6 +110,7 @@ class Measured:
                 "allowed_seconds": first.allowed_seconds,
                 "possible_seconds": first.possible_seconds,
                 "shared_processor_seconds": first.shared_processor_seconds,
+                "drive_seconds": first.drive_seconds,
             }
             # Beside `hidden_share`, which is a goal.
             record["hidden_possible"] = first.hidden_possible

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -285,7 +286,15 @@ def _measure(
     asked = tuple(tuple(prompt.question_ids(one)) for one in wishes.questions)
     told = ProbeWishes(count, wishes.judge, tuple(instruction), asked, wishes.seed)
     if wishes.is_usual:
-        told = usual_wishes(len(ids), len(forms) - 1, instruction, wishes.judge, wishes.seed)
+        told = usual_wishes(
+            len(ids),
+            len(forms) - 1,
+            instruction,
+            wishes.judge,
+            wishes.seed,
+            # Whoever names forms wants to know of them.
+            math.inf if named is not None else prefill_seconds or math.inf,
+        )
     with reading_view(error_console()).stage("measure", len(forms) * len(ids)) as advance:
 
         def measured(done: int) -> None:
