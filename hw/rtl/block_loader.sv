@@ -52,7 +52,7 @@ module block_loader #(
   logic [1:0] phase, free_slots;
   logic started, begins, codes_done, may_start, step, beat_ends, ends, addends_ready, exponents_ready;
   logic addends_done, exponents_done;
-  logic [CB-1:0] left;  // steps of the phase, this one too
+  logic [CB-1:0] left;  // steps of the phase, this one too; `ends` tells the last one
   logic [1:0] part;
 
   function automatic logic [CB-1:0] steps_of(input logic [1:0] which);
@@ -66,9 +66,8 @@ module block_loader #(
 
   // Between a segment's last step and `loaded` nothing of the next one is taken.
   assign may_start = (started || free_slots != 0) && !codes_done;
-  assign ends = left == 1;
   // The rest of the last beat is padding.
-  assign beat_ends = phase != CODES || part == 2'(PARTS - 1) || ends;
+  assign beat_ends = PARTS == 1 || phase != CODES || part == 2'(PARTS - 1) || ends;
   assign step = load_valid && may_start && (phase != ADDEND || addends_ready)
       && (phase != EXPONENT || exponents_ready);
   assign load_ready = may_start && beat_ends && (phase != ADDEND || addends_ready)
@@ -83,6 +82,7 @@ module block_loader #(
     if (rst) begin
       phase <= FIRST;
       left <= steps_of(FIRST);
+      ends <= steps_of(FIRST) == 1;
       part <= '0;
       started <= 1'b0;
       codes_done <= 1'b0;
@@ -93,6 +93,7 @@ module block_loader #(
       if (step) begin
         started <= 1'b1;
         left <= left - 1'b1;
+        ends <= left == 2;
         if (phase == STAT) statistics_word <= ends ? '0 : statistics_word + 1'b1;
         if (phase == CODES) part <= beat_ends ? '0 : part + 1'b1;
         if (ends) begin
@@ -100,18 +101,22 @@ module block_loader #(
             STAT: begin
               phase <= (QUERIES != 0) ? ADDEND : FIRST;
               left <= steps_of((QUERIES != 0) ? ADDEND : FIRST);
+              ends <= steps_of((QUERIES != 0) ? ADDEND : FIRST) == 1;
             end
             ADDEND: begin
               phase <= EXPONENT;
               left <= steps_of(EXPONENT);
+              ends <= steps_of(EXPONENT) == 1;
             end
             EXPONENT: begin
               phase <= CODES;
               left <= steps_of(CODES);
+              ends <= steps_of(CODES) == 1;
             end
             default: begin
               phase <= FIRST;
               left <= steps_of(FIRST);
+              ends <= steps_of(FIRST) == 1;
               codes_done <= 1'b1;
             end
           endcase

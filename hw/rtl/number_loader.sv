@@ -31,8 +31,6 @@ module number_loader #(
   logic [LB-1:0] lane;
   logic [$clog2(G+1)-1:0] head;
 
-  assign last_head = heads_left == 1;
-  assign last_of_beat = 32'(index) == HELD - 1 || last_head;
   assign last_of_group = 32'(head) == G - 1;
   assign in_ready = !busy || last_of_beat;
   assign done = !busy;
@@ -47,7 +45,9 @@ module number_loader #(
     if (rst) begin
       busy <= 1'b0;
       index <= '0;
+      last_of_beat <= HELD == 1;
       heads_left <= HB'(HEADS);
+      last_head <= HEADS == 1;
       lane <= '0;
       head <= '0;
       word <= '0;
@@ -56,7 +56,10 @@ module number_loader #(
       else if (last_of_beat) busy <= 1'b0;
       if (busy) begin
         index <= last_of_beat ? '0 : index + 1'b1;
+        last_of_beat <= (last_of_beat ? HELD == 1 : 32'(index) == HELD - 2)
+            || (last_head ? HEADS == 1 : heads_left == 2);
         heads_left <= last_head ? HB'(HEADS) : heads_left - 1'b1;
+        last_head <= last_head ? HEADS == 1 : heads_left == 2;
         head <= last_of_group ? '0 : head + 1'b1;
         if (last_of_group) begin
           lane <= '0;

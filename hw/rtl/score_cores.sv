@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A datapath per query behind one reader of keys (contract, section 17): every key beat goes to all
-// queries in the same cycle, query blocks to one after the other, and of each 16 tokens the beats of
+// queries, query blocks to one after the other, and of each 16 tokens the beats of
 // tuples come query by query.
 module score_cores #(
     parameter int QUERIES = 4,  // 2 or more
@@ -44,54 +44,65 @@ module score_cores #(
   localparam int MOST_BEATS = (STATISTICS_BEATS > BLOCK_BEATS) ? STATISTICS_BEATS : BLOCK_BEATS;
   localparam int BEAT_BITS = $clog2(MOST_BEATS + 1);
 
-  logic [QUERIES-1:0] active, core_load_valid, core_load_ready, core_seg_ready, core_key_ready;
+  logic [QUERIES-1:0] active, load_taken, seg_taken, key_taken;  // a bit per query
+  logic [QUERIES-1:0] core_load_valid, core_load_ready, core_seg_ready, core_key_ready;
   logic [QUERIES-1:0] core_valid, core_ready, core_last;
   logic [QUERIES*512-1:0] core_data;
   logic [QUERIES*6-1:0] core_head;
   logic [TURN-1:0] turn;
 
+  // Which queries there are: compared a cycle earlier, long before the first beat of a launch.
+  always_ff @(posedge clk) begin
+    for (int i = 0; i < QUERIES; i = i + 1) active[i] <= i <= 32'(further);
+  end
+
   // Loads: statistics are for all queries, a query block is for one.
-  logic for_all;
+  localparam int FIRST_BEATS = (STATISTICS_BEATS != 0) ? STATISTICS_BEATS : BLOCK_BEATS;
+  logic for_all, block_ends;
   logic [TURN-1:0] owner;
-  logic [BEAT_BITS-1:0] left;  // beats of the block, this one too
-  logic [QUERIES-1:0] takers;
-  logic block_ends;
-  assign takers = for_all ? active : QUERIES'(1) << owner;
-  assign load_ready = &(core_load_ready | ~takers);
-  assign block_ends = left == 1;
+  logic [BEAT_BITS-1:0] left;  // beats of the block, this one too; `block_ends` tells the last one
+  assign load_ready = for_all ? &(core_load_ready | load_taken | ~active)
+      : core_load_ready[owner];
   always_ff @(posedge clk) begin
     if (rst) begin
       for_all <= STATISTICS_BEATS != 0;
-      left <= BEAT_BITS'((STATISTICS_BEATS != 0) ? STATISTICS_BEATS : BLOCK_BEATS);
+      left <= BEAT_BITS'(FIRST_BEATS);
+      block_ends <= FIRST_BEATS == 1;
       owner <= '0;
     end else if (load_valid && load_ready) begin
       left <= left - 1'b1;
+      block_ends <= left == 2;
       if (block_ends) begin
         left <= BEAT_BITS'(BLOCK_BEATS);
+        block_ends <= BLOCK_BEATS == 1;
         for_all <= 1'b0;
         if (!for_all) owner <= owner + 1'b1;
         if (!for_all && 8'(owner) == further) begin
           owner <= '0;
           for_all <= STATISTICS_BEATS != 0;
-          if (STATISTICS_BEATS != 0) left <= BEAT_BITS'(STATISTICS_BEATS);
+          left <= BEAT_BITS'(FIRST_BEATS);
+          block_ends <= FIRST_BEATS == 1;
         end
       end
     end
   end
 
-  // Segments and keys: taken by all queries at once.
-  assign seg_ready = &(core_seg_ready | ~active);
-  assign key_ready = &(core_key_ready | ~active);
+  // What is for all leaves when the last one takes it: who has taken it is remembered, and nobody's
+  // room decides what another one does in the same cycle.
+  assign seg_ready = &(core_seg_ready | seg_taken | ~active);
+  assign key_ready = &(core_key_ready | key_taken | ~active);
+  always_ff @(posedge clk) begin
+    load_taken <= (rst || !for_all || !load_valid || load_ready) ? '0
+        : load_taken | core_load_ready;
+    seg_taken <= (rst || !seg_valid || seg_ready) ? '0 : seg_taken | core_seg_ready;
+    key_taken <= (rst || !key_valid || key_ready) ? '0 : key_taken | core_key_ready;
+  end
 
   genvar q;
   generate
     for (q = 0; q < QUERIES; q = q + 1) begin : g_query
-      logic [QUERIES-1:0] others;
-      assign others = ~(QUERIES'(1) << q);
-      assign active[q] = q <= 32'(further);
-      // In a beat of several cycles a datapath works before it is ready; one for all takes one.
-      assign core_load_valid[q] = load_valid && takers[q]
-          && (&(core_load_ready | ~takers | ~others));
+      assign core_load_valid[q] = load_valid
+          && (for_all ? active[q] && !load_taken[q] : owner == q);
       score_core #(
           .HEAD_DIM(HEAD_DIM),
           .KV(KV),
@@ -108,12 +119,12 @@ module score_cores #(
           .load_valid(core_load_valid[q]),
           .load_ready(core_load_ready[q]),
           .load_data(load_data),
-          .seg_valid(seg_valid && active[q] && (&(core_seg_ready | ~active | ~others))),
+          .seg_valid(seg_valid && active[q] && !seg_taken[q]),
           .seg_ready(core_seg_ready[q]),
           .seg_tokens(seg_tokens),
           .seg_position(seg_position),
           .scope(scope),
-          .key_valid(key_valid && active[q] && (&(core_key_ready | ~active | ~others))),
+          .key_valid(key_valid && active[q] && !key_taken[q]),
           .key_ready(core_key_ready[q]),
           .key_data(key_data),
           .out_valid(core_valid[q]),
@@ -126,8 +137,8 @@ module score_cores #(
     end
   endgenerate
 
-  // Tuples: the queries take turns, 16 tokens each. All of them have scored the same key beats, so
-  // none waits for keys that another one keeps back.
+  // Tuples: the queries take turns, 16 tokens each. All of them have scored the same key beats but
+  // the one that is there, so none waits for keys that another one keeps back.
   logic [5:0] head;
   logic own_ends, last_turn;
   assign head = core_head[turn*6+:6];

@@ -44,9 +44,7 @@ module tile_sequencer #(
   assign accept = key_valid && key_ready;
   assign exponents = accept && in_exponents;
   assign codes = accept && !in_exponents;
-  assign last_head = 32'(head) == KV - 1;
   assign first_slice = slice == 0;
-  assign last_slice = 32'(slice) == SLICES - 1;
   assign end_of_tile = codes && last_slice && last_head;
   assign end_of_segment = end_of_tile && last_tile;
   assign next_ready = end_of_segment || !active;
@@ -71,19 +69,24 @@ module tile_sequencer #(
       in_exponents <= 1'b1;
       bank <= 3'd0;
       head <= '0;
+      last_head <= KV == 1;
       slice <= '0;
+      last_slice <= SLICES == 1;
       word <= '0;
       tile_token <= '0;
     end else begin
       if (next_ready) active <= next_valid;
-      if (exponents) begin
+      if (exponents || (codes && last_slice)) begin
         head <= last_head ? '0 : head + 1'b1;
+        last_head <= KV == 1 || 32'(head) == KV - 2;
+      end
+      if (exponents) begin
         if (last_head) in_exponents <= 1'b0;
       end
       if (codes) begin
         slice <= last_slice ? '0 : slice + 1'b1;
+        last_slice <= SLICES == 1 || 32'(slice) == SLICES - 2;
         word <= (last_slice && last_head) ? '0 : word + 1'b1;
-        if (last_slice) head <= last_head ? '0 : head + 1'b1;
         if (end_of_tile) begin
           tile_token <= last_tile ? '0 : tile_token + 6'(TILE_TOKENS);
           if (last_tile || 32'(tile_token) == 64 - TILE_TOKENS) begin
