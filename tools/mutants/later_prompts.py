@@ -240,6 +240,14 @@ LATER_PROMPTS: tuple[Mutant, ...] = (
         (f"{_PLACING}::test_rows_that_cannot_be_placed_are_an_error_of_who_read_them",),
     ),
     Mutant(
+        "an-open-group-is-looked-for-in-files-of-rows",
+        "A session that is resumed in the middle of its open group reads behind its files.",
+        "host/hillinfer/kv/opened_sequences.py",
+        "is_cut = len(open_rows) > 0 and groups < saved.tokens // GROUP_TOKENS",
+        "is_cut = not whole",
+        ("tests/host/sessions/test_prefix.py::test_of_an_open_group_comes_what_is_wanted_of_it",),
+    ),
+    Mutant(
         "told-of-a-pass-that-broke-off",
         "What was told of tokens that broke off is told of those that come in their place.",
         "host/hillinfer/kv/sequence.py",

@@ -421,6 +421,26 @@ NATIVE: tuple[Mutant, ...] = (
         Built.NATIVE,
     ),
     Mutant(
+        "joined-reads-over-a-gap",
+        "One call reads what does not lie one behind the other in the file.",
+        "host/native/file_reads.cpp",
+        "           reads.file_offsets[stop] == reads.file_offsets[first] + bytes &&\n",
+        "",
+        (
+            f"{_TESTS}/drive/test_native_engine.py::test_neighbours_of_a_file_come_in_one_call_wherever_each_goes",
+        ),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "joined-reads-told-as-whole",
+        "Each read of a call that came in part is told as whole.",
+        "host/native/file_reads.cpp",
+        "const int64_t own = std::min(left, reads.byte_counts[i]);",
+        "const int64_t own = reads.byte_counts[i];",
+        (f"{_TESTS}/drive/test_native_engine.py::test_each_of_joined_reads_is_told_what_it_got",),
+        Built.NATIVE,
+    ),
+    Mutant(
         "coded-attention-flushes-subnormal-numbers",
         "Coded attention keeps the thread's mode, in which subnormal numbers may be 0.",
         "host/native/coded_weights.h",

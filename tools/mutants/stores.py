@@ -231,6 +231,14 @@ STORES: tuple[Mutant, ...] = (
         (f"{_STREAMING}::test_memory_of_a_dropped_cache_is_used_again_at_once",),
     ),
     Mutant(
+        "waiting-layers-in-short-calls",
+        "Each layer of a chunk that waits for a pass is read by a call of its own.",
+        "host/hillinfer/store/prefix.py",
+        "file.read_many(reads, buffer, piece.threads, piece.call_bytes)",
+        "file.read_many(reads, buffer, piece.threads)",
+        (f"{_STREAMING}::test_layers_that_wait_for_a_pass_come_in_long_calls",),
+    ),
+    Mutant(
         "first-chunk-blamed",
         "Of neighbouring chunks that arrive together the first one is blamed for all.",
         "host/hillinfer/store/prefix.py",

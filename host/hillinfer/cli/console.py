@@ -170,8 +170,8 @@ class ProgressView(Protocol):
 class BarProgress:
     """A bar that redraws itself and vanishes at the end, for a terminal."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, unit: str = "tokens") -> None:
+        self._console, self._unit = console, unit
 
     @contextmanager
     def stage(self, name: str, total: int, begun: int = 0) -> Iterator[Advance]:
@@ -180,7 +180,7 @@ class BarProgress:
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("tokens, {task.fields[rate]:.0f} tokens/s"),
+            TextColumn(f"{self._unit}, {{task.fields[rate]:.0f}} {self._unit}/s"),
             TimeRemainingColumn(),
         )
         started = drawn = time.perf_counter()
@@ -212,8 +212,8 @@ class BarProgress:
 class LineProgress:
     """A line for each tenth, for files and pipes."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, unit: str = "tokens") -> None:
+        self._console, self._unit = console, unit
 
     @contextmanager
     def stage(self, name: str, total: int, begun: int = 0) -> Iterator[Advance]:
@@ -226,7 +226,8 @@ class LineProgress:
                 return
             shown = done / total
             self._console.print(
-                f"{name}: {done}/{total} tokens, {_rate(done - begun, started):.1f} tokens/s",
+                f"{name}: {done}/{total} {self._unit}, "
+                f"{_rate(done - begun, started):.1f} {self._unit}/s",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -294,9 +295,10 @@ class ShownProgress(AnswerProgress):
         return self._shown.enter_context(view.stage(name, total, begun))
 
 
-def reading_view(console: Console) -> ProgressView:
-    """Return the view for reading a prompt."""
-    return BarProgress(console) if console.is_terminal else LineProgress(console)
+def reading_view(console: Console, unit: str = "tokens") -> ProgressView:
+    """Return the view for reading a prompt, or for other work that is counted in some unit."""
+    view = BarProgress if console.is_terminal else LineProgress
+    return view(console, unit)
 
 
 def answering_view(console: Console) -> ProgressView:

@@ -200,8 +200,10 @@ class SequenceOpener:
             self._groups.share(group)
             sequence.append_groups([group])
         open_rows = np.arange(groups * GROUP_TOKENS, tokens)
+        # Rows of the session's own open group lie in no file of rows.
+        is_cut = len(open_rows) > 0 and groups < saved.tokens // GROUP_TOKENS
         for layer, tail in enumerate(sequence.tails):
-            if not whole:
+            if is_cut:
                 places = open_rows % GROUP_TOKENS
                 rows = first * GROUP_TOKENS + open_rows
                 self._store.read_rows(WantedRows(layer, rows, tail, places))

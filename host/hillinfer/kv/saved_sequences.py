@@ -200,8 +200,8 @@ def fill_sequence(saved: SavedSession, sequence: Sequence, tokens: int, most_que
     sequence
         With room for the hits of `tokens`.
     tokens
-        How many of the session's tokens it takes; the open group and the queries come back only
-        with all of them.
+        How many of the session's tokens it takes; the queries come back only with all of them, and
+        of the session's open group what they reach.
     most_queries
         Last prefill queries of a layer that there is room for.
     """
@@ -210,11 +210,12 @@ def fill_sequence(saved: SavedSession, sequence: Sequence, tokens: int, most_que
         own = np.empty(tokens, "<u2")
         saved.read_into(Part.HITS, own.view(np.uint8), layer * extent.tokens * HIT_BYTES)
         counts[:tokens] = own
+    full = extent.tokens - extent.open_rows
+    for layer, tail in enumerate(sequence.tails if tokens > full else ()):
+        open_rows = tail[: tokens - full]
+        saved.read_into(Part.TAILS, open_rows, layer * tail[: extent.open_rows].nbytes)
     if tokens < extent.tokens:
         return
-    for layer, tail in enumerate(sequence.tails):
-        open_rows = tail[: extent.open_rows]
-        saved.read_into(Part.TAILS, open_rows, layer * open_rows.nbytes)
     if extent.observed_queries and most_queries:
         size = (shape.layers, extent.observed_queries, shape.query_heads, shape.head_dim)
         queries = saved.array(Part.OBSERVED, "<f4", size)

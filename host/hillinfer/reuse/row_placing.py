@@ -224,8 +224,9 @@ class RowPlacing(Taker):
 
     def let_wait(self) -> None:
         """Let rows wait from here on: a pass computes, and will come for them."""
-        with self._changed:
-            self._is_computing = True
+        if not self._is_computing:
+            with self._changed:
+                self._is_computing = True
 
     def place_at_once(self) -> None:
         """Place rows as they are read from here on: no pass computes."""

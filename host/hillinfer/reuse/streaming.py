@@ -198,7 +198,8 @@ class Landing:
         _LessLandedError
             Where they will not come.
         """
-        if not tokens:
+        # Mostly so, and each lock that a pass takes may make it wait for who reads.
+        if not tokens or self._is_there(layer, tokens):
             return
         waited = placed = 0
         while True:

@@ -44,6 +44,37 @@ def test_what_is_read_on_equals_an_unbroken_run(attachment, saved, tmp_path, com
     assert rows == (ids.shape[1] + 30 + 9) // 64 * 64 * 128 - tokens // 64 * 64 * 128
 
 
+@pytest.mark.parametrize("left", [0, 1, 23])
+def test_of_an_open_group_comes_what_is_wanted_of_it(attachment, saved, left):
+    """It lies apart from the files of rows, which end before it."""
+    tokens = IDS.shape[1] - left
+    read = attachment.new_cache()
+    feed(attachment.model, read, IDS)
+    with SavedSession(saved) as session:
+        session.verify()
+        cache = attachment.resume(session, tokens)
+    assert cache.get_seq_length() == tokens
+    count = tokens % 64
+    for own, theirs in zip(cache.sequences[0].tails, read.sequences[0].tails, strict=True):
+        assert (own[:count] == theirs[:count]).all()
+        assert (own[:count] != 0).any()
+        assert not (own[:count] == theirs[1 : count + 1]).all()
+
+
+@pytest.mark.parametrize("left", [24, 25, 60])
+def test_a_group_that_is_cut_is_read_of_the_files_of_rows(attachment, saved, left):
+    tokens = IDS.shape[1] - left
+    read = attachment.new_cache()
+    feed(attachment.model, read, IDS[:, :tokens])
+    with SavedSession(saved) as session:
+        session.verify()
+        cache = attachment.resume(session, tokens)
+    count = tokens % 64
+    # A pass of another length rounds some of them in another way.
+    for own, theirs in zip(cache.sequences[0].tails, read.sequences[0].tails, strict=True):
+        assert (own[:count] == theirs[:count]).sum() >= 0.8 * own[:count].size
+
+
 def test_the_wrong_prefix_would_be_seen(attachment, saved):
     ids = torch.cat([IDS[:, :1024], OTHER], dim=1)
     changed = ids.clone()

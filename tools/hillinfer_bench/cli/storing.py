@@ -53,7 +53,7 @@ def storing(
         model, directory, out, kills, flips, rounds, tokens, gigabytes, mixed_seconds, peers, chosen
     )
     console = error_console()
-    print(run(request, console.print, reading_view(console).stage))
+    print(run(request, console.print, reading_view(console, "steps").stage))
 
 
 def sealed_pool(

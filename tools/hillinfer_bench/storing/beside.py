@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 
 import numpy as np
@@ -50,9 +51,7 @@ class ReadsBeside:
             places = (at + np.arange(len(offsets))) * _READ_BYTES % BLOCK_BYTES
             at += len(offsets)
             reads = Reads(offsets, places, counts)
-            self._work.append(
-                lambda file=file, reads=reads: file.read_many(reads, memory, _THREADS)
-            )
+            self._work.append(partial(file.read_many, reads, memory, _THREADS))
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> ReadsBeside:
