@@ -234,8 +234,8 @@ STORES: tuple[Mutant, ...] = (
         "waiting-layers-in-short-calls",
         "Each layer of a chunk that waits for a pass is read by a call of its own.",
         "host/hillinfer/store/prefix.py",
-        "file.read_many(reads, buffer, piece.threads, piece.call_bytes)",
-        "file.read_many(reads, buffer, piece.threads)",
+        "file.read_many(reads, buffer, piece.threads, piece.call_bytes, rows)",
+        "file.read_many(reads, buffer, piece.threads, 0, rows)",
         (f"{_STREAMING}::test_layers_that_wait_for_a_pass_come_in_long_calls",),
     ),
     Mutant(
