@@ -119,7 +119,7 @@ def test_a_form_chosen_by_hand_is_pinned_until_it_is_let_go(documents, put, long
 
 def test_bad_input_is_named_with_the_way_out(documents, put, long_document, tmp_path, cold_dir):
     for form, said in (
-        ("int3", "codes of 3 bits: choose one of 8, 4, 2"),
+        ("int3", "codes of 3 bits: choose one of 8, 6, 5, 4, 2"),
         ("knorm-1.5", "kept=1.5 is not above 0 and up to 1"),
         ("nonsense", "form='nonsense' is unknown: choose one of text, held"),
         ("text", "form='text' is all there was"),
