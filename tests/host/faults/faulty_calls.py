@@ -54,6 +54,7 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "pwrite": (*_ERRORS, *_SPACE, *_PARTS),
     "preadv": (*_ERRORS, *_PARTS),
     "read_many": (Fault.DELAY,),
+    "read_to_blocks": (Fault.DELAY,),
     "land": (Fault.DELAY,),
     "ring_open": (Fault.ENOSYS, Fault.EPERM, Fault.ENOMEM, Fault.DELAY),
     "ring_close": (Fault.DELAY,),

@@ -132,6 +132,13 @@ class CountedCalls(DriveCalls):
         self.count("read_many")
         return super().read_many(way, reads, address)
 
+    def read_to_blocks(
+        self, way: ReadWay, reads: Reads, address: int, rows: NDArray[np.int64]
+    ) -> NDArray[np.int64] | None:
+        """Read and place rows, unless it is its turn."""
+        self.count("read_to_blocks")
+        return super().read_to_blocks(way, reads, address, rows)
+
     def allocate(self, descriptor: int, offset: int, byte_count: int) -> None:
         """Take room, as a `DriveCalls` does."""
         self.count("allocate")
