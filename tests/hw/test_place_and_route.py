@@ -23,7 +23,7 @@ STORED = json.loads((RTL / "frequencies.json").read_text())
 # Whole datapaths: larger than the device, or half an hour each.
 LEFT_OUT = {"score_core", "score_cores", "shadow_core"}
 # Nobody has placed them yet.
-NOT_STORED = {"dot_beat", "head_cast"}
+NOT_STORED = {"dot_beat"}
 # Placed in every run: seconds.
 QUICK = "pulse_line"
 needs_tools = pytest.mark.skipif(

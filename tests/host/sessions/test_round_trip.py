@@ -173,8 +173,9 @@ def test_saved_again_after_answers(attachment, saved, tmp_path):
 def test_rows_are_given_a_name_and_not_written_again(attachment, tmp_path):
     cache = attachment.new_cache()
     feed(attachment.model, cache, IDS)
-    files = [os.fstat(file.descriptor) for file in cache.engine.runtime.parts.store.files]
+    # Which waits for writes that are under way.
     written = cache.statistics().cold_write_bytes
+    files = [os.fstat(file.descriptor) for file in cache.engine.runtime.parts.store.files]
     result = cache.save_session(tmp_path / "session")
     assert result.copied_row_bytes == 0
     assert cache.statistics().cold_write_bytes == written == ROWS
