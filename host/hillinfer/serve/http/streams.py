@@ -18,6 +18,10 @@ from hillinfer.serve.http.wire import LAST, Wire, comment, event
 from hillinfer.serve.jobs import Done, Event, Failed, Job, ReadSoFar
 from hillinfer.serve.refusals import gone_error
 
+# How long a comment waits for what it can be sent with. Clients that strip what arrives lose the end
+# of a comment that arrives alone, and all behind it: vLLM's load generator does.
+_HELD_SECONDS = 0.25
+
 
 class Mailbox:
     """Carries events from the inference thread to the event loop that made it."""
@@ -167,25 +171,30 @@ class AnswerStream(Response):
 
     async def _chunks(self, told: Event | None) -> AsyncIterator[bytes]:
         begun: set[int] = set()
+        held = b""
         while True:
             if told is None:
-                yield comment(f"ping {int(time.time())}")
+                yield held or comment(f"ping {int(time.time())}")
+                held = b""
             elif isinstance(told, ReadSoFar):
-                yield comment("progress " + json.dumps(vars(told)))
+                held += comment("progress " + json.dumps(vars(told)))
             elif isinstance(told, Piece):
                 if told.choice not in begun:
                     begun.add(told.choice)
                     head = self._wire.first(told.choice)
-                    if head is not None:
-                        yield event(head)
-                for chunk in self._wire.chunk(told):
-                    yield event(chunk)
+                    held += b"" if head is None else event(head)
+                held += b"".join(map(event, self._wire.chunk(told)))
+                if held:
+                    yield held
+                held = b""
             elif isinstance(told, Failed):
-                yield event(told.error.as_json())
+                yield held + event(told.error.as_json())
                 return
             else:
                 if self._told_usage:
-                    yield event(self._wire.usage(told.usage))
-                yield LAST
+                    held += event(self._wire.usage(told.usage))
+                yield held + LAST
                 return
-            told = await self._mailbox.get(self._ping_seconds)
+            told = await self._mailbox.get(
+                min(_HELD_SECONDS, self._ping_seconds) if held else self._ping_seconds
+            )
