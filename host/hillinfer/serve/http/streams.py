@@ -18,8 +18,8 @@ from hillinfer.serve.http.wire import LAST, Wire, comment, event
 from hillinfer.serve.jobs import Done, Event, Failed, Job, ReadSoFar
 from hillinfer.serve.refusals import gone_error
 
-# How long a comment waits for what it can be sent with. Clients that strip what arrives lose the end
-# of a comment that arrives alone, and all behind it: vLLM's load generator does.
+# How long a comment waits for what it can be sent with. Clients that strip what arrives lose the
+# end of a comment that arrives alone, and all behind it: vLLM's load generator does.
 _HELD_SECONDS = 0.25
 
 
