@@ -80,7 +80,7 @@ OF_FORKS = Place(DOCUMENT, 1_384_000)
 OF_ONE_CACHE = Place(DOCUMENT, 890_000)
 OF_TWO_CACHES = Place(DOCUMENT, 1_364_000)
 STREAMED = Place(
-    prompts([1100])[0], 3_200_000, shadow_from_drive=True, block_rows=2000, ahead=530_000
+    prompts([1100])[0], 3_200_000, shadow_from_drive=True, block_rows=2000, ahead=420_000
 )
 
 
