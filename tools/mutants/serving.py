@@ -364,6 +364,14 @@ SERVING: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        "comments-arrive-alone",
+        "A comment is sent before anything follows it.",
+        "host/hillinfer/serve/http/streams.py",
+        'held += comment("progress " + json.dumps(vars(told)))',
+        'yield comment("progress " + json.dumps(vars(told)))',
+        (f"{_TESTS}/test_stream_events.py::test_a_comment_comes_with_what_follows_it",),
+    ),
+    Mutant(
         "ranks-count-who-is-later",
         "Our place among servers counts those whose first token comes later.",
         "tools/hillinfer_bench/serving/beside/rivals.py",

@@ -13,7 +13,7 @@ import hmac
 import json
 import struct
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -37,6 +37,14 @@ CHUNK_GROUPS = CHUNK_TOKENS // GROUP_TOKENS
 KEY_BYTES = 32
 # Token numbers are hashed and stored as these.
 TOKEN_TYPE = np.dtype("<u4")
+# Reads in flight for one piece of rows.
+READS_IN_FLIGHT = 4
+# Objects of neighbouring layers are read together up to this many bytes of a chunk: more is no
+# faster. Pieces that wait for a pass are so large that one call reads what lies together.
+JOINED_BYTES, WAITING_BYTES = 4 << 20, 32 << 20
+# So many times as many layers come with a waiting piece as with the one before it: those that a
+# pass has keep it busy until then.
+_GROWTH = 3
 # Extents begin at multiples of this, where a rebuild looks for them.
 UNIT_BYTES = 128 * 1024
 
@@ -267,6 +275,53 @@ class RowPiece:
             first + at // self.shape.row_bytes,
             reads.byte_counts // self.shape.row_bytes,
         )
+
+
+def pieces_of(shape: ExtentShape, first_layer: int, chunks: int) -> Iterator[RowPiece]:
+    """Cut a part of a prefix into reads of neighbouring layers and chunks.
+
+    The first layers are few at a time: whoever computes waits for them, and not for the others.
+    """
+    most = max(1, JOINED_BYTES // shape.object_bytes)
+    layer, joined = first_layer, 1
+    while layer < shape.layers:
+        own = range(layer, min(layer + joined, shape.layers))
+        for part in _parts(shape, own, chunks, JOINED_BYTES):
+            yield RowPiece(shape, own.start, own.stop, part, len(own), READS_IN_FLIGHT)
+        layer, joined = own.stop, min(2 * joined, most)
+
+
+def waiting_pieces(
+    shape: ExtentShape, first_layer: int, chunks: int, most_layers: int, reads: int
+) -> Iterator[RowPiece]:
+    """Cut it so that few come beside a pass; the first layer as soon as it can be there.
+
+    Parameters
+    ----------
+    shape, first_layer, chunks
+        As of `pieces_of`.
+    most_layers
+        Of a piece.
+    reads
+        In flight for a piece behind the first layer.
+    """
+    first = range(first_layer, min(first_layer + 1, shape.layers))
+    for part in _parts(shape, first, chunks, JOINED_BYTES):
+        yield RowPiece(shape, first.start, first.stop, part, 1, READS_IN_FLIGHT)
+    most = max(1, min(most_layers, WAITING_BYTES // (chunks * shape.object_bytes)))
+    layer, count = first.stop, min(_GROWTH, most)
+    while layer < shape.layers:
+        own = range(layer, min(layer + count, shape.layers))
+        for part in _parts(shape, own, chunks, WAITING_BYTES):
+            yield RowPiece(shape, own.start, own.stop, part, 1, reads, JOINED_BYTES)
+        layer, count = own.stop, min(_GROWTH * count, most)
+
+
+def _parts(shape: ExtentShape, layers: range, chunks: int, most_bytes: int) -> Iterator[range]:
+    """Yield chunks whose rows of some layers are so many bytes at most, or one chunk."""
+    own = max(1, most_bytes // max(1, len(layers) * shape.object_bytes))
+    for start in range(0, chunks if layers else 0, own):
+        yield range(start, min(start + own, chunks))
 
 
 # --- Hashes of prefixes ---

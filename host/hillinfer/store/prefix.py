@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import NoReturn, TypeVar
 
@@ -23,27 +23,28 @@ from hillinfer.secrecy.library import WrongTagError
 from hillinfer.secrecy.pages import Pages, PlainPages
 from hillinfer.store.database import Chunk
 from hillinfer.store.extent import Sheet
-from hillinfer.store.keys import CHUNK_GROUPS, ExtentShape, RowPiece, group_sums
+from hillinfer.store.keys import (
+    CHUNK_GROUPS,
+    READS_IN_FLIGHT,
+    WAITING_BYTES,
+    ExtentShape,
+    RowPiece,
+    group_sums,
+    pieces_of,
+    waiting_pieces,
+)
 from hillinfer.store.pool_files import READ_BYTES, PoolFile
 from hillinfer.system.kept_memory import BLOCK_BYTES, KeptMemory
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
-# Reads in flight for one piece, and pieces that are read at once: while the last reads of one end,
-# those of the others keep the drive busy. One at a time gives 0.75 of what three give.
-_THREADS = 4
+# Pieces that are read at once: while the last reads of one end, those of the others keep the drive
+# busy. One at a time gives 0.75 of what three give.
 _PIECES_AT_ONCE = 3
-# Objects of neighbouring layers are read together up to this many bytes of a chunk: more is no
-# faster. Small pieces come in more buffers, in memory that was touched before.
-_JOINED_BYTES = 4 << 20
-_MOST = 3, 6, BLOCK_BYTES // 2, _PIECES_AT_ONCE
-# Rows that wait there for a pass, in so many pieces. Each wakes several threads beside that pass,
-# so they are as large as two of them fit, and one call reads what lies together; the drive is fast
-# enough with fewer reads in flight. Threads that place what they read make one piece after another.
-_WAITING_PIECES, _MOST_WAITING = 2, (2, 16, BLOCK_BYTES)
-_WAITING_BYTES, _PLACED, _TAKEN = 32 << 20, (1, 3), (_PIECES_AT_ONCE, 2)
-# So many times as many layers come with a piece as with the one before it: those that a pass has
-# keep it busy until then.
-_GROWTH = 3
+# Rows that wait for a pass, in so many pieces; each wakes several threads beside that pass.
+_WAITING_PIECES = 2
+# The drive is fast enough with fewer reads in flight, and threads that place what they read make
+# one piece after another.
+_TAKEN_READS, _PLACED_READS = 2, 3
 _LEAVING = Taker()
 _Read = TypeVar("_Read")
 
@@ -51,6 +52,31 @@ _Read = TypeVar("_Read")
 def _never(layer: int) -> float:
     """Return the deadline of a layer that nobody waits for."""
     return math.inf
+
+
+@dataclass(frozen=True)
+class _Buffers:
+    """Memory that pieces come into before somebody has them.
+
+    Parameters
+    ----------
+    least, most
+        How many; as many between as fit.
+    fitting_bytes
+        Of all of them.
+    at_once
+        Pieces that are read at once.
+    """
+
+    least: int = 3
+    most: int = 6
+    fitting_bytes: int = BLOCK_BYTES // 2
+    at_once: int = _PIECES_AT_ONCE
+
+
+# Small pieces come in more buffers, in memory that was touched before.
+_LEAVING_BUFFERS = _Buffers()
+_WAITING_BUFFERS = _Buffers(least=2, most=16, fitting_bytes=BLOCK_BYTES)
 
 
 @dataclass(frozen=True)
@@ -206,16 +232,18 @@ class StoredPrefix:
             Where a drive fails or gives other bytes.
         """
         count = len(self.chunks) if chunks is None else chunks
-        pieces, most = list(self._pieces(first_layer, count)), _MOST
-        if taker.most_layers is not None:
-            at_once, reads = _PLACED if taker.places_reads else _TAKEN
-            pieces = list(self._waiting_pieces(first_layer, count, taker.most_layers, reads))
+        if taker.most_layers is None:
+            pieces, buffers = list(pieces_of(self.shape, first_layer, count)), _LEAVING_BUFFERS
+        else:
+            at_once = 1 if taker.places_reads else _PIECES_AT_ONCE
+            reads = _PLACED_READS if taker.places_reads else _TAKEN_READS
+            pieces = list(waiting_pieces(self.shape, first_layer, count, taker.most_layers, reads))
             own = sum(one.stop == self.shape.layers for one in pieces)
-            least, at_most, memory = _MOST_WAITING
-            most = least, min(at_most, _WAITING_PIECES * own), memory, at_once
+            most = min(_WAITING_BUFFERS.most, _WAITING_PIECES * own)
+            buffers = replace(_WAITING_BUFFERS, most=most, at_once=at_once)
         size = max((one.byte_count for one in pieces), default=0)
         read = partial(self._read_rows, taker)
-        for _, arrived in self._read_ahead(pieces, size, read, deadline, most, taker.settle):
+        for _, arrived in self._read_ahead(pieces, size, read, deadline, buffers, taker.settle):
             for one in arrived:
                 if not one.is_checked:
                     one.check()
@@ -224,10 +252,9 @@ class StoredPrefix:
 
     def layers_ahead(self, chunks: int) -> int:
         """Return how many layers of its first chunks a stream's memory holds, read one by one."""
-        together = max(1, min(chunks, _WAITING_BYTES // self.shape.object_bytes))
-        _, most, memory = _MOST_WAITING
-        fitting = memory // (together * self.shape.object_bytes)
-        return min(most, fitting) // -(-chunks // together)
+        together = max(1, min(chunks, WAITING_BYTES // self.shape.object_bytes))
+        fitting = _WAITING_BUFFERS.fitting_bytes // (together * self.shape.object_bytes)
+        return min(_WAITING_BUFFERS.most, fitting) // -(-chunks // together)
 
     def read_groups(
         self, chunk: StoredChunk, layer: int, first: int, into: NDArray[np.uint8]
@@ -272,8 +299,11 @@ class StoredPrefix:
             As from `stream`.
         """
         layers = self.shape.layers
-        size, whole = layers * self.shape.shadow_bytes, (layers, _THREADS)
-        pieces = [RowPiece(self.shape, 0, layers, range(one, one + 1), *whole) for one in numbers]
+        size = layers * self.shape.shadow_bytes
+        pieces = [
+            RowPiece(self.shape, 0, layers, range(one, one + 1), layers, READS_IN_FLIGHT)
+            for one in numbers
+        ]
         if not pieces:
             return
         for piece, planes in self._read_ahead(pieces, size, self._read_shadows):
@@ -304,56 +334,24 @@ class StoredPrefix:
 
     # --- inside ----------------------------------------------------------------------------
 
-    def _pieces(self, first_layer: int, chunks: int) -> Iterator[RowPiece]:
-        """Cut a part of the prefix into reads of neighbouring layers and chunks.
-
-        The first layers are few at a time: whoever computes waits for them, and not for the others.
-        """
-        layers, most = self.shape.layers, max(1, _JOINED_BYTES // self.shape.object_bytes)
-        layer, joined = first_layer, 1
-        while layer < layers:
-            own = range(layer, min(layer + joined, layers))
-            yield from self._cut(own, chunks, _JOINED_BYTES, len(own), _THREADS)
-            layer, joined = own.stop, min(2 * joined, most)
-
-    def _waiting_pieces(self, begin: int, chunks: int, most: int, reads: int) -> Iterator[RowPiece]:
-        """Cut it so that few come beside a pass; the first layer as soon as it can be there."""
-        layers = self.shape.layers
-        first = range(begin, min(begin + 1, layers))
-        yield from self._cut(first, chunks, _JOINED_BYTES, 1, _THREADS)
-        most = max(1, min(most, _WAITING_BYTES // (chunks * self.shape.object_bytes)))
-        layer, count = first.stop, min(_GROWTH, most)
-        while layer < layers:
-            own = range(layer, min(layer + count, layers))
-            yield from self._cut(own, chunks, _WAITING_BYTES, 1, reads, _JOINED_BYTES)
-            layer, count = own.stop, min(_GROWTH * count, most)
-
-    def _cut(self, layers: range, chunks: int, most_bytes: int, *way: int) -> Iterator[RowPiece]:
-        """Cut some layers into pieces of so many bytes, or one chunk."""
-        own = max(1, most_bytes // max(1, len(layers) * self.shape.object_bytes))
-        for start in range(0, chunks if layers else 0, own):
-            part = range(start, min(start + own, chunks))
-            yield RowPiece(self.shape, layers.start, layers.stop, part, *way)
-
     def _read_ahead(
         self,
         pieces: Sequence[RowPiece],
         buffer_bytes: int,
         read: Callable[[RowPiece, NDArray[np.uint8], float], _Read],
         deadline: Callable[[int], float] = _never,
-        most: tuple[int, int, int, int] = _MOST,
+        buffers: _Buffers = _LEAVING_BUFFERS,
         settle: Callable[[_Read], bool] = lambda _: True,
     ) -> Iterator[tuple[RowPiece, _Read]]:
         """Yield pieces with what was read of each, valid until the next, while others come."""
-        least, at_most, room, at_once = most
-        fitting = min(at_most, room // max(1, buffer_bytes))
-        count = min(max(least, fitting), len(pieces))
+        fitting = min(buffers.most, buffers.fitting_bytes // max(1, buffer_bytes))
+        count = min(max(buffers.least, fitting), len(pieces))
         size = round_up(buffer_bytes, PAGE_BYTES)
         memory = self._memory.taken(count * size)
         free = deque(memory[at * size : at * size + buffer_bytes] for at in range(count))
         coming: deque[tuple[RowPiece, NDArray[np.uint8], Future[_Read]]] = deque()
         left = iter(pieces)
-        with ThreadPoolExecutor(at_once, "hillinfer-store-read") as ahead:
+        with ThreadPoolExecutor(buffers.at_once, "hillinfer-store-read") as ahead:
             try:
                 while True:
                     while free and (piece := next(left, None)) is not None:
@@ -446,7 +444,7 @@ class StoredPrefix:
             own = [at for at, chunk in enumerate(wanted) if chunk.record.span.drive == drive]
             offsets = [wanted[at].record.span.offset + self.shape.tags_at for at in own]
             reads = Reads(np.array(offsets), np.array(own) * size, np.full(len(own), size))
-            self._files[drive].read_many(reads, memory, _THREADS)
+            self._files[drive].read_many(reads, memory, READS_IN_FLIGHT)
         for at, chunk in enumerate(wanted):
             chunk.pages.take_tags(memory[at * size : (at + 1) * size])
 
@@ -466,7 +464,7 @@ class StoredPrefix:
         size = layers * self.shape.shadow_bytes
         reads = Reads.in_pieces(span.offset + self.shape.shadow_at(0), size, READ_BYTES)
         with self._files[span.drive].turns.ahead(deadline):
-            self._files[span.drive].read_many(reads, buffer, _THREADS)
+            self._files[span.drive].read_many(reads, buffer, READS_IN_FLIGHT)
         planes = buffer[:size]
         self._open_pages(chunk, chunk.shape.shadow_at(0), planes)
         own_salts = np.concatenate([chunk.sheet.shadow_salt(layer) for layer in range(layers)])
