@@ -43,6 +43,8 @@ _SHORT_PASS = 2.0
 # the first of the answer, which still says more than nine tenths where all of it agrees.
 _SHORT_DOCUMENT = 1024
 _SHORT_PROBE = ProbeSizes(8, 28)
+# Until a form is timed: making and asking one takes so many times what asking all rows takes.
+_MAKING = 1.5
 # Of a prompt that nobody timed: tokens that are read to see how long all would take.
 _TIMED_TOKENS = 512
 
@@ -205,7 +207,7 @@ class MeasuredDocument:
     forms
         One for each that was asked for, in that order.
     seconds
-        What measuring took, beside reading the stored rows.
+        What measuring took, with reading the stored rows.
     """
 
     resting: RestingTimes
@@ -261,13 +263,13 @@ def measure_document(
     chosen_by = [wishes.shortened(one) for one in wishes.drawn or chosen_by]
     _go_on(is_over)
     began = time.perf_counter()
+    left = _TimeLeft(wishes.seconds)
     states = stored_states(prompts, ids)
     rows_seconds = time.perf_counter() - began
     if states.tokens < len(ids):
         raise CatalogueError(
             f"the store has {states.tokens} of the document's {len(ids)} tokens: put it there again"
         )
-    left = _TimeLeft(wishes.seconds)
     held, held_seconds = _opened(model, states, HeldForm())
     # What users ask comes first: of some forms it is all that is read.
     chosen_by = [*_asked(model, held, wishes.questions, is_over), *chosen_by]
@@ -284,10 +286,10 @@ def measure_document(
     looking = judging = None
     if read:
         probing = Probing(model, states, chosen_by, held)
-        looking = _Looking(probing, chosen_by, wishes, len(ids), len(read))
+        looking = _Looking(probing, chosen_by, wishes, len(ids), len(read), left)
     if read and judged_by:
         judging = Probing(model, states, judged_by, held)
-    longest = time.perf_counter() - looked
+    longest = _MAKING * (time.perf_counter() - looked)
     measured: list[MeasuredForm] = []
     for done, form in enumerate(forms, 1):
         _go_on(is_over)
@@ -334,6 +336,8 @@ class _Looking:
         Of the document, of which what may be read is a share.
     forms
         How many are to be looked at.
+    left
+        Until when.
     """
 
     def __init__(
@@ -343,10 +347,12 @@ class _Looking:
         wishes: ProbeWishes,
         tokens: int,
         forms: int,
+        left: _TimeLeft,
     ) -> None:
-        self._probing, self._wishes = probing, wishes
+        self._probing, self._wishes, self._ends = probing, wishes, left
+        self._first = _tokens(probes[:1])
         self._others = _tokens(probes[1:]) if probes[1:] else 0
-        looks = _tokens(probes) + forms * _tokens(probes[:1])
+        looks = _tokens(probes) + forms * self._first
         self._left = wishes.allowance * tokens - looks
 
     def quality(self, form: Form, opened: OpenedForm, is_over: Callable[[], bool]) -> FormQuality:
@@ -354,8 +360,11 @@ class _Looking:
         is_free = not self._wishes.least and self._left == math.inf
         if isinstance(form, HeldForm) or is_free or not self._others:
             return self._probing.quality(form, opened)
+        began = time.perf_counter()
         first = self._probing.quality(form, opened, slice(0, 1))
-        if first.upper < self._wishes.least or self._left < self._others:
+        others = (time.perf_counter() - began) * self._others / self._first
+        is_short = self._left < self._others or not self._ends.allows(others)
+        if first.upper < self._wishes.least or is_short:
             return first
         _go_on(is_over)
         self._left -= self._others
