@@ -12,6 +12,30 @@ _PLACED = "tests/host/serve/test_placed_documents.py"
 
 CATALOGUE = (
     Mutant(
+        "two-documents-speak-for-all",
+        "What two documents kept is expected of every other.",
+        f"{_ROOM}/evidence.py",
+        "_LEAST_OTHERS, _MOST_OTHERS = 3, 32",
+        "_LEAST_OTHERS, _MOST_OTHERS = 2, 32",
+        (f"{_TESTS}/test_evidence.py",),
+    ),
+    Mutant(
+        "others-outvote-own-probes",
+        "More is expected of a form than the document's own probes say.",
+        f"{_ROOM}/evidence.py",
+        "max(mine.lower, min(lower, mine.agreement))",
+        "max(mine.lower, lower)",
+        (f"{_TESTS}/test_evidence.py",),
+    ),
+    Mutant(
+        "what-is-dropped-is-alike",
+        "What others lose by tokens that are dropped is expected of a document.",
+        f"{_ROOM}/evidence.py",
+        "return make_form(name).is_alike",
+        "return make_form(name) is not None",
+        (f"{_TESTS}/test_evidence.py",),
+    ),
+    Mutant(
         "names-that-are-no-characters",
         "A document whose file's name is no UTF-8 cannot be put.",
         f"{_ROOM}/catalogue.py",

@@ -10,6 +10,7 @@ from typing import Any
 
 from hillinfer.catalogue.catalogue import FILE, Catalogue
 from hillinfer.catalogue.checks import OnlineChecks, ServedAnswer
+from hillinfer.catalogue.evidence import with_expected_forms
 from hillinfer.catalogue.keeper import DocumentKeeper, Move, ReadyDocument
 from hillinfer.catalogue.planning import (
     DRAM,
@@ -281,7 +282,7 @@ class PlacedDocuments:
         """
         assert self._checks is not None
         assert self._catalogue is not None
-        known = {one.key: one for one in self._catalogue.documents()}
+        known = {one.key: one for one in with_expected_forms(self._catalogue.documents())}
         for key in self._checks.waiting:
             if is_over():
                 return

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from hillinfer.catalogue.evidence import with_expected_forms
 from hillinfer.catalogue.records import (
     RESTING,
     ROWS,
@@ -287,7 +288,8 @@ def make_plan(
         for one in documents
         if one.key not in uses or one.resting is None
     }
-    taking_part = [one for one in documents if one.name not in left_out]
+    # Whoever was not measured says nothing of others, and whoever is gone still does.
+    taking_part = [one for one in with_expected_forms(documents) if one.name not in left_out]
     numbers = range(1, rules.drives + 1) if rules.drive_budget else ()
     packed = [Tier(drive_tier(number), rules.drive_budget) for number in numbers]
     stock = Stock((Tier(DRAM, rules.dram_budget), *packed, Tier(REST)))

@@ -44,6 +44,8 @@ class MeasuredForm:
         Until a question can be read behind it, and of a decode step.
     judged
         Mean agreement of probes apart, which nothing is chosen by; None where there were none.
+    is_expected
+        Whether it was not measured of this document, and others say what to expect.
     """
 
     form: str
@@ -55,6 +57,7 @@ class MeasuredForm:
     opening_seconds: float
     token_seconds: float
     judged: float | None = None
+    is_expected: bool = False
 
 
 @dataclass(frozen=True)

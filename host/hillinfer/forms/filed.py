@@ -171,7 +171,7 @@ class DriveForm(Form):
                 f"form={form.name!r} has no memory that could lie on a drive: choose one like int8"
             )
         self._form, self._file, self._drive = form, file, drive
-        self.drops_nothing = form.drops_nothing
+        self.drops_nothing, self.is_alike = form.drops_nothing, form.is_alike
 
     @property
     def name(self) -> str:

@@ -150,6 +150,8 @@ class Form(ABC):
         Whether it lies on a drive, and takes no memory until it is opened.
     reads_states
         Whether it is made of keys and values; else of token numbers alone.
+    is_alike
+        Whether it loses about as much of one document of a model as of another.
     """
 
     drops_nothing: bool = False
@@ -157,6 +159,7 @@ class Form(ABC):
     lies_in_engine: bool = False
     lies_on_drive: bool = False
     reads_states: bool = True
+    is_alike: bool = False
 
     @property
     @abstractmethod

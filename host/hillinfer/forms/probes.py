@@ -222,12 +222,34 @@ def upper_end(agreements: Sequence[float], tokens: int) -> float:
     return min(1.0, _ends(agreements, tokens)[1])
 
 
-def _ends(agreements: Sequence[float], tokens: int) -> tuple[float, float]:
-    mean, count = fmean(agreements), len(agreements)
+def expected_end(agreements: Sequence[float], tokens: int) -> float:
+    """Return the lower end of a 90 % interval of what one more document keeps, from 0 to 1.
+
+    It is the lower of two: Student's interval for one more of several means, and Wilson's interval
+    of all tokens.
+
+    Parameters
+    ----------
+    agreements
+        Mean of each of several documents, two at least.
+    tokens
+        Compared in all.
+    """
+    count = len(agreements)
+    spread = _student(count - 1) * stdev(agreements) * math.sqrt(1 + 1 / count)
+    return max(0.0, min(fmean(agreements) - spread, _wilson(fmean(agreements), tokens)[0]))
+
+
+def _wilson(mean: float, tokens: int) -> tuple[float, float]:
     squared = _NORMAL**2
     spread = _NORMAL * math.sqrt(mean * (1 - mean) / tokens + squared / (4 * tokens**2))
     middle, scale = mean + squared / (2 * tokens), 1 + squared / tokens
-    wilson = ((middle - spread) / scale, (middle + spread) / scale)
+    return (middle - spread) / scale, (middle + spread) / scale
+
+
+def _ends(agreements: Sequence[float], tokens: int) -> tuple[float, float]:
+    mean, count = fmean(agreements), len(agreements)
+    wilson = _wilson(mean, tokens)
     if count == 1:
         return wilson
     student = _student(count - 1) * stdev(agreements) / math.sqrt(count)

@@ -120,6 +120,8 @@ class QuantisedForm(Form):
         Of a code: 8, 6, 5, 4 or 2.
     """
 
+    is_alike = True
+
     def __init__(self, key_bits: int, value_bits: int) -> None:
         for bits in (key_bits, value_bits):
             if bits not in _BITS:
@@ -177,6 +179,8 @@ class MixedForm(Form):
     bits
         Of values: 5, 4 or 3.
     """
+
+    is_alike = True
 
     def __init__(self, bits: int) -> None:
         if bits not in _MIXED_BITS:

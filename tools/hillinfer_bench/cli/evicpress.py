@@ -35,7 +35,7 @@ def evicpress(
     ] = None,
     sized_alpha: Annotated[
         list[float] | None,
-        typer.Option(help="The same with --sized files; 0.1 to 0.5, seven of them."),
+        typer.Option(help="The same with --sized files; 0.05 to 0.4, six of them."),
     ] = None,
     probes: Annotated[int, typer.Option(help="Parts of a document that forms are chosen by.")] = 4,
     questions: Annotated[int, typer.Option(help="Other parts, that are asked for.")] = 3,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
+from hillinfer.catalogue.evidence import MeasuredText, expected_forms
 from hillinfer.catalogue.measuring import (
     MeasuredDocument,
     ProbeWishes,
@@ -198,9 +199,17 @@ class Harness:
 
     def options(self, number: int, rival: Rival) -> list[Option]:
         """Return what a document may lie as, as a rival knows it."""
-        stored = self.stored[number]
-        measured = stored.usual if rival.is_usual else stored.whole
-        return self._options(number, measured, rival)
+        return self._options(number, self.profile(number, rival), rival)
+
+    def profile(self, number: int, rival: Rival) -> MeasuredDocument:
+        """Return what a rival knows of a document's forms: ours, what others let expect, too."""
+        if not rival.is_usual:
+            return self.stored[number].whole
+        own, *others = (
+            MeasuredText(len(one.document.ids), one.usual.forms, one.usual.resting.token)
+            for one in (self.stored[number], *self.stored[:number], *self.stored[number + 1 :])
+        )
+        return replace(self.stored[number].usual, forms=expected_forms(own, others))
 
     def known_options(self, number: int, rest: str) -> list[Option]:
         """Return every form on every tier, by the whole profile: what any of them is worth."""

@@ -49,7 +49,7 @@ _INSTRUCTION = "\n\nRepeat the part of the text above that begins with:\n\n"
 _STORE_BYTES = 4 << 30
 LLAMA_NAME = "Llama 8B"
 ALPHAS = (0.3, 1.0)
-SIZED_ALPHAS = (0.1, 0.3, 0.34, 0.37, 0.4, 0.45, 0.5)
+SIZED_ALPHAS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
 # What changes nothing of what was found before.
 _APART = ("out", "kills", "topic_questions", "instances")
 _NOBODY, _MANAGED, _BESIDE = "nobody", "managed", "beside"

@@ -179,9 +179,8 @@ class SizedStudy:
     def options(self, number: int, rival: Rival) -> list[Option]:
         """Return what a document may lie as, as a rival knows it, by this machine's rates."""
         tokens, rates = self.tokens[number], self.files.rates
-        stored = self.harness.stored[number]
-        measured = (stored.usual if rival.is_usual else stored.whole).forms
-        lower = {one.form: one.lower for one in measured}
+        measured = self.harness.profile(number, rival)
+        lower = {one.form: one.lower for one in measured.forms}
         if self._shadowed is not None:
             lower[SHADOWED] = self._shadowed
         rows = LLAMA_8B.token_bytes * tokens

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from hillinfer.catalogue.catalogue import Catalogue
+from hillinfer.catalogue.evidence import with_expected_forms
 from hillinfer.catalogue.planning import DRAM, Plan, PlanRules, make_plan, options_of, tier_of
 from hillinfer.catalogue.records import (
     RESTING,
@@ -57,7 +58,7 @@ class OpenedCatalogue:
 def opened_catalogue(directory: Path) -> Iterator[OpenedCatalogue]:
     """Open the catalogue of a store, whose key is not needed for that."""
     with Store(directory, key=WithoutKey()) as store, Catalogue(store.places) as catalogue:
-        documents = tuple(catalogue.documents())
+        documents = tuple(with_expected_forms(catalogue.documents()))
         keys = [one.key for one in documents]
         yield OpenedCatalogue(
             catalogue, documents, document_uses(store.database, keys, time.time())

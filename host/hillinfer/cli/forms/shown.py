@@ -80,6 +80,12 @@ def form_lines(document: KnownDocument) -> list[str]:
     """Return a line for each form of a document that was measured."""
     lines = []
     for one in document.measured:
+        if one.is_expected:
+            lines.append(
+                f"  {one.form:<14} {format_bytes(one.byte_count):>10}  not measured of it; lower "
+                f"end {one.lower:.3f} by what others kept"
+            )
+            continue
         judged = "" if one.judged is None else f", judged {one.judged:.3f}"
         lines.append(
             f"  {one.form:<14} {format_bytes(one.byte_count):>10}  agreement {one.agreement:.3f}, "
