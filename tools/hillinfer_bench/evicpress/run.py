@@ -23,6 +23,7 @@ from hillinfer.system.files import prepare_report, write_whole
 from hillinfer.system.machine import NumberType
 from hillinfer_bench.evicpress.comparing import (
     GOALS,
+    best,
     compared,
     first_tokens,
     limits,
@@ -37,7 +38,6 @@ from hillinfer_bench.evicpress.plays import AllFitsPlay, PlacedPlay, Play, play_
 from hillinfer_bench.evicpress.rivals import SERVED, lru, rivals
 from hillinfer_bench.evicpress.served import ServedDocuments
 from hillinfer_bench.evicpress.sized import (
-    SHADOWS,
     SizedStudy,
     shadowed_quality,
     sized_figures,
@@ -260,9 +260,10 @@ def _sized(
         study.files.close()
     by_name = {row["rival"]: row for row in record["rows"]}
     found = first_tokens(by_name)
-    # Nothing is computed there: the limit is what knows all uses.
-    soonest = by_name[found["ours"].removesuffix(SHADOWS).replace("ours", "optimum")]
-    return {**record, "figures": {**found, **limits(found, by_name, soonest)}}
+    # Nothing is computed there: the limit is what knows all uses, and agrees enough.
+    placed = best(by_name, "optimum, α")
+    figures = {**found, **limits(found, by_name, by_name[placed]), "placed_by": placed}
+    return {**record, "figures": figures}
 
 
 def _as_it_is(found: dict[str, Any]) -> dict[str, Any]:
