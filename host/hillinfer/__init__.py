@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,7 @@ def attach(
     store: Store | Path | str | None = None,
     reuse: str = "longest",
     salt: bytes = b"",
+    accept: Sequence[str] = (),
     **changes: Any,
 ) -> Attachment:
     """Put HillInfer on a transformers model; `.detach()` or a `with` block takes it off.
@@ -91,6 +93,9 @@ def attach(
         run has the same bits.
     salt
         Of a tenant: what is stored with another one is not found.
+    accept
+        Engines whose rows of the same model are taken from the store, too, like `("vllm",)`, and
+        that may find what is made here. They are rounded otherwise.
     changes
         Single settings by name, like ``alpha=0.1`` or ``dram_budget="2GiB"``.
 
@@ -118,7 +123,7 @@ def attach(
     from hillinfer.reuse.model_prompts import ModelPrompts
 
     rounding = {"block_rows": chosen.block_rows}
-    prompts = ModelPrompts(store, model, reuse, salt, divided_by=rounding)
+    prompts = ModelPrompts(store, model, reuse, salt, divided_by=rounding, accept=accept)
     try:
         return Attachment(model, chosen, prompts=prompts)
     except BaseException:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,13 @@ from hillinfer.system.files import read_plain, write_whole
 
 RULES_FILE = "rules.json"
 _MOST_BYTES = 1 << 16
+
+
+class Maker(StrEnum):
+    """Engines whose rows a store may have."""
+
+    HILLINFER = "hillinfer"
+    VLLM = "vllm"
 
 
 class StoreRulesError(HillInferError):

@@ -29,6 +29,7 @@ from hillinfer.cli.parsing.shared import (
 )
 from hillinfer.cli.questions import read_document, reads_stdin
 from hillinfer.cli.store import (
+    AcceptOption,
     SaltOption,
     SizeOption,
     StoredName,
@@ -91,6 +92,7 @@ def put(
     store_size: SizeOption = None,
     reuse: ReuseOption = "longest",
     salt: SaltOption = "",
+    store_accept: AcceptOption = None,
     key_file: KeyFileOption = None,
     passphrase_file: PassphraseOption = None,
     keyring: KeyringOption = None,
@@ -99,7 +101,8 @@ def put(
     """Read a document into a store, ahead of its questions."""
     # Nothing is answered that a failure could not cost.
     key = key_source(key_file, passphrase_file, keyring)
-    use = StoreUse.of(store, store_size, reuse, salt, key, insist, named_by(context))
+    named = named_by(context)
+    use = StoreUse.of(store, store_size, reuse, salt, key, insist, named, store_accept)
     request = reading_request(
         model=model,
         number_type=dtype,

@@ -33,7 +33,14 @@ from hillinfer.cli.parsing.shared import (
 )
 from hillinfer.cli.prune import PruneOption, PruneUse, RankerOption
 from hillinfer.cli.questions import read_document, reads_stdin
-from hillinfer.cli.store import SaltOption, SizeOption, StoreUse, StrictOption, named_by
+from hillinfer.cli.store import (
+    AcceptOption,
+    SaltOption,
+    SizeOption,
+    StoreUse,
+    StrictOption,
+    named_by,
+)
 from hillinfer.cli.store_keys import KeyFileOption, KeyringOption, PassphraseOption
 from hillinfer.errors import PromptError, SettingsError
 from hillinfer.generate.prompt import PromptStyle, check_text
@@ -346,6 +353,7 @@ def generate(
     store_size: SizeOption = None,
     reuse: ReuseOption = "longest",
     salt: SaltOption = "",
+    store_accept: AcceptOption = None,
     key_file: KeyFileOption = None,
     passphrase_file: PassphraseOption = None,
     keyring: KeyringOption = None,
@@ -418,6 +426,7 @@ def generate(
             key_source(key_file, passphrase_file, keyring),
             insist if store_strict else None,
             named_by(context),
+            store_accept,
         ),
         prompt_file=None if reads_stdin(prompt_file, prompt) else prompt_file,
         prune=None if prune is None else PruneUse(prune, prune_ranker),

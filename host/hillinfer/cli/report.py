@@ -349,6 +349,8 @@ def store_line(told: StoreFacts) -> str:
     if told.found_tokens:
         seconds = told.find_seconds + told.read_seconds
         parts.append(f"opened in {seconds:.2f} s with {format_bytes(told.read_bytes)} read")
+        if told.is_of_another:
+            parts.append(f"made by {told.made_by}")
         parts += [
             f"{one.tokens} tokens behind {one.before} {one.way} ({one.reason})"
             for one in told.passes
@@ -357,6 +359,8 @@ def store_line(told: StoreFacts) -> str:
         parts.append(f"{told.stored_tokens} stored in {told.store_seconds:.2f} s")
     if told.refused_chunks:
         parts.append(f"{told.refused_chunks} chunks not admitted, or too much was written today")
+    if told.not_accepted:
+        parts.append(f"other engines' rows are not taken: {told.not_accepted}")
     if told.failure:
         parts.append(f"not used: {told.failure}")
     return "; ".join(parts)

@@ -291,8 +291,9 @@ def _prompts(
     if use is None or store is None:
         return None
     made_by = {} if request.projections == STOCK else {"projections": request.projections}
+    rounding = {"block_rows": settings.block_rows}
     return ModelPrompts(
-        store, loaded.model, use.reuse, use.salt, made_by, {"block_rows": settings.block_rows}
+        *(store, loaded.model, use.reuse, use.salt, made_by, rounding), accept=use.accept
     )
 
 

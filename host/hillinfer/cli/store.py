@@ -47,7 +47,7 @@ from hillinfer.store.maintenance import pin as pin_chunks
 from hillinfer.store.pool_files import StoreError, StorePlaces
 from hillinfer.store.store import Store
 from hillinfer.store_holdings import holdings
-from hillinfer.store_rules import StoreRules, StoreRulesError
+from hillinfer.store_rules import Maker, StoreRules, StoreRulesError
 from hillinfer.values import ByteSize, choice, format_bytes
 
 StoredName = Annotated[str, typer.Argument(help="As hillinfer store ls names it.")]
@@ -63,6 +63,15 @@ SaltOption = Annotated[
     typer.Option(
         envvar="HILLINFER_STORE_SALT",
         help="Of a tenant: what is stored with another one is not found.",
+    ),
+]
+AcceptOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store-accept",
+        envvar="HILLINFER_STORE_ACCEPT",
+        help="Take rows, too, that another engine made of the same model, vllm, and let it find "
+        "those that are made here. They are rounded otherwise.",
     ),
 ]
 StrictOption = Annotated[
@@ -137,6 +146,8 @@ class StoreUse:
         Called with what would be a miss, and may raise it; None: failures are misses.
     named_by
         The option or the variable that named it.
+    accept
+        Engines whose rows are taken, too.
     """
 
     directory: Path
@@ -146,6 +157,7 @@ class StoreUse:
     key: KeySource | None = None
     raising: Callable[[Exception], None] | None = None
     named_by: str = "--store"
+    accept: tuple[Maker, ...] = ()
 
     @classmethod
     def of(
@@ -157,6 +169,7 @@ class StoreUse:
         key: KeySource | None = None,
         raising: Callable[[Exception], None] | None = None,
         named_by: str = "--store",
+        accept: str | None = None,
     ) -> StoreUse | None:
         """Return what options mean, None where they name no store.
 
@@ -166,10 +179,16 @@ class StoreUse:
             Where one of them means nothing.
         """
         way = choice("reuse", Reuse, reuse)
+        others = () if accept is None else (choice("store-accept", Maker, accept),)
+        if others and way is Reuse.EXACT:
+            raise SettingsError(
+                "--reuse exact gives the bits of an unbroken run, which rows of another engine do "
+                "not have: leave --store-accept out"
+            )
         if directory is None:
             return None
         amount = None if size is None else store_bytes(size)
-        return cls(directory, amount, way, salt.encode(), key, raising, named_by)
+        return cls(directory, amount, way, salt.encode(), key, raising, named_by, others)
 
     def opened(self, calls: DriveCalls | None = None) -> Store:
         """Return the store, reached through `calls`, made where there is none and a size was given.

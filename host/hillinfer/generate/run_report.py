@@ -11,6 +11,7 @@ from typing import Any
 
 from hillinfer.errors import Failure, Finish
 from hillinfer.statistics import CacheStatistics, Counters
+from hillinfer.store_rules import Maker
 from hillinfer.system.files import cannot_write, write_whole
 
 
@@ -180,6 +181,10 @@ class StoreFacts:
         Chunks that were not stored because they were not admitted, or enough was written that day.
     directory
         Of the store.
+    made_by
+        Who made the found rows, like `hillinfer` or `vllm`; empty where none were found.
+    not_accepted
+        Why rows that another engine may have are not taken; empty where they are, or not asked for.
     """
 
     prompt_tokens: int
@@ -194,6 +199,13 @@ class StoreFacts:
     refused_chunks: int = 0
     directory: str = ""
     passes: tuple[PassWay, ...] = ()
+    made_by: str = ""
+    not_accepted: str = ""
+
+    @property
+    def is_of_another(self) -> bool:
+        """Whether found rows were made by another engine: what goes on from them is not stored."""
+        return self.made_by not in ("", Maker.HILLINFER)
 
     @property
     def is_read_singly(self) -> bool:

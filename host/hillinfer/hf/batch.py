@@ -222,6 +222,10 @@ class Batch:
         lengths = [len(sequence.token_ids) for sequence in self._sequences]
         self._made = [Made(length, chunk_tokens or 0, length) for length in lengths]
 
+    def filled_by_another(self) -> None:
+        """Note that all rows came from another engine: nothing of them is stored as made here."""
+        self._made = [Made()] * len(self._sequences)
+
     def take(self, others: SequenceOf[Batch], pads: SequenceOf[int], rows: SequenceOf[int]) -> None:
         """Take over rows of other batches, which are empty then, in the place of none.
 

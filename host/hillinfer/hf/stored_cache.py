@@ -215,11 +215,16 @@ class StoredCache(HillInferCache):
             # Numbers of Python for each would take longer than finding them.
             words = array("I", ids[0].to("cpu", torch.int32).numpy().tobytes())
             reading = prompts.store.open(self, words)
-            prompts.brought(reading.facts(), reading if reading.is_asked else None)
+            told = reading.facts()
+            prompts.brought(told, reading if reading.is_asked else None)
         else:
             keys = [(pad, tuple(row[pad:])) for pad, row in zip(pads, ids.tolist(), strict=True)]
-            prompts.brought(self._fill_rows(prompts.store, keys, chunk_tokens))
-        self._batch.filled(chunk_tokens)
+            told = self._fill_rows(prompts.store, keys, chunk_tokens)
+            prompts.brought(told)
+        if told.is_of_another:
+            self._batch.filled_by_another()
+        else:
+            self._batch.filled(chunk_tokens)
         held: int = self.get_seq_length()
         return held
 
@@ -290,4 +295,6 @@ def _together(one: StoreFacts, other: StoreFacts) -> StoreFacts:
         read_bytes=one.read_bytes + other.read_bytes,
         failure=one.failure or other.failure,
         directory=other.directory,
+        made_by=other.made_by if other.is_of_another else one.made_by or other.made_by,
+        not_accepted=other.not_accepted,
     )

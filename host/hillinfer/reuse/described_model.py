@@ -85,6 +85,20 @@ def _modules_digest(model: torch.nn.Module) -> str:
     return hashlib.sha256(json.dumps(told, separators=(",", ":")).encode()).hexdigest()
 
 
+def told_of_modules(model: torch.nn.Module, without: str) -> list[list[object]]:
+    """Return what modules are and say of themselves by name, but for one of their attributes."""
+    return [
+        [name, *([_without(one, without) for one in _told(module)])]
+        for name, module in sorted(model.named_modules())
+    ]
+
+
+def _without(told: object, name: str) -> object:
+    if not isinstance(told, list):
+        return told
+    return [one for one in told if not (isinstance(one, tuple) and one[0] == name)]
+
+
 def _told(module: torch.nn.Module) -> Iterator[object]:
     yield _name(type(module))
     own = vars(module)

@@ -14,12 +14,17 @@ from numpy.typing import NDArray
 from transformers.cache_utils import DynamicLayer
 
 from hillinfer.arrived_rows import ArrivedRows
-from hillinfer.drive.files import PAGE_BYTES, round_up
+from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, round_up
+from hillinfer.hf.cache import HillInferCache
+from hillinfer.kv.opened_sequences import OpenedRows, StoredRows
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.library import native_library
 from hillinfer.native.signatures import CheckedRows, StateRows
+from hillinfer.store.keys import CHUNK_GROUPS
+from hillinfer.store.prefix import WrongBytesError
 from hillinfer.system.kept_memory import BLOCK_BYTES, KeptMemory
+from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 # As the native library numbers them.
 _STORED_TYPES = {torch.bfloat16: 0, torch.float16: 1}
@@ -334,6 +339,43 @@ class StreamedLayer(DynamicLayer):  # type: ignore[misc]
         keys, values = (states[:, :, :tokens] for states in room)
         self._keys, self._values, self._room = keys, values, room
         return keys, values
+
+
+def copied(
+    cache: HillInferCache,
+    stored: StoredRows,
+    states: Callable[[int, torch.device | str], LandedStates],
+) -> OpenedRows:
+    """Copy the first tokens of a sealed prompt into an empty cache, which could not read them.
+
+    Parameters
+    ----------
+    cache
+        Empty.
+    stored
+        The prompt.
+    states
+        Returns room for so many tokens on a device.
+    """
+    done, shape = 0, stored.prefix.shape
+    for number, chunk in enumerate(stored.prefix.chunks):
+        groups = min(chunk.groups, stored.tokens // GROUP_TOKENS - number * CHUNK_GROUPS)
+        if groups <= 0:
+            break
+        count = groups * GROUP_TOKENS
+        held = states(count, "cpu")
+        memory = aligned_buffer(count * shape.row_bytes)[: count * shape.row_bytes]
+        try:
+            for layer in range(shape.layers):
+                rows = memory.reshape(count, -1)
+                stored.prefix.read_groups(chunk, layer, 0, rows)
+                held.place(layer, 0, rows, count)
+        except (OSError, WrongBytesError) as error:
+            return OpenedRows(done, done * shape.layers * shape.row_bytes, error)
+        ids = torch.tensor([list(stored.ids[done : done + count])])
+        cache.fill(ids, *([one[None] for one in side] for side in zip(*held.layers, strict=True)))
+        done += count
+    return OpenedRows(done, done * shape.layers * shape.row_bytes, None)
 
 
 def _grown(states: torch.Tensor, tokens: int, size: int) -> torch.Tensor:

@@ -16,6 +16,7 @@ import torch
 from hillinfer.errors import ColdPoolError, SettingsError
 from hillinfer.model_shape import ModelShape
 from hillinfer.reuse.described_model import DescribedModel
+from hillinfer.reuse.other_makers import OtherMakers
 from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.reuse.ways import NoRates, PassRates, RateSource
 from hillinfer.schedule.drive_rates import DriveRates
@@ -156,6 +157,9 @@ class ModelPrompts:
     rates
         By which what follows a stored prefix is read in the sooner way; None for those that this
         machine has of the store's drives and the model (`KnownRates`).
+    accept
+        Engines whose rows of the same model are taken, too, like `vllm`, and that may find what
+        this one makes.
 
     Raises
     ------
@@ -176,6 +180,7 @@ class ModelPrompts:
         made_by: Mapping[str, object] | None = None,
         divided_by: Mapping[str, object] | None = None,
         rates: RateSource | None = None,
+        accept: Sequence[str] = (),
     ) -> None:
         if not isinstance(salt, bytes):
             raise SettingsError(f"salt must be bytes, not {type(salt).__name__}")
@@ -184,9 +189,12 @@ class ModelPrompts:
         self._rates = rates
         self._known: KnownRates | None = None
         self._model, self._described = model, DescribedModel(model)
+        makers = OtherMakers.named(accept)
         # Last: nothing is to be open where this fails.
         self._opened = None if isinstance(store, Store) else _opened(store)
         self._store = store if isinstance(store, Store) else self._opened
+        assert self._store is not None
+        self._others = OtherMakers(self._store, model, makers)
 
     @property
     def cipher(self) -> str:
@@ -210,6 +218,7 @@ class ModelPrompts:
             self._described.facts(),
             self._divided_by,
             rates,
+            others=self._others,
         )
 
     def of_tenant(self, salt: bytes) -> ModelPrompts:

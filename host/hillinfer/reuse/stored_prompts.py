@@ -27,7 +27,8 @@ from hillinfer.kv.opened_sequences import OpenedRows, StoredRows
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
 from hillinfer.reuse.described_model import DescribedModel, has_stored_codes, slot_of
-from hillinfer.reuse.landed_states import LandedStates
+from hillinfer.reuse.landed_states import LandedStates, copied
+from hillinfer.reuse.other_makers import FoundPrompts, OtherMakers
 from hillinfer.reuse.streaming import (
     Landing,
     Loading,
@@ -40,7 +41,7 @@ from hillinfer.reuse.ways import NoRates, RateSource, StoredReading, WayChooser
 from hillinfer.schedule.kept_windows import PASSES_IN_MEMORY, KeptWindows, WindowKey
 from hillinfer.schedule.windows import SlackTable
 from hillinfer.statistics import StoreCounts
-from hillinfer.store.keys import CHUNK_GROUPS, CHUNK_TOKENS, Namespace, Reuse
+from hillinfer.store.keys import CHUNK_TOKENS, Namespace, Reuse
 from hillinfer.store.pool_files import READERS, StoreError, StoreFailedError
 from hillinfer.store.prefix import StoredPrefix, WrongBytesError
 from hillinfer.store.store import Store
@@ -78,6 +79,8 @@ class StoredPrompts:
         all at once. With `Reuse.EXACT` it is always all at once.
     recorder
         Notes what passes wait for.
+    others
+        Engines whose rows of the same model are taken, too; None for none.
 
     Attributes
     ----------
@@ -101,6 +104,7 @@ class StoredPrompts:
         divided_by: Mapping[str, object] | None = None,
         rates: RateSource | None = None,
         recorder: Recorder = SILENT,
+        others: OtherMakers | None = None,
     ) -> None:
         self._store = store
         self._directory = str(store.places.directory)
@@ -140,6 +144,7 @@ class StoredPrompts:
         self.namespace = Namespace.of(
             facts, self._shape.layers, self._shape.row_bytes, shadow_bytes
         )
+        self._prompts = FoundPrompts(store, self.namespace, salt, others, reuse, facts)
 
     @property
     def shape(self) -> ModelShape:
@@ -154,7 +159,7 @@ class StoredPrompts:
         The key of its longest stored prefix, how many tokens that has, and the seconds that
         computing it took once.
         """
-        found = self._store.find(self.namespace, ids, self._salt)
+        found = self._prompts.own(ids)
         if found is None:
             return None
         with found:
@@ -200,13 +205,14 @@ class StoredPrompts:
                 f"load_into fills an empty cache, and this one holds {cache.get_seq_length()} "
                 "tokens: give a new one"
             )
-        found = self._store.find(self.namespace, ids, self._salt)
+        found = self._prompts.find(ids)
         if found is None:
             return 0
         tokens = self._usable(found, ids)
         if not tokens:
             found.close()
             return 0
+        self._prompts.note(cache, found)
         self.loaded.prefixes += 1
         self.loaded.tokens += tokens
         if takes_streams(cache):
@@ -237,6 +243,9 @@ class StoredPrompts:
         seconds
             What computing them took. CacheUseError is raised where some layer has fewer tokens.
         """
+        if not self._prompts.has_own(cache):
+            # Rows of two makers are never joined.
+            return 0
         layers = [(one.keys[0], one.values[0]) for one in cache.layers]  # type: ignore[attr-defined]
         held = {keys.shape[1] for keys, _ in layers}
         if len(held) > 1 or min(held) < len(ids):
@@ -291,7 +300,7 @@ class StoredPrompts:
         recording = None
         # What is behind a border has, in other prompts, the bits of another division.
         whole = ids[: self.whole(len(ids))]
-        if whole:
+        if whole and self._prompts.is_own(found):
             recording = cache.record(partial(self._recording, cache, whole, found))
         if recording is None and found is not None:
             found.close()
@@ -321,7 +330,7 @@ class StoredPrompts:
         """Give a cache the longest stored prefix; return it, leased, where it may go on."""
         assert self._slot is not None, "a model with a cache of HillInfer has shadows"
         started = time.perf_counter()
-        found = self._store.find(self.namespace, ids, self._salt)
+        found = self._prompts.find(ids)
         looked = time.perf_counter() - started
         opened = OpenedRows(0, 0, None)
         if found is not None:
@@ -331,7 +340,7 @@ class StoredPrompts:
             )
             try:
                 if found.shape.tag_bytes and not can_open():
-                    opened = self._copied(cache, stored)
+                    opened = copied(cache, stored, self._states)
                 else:
                     opened = cache.open_stored(stored)
             except StoreFailedError:
@@ -346,7 +355,7 @@ class StoredPrompts:
         if failure is not None and found is not None:
             # Wrong bytes are found no more, and what was behind them is stored again.
             found.close()
-            found = self._store.find(self.namespace, ids, self._salt)
+            found = self._prompts.find(ids)
         facts = StoreFacts(
             len(ids),
             found_tokens=opened.tokens,
@@ -355,6 +364,8 @@ class StoredPrompts:
             read_bytes=opened.read_bytes,
             failure=str(failure) if failure is not None else self._failure_of(found),
             directory=self._directory,
+            made_by=self._prompts.maker(found) if opened.tokens else "",
+            not_accepted=self._prompts.accepted.refused,
         )
         return facts, found
 
@@ -365,30 +376,6 @@ class StoredPrompts:
     def question_way(self, before: int, tokens: int, alpha: float) -> PassWay:
         """Return how a question's tokens are best read; parameters as of `WayChooser`."""
         return self._ways.question_way(before, tokens, alpha)
-
-    def _copied(self, cache: HillInferCache, stored: StoredRows) -> OpenedRows:
-        """Copy the first tokens of a sealed prompt into an empty cache: it could not read them."""
-        done, shape = 0, self._shape
-        for number, chunk in enumerate(stored.prefix.chunks):
-            groups = min(chunk.groups, stored.tokens // GROUP_TOKENS - number * CHUNK_GROUPS)
-            if groups <= 0:
-                break
-            count = groups * GROUP_TOKENS
-            held = self._states(count, "cpu")
-            memory = aligned_buffer(count * shape.row_bytes)[: count * shape.row_bytes]
-            try:
-                for layer in range(shape.layers):
-                    rows = memory.reshape(count, -1)
-                    stored.prefix.read_groups(chunk, layer, 0, rows)
-                    held.place(layer, 0, rows, count)
-            except (OSError, WrongBytesError) as error:
-                return OpenedRows(done, done * shape.token_bytes, error)
-            ids = torch.tensor([list(stored.ids[done : done + count])])
-            cache.fill(
-                ids, *([one[None] for one in side] for side in zip(*held.layers, strict=True))
-            )
-            done += count
-        return OpenedRows(done, done * shape.token_bytes, None)
 
     def _failure_of(self, found: StoredPrefix | None) -> str:
         return "" if found is not None else self._store.counts.last_failure
@@ -467,7 +454,7 @@ class StoredPrompts:
     ) -> int:
         # What is behind a border has, in other prompts, the bits of another division.
         ids = ids[: self.whole(len(ids))]
-        found = self._store.find(self.namespace, ids, self._salt)
+        found = self._prompts.own(ids)
         stored = 0 if found is None else found.tokens
         writer = None
         try:

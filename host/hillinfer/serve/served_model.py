@@ -45,6 +45,8 @@ class StoreOfServer:
         What else decides which bits rows have.
     documents
         How its documents are placed while nobody waits; None: they rest.
+    accept
+        Engines whose rows of the same model are taken, too.
     """
 
     store: Store
@@ -52,6 +54,7 @@ class StoreOfServer:
     salt: bytes = b""
     made_by: Mapping[str, object] = field(default_factory=dict)
     documents: DocumentRules | None = field(default_factory=DocumentRules)
+    accept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -311,7 +314,8 @@ def served_model(
     if stored is not None:
         rounding = {"block_rows": settings.block_rows}
         base = ModelPrompts(
-            stored.store, loaded.model, stored.reuse, stored.salt, stored.made_by, rounding
+            *(stored.store, loaded.model, stored.reuse, stored.salt, stored.made_by, rounding),
+            accept=stored.accept,
         )
     with Attachment(loaded.model, settings, prompts=base) as attachment:
         joined_steps = JoinedSteps(loaded.model)

@@ -261,7 +261,11 @@ class Store:
         return self.room.drop(sealed_by(self.database, self.files, pool, number))
 
     def find(
-        self, namespace: Namespace, ids: Sequence[int], salt: bytes = b""
+        self,
+        namespace: Namespace,
+        ids: Sequence[int],
+        salt: bytes = b"",
+        others: Sequence[Namespace] = (),
     ) -> StoredPrefix | None:
         """Return the longest stored prefix of a prompt, whose chunks stay until it is closed.
 
@@ -275,11 +279,15 @@ class Store:
             Token numbers of the prompt.
         salt
             Of a tenant; what others have stored is not found.
+        others
+            Of other makers whose rows are accepted where they have more of the prompt.
         """
         prefix = None
         try:
             self._check_process()
             prefix = self._find(namespace, ids, salt)
+            for other in others:
+                prefix = _longer(prefix, self._find(other, ids, salt))
         except (OSError, StoreError, SecrecyError) as error:
             self._failed(error)
         found = 0 if prefix is None else prefix.tokens
@@ -457,6 +465,18 @@ class Store:
             raise StoreError(
                 "this store was opened before the process forked: open it again in the child"
             )
+
+
+def _longer(own: StoredPrefix | None, other: StoredPrefix | None) -> StoredPrefix | None:
+    """Return the prefix that has more tokens, the first where both have as many; close the other.
+
+    Rows of two makers are never joined.
+    """
+    if own is None or other is None:
+        return own or other
+    kept, left = (other, own) if other.tokens > own.tokens else (own, other)
+    left.close()
+    return kept
 
 
 def _newest(sheets: Sequence[tuple[int, Sheet]], wanted: Expected) -> tuple[int, Sheet, int] | None:

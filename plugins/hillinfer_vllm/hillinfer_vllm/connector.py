@@ -22,12 +22,19 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
+from hillinfer_vllm.adapters import Adapters
 from hillinfer_vllm.kv_blocks import KvBlocks, row_bytes_of
 from hillinfer_vllm.loading import Loads, TransferCounts, WorkerSide
 from hillinfer_vllm.ranks import RankReports
 from hillinfer_vllm.refusals import checked
 from hillinfer_vllm.scheduling import SchedulerSide
-from hillinfer_vllm.shared_store import ConnectorError, namespaces, opened_store
+from hillinfer_vllm.shared_store import (
+    ConnectorError,
+    OtherRows,
+    accepts,
+    namespaces,
+    opened_store,
+)
 from hillinfer_vllm.statistics import StoreMetrics, StoreStats, of_other_rank
 from hillinfer_vllm.step_plan import StepPlan
 from hillinfer_vllm.storing import Publishing, Saves
@@ -107,7 +114,9 @@ class HillInferStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[
         self._rank = _rank() if ranks > 1 and role is KVConnectorRole.WORKER else 0
         self._namespace = every[self._rank]
         self._publishing = Publishing.AT_ONCE if ranks == 1 else Publishing.TOGETHER
-        self._store = opened_store(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        accepted = accepts(extra)
+        self._store = opened_store(extra)
         self._counts = TransferCounts()
         self._told = self._counts.by_name()
         self._scheduler: SchedulerSide | None = None
@@ -116,7 +125,12 @@ class HillInferStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[
         self._block_tokens = vllm_config.cache_config.block_size
         self._block_manager: Any = None
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(self._store, every, self._block_tokens, _log.warning)
+            others = OtherRows.of(self._store, accepted, every, model.model, config, facts)
+            lora = vllm_config.lora_config
+            adapters = Adapters("" if lora is None else str(lora.lora_dtype))
+            self._scheduler = SchedulerSide(
+                *(self._store, every, self._block_tokens, _log.warning), others.now, adapters
+            )
 
     # A request whose rows are not stored is answered all the same.
     @property

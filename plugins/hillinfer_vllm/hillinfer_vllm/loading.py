@@ -16,6 +16,7 @@ from hillinfer.arrived_rows import ArrivedRows, ReadRows, Taker
 from hillinfer.store.keys import CHUNK_TOKENS, Namespace
 from hillinfer.store.store import Store
 from hillinfer_model.kernel_spec import GROUP_TOKENS
+from hillinfer_vllm.adapters import adapted
 from hillinfer_vllm.kv_blocks import FIELDS, KvBlocks
 from hillinfer_vllm.step_plan import PlannedLoad
 
@@ -35,6 +36,8 @@ class TransferCounts:
         What forward passes waited for rows.
     loading_seconds
         From the first read to the last row in its block.
+    accepted_tokens
+        Those of them whose rows another engine made.
     failed_loads
         Requests whose rows did not come; vLLM computes them anew.
     stored_tokens, stored_bytes
@@ -47,6 +50,7 @@ class TransferCounts:
     loaded_bytes: int = 0
     waited_seconds: float = 0.0
     loading_seconds: float = 0.0
+    accepted_tokens: int = 0
     failed_loads: int = 0
     stored_tokens: int = 0
     stored_bytes: int = 0
@@ -218,12 +222,15 @@ class _Load:
             else:
                 size = tokens * self._side.token_bytes
                 counts.add(loading_seconds=seconds, loaded_tokens=tokens, loaded_bytes=size)
+                if self.plan.namespace is not None:
+                    counts.add(accepted_tokens=tokens)
             for there in self._there:
                 there.set()
 
     def _bring(self) -> None:
         plan, side = self.plan, self._side
-        found = side.store.find(side.namespace, plan.prompt.ids, plan.prompt.salt)
+        space = plan.namespace or adapted(side.namespace, plan.prompt.adapter)
+        found = side.store.find(space, plan.prompt.ids, plan.prompt.salt)
         if found is None:
             raise LookupError("the stored prefix is gone")
         with found:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from hillinfer.store.keys import Namespace
 from hillinfer.store.prefix import StoredPrefix
 from hillinfer.store.store import Store
+from hillinfer.store_makers import is_of
+from hillinfer_vllm.adapters import adapted
 from hillinfer_vllm.step_plan import Prompt
 
 
@@ -51,19 +53,38 @@ class FoundByAll:
         Of each rank.
     prompt
         Which is looked up.
+    others
+        Of rows that another engine made of the whole model, which one rank alone may take.
+
+    Attributes
+    ----------
+    tokens
+        That all of them have.
+    taken
+        Namespace of the rows where another engine made them; None where this one did.
     """
 
-    def __init__(self, store: Store, namespaces: Sequence[Namespace], prompt: Prompt) -> None:
+    def __init__(
+        self,
+        store: Store,
+        namespaces: Sequence[Namespace],
+        prompt: Prompt,
+        others: Sequence[Namespace] = (),
+    ) -> None:
         self._found: list[StoredPrefix] = []
         tokens: list[int] = []
-        for space in namespaces:
-            found = store.find(space, prompt.ids, prompt.salt)
+        self.taken: Namespace | None = None
+        # Nobody says of another engine's rows which adapter made them.
+        others = others if len(namespaces) == 1 and not prompt.adapter else ()
+        for base in namespaces:
+            space = adapted(base, prompt.adapter)
+            found = store.find(space, prompt.ids, prompt.salt, others)
             tokens.append(0 if found is None else found.tokens)
             if found is None:
                 break
             self._found.append(found)
+            self.taken = next((one for one in others if is_of(found, one)), None)
         self.tokens = min(tokens)
-        """Tokens that all of them have."""
         if not self.tokens:
             self.close()
 

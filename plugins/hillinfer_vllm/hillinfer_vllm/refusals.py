@@ -134,6 +134,4 @@ def refusal_of(request: Any) -> str | None:
         return "images or sound are part of it, of which token numbers say nothing"
     if request.prompt_embeds is not None:
         return "its prompt is of embeddings"
-    if request.lora_request is not None:
-        return "an adapter changes its rows"
     return None

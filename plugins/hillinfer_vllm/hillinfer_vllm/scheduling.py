@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hillinfer.store.keys import Namespace
 from hillinfer.store.store import Store
 from hillinfer_model.kernel_spec import GROUP_TOKENS
+from hillinfer_vllm.adapters import Adapters, UnknownAdapterError
 from hillinfer_vllm.ranks import FoundByAll, RankReports
 from hillinfer_vllm.refusals import refusal_of
 from hillinfer_vllm.step_plan import PlannedLoad, PlannedSave, Prompt, StepPlan
@@ -62,6 +63,10 @@ class SchedulerSide:
         Tokens of a block; loads end with a whole one.
     warn
         Told once of each reason why a request is not looked up.
+    others
+        Returns namespaces of another engine's rows that are taken, and why there are no more.
+    adapters
+        Says which adapter a request's rows are made with.
     """
 
     def __init__(
@@ -70,12 +75,15 @@ class SchedulerSide:
         namespaces: Sequence[Namespace],
         block_tokens: int,
         warn: Callable[[str], None] = lambda line: None,
+        others: Callable[[], tuple[Sequence[Namespace], str]] = lambda: ((), ""),
+        adapters: Adapters | None = None,
     ) -> None:
         self._store = store
         self._namespaces = namespaces
         self._block_tokens = block_tokens
         self._warn = warn
         self._warned: set[str] = set()
+        self._others, self._adapters = others, adapters or Adapters()
         self._publishes: list[tuple[str, int]] = []
         self._known: dict[str, _Known] = {}
         self._is_resting = False
@@ -172,21 +180,34 @@ class SchedulerSide:
         """Return what is known of a request; None where the store does not serve it."""
         known = self._known.get(request.request_id)
         if known is None:
-            refused = refusal_of(request)
+            refused, adapter = refusal_of(request), ""
+            if refused is None and request.lora_request is not None:
+                try:
+                    adapter = self._adapters.digest(request.lora_request)
+                except UnknownAdapterError as error:
+                    refused = str(error)
             if self._is_resting or refused is not None:
                 self._tell(refused)
                 return None
             salt = (request.cache_salt or "").encode()
-            prompt = Prompt(tuple(request.prompt_token_ids or ()), salt)
-            found = FoundByAll(self._store, self._namespaces, prompt)
-            known = _Known(prompt, found, saved=found.tokens)
+            prompt = Prompt(tuple(request.prompt_token_ids or ()), salt, adapter)
+            others, why = self._others()
+            self._tell_once(f"rows of another engine are not taken: {why}" if why else "")
+            found = FoundByAll(self._store, self._namespaces, prompt, others)
+            # What is computed behind rows of another engine is nobody's own, and is not stored.
+            saved = len(prompt.ids) if found.taken is not None else found.tokens
+            known = _Known(prompt, found, saved=saved)
             self._known[request.request_id] = known
         return known
 
     def _tell(self, refused: str | None) -> None:
-        if refused is not None and refused not in self._warned:
-            self._warned.add(refused)
-            self._warn(f"a request is neither loaded nor stored: {refused}")
+        if refused is not None:
+            self._tell_once(f"a request is neither loaded nor stored: {refused}")
+
+    def _tell_once(self, line: str) -> None:
+        if line and line not in self._warned:
+            self._warned.add(line)
+            self._warn(line)
 
     def _planned(
         self, plan: StepPlan, output: Any, request: str, blocks: Any, computed: int
@@ -196,7 +217,8 @@ class SchedulerSide:
             return
         known.blocks = list(blocks)
         if known.load is not None:
-            plan.loads.append(PlannedLoad(request, known.prompt, *known.load, tuple(known.blocks)))
+            blocks_of, space = tuple(known.blocks), known.found.taken
+            plan.loads.append(PlannedLoad(request, known.prompt, *known.load, blocks_of, space))
             known.load = None
         stop = min(computed + output.num_scheduled_tokens[request], len(known.prompt.ids))
         if stop // GROUP_TOKENS * GROUP_TOKENS > known.saved:

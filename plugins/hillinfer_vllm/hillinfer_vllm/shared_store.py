@@ -3,21 +3,28 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import mmap
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hillinfer.errors import HillInferError
 from hillinfer.store.keys import Namespace
+from hillinfer.store.pool_files import StoreError
 from hillinfer.store.store import Store
+from hillinfer.store_makers import (
+    RowKind,
+    UnlikeRowsError,
+    accepted,
+    files_digest,
+    note_maker,
+    weight_files,
+)
+from hillinfer.store_rules import Maker
 from hillinfer.values import ByteSize
 
-_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
-_HASHING_THREADS = 4
+_OPTIONS = frozenset({"store", "store_size", "accept"})
 # Of a config, what says nothing about how keys and values are computed.
 _NO_MATTER = frozenset({"transformers_version", "torch_dtype", "use_cache", "_name_or_path"})
 
@@ -32,7 +39,8 @@ def opened_store(extra: Mapping[str, Any]) -> Store:
     Parameters
     ----------
     extra
-        `store`: its directory; `store_size`: bytes of a new one, as `20GB`.
+        `store`: its directory; `store_size`: bytes of a new one, as `20GB`; `accept` as of
+        `accepts`.
 
     Raises
     ------
@@ -41,11 +49,11 @@ def opened_store(extra: Mapping[str, Any]) -> Store:
     StoreError
         Where it cannot be used.
     """
-    unknown = sorted(set(extra) - {"store", "store_size"})
+    unknown = sorted(set(extra) - _OPTIONS)
     if unknown:
         raise ConnectorError(
             f"kv_connector_extra_config has '{unknown[0]}', which is unknown: it takes 'store', "
-            "the directory of a store, and 'store_size', as 20GB"
+            "the directory of a store, 'store_size', as 20GB, and 'accept', hillinfer"
         )
     named = extra.get("store")
     if not isinstance(named, str) or not named:
@@ -137,21 +145,102 @@ def weights_digest(directory: Path) -> str:
     ConnectorError
         Where there are none.
     """
-    files = sorted(path for pattern in _WEIGHTS for path in directory.glob(pattern))
+    files = weight_files(directory)
     if not files:
         raise ConnectorError(
             f"no weights in {directory}: give vLLM the directory of a model that lies on this "
             "machine, so that the store can tell its rows from those of other weights"
         )
-    with ThreadPoolExecutor(_HASHING_THREADS) as threads:
-        digests = list(threads.map(_file_digest, files))
-    named = [f"{path.name} {digest}\n" for path, digest in zip(files, digests, strict=True)]
-    return hashlib.sha256("".join(named).encode()).hexdigest()
+    return files_digest(files)
 
 
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        if not path.stat().st_size:
-            return hashlib.sha256().hexdigest()
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return hashlib.sha256(content).hexdigest()
+# --- rows of other engines ---
+
+
+def accepts(extra: Mapping[str, Any]) -> Maker | None:
+    """Return whose rows a `kv_connector_extra_config` takes beside vLLM's; None: nobody's.
+
+    Raises
+    ------
+    ConnectorError
+        Where it names nobody who makes rows.
+    """
+    named = extra.get("accept")
+    if named is None:
+        return None
+    if named != Maker.HILLINFER:
+        raise ConnectorError(f"accept is '{named}': it takes 'hillinfer', or is left out")
+    return Maker.HILLINFER
+
+
+@dataclass(frozen=True)
+class OtherRows:
+    """Rows of the same model that another engine made, as far as they are taken.
+
+    Parameters
+    ----------
+    store
+        Where they may be.
+    maker
+        Whose are taken; None: nobody's.
+    namespace
+        Of what this engine makes.
+    kind
+        What they have to be; why they cannot be, where it is a text.
+    """
+
+    store: Store
+    maker: Maker | None
+    namespace: Namespace
+    kind: RowKind | str
+
+    @classmethod
+    def of(
+        cls,
+        store: Store,
+        maker: Maker | None,
+        spaces: list[Namespace],
+        model: str,
+        config: Mapping[str, Any],
+        facts: Mapping[str, Any],
+    ) -> OtherRows:
+        """Return what an engine may take, and let others find what it makes.
+
+        Parameters
+        ----------
+        store, maker
+            As of the class.
+        spaces
+            Namespaces of the engine's ranks.
+        model, config, facts
+            As in `namespace`.
+        """
+        kind: RowKind | str
+        try:
+            kind = _kind(spaces, model, config, facts)
+            note_maker(store.database, Maker.VLLM, kind, spaces[0])
+        except (UnlikeRowsError, StoreError) as error:
+            kind = str(error)
+        return cls(store, maker, spaces[0], kind)
+
+    def now(self) -> tuple[tuple[Namespace, ...], str]:
+        """Return namespaces of rows that are taken, and why there are no more; asked each time."""
+        if self.maker is None:
+            return (), ""
+        if isinstance(self.kind, str):
+            return (), self.kind
+        try:
+            found = accepted(self.store.database, self.maker, self.kind, self.namespace)
+        except StoreError as error:
+            return (), str(error)
+        return found.namespaces, found.refused
+
+
+def _kind(
+    spaces: list[Namespace], model: str, config: Mapping[str, Any], facts: Mapping[str, Any]
+) -> RowKind:
+    if len(spaces) > 1:
+        raise UnlikeRowsError("each tensor-parallel rank has rows of its own heads alone")
+    if facts.get("quantization", "None") != "None":
+        raise UnlikeRowsError(f"weights are quantized: {facts['quantization']}")
+    return RowKind.of(Path(model), config, str(facts["dtype"]).removeprefix("torch."))

@@ -17,6 +17,10 @@ METRICS = {
     "loaded_bytes": ("hillinfer_loaded_bytes_total", "Bytes of rows loaded from the store."),
     "waited_seconds": ("hillinfer_load_wait_seconds_total", "What passes waited for rows."),
     "loading_seconds": ("hillinfer_load_seconds_total", "From first read to last row in place."),
+    "accepted_tokens": (
+        "hillinfer_accepted_tokens_total",
+        "Prompt tokens loaded from the store whose rows another engine made.",
+    ),
     "failed_loads": ("hillinfer_failed_loads_total", "Requests whose rows did not come."),
     "stored_tokens": ("hillinfer_stored_tokens_total", "Prompt tokens given to the store."),
     "stored_bytes": ("hillinfer_stored_bytes_total", "Bytes of rows given to the store."),
@@ -26,7 +30,10 @@ METRICS = {
 
 # Of the same tokens whichever rank tells of them: bytes and failures are each rank's own.
 _OF_FIRST_RANK = frozenset(
-    ("loaded_tokens", "stored_tokens", "waited_seconds", "loading_seconds", "storing_seconds")
+    {
+        *("loaded_tokens", "accepted_tokens", "stored_tokens"),
+        *("waited_seconds", "loading_seconds", "storing_seconds"),
+    }
 )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hillinfer.store.keys import Namespace
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -16,10 +18,13 @@ class Prompt:
         Token numbers.
     salt
         Keeps tenants apart: what another salt has stored is not found.
+    adapter
+        Digest of the adapter that its rows are made with; empty where there is none.
     """
 
     ids: tuple[int, ...]
     salt: bytes = b""
+    adapter: str = ""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ class PlannedLoad:
         Token positions that are loaded; whole blocks.
     blocks
         Blocks of the request from its first token on.
+    namespace
+        Of another engine's rows; None for those of this one.
     """
 
     request: str
@@ -43,6 +50,7 @@ class PlannedLoad:
     first: int
     stop: int
     blocks: tuple[int, ...]
+    namespace: Namespace | None = None
 
 
 @dataclass(frozen=True)

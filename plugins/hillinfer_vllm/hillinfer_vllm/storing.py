@@ -16,6 +16,7 @@ from hillinfer.drive.files import aligned_buffer
 from hillinfer.store.prefix import StoredPrefix
 from hillinfer.store.writer import PrefixWriter
 from hillinfer_model.kernel_spec import GROUP_TOKENS
+from hillinfer_vllm.adapters import adapted
 from hillinfer_vllm.loading import WorkerSide
 from hillinfer_vllm.step_plan import PlannedSave
 
@@ -83,7 +84,8 @@ class _Save:
 
     def _begin(self) -> None:
         ids, salt = self.prompt.ids, self.prompt.salt
-        store, namespace = self._side.store, self._side.namespace
+        store = self._side.store
+        namespace = adapted(self._side.namespace, self.prompt.adapter)
         self._found = store.find(namespace, ids, salt)
         self._begins = 0 if self._found is None else self._found.tokens
         # Where something was evicted, the rows that come do not begin where the store ends.

@@ -186,7 +186,6 @@ def request(**changed):
     [
         ({"mm_features": [object()]}, "images or sound are part of it"),
         ({"prompt_embeds": object()}, "its prompt is of embeddings"),
-        ({"lora_request": object()}, "an adapter changes its rows"),
     ],
 )
 def test_a_request_is_left_out_with_its_reason(changed, said):

@@ -55,14 +55,18 @@ class Turn:
         return range(self.start, self.stop)
 
 
-def request_of(name, ids, salt=None, refused=None):
+def adapter_in(directory, number=1, **more):
+    return SimpleNamespace(lora_int_id=number, lora_path=str(directory), **more)
+
+
+def request_of(name, ids, salt=None, refused=None, adapter=None):
     return SimpleNamespace(
         request_id=name,
         prompt_token_ids=ids,
         cache_salt=salt,
         mm_features=[1] if refused == "images" else [],
         prompt_embeds=torch.zeros(1) if refused == "embeddings" else None,
-        lora_request=object() if refused == "adapter" else None,
+        lora_request=adapter or (adapter_in("hub/adapter") if refused == "adapter" else None),
     )
 
 
@@ -87,9 +91,9 @@ class Engine:
         self.loads, self.saves = Loads(side), Saves(side)
         self.free = list(np.random.default_rng(0).permutation(BLOCKS))
 
-    def read(self, name, ids, chunk=512, salt=None, computed=0, before_load=None, refused=None):
+    def read(self, name, ids, chunk=512, computed=0, before_load=None, **more):
         """Read a prompt in chunks; return its blocks, and how many tokens the store gave."""
-        request = request_of(name, ids, salt, refused)
+        request = request_of(name, ids, **more)
         numbers = [int(self.free.pop()) for _ in range(-(-len(ids) // BLOCK))]
         external = self.scheduler.matched(request, computed)
         assert external == self.scheduler.matched(request, computed)
@@ -413,7 +417,7 @@ def test_why_a_request_is_left_out_is_said_once(opened, space):
     scheduler.close()
     assert len(lines) == 2
     assert "images or sound" in lines[0]
-    assert "an adapter" in lines[1]
+    assert "its adapter does not lie in a directory" in lines[1]
 
 
 def test_an_engine_with_other_weights_finds_and_stores_nothing(opened):

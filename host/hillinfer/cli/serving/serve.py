@@ -33,7 +33,14 @@ from hillinfer.cli.parsing.shared import (
     StoreOption,
     ThreadsOption,
 )
-from hillinfer.cli.store import SaltOption, SizeOption, StoreUse, named_by, opened_store
+from hillinfer.cli.store import (
+    AcceptOption,
+    SaltOption,
+    SizeOption,
+    StoreUse,
+    named_by,
+    opened_store,
+)
 from hillinfer.cli.store_keys import KeyFileOption, KeyringOption, PassphraseOption
 from hillinfer.errors import SettingsError
 from hillinfer.models.registry_model import DEFAULT_MODEL
@@ -138,7 +145,8 @@ class ServeRequest:
             if store is not None and self.store is not None:
                 made_by = {} if self.projections == STOCK else {"projections": self.projections}
                 stored = StoreOfServer(
-                    store, self.store.reuse, self.store.salt, made_by, self.documents
+                    *(store, self.store.reuse, self.store.salt, made_by, self.documents),
+                    self.store.accept,
                 )
             with served_model(loaded, self.settings, self.rules, stored) as served:
                 yield served
@@ -222,6 +230,7 @@ def serve(
         ),
     ] = None,
     salt: SaltOption = "",
+    store_accept: AcceptOption = None,
     key_file: KeyFileOption = None,
     passphrase_file: PassphraseOption = None,
     keyring: KeyringOption = None,
@@ -268,6 +277,7 @@ def serve(
             salt,
             key_source(key_file, passphrase_file, keyring),
             named_by=named_by(context),
+            accept=store_accept,
         ),
         threads=threads,
         projections=projections,
