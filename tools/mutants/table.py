@@ -9,6 +9,7 @@ from mutants.frontier import FRONTIER
 from mutants.hardware import HARDWARE
 from mutants.hosts import HOSTS
 from mutants.later_prompts import LATER_PROMPTS
+from mutants.makers import MAKERS
 from mutants.mutant import Mutant
 from mutants.native import NATIVE
 from mutants.placement import PLACEMENT
@@ -40,4 +41,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *PLACEMENT,
     *CATALOGUE,
     *HOSTS,
+    *MAKERS,
 )

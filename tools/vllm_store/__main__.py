@@ -3,10 +3,11 @@
 
 python tools/vllm_store --out build/reports/vllm_store.json
 
-Its parts: `engines`, one process after the other that is asked one prompt; `replicas`, two servers
-with a store each behind a router; `trace`, requests of a public trace through `vllm bench serve`
-over a small store; `others`, what else keeps KV beneath vLLM, where it runs here. Each part is
-written to the report once it has ended, beside those of earlier runs.
+Its parts: `engines`, one process after the other that is asked one prompt; `both`, HillInfer and
+vLLM over one store; `replicas`, two servers with a store each behind a router; `trace`, requests of
+a public trace through `vllm bench serve` over a small store; `others`, what else keeps KV beneath
+vLLM, where it runs here. Each part is written to the report once it has ended, beside those of
+earlier runs.
 
 vLLM's build for processors is installed into an environment of its own first, once.
 """
@@ -32,6 +33,7 @@ from hillinfer_bench.quality.texts import standard_library_samples  # noqa: E402
 from hillinfer_bench.serving.servers import ServerError  # noqa: E402
 from peers.peer import VLLM  # noqa: E402
 from peers.peer_environment import PeerSkippedError  # noqa: E402
+from vllm_store.both import both_report  # noqa: E402
 from vllm_store.engines import EngineError, Installed, Runs, store_transfer  # noqa: E402
 from vllm_store.hiding import Hiding  # noqa: E402
 from vllm_store.others import others_report  # noqa: E402
@@ -40,7 +42,7 @@ from vllm_store.trace import TraceCase, trace_report  # noqa: E402
 
 # Of the pool file, what is overwritten to damage rows: behind the sheets of the first chunk.
 _DAMAGE_STEP, _DAMAGE_FROM = 1 << 16, 1 << 20
-PARTS = ("engines", "replicas", "trace", "others")
+PARTS = ("engines", "both", "replicas", "trace", "others")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -87,6 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(dir=options.build) as place:
         makers: dict[str, Callable[[Path], dict[str, Any]]] = {
             "engines": lambda folder: _engines(installed, folder, options),
+            "both": lambda folder: both_report(_runs(installed, folder, options), folder),
             "replicas": lambda folder: replicas_report(installed, folder, ReplicasCase()),
             "trace": lambda folder: trace_report(
                 installed, folder, TraceCase(options.requests, options.shrink, options.threads)

@@ -30,7 +30,7 @@ from hillinfer.values import ByteSize
 from hillinfer_vllm.shared_store import OtherRows, accepts, namespaces
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "store"))
-from test_vllm_steps import BLOCK, DIM, HEADS, LAYERS, NAMES, Engine, put  # noqa: E402
+from test_vllm_steps import BLOCK, DIM, HEADS, LAYERS, NAMES, Engine, put
 
 MIB = 1 << 20
 TOKENS, CHUNK = 2500, 128
@@ -382,9 +382,7 @@ def test_a_request_with_an_adapter_takes_none(model, store, attached, tmp_path):
         assert engine.read("b", IDS)[1] == STORED
 
 
-def test_an_index_that_is_made_anew_knows_makers_once_they_come_again(
-    model, store, rows, tmp_path
-):
+def test_an_index_that_is_made_anew_knows_makers_once_they_come_again(model, store, rows, tmp_path):
     with vllm(store, model, rows[2]) as engine:
         engine.read("a", IDS)
     store.close()

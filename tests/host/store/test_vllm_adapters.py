@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adapters under vLLM's connector: equal ones find each other's rows, others never do."""
 
-import os
-
 import pytest
 from test_vllm_steps import IDS, adapter_in, opened, space
 
@@ -75,7 +73,7 @@ def test_what_is_loaded_over_another_is_refused(tmp_path):
 @pytest.mark.parametrize("missing", ["adapter_model.safetensors", "adapter_config.json"])
 def test_an_adapter_without_its_files_is_unknown(tmp_path, missing):
     folder = adapter_folder(tmp_path / "one")
-    os.remove(folder / missing)
+    (folder / missing).unlink()
     with pytest.raises(UnknownAdapterError, match="does not lie in a directory"):
         Adapters().digest(adapter_in(folder))
 
