@@ -27,7 +27,7 @@ from hillinfer.store_rules import Maker
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 _HASHING_THREADS = 4
 # Of a config, what says nothing about how keys and values are computed, or stands elsewhere here.
-_NO_MATTER = frozenset(
+UNTOLD = frozenset(
     {
         *("transformers_version", "architectures", "dtype", "torch_dtype", "use_cache"),
         *("_name_or_path", "_model_name_or_path", "_attn_implementation", "model_type"),
@@ -101,7 +101,7 @@ class RowKind:
                 f"no weights and config.json in {directory}: load the model from its directory"
             )
         said = json.loads(own.read_text())
-        for name in sorted((said.keys() & config.keys()) - _NO_MATTER):
+        for name in sorted((said.keys() & config.keys()) - UNTOLD):
             if said[name] != config[name]:
                 raise UnlikeRowsError(
                     f"'{name}' is {config[name]} in memory and {said[name]} in {own}"
@@ -158,10 +158,14 @@ def accepted(database: Database, maker: Maker, kind: RowKind, like: Namespace) -
     types: set[str] = set()
     query = "SELECT value FROM meta WHERE name >= ? AND name < ? ORDER BY name"
     for (said,) in database.rows(query, (_NOTE, _NOTE + "~")):
-        told = json.loads(said)
-        if told["maker"] != maker:
+        try:
+            told = json.loads(said)
+            other, space = RowKind(**told["kind"]), Namespace(**told["namespace"])
+        except (TypeError, KeyError, ValueError):
+            # Of a version that says more of its rows: nobody knows here whether that matters.
             continue
-        other, space = RowKind(**told["kind"]), Namespace(**told["namespace"])
+        if told.get("maker") != maker:
+            continue
         if other == kind and (space.layers, space.row_bytes) == (like.layers, like.row_bytes):
             found.append(space)
         elif replace(other, row_type=kind.row_type) == kind:

@@ -9,6 +9,7 @@ its config makes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -24,6 +25,7 @@ from hillinfer.store.pool_files import StoreError
 from hillinfer.store.prefix import StoredPrefix
 from hillinfer.store.store import Store
 from hillinfer.store_makers import (
+    UNTOLD,
     Accepted,
     RowKind,
     UnlikeRowsError,
@@ -125,22 +127,29 @@ def kind_of_model(model: Any) -> RowKind:
     directory = Path(str(model.config._name_or_path))
     shape = ModelShape.from_config(model.config, model.dtype)
     kind = RowKind.of(directory, model.config.to_dict(), shape.stored_type.value)
+    _check_config(model, directory)
     _check_modules(model)
     _check_weights(model, directory)
     return kind
+
+
+def _check_config(model: Any, directory: Path) -> None:
+    """Compare what the config's file leaves out, too."""
+    held = model.config.to_dict()
+    for name, value in type(model.config).from_pretrained(directory).to_dict().items():
+        if name not in UNTOLD and held.get(name) != value:
+            raise UnlikeRowsError(f"'{name}' is {held.get(name)} in memory and {value} by its file")
 
 
 def _check_modules(model: Any) -> None:
     """Compare modules with those that the config makes; these have no memory but for positions."""
     with torch.device("meta"):
         made = type(model)(model.config).eval()
-    for (name, *own), (_, *other) in zip(
-        told_of_modules(model, _LEFT_BY_LOADING),
-        told_of_modules(made, _LEFT_BY_LOADING),
-        strict=False,
-    ):
-        if own != other:
-            raise UnlikeRowsError(f"'{name or 'the model'}' is not what the model's config makes")
+    own, other = (told_of_modules(one, _LEFT_BY_LOADING) for one in (model, made))
+    for told, wanted in zip_longest(own, other):
+        if told != wanted:
+            name = (told or wanted)[0] or "the model"
+            raise UnlikeRowsError(f"'{name}' is not what the model's config makes")
     for name, module in model.named_modules():
         if module._non_persistent_buffers_set:
             fresh = type(module)(module.config)

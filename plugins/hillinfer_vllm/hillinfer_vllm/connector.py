@@ -125,6 +125,7 @@ class HillInferStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[
         self._block_tokens = vllm_config.cache_config.block_size
         self._block_manager: Any = None
         if role is KVConnectorRole.SCHEDULER:
+            facts |= {"hf_overrides": model.hf_overrides or None}
             others = OtherRows.of(self._store, accepted, every, model.model, config, facts)
             lora = vllm_config.lora_config
             adapters = Adapters("" if lora is None else str(lora.lora_dtype))

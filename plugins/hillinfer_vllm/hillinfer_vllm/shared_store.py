@@ -212,8 +212,10 @@ class OtherRows:
             As of the class.
         spaces
             Namespaces of the engine's ranks.
-        model, config, facts
+        model, config
             As in `namespace`.
+        facts
+            As there, and `hf_overrides`.
         """
         kind: RowKind | str
         try:
@@ -243,4 +245,6 @@ def _kind(
         raise UnlikeRowsError("each tensor-parallel rank has rows of its own heads alone")
     if facts.get("quantization", "None") != "None":
         raise UnlikeRowsError(f"weights are quantized: {facts['quantization']}")
+    if facts.get("hf_overrides"):
+        raise UnlikeRowsError("hf_overrides are set: the model is not what its config says")
     return RowKind.of(Path(model), config, str(facts["dtype"]).removeprefix("torch."))

@@ -353,6 +353,7 @@ def test_vllm_does_not_find_what_was_read_without_the_users_word(model, store, a
     [
         ({"dtype": "torch.float16"}, "rows of hillinfer are bfloat16 and those of this model"),
         ({"quantization": "awq"}, "weights are quantized: awq"),
+        ({"hf_overrides": {"rms_norm_eps": 1e-3}}, "hf_overrides are set"),
     ],
 )
 def test_vllm_says_why_it_takes_none(model, store, attached, changed, said):
