@@ -64,7 +64,8 @@ def both_report(runs: Runs, folder: Path) -> dict[str, Any]:
     model = AutoModelForCausalLM.from_pretrained(runs.installed.model, dtype=torch.bfloat16).eval()
     asked = _Asking(model, ids, runs.answer_tokens, cold)
     print("vLLM reads the prompt and stores it", flush=True)
-    [computed] = runs.ask(store_transfer(theirs))["answers"]
+    # Compiled as little as those that load: both round alike.
+    [computed] = runs.ask(store_transfer(theirs), is_eager=True)["answers"]
     print("HillInfer opens what vLLM read, and reads the prompt by itself", flush=True)
     opened = asked.of(theirs, ("vllm",))
     again = asked.of(theirs, ("vllm",))
@@ -72,12 +73,8 @@ def both_report(runs: Runs, folder: Path) -> dict[str, Any]:
     print("HillInfer reads the prompt and stores it; vLLM loads it", flush=True)
     own = asked.of(ours, ("vllm",))
     transfer = store_transfer(ours)
-    [refused] = runs.ask(transfer)["answers"]
-    Store.create(folder / "fresh", _STORE_BYTES)
-    asked.of(folder / "fresh", ("vllm",))
-    transfer = store_transfer(folder / "fresh")
     transfer["kv_connector_extra_config"]["accept"] = "hillinfer"
-    [loaded] = runs.ask(transfer)["answers"]
+    [loaded] = runs.ask(transfer, is_eager=True)["answers"]
     least = (len(ids) - 1) // ENGINE_BLOCK_TOKENS * ENGINE_BLOCK_TOKENS
     errors = [
         text
@@ -87,7 +84,6 @@ def both_report(runs: Runs, folder: Path) -> dict[str, Any]:
             (again.tokens != opened.tokens, "other tokens when they were opened again"),
             (unasked.found, "vLLM's rows were opened unasked"),
             (loaded["store"].get("accepted_tokens", 0) < least, "vLLM did not load our rows"),
-            (refused["store"].get("accepted_tokens"), "vLLM loaded our rows unasked"),
         )
         if is_wrong
     ]

@@ -43,7 +43,7 @@ def main() -> None:
         enable_prefix_caching=True,
         tensor_parallel_size=ranks,
         # Several ranks would compile the same on few cores, for minutes.
-        enforce_eager=ranks > 1,
+        enforce_eager=ranks > 1 or request.get("is_eager", False),
         kv_transfer_config=transfer,
     )
     _ask(vllm, llm, "warm", ids[:_WARM_UP], None)
