@@ -117,7 +117,8 @@ class Runs:
         transfer
             Its KV transfer config; None for none.
         more
-            `times` that it is asked, `salt`, `ranks`, `is_eager`, and `rounds` that are timed behind that.
+            `times` that it is asked, `salt`, `ranks`, `is_eager`, and `rounds` that are timed
+            behind that.
 
         Raises
         ------
