@@ -2,11 +2,13 @@
 """The table of areas: which kernels it has, and that stored counts are of today's sources."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 
 from hillinfer_hw.area_table import area_cases, mark_of, stale, stored_area, stored_line
+from hillinfer_hw.build_cache import ROOT
 from hillinfer_hw.rtl_files import RTL
 from hillinfer_hw.synth import Area
 from hillinfer_model.choices import KeyMode, Rule
@@ -14,6 +16,18 @@ from hillinfer_model.presets import PRESETS
 
 STORED = json.loads((RTL / "baselines.json").read_text())
 CASES = {case.name: case for case in area_cases(list(PRESETS))}
+RESULTS = ROOT / "docs" / "results" / "kernels.md"
+KERNEL = re.compile(r"`(score_tokens|make_shadow)`, (FP16|INT[248])(?:, `(\w+)`)?")
+TITLES = {
+    "SmolLM2-135M": "smollm2-135m",
+    "Qwen2.5-0.5B": "qwen2.5-0.5b",
+    "OPT-2.7B": "opt-2.7b",
+    "Phi-3-mini": "phi-3-mini",
+    "Llama-3.1-8B": "llama-3.1-8b",
+    "OPT-6.7B": "opt-6.7b",
+    "LLaMA-13B": "llama-13b",
+    "Gemma-2B": "gemma-2b",
+}
 AREA = Area(1000, 2000, 32, 9.5, 0)
 FOUR = "score_tokens llama-3.1-8b int4 weight_sum 4 queries"
 ONE = "score_tokens llama-3.1-8b int4 weight_sum"
@@ -69,3 +83,42 @@ def test_cores_differ_by_their_parameters():
     assert int4.mark() == replace(int4).mark()
     # Both rules of one shape, too.
     assert int4.mark() != replace(int4, rule=Rule.WEIGHT_SUM).mark()
+
+
+def told_lines():
+    """Lines of the page's tables: what the first cell says, and the other cells."""
+    for line in RESULTS.read_text().splitlines():
+        title, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        yield title, cells
+
+
+def told_shares():
+    """LUT and DSP shares of `score_tokens`, in percent, by preset, mode and rule, as told."""
+    columns = [f"{mode} {rule}" for mode in KeyMode for rule in (Rule.RAW_SUM, Rule.WEIGHT_SUM)]
+    told = {}
+    for title, cells in told_lines():
+        if title in TITLES and len(cells) == len(columns) and all("/" in cell for cell in cells):
+            for column, cell in zip(columns, cells, strict=True):
+                told[f"score_tokens {TITLES[title]} {column}"] = cell
+    return told
+
+
+def test_shares_that_are_told_are_those_that_are_stored():
+    told = told_shares()
+    assert len(told) == 64
+    for name, cell in told.items():
+        area = stored_area(STORED[name])
+        assert cell == f"{area.lut_share * 100:.1f} / {area.dsp_share * 100:.1f}", name
+
+
+def test_counts_of_the_preset_with_goals_are_those_that_are_stored():
+    told = {}
+    for title, cells in told_lines():
+        if len(cells) == 6 and (found := KERNEL.fullmatch(title)):
+            kernel, mode, rule = found.groups()
+            told[f"{kernel} llama-3.1-8b {mode.lower()} {rule or '-'}"] = cells
+    assert len(told) == 11
+    for name, (dsp, _, lut, _, ff, blocks) in told.items():
+        area = stored_area(STORED[name])
+        found = (f"{area.dsp_share * 100:.2f}", f"{area.lut_share * 100:.2f}", f"{area.ff:,}")
+        assert (dsp, lut, ff, float(blocks)) == (*found, area.bram36), name
