@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from hillinfer_hw.area_table import stored_area
 from hillinfer_hw.build_cache import BUILD, ROOT
 from hillinfer_hw.rtl_files import RTL
 from hillinfer_hw.synth import CAVEATS, Area, core_parameters, synthesise
@@ -99,10 +100,10 @@ def kernel_area(spec: KernelSpec, parts: Mapping[str, Area], kernel: Area, style
 def areas(spec: KernelSpec, stored: Mapping[str, Area]) -> dict[str, Area]:
     """Return what stands beside what on a card: the kernels that there are, and the new one."""
     baselines = json.loads(BASELINES.read_text())
-    kernel = Area(**baselines[f"score_tokens {PRESET} int4 weight_sum"])
+    kernel = stored_area(baselines[f"score_tokens {PRESET} int4 weight_sum"])
     return {
         "score_tokens": kernel,
-        "make_shadow": Area(**baselines[f"make_shadow {PRESET} int4 -"]),
+        "make_shadow": stored_area(baselines[f"make_shadow {PRESET} int4 -"]),
         **{
             f"attend, {style} products": kernel_area(spec, stored, kernel, style)
             for style in STYLES

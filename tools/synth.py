@@ -7,71 +7,29 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hillinfer_hw.area_table import CORES, AreaCase, area_cases, stale, stored_line
 from hillinfer_hw.build_cache import BUILD, ROOT
 from hillinfer_hw.cpu_time import cpu_seconds
-from hillinfer_hw.rtl_files import RTL, render_rtl
 from hillinfer_hw.shard import add_shard
-from hillinfer_hw.synth import (
-    CAVEATS,
-    GOALS_PRESET,
-    Area,
-    SynthRow,
-    above_goals,
-    compare,
-    core_parameters,
-    expected_dsp,
-    synthesise,
-)
+from hillinfer_hw.synth import CAVEATS, Area, SynthRow, above_goals, compare, expected_dsp
 from hillinfer_model.choices import KeyMode, Rule
-from hillinfer_model.kernel_spec import MOST_QUERIES, KernelSpec
-from hillinfer_model.presets import PRESETS, preset_spec
+from hillinfer_model.presets import PRESETS
 
 BASELINES = ROOT / "hw" / "rtl" / "baselines.json"
-# The kernel that is also mapped with as many queries a pass as there may be: whole.
-SEVERAL = (GOALS_PRESET, KeyMode.INT4, Rule.WEIGHT_SUM, False)
-CORES = {"score_tokens": "score_core", "make_shadow": "shadow_core"}
-
-
-@dataclass(frozen=True)
-class Case:
-    """One kernel of the table, whole or its core alone."""
-
-    preset: str
-    mode: KeyMode
-    rule: Rule
-    kernel: str
-    core_only: bool
-    queries: int = 1
-
-    @property
-    def spec(self) -> KernelSpec:
-        """What it is rendered from."""
-        return preset_spec(self.preset, self.mode, self.rule, self.queries)
-
-
-def row_of(case: Case) -> SynthRow:
-    """Map one kernel and count its cells."""
-    spec = case.spec
-    rule = "-" if case.kernel == "make_shadow" else case.rule
-    if case.core_only:
-        part = CORES[case.kernel]
-        area = synthesise(part, sorted(RTL.glob("*.sv")), core_parameters(spec, case.kernel))
-    else:
-        part = case.kernel
-        area = synthesise(part, render_rtl(spec, case.kernel).files, {})
-    return SynthRow(case.preset, case.mode, rule, part, area, case.queries)
 
 
 def main() -> int:
     """Build what the arguments name, print and write the counts; 1 where they are not as stored."""
     arguments = _arguments()
-    cases = arguments.shard.part(list(_cases(arguments)))
+    modes, rules = map(KeyMode, arguments.mode), map(Rule, arguments.rule)
+    table = area_cases(arguments.preset, [*modes], [*rules], arguments.kernel, arguments.part)
+    cases = arguments.shard.part(list(table))
     stored = json.loads(BASELINES.read_text()) if BASELINES.exists() else {}
+    if arguments.stale:
+        cases = [case for case in cases if stale(case, stored)]
     rows: list[SynthRow] = []
     wrong: list[str] = []
     seconds = 0.0
@@ -84,9 +42,11 @@ def main() -> int:
             if row.area.dsp != expected:
                 wrong.append(f"{row.name}: {row.area.dsp} DSP, the spec says {expected}")
             if arguments.update_baselines:
-                stored[row.name] = asdict(row.area)
+                stored[row.name] = stored_line(case, row.area)
                 BASELINES.write_text(json.dumps(stored, indent=2, sort_keys=True) + "\n")
             wrong += compare([row], stored) + above_goals([row])
+            if row.name in stored and (told := stale(case, stored)):
+                wrong.append(told)
             # Written as it grows: a long run that is cut off leaves what it found.
             _write(arguments.out, rows, wrong, seconds / 60)
     print(CAVEATS)
@@ -99,10 +59,10 @@ def main() -> int:
     return int(bool(wrong))
 
 
-def timed_row_of(case: Case) -> tuple[SynthRow, float]:
+def timed_row_of(case: AreaCase) -> tuple[SynthRow, float]:
     """Return a kernel's row and the CPU seconds it took, those of yosys with them."""
     before = cpu_seconds()
-    row = row_of(case)
+    row = case.row(case.map())
     return row, cpu_seconds() - before
 
 
@@ -127,22 +87,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     add_shard(parser)
     parser.add_argument("--update-baselines", action="store_true")
+    parser.add_argument(
+        "--stale", action="store_true", help="only kernels whose stored counts are of other sources"
+    )
     parser.add_argument("--out", type=Path, default=BUILD / "reports" / "synth.json")
     return parser.parse_args()
-
-
-def _cases(arguments: argparse.Namespace) -> Iterator[Case]:
-    core_only = arguments.part == "core"
-    for preset in arguments.preset:
-        for mode in map(KeyMode, arguments.mode):
-            if "score_tokens" in arguments.kernel:
-                for rule in map(Rule, arguments.rule):
-                    yield Case(preset, mode, rule, "score_tokens", core_only)
-                    if (preset, mode, rule, core_only) == SEVERAL:
-                        yield Case(*SEVERAL[:3], "score_tokens", core_only, MOST_QUERIES)
-            # What a shadow is made of does not depend on the rule.
-            if "make_shadow" in arguments.kernel and mode is not KeyMode.FP16:
-                yield Case(preset, mode, Rule.RAW_SUM, "make_shadow", core_only)
 
 
 def _line(row: SynthRow) -> str:

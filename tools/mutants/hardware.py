@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from mutants.areas import AREAS
 from mutants.cards import CARDS
 from mutants.golden_model import GOLDEN
 from mutants.hls import HLS
@@ -10,4 +11,4 @@ from mutants.mutant import Mutant
 from mutants.queries import QUERIES
 from mutants.rtl import RTL
 
-HARDWARE: tuple[Mutant, ...] = (*GOLDEN, *HLS, *RTL, *CARDS, *QUERIES)
+HARDWARE: tuple[Mutant, ...] = (*GOLDEN, *HLS, *RTL, *CARDS, *QUERIES, *AREAS)
