@@ -39,6 +39,17 @@ SERVING: tuple[Mutant, ...] = (
         (f"{_PROJECTIONS}::test_layers_change_in_joined_steps_alone",),
     ),
     Mutant(
+        "rivals-wait-as-ours",
+        "Another server's threads wait as this command had its own wait, and not as by default.",
+        "tools/hillinfer_bench/serving/servers.py",
+        " if not name.startswith(kept_back)}",
+        "}",
+        (
+            f"{_TESTS}/test_beside_others.py::"
+            "test_what_this_command_says_of_threads_is_not_handed_on",
+        ),
+    ),
+    Mutant(
         "a-sitting-begins-anew",
         "The second sitting asks what the first one had asked.",
         "tools/hillinfer_bench/serving/planted.py",

@@ -2,6 +2,8 @@
 """Our server beside others: real ones of tiny models, and what their rows say of each other."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -11,6 +13,7 @@ from hillinfer_bench.serving.beside.rival_servers import RIVALS, Setting
 from hillinfer_bench.serving.beside.rivals import FirstTokens, RivalsRow, ServerRow
 from hillinfer_bench.serving.measures import StreamsRow
 from hillinfer_bench.serving.run import Measured
+from hillinfer_bench.serving.servers import server_process
 
 
 def test_both_parts_of_the_command(command, endless_folder, tmp_path):
@@ -143,3 +146,19 @@ def test_what_rivals_hold_is_computed_of_their_own_number_types(tmp_path):
     narrow = replace(setting, number_type="bfloat16")
     assert held_by(RIVALS[2], narrow, [], 1000, print).held_documents == 4
     assert "make serve-peers" in held["vllm"].missing
+
+
+def test_what_this_command_says_of_threads_is_not_handed_on(monkeypatch, tmp_path):
+    """A rival's threads wait as it has them wait, and their number is given."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    monkeypatch.setenv("OF_A_USER", "1")
+    telling = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
+    told = []
+    for kept_back in (("OMP_",), ()):
+        with server_process(
+            telling, tmp_path / "log", subprocess.PIPE, {"OMP_NUM_THREADS": "2"}, kept_back
+        ) as process:
+            told.append(json.loads(process.stdout.read()))
+    assert [one["OF_A_USER"] for one in told] == ["1", "1"]
+    assert [one["OMP_NUM_THREADS"] for one in told] == ["2", "2"]
+    assert ["OMP_WAIT_POLICY" in one for one in told] == [False, True]

@@ -162,6 +162,7 @@ def server_process(
     log: Path,
     output: int = subprocess.DEVNULL,
     variables: Mapping[str, str] | None = None,
+    kept_back: tuple[str, ...] = (),
 ) -> Iterator[subprocess.Popen[str]]:
     """Start a process that writes its errors to a file, and end it as a user would.
 
@@ -175,12 +176,15 @@ def server_process(
         Where its standard output goes, as `subprocess` names it.
     variables
         Of its environment, beside those of this process.
+    kept_back
+        How names of variables of this process begin that it does not get.
     """
     # Nobody asks a hub while time is taken.
     own = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", **(variables or {})}
+    given = {name: one for name, one in os.environ.items() if not name.startswith(kept_back)}
     with log.open("ab") as errors:
         process = subprocess.Popen(
-            command, stdout=output, stderr=errors, text=True, env={**os.environ, **own}
+            command, stdout=output, stderr=errors, text=True, env={**given, **own}
         )
     try:
         yield process

@@ -29,6 +29,8 @@ _MODULES = ("fastapi", "uvicorn", "openai", "pydantic")
 # Tokens of a block of vLLM's cache on processors.
 _VLLM_BLOCK = 128
 _SLOT_FILE = "document"
+# How a server's threads wait is its own default: this command has said it for ours.
+_OF_THREADS = ("OMP_", "GOMP_", "KMP_")
 _MIB = 1 << 20
 
 
@@ -293,7 +295,9 @@ def _listening(
     where = ["--host", "127.0.0.1", "--port", str(port)]
     own = {"OMP_NUM_THREADS": str(setting.threads), **(variables or {})}
     try:
-        with server_process([*command, *where], log, variables=own) as process:
+        with server_process(
+            [*command, *where], log, variables=own, kept_back=_OF_THREADS
+        ) as process:
             running = RunningServer(f"http://127.0.0.1:{port}", model, process, fields, log)
             await_health(running, name, log)
             yield running
