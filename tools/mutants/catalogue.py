@@ -232,8 +232,8 @@ CATALOGUE = (
         "profiles-without-a-bound",
         "A profile reads all probes, whatever it may.",
         f"{_ROOM}/measuring.py",
-        "or self._left < self._others:",
-        "or False:",
+        "is_short = self._left < self._others or",
+        "is_short =",
         (f"{_TESTS}/test_keeper.py",),
     ),
     Mutant(
