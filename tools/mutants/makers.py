@@ -11,6 +11,14 @@ _ADAPTERS = "tests/host/store/test_vllm_adapters.py"
 
 MAKERS: tuple[Mutant, ...] = (
     Mutant(
+        "sessions-of-other-makers",
+        "A session is saved of rows that another engine made, and does not say so.",
+        "host/hillinfer/generate/run_report.py",
+        "    if told is not None and told.is_of_another:",
+        "    if told is None:",
+        (f"{_TESTS}::test_a_session_is_saved_of_own_rows_alone",),
+    ),
+    Mutant(
         "rows-of-other-weights-taken",
         "Rows of another engine are taken whatever model made them.",
         "host/hillinfer/store_makers.py",

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from hillinfer.errors import Failure, Finish
+from hillinfer.errors import Failure, Finish, SessionError
 from hillinfer.statistics import CacheStatistics, Counters
 from hillinfer.store_rules import Maker
 from hillinfer.system.files import cannot_write, write_whole
@@ -211,6 +211,28 @@ class StoreFacts:
     def is_read_singly(self) -> bool:
         """Whether what follows the found tokens is read token by token."""
         return bool(self.passes) and self.passes[0].is_read_singly
+
+
+def check_session(told: StoreFacts | None, directory: str | Path) -> None:
+    """Refuse to save a session of rows that another engine made, which it could not say.
+
+    Parameters
+    ----------
+    told
+        What a store did for the session's prompt; None where none is named.
+    directory
+        Where it is to be saved.
+
+    Raises
+    ------
+    SessionError
+        Where another engine made them.
+    """
+    if told is not None and told.is_of_another:
+        raise SessionError(
+            f"cannot save the session {directory}: {told.made_by} made rows of its prompt, which "
+            "a session does not say: read the prompt without accept (--store-accept)"
+        )
 
 
 @dataclass(frozen=True)

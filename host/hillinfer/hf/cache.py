@@ -17,7 +17,7 @@ from hillinfer.extents.recording import EngineSide, Recording
 from hillinfer.extents.shared_chunks import StoredRowsError
 from hillinfer.generate.answering import Generation
 from hillinfer.generate.prompt import PromptForm
-from hillinfer.generate.run_report import StoreFacts
+from hillinfer.generate.run_report import StoreFacts, check_session
 from hillinfer.hf.attention import without_autocast
 from hillinfer.hf.batch import Batch, CacheFamily, Expectation
 from hillinfer.hf.cache_pass import PassingCache
@@ -158,9 +158,9 @@ class HillInferCache(PassingCache):
         CacheUseError
             Where the cache holds several sequences, or padding.
         """
-        if self._identity is None:
+        if (identity := self._identity) is None:
             raise CacheUseError("this cache knows no model: make it with attachment.new_cache()")
-        identity = self._identity
+        check_session(self.read_from_store, directory)
 
         def save() -> SavedBytes:
             with self._alone(Use(sys._getframe())):

@@ -5,7 +5,7 @@ The worker's side of the connector is stepped as in test_vllm_steps.py; its rows
 """
 
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 import hillinfer
 from hillinfer.drive.files import aligned_buffer
-from hillinfer.errors import SettingsError
+from hillinfer.errors import SessionError, SettingsError
 from hillinfer.generate.answering import Generation
 from hillinfer.generate.tokens import Sampling
 from hillinfer.kv.sequence import RowLayout
@@ -211,6 +211,19 @@ def test_what_is_read_behind_rows_of_others_is_stored_by_nobody(model, store, at
     # By its own it is found no further than before, which is not at all.
     with attached(accept=()) as hill:
         assert read(model, hill)[2].found_tokens == 0
+
+
+def test_a_session_is_saved_of_own_rows_alone(model, store, attached, rows, tmp_path):
+    with vllm(store, model, rows[2]) as engine:
+        engine.read("a", IDS)
+    for accept, is_saved in ((("vllm",), False), ((), True)):
+        with attached(accept=accept) as hill:
+            generation = Generation(model, hill.new_cache(TOKENS + NEW), CHUNK)
+            generation.read(IDS)
+            with nullcontext() if is_saved else pytest.raises(SessionError, match="vllm made rows"):
+                generation.cache.save_session(tmp_path / "session")
+            generation.close()
+        assert (tmp_path / "session").exists() == is_saved
 
 
 def test_own_rows_come_first_where_both_have_as_many(model, store, attached, rows):
