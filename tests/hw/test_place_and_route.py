@@ -2,9 +2,11 @@
 """Modules placed and routed for an ECP5: the wrapper, reports, what is stored of every module."""
 
 import json
+import re
 
 import pytest
 
+from hillinfer_hw.build_cache import ROOT
 from hillinfer_hw.logic_levels import fingerprint, modules, sources_of
 from hillinfer_hw.place_and_route import (
     Placed,
@@ -20,6 +22,8 @@ from hillinfer_hw.rtl_files import RTL
 from hillinfer_hw.synth import yosys_installed
 
 STORED = json.loads((RTL / "frequencies.json").read_text())
+PAGE = ROOT / "docs" / "results" / "kernels.md"
+ROW = re.compile(r"\| `(\w+)` \| ([\d.]+) \| ([\d,]+) \| ([\d,]+) \|")
 # Whole datapaths: larger than the device, or half an hour each.
 LEFT_OUT = {"score_core", "score_cores", "shadow_core"}
 # Nobody has placed them yet.
@@ -66,6 +70,17 @@ def test_every_module_is_stored_as_it_is():
     assert {*STORED} == {*files} - LEFT_OUT - NOT_STORED
     for name in STORED:
         assert STORED[name]["sources"] == fingerprint(sources_of(name, files)), name
+
+
+def test_the_page_tells_every_module_as_it_is_stored():
+    told = {}
+    for line in PAGE.read_text().splitlines():
+        if row := ROW.fullmatch(line):
+            name, megahertz, *counts = row.groups()
+            told[name] = (float(megahertz), *(int(count.replace(",", "")) for count in counts))
+    assert told == {
+        name: (line["megahertz"], line["luts"], line["registers"]) for name, line in STORED.items()
+    }
 
 
 @needs_tools
