@@ -166,7 +166,7 @@ PLACEMENT = (
     Mutant(
         "interval-of-probes-alone",
         "A few probes that agree say that all do.",
-        f"{_FORMS}/probes.py",
+        f"{_FORMS}/intervals.py",
         "return min(wilson[0], mean - student), max(wilson[1], mean + student)",
         "return mean - student, mean + student",
         (f"{_FORM_TESTS}/test_probes.py",),

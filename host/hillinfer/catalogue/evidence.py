@@ -15,12 +15,11 @@ from statistics import fmean
 
 from hillinfer.catalogue.records import KnownDocument, MeasuredForm
 from hillinfer.errors import SettingsError
-from hillinfer.forms.probes import ProbeSizes, expected_end
-from hillinfer.forms.table import make_form
+from hillinfer.forms.intervals import expected_end
 
-# Of a short document probes are shorter: the last tokens of what is given, and the first of the
-# answer, which still says more than nine tenths where all of it agrees.
-SHORT_PROBE = ProbeSizes(8, 28)
+# Of a short document, tokens of an answer that are compared: the first ones, which still say more
+# than nine tenths where all of them agree.
+SHORT_ANSWER = 28
 # Fewer others say nothing, and of more the newest say enough.
 _LEAST_OTHERS, _MOST_OTHERS = 3, 32
 
@@ -69,7 +68,7 @@ def expected_forms(own: MeasuredText, others: Sequence[MeasuredText]) -> tuple[M
             found += [] if mine is None else [mine]
             continue
         agreements = [one.agreement for _, one in known]
-        lower = expected_end(agreements, SHORT_PROBE.answer * len(known))
+        lower = expected_end(agreements, SHORT_ANSWER * len(known))
         if mine is not None:
             found.append(replace(mine, lower=max(mine.lower, min(lower, mine.agreement))))
             continue
@@ -115,7 +114,10 @@ def _text(document: KnownDocument) -> MeasuredText:
 
 def _is_alike(name: str) -> bool:
     try:
+        # Forms need torch, and a catalogue is listed without.
+        from hillinfer.forms.table import make_form
+
         return make_form(name).is_alike
-    except SettingsError:
-        # Of another version, which has forms that this one has not.
+    except (SettingsError, ImportError):
+        # Or it is of another version, which has forms that this one has not.
         return False

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hillinfer.catalogue.evidence import SHORT_PROBE
+from hillinfer.catalogue.evidence import SHORT_ANSWER
 from hillinfer.catalogue.records import (
     CatalogueError,
     KnownDocument,
@@ -40,8 +40,9 @@ _ANSWER_TOKENS = 32
 _STEPS = 2
 # A pass of a few tokens takes so many times what they take in a long one.
 _SHORT_PASS = 2.0
-# Of less than so many tokens a document has shorter probes.
+# Of less than so many tokens a document has shorter probes: the last tokens of what is given.
 _SHORT_DOCUMENT = 1024
+_SHORT_PROBE = ProbeSizes(8, SHORT_ANSWER)
 # Until a form is timed: making and asking one takes so many times what asking all rows takes.
 _MAKING = 1.5
 # Of a prompt that nobody timed: tokens that are read to see how long all would take.
@@ -190,7 +191,7 @@ def usual_wishes(
         seed=seed,
         least=_LEAST,
         allowance=_ALLOWANCE,
-        most_sizes=SHORT_PROBE if tokens < _SHORT_DOCUMENT else None,
+        most_sizes=_SHORT_PROBE if tokens < _SHORT_DOCUMENT else None,
         seconds=prefill_seconds / 2,
     )
 

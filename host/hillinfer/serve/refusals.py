@@ -124,6 +124,7 @@ ROWS = {
     "StoreFailedError": _STORE,
     "NativeError": _DEFECT,
     "MeasuringEndedError": _DEFECT,
+    "UnlikeRowsError": _DEFECT,
     "ReportError": _DEFECT,
     "XclbinError": _DEFECT,
 }

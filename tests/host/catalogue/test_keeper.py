@@ -26,7 +26,8 @@ from hillinfer.catalogue.measuring import (
 from hillinfer.catalogue.planning import PlanRules
 from hillinfer.catalogue.records import CatalogueError, KnownDocument, document_uses
 from hillinfer.errors import BudgetError, ColdPoolError, SettingsError
-from hillinfer.forms.probes import Probe, ProbeKind, ProbeSizes, lower_end
+from hillinfer.forms.intervals import lower_end
+from hillinfer.forms.probes import Probe, ProbeKind, ProbeSizes
 from hillinfer.forms.quantised import QuantisedForm
 from hillinfer.forms.table import make_form
 from hillinfer.forms.whole import stored_states

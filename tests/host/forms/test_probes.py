@@ -9,13 +9,13 @@ import torch
 from stored_document import TOKENS, stored_document
 
 from hillinfer.errors import SettingsError
+from hillinfer.forms.intervals import lower_end
 from hillinfer.forms.probes import (
     FormQuality,
     Probe,
     ProbeKind,
     ProbeSizes,
     held_out,
-    lower_end,
     measure_forms,
     recall_probes,
 )
