@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from mutants.areas import AREAS
 from mutants.cards import CARDS
 from mutants.golden_model import GOLDEN
 from mutants.hls import HLS
@@ -11,4 +10,4 @@ from mutants.mutant import Mutant
 from mutants.queries import QUERIES
 from mutants.rtl import RTL
 
-HARDWARE: tuple[Mutant, ...] = (*GOLDEN, *HLS, *RTL, *CARDS, *QUERIES, *AREAS)
+HARDWARE: tuple[Mutant, ...] = (*GOLDEN, *HLS, *RTL, *CARDS, *QUERIES)

@@ -15,6 +15,9 @@ _SCORE_CORE = (f"{_CORES}[64-3-3-int8-weight_sum-dsp]",)
 _SHADOW_CORE = ("tests/hw/test_shadow_core.py::test_every_beat_is_golden[80-3-int4]",)
 _LATE_ANSWERS = ("tests/hw/test_rtl_kernel.py::test_no_memory_changes_a_byte[late answers-layer]",)
 
+_AREAS = "tools/hillinfer_hw/area_table.py"
+_AREA_TESTS = "tests/hw/test_area_table.py"
+
 RTL: tuple[Mutant, ...] = (
     Mutant(
         "rtl-align-corner",
@@ -159,5 +162,29 @@ RTL: tuple[Mutant, ...] = (
         "assign block_ends = beat_last || (unit_ends && last_unit);",
         "assign block_ends = beat_last;",
         _LATE_ANSWERS,
+    ),
+    Mutant(
+        "area-of-the-top-alone",
+        "What lies below a kernel's top is no part of its mark.",
+        _AREAS,
+        "return fingerprint([*sources_of(part, files),",
+        "return fingerprint([*sources_of(part, files)[:1],",
+        (f"{_AREA_TESTS}::test_a_change_anywhere_below_a_kernel_is_another_mark[fifo]",),
+    ),
+    Mutant(
+        "area-of-any-parameters",
+        "A core's parameters are no part of its mark.",
+        _AREAS,
+        "values = json.dumps(parameters, sort_keys=True)",
+        'values = ""',
+        (f"{_AREA_TESTS}::test_cores_differ_by_their_parameters",),
+    ),
+    Mutant(
+        "area-without-a-mark",
+        "Counts that were stored without a mark are taken for today's.",
+        _AREAS,
+        'if line.get("sources") != case.mark():',
+        'if line.get("sources", case.mark()) != case.mark():',
+        (f"{_AREA_TESTS}::test_counts_of_other_sources_are_told",),
     ),
 )

@@ -61,8 +61,12 @@ def expected_forms(own: MeasuredText, others: Sequence[MeasuredText]) -> tuple[M
     measured = {one.form: one for one in own.forms}
     found = []
     for name in dict.fromkeys([*measured, *(one.form for each in others for one in each.forms)]):
-        theirs = [(each, one) for each in others for one in each.forms if one.form == name]
-        known = [(each, one) for each, one in theirs if not one.is_expected]
+        known = [
+            (each, one)
+            for each in others
+            for one in each.forms
+            if one.form == name and not one.is_expected
+        ]
         mine = measured.get(name)
         if len(known) < _LEAST_OTHERS or not _is_alike(name):
             found += [] if mine is None else [mine]

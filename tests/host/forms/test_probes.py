@@ -9,7 +9,7 @@ import torch
 from stored_document import TOKENS, stored_document
 
 from hillinfer.errors import SettingsError
-from hillinfer.forms.intervals import lower_end
+from hillinfer.forms.intervals import expected_end, lower_end
 from hillinfer.forms.probes import (
     FormQuality,
     Probe,
@@ -117,6 +117,15 @@ def test_what_is_held_out_is_not_in_the_form(precise):
     assert found.tokens == 63
     with pytest.raises(SettingsError, match="a document of 64 tokens has none to hold out"):
         held_out(held_out(held_out(states)[0])[0])
+
+
+def test_one_more_is_expected_to_keep_less_than_the_mean():
+    means = (0.9, 0.95, 1.0)
+    # Student's quantile of two degrees, and the spread of one more.
+    assert expected_end(means, 10**9) == pytest.approx(0.95 - 2.92 * 0.05 * (4 / 3) ** 0.5)
+    # Few tokens say less than means that agree.
+    assert expected_end((1.0,) * 3, 96) == pytest.approx(96 / (96 + 1.645**2))
+    assert expected_end((0.0, 1.0), 96) == 0.0
 
 
 def test_the_lower_end_is_the_lower_of_two_intervals():
