@@ -8,10 +8,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 import zipfile
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -353,11 +354,10 @@ def test_the_host_goes_on_where_the_card_fails_between_launches(cards, opened, f
 def test_the_host_goes_on_where_the_card_fails_in_a_launch(cards, opened, fault):
     keys = Keys.random(100 * 512)
     golden = keys.golden(Scope.LAYER)[0]
-    # On a busy machine the card may have told of all before the host heard the first.
-    for _ in range(5):
+    for rest in RESTS:
         scorer = opened(cards(Engine.RTL))
         segments = keys.resident(scorer)
-        found, told = with_fault_at_first_block(scorer, keys, segments, fault)
+        found, told = with_fault_at_first_block(scorer, keys, segments, fault, rest)
         np.testing.assert_array_equal(found, golden)
         if told:
             return
@@ -368,16 +368,50 @@ def test_the_host_goes_on_where_the_card_fails_in_a_launch(cards, opened, fault)
     pytest.fail("no fault came in the middle of a launch")
 
 
-def with_fault_at_first_block(scorer, keys, segments, fault):
+# Seconds that a card rests after every few milliseconds, so that on a busy machine it has not
+# told of all before the host hears the first; a longer rest for each further attempt.
+RESTS = [0.05, 0.2, 1.0, 4.0]
+
+
+@contextmanager
+def resting(scorer, rest):
+    """A card that works for some milliseconds and rests, until it is told to stay at rest."""
+    card, stay = device_process(scorer), threading.Event()
+
+    def take_turns():
+        os.kill(card, signal.SIGSTOP)
+        while not stay.wait(rest):
+            os.kill(card, signal.SIGCONT)
+            stay.wait(0.005)
+            os.kill(card, signal.SIGSTOP)
+
+    turns = threading.Thread(target=take_turns)
+    turns.start()
+
+    def stay_at_rest():
+        stay.set()
+        turns.join()
+
+    try:
+        yield stay_at_rest
+    finally:
+        stay_at_rest()
+
+
+def with_fault_at_first_block(scorer, keys, segments, fault, rest):
     """The codes of a launch, and whether the host said that it goes on without the card."""
     found = np.full(100 * 512, -1)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as told, resting(scorer, rest) as stay:
         warnings.simplefilter("always")
         for number, block in enumerate(scorer.score(keys.query, SCALING, segments)):
             if number == 0:
                 # A busy machine may take its time to the first block, but must get there.
                 impatient(scorer)
+                stay()
+                card = device_process(scorer)
                 fault(scorer)
+                if fault is not stop_card:
+                    os.kill(card, signal.SIGCONT)
             assert (found[block.positions] == -1).all()
             found[block.positions] = block.codes
     ours = [one for one in told if issubclass(one.category, HillInferWarning)]
