@@ -97,6 +97,69 @@ def test_what_a_stream_complains_about_is_an_error(write, said):
     assert said in heard[0]
 
 
+# A process polls two streams in turn. Once it has nearly polled in vain often enough to wait, both
+# places of the first are filled behind its back, and whoever fills them waits for a third.
+TWO_POLLED = """
+#include <atomic>
+#include <hls_stream.h>
+static std::atomic<bool> may_fill{false};
+static void fill(hls::stream<int> &first, hls::stream<int> &done) {
+    while (!may_fill) std::this_thread::yield();
+    for (int i = 0; i < 3; ++i) first.write(i);
+    done.write(1);
+}
+static bool filler_waits() {
+    std::lock_guard<std::mutex> lock(hls_threads::Region::current().mutex);
+    return hls_threads::Region::current().waiting == 1;
+}
+extern "C" int poll_two(int leaves_first) {
+    may_fill = false;
+    int found = 0;
+    {
+        hls::stream<int> first("first"), second("second"), done("done");
+        auto poll = [&] {
+            int value;
+            size_t polls = second.read_nb(value) ? 0 : 1;
+            for (; found < 3; polls += 2) {
+                if (!(leaves_first && may_fill) && first.read_nb(value)) ++found;
+                // The next poll in vain is one too many.
+                if (polls + 1 == hls_threads::IDLE_POLLS && !may_fill) {
+                    may_fill = true;
+                    while (!filler_waits()) std::this_thread::yield();
+                }
+                second.read_nb(value);
+            }
+            done.read();
+        };
+        PROCESS(fill(first, done));
+        PROCESS(poll());
+    }
+    return found;
+}
+"""
+DEPTHS = """#pragma once
+struct StreamDepth { const char *name; int depth; };
+static const StreamDepth STREAM_DEPTHS[] = {{"first", 2}, {"second", 2}, {"done", 2}};
+"""
+
+
+@pytest.mark.parametrize(("leaves_first", "found", "is_dead"), [(0, 3, False), (1, 0, True)])
+def test_data_that_come_between_two_polls_are_no_deadlock(leaves_first, found, is_dead):
+    """Of a process that does not poll that stream any more, they are one."""
+    csim("threads")()
+    import ctypes
+
+    from hillinfer_hw.csim import stdout_of_libraries
+    from hillinfer_hw.csim_build import THREADS, compile_sources
+
+    sources = {"polls.cpp": TWO_POLLED, "stream_depths.h": DEPTHS}
+    flags = [f"-I{THREADS}", "-pthread"]
+    library = ctypes.CDLL(str(compile_sources("polls.cpp", sources, flags)))
+    with stdout_of_libraries() as heard:
+        assert library.poll_two(leaves_first) == found
+    assert ("DEADLOCK" in "".join(heard)) == is_dead
+
+
 @pytest.mark.parametrize("scope", Scope)
 @pytest.mark.parametrize(
     ("mode", "style"),

@@ -78,12 +78,20 @@ inline int depth_of(const char *name) {
     return 1;
 }
 
+struct Polling;
+
+// A stream that a process polls.
+struct Polled {
+    std::function<void(Polling *)> tell;  // it who polls
+    std::function<bool()> has_data;
+};
+
 // What the process of this thread polled since it last read or wrote anything.
 struct Polling {
     size_t polls = 0;
     bool waits = false;
     std::condition_variable condition;
-    std::vector<std::function<void(Polling *)> > streams;  // to tell them who polls
+    std::vector<Polled> streams;
 
     static Polling &current() {
         thread_local Polling polling;
@@ -93,8 +101,16 @@ struct Polling {
     // With the lock held.
     void forget() {
         polls = 0;
-        for (const auto &tell : streams) tell(nullptr);
+        for (const auto &one : streams) one.tell(nullptr);
         streams.clear();
+    }
+
+    // With the lock held; whether one of them has got data since it was polled.
+    bool has_missed() const {
+        for (const auto &one : streams) {
+            if (one.has_data()) return true;
+        }
+        return false;
     }
 };
 
@@ -218,10 +234,14 @@ class stream {
         hls_threads::Polling &polling = hls_threads::Polling::current();
         if (poller_ == nullptr) {
             poller_ = &polling;
-            polling.streams.push_back([this](hls_threads::Polling *who) { poller_ = who; });
+            polling.streams.push_back({[this](hls_threads::Polling *who) { poller_ = who; },
+                                       [this] { return !data_.empty(); }});
         }
         if (++polling.polls <= hls_threads::IDLE_POLLS) return;
         if (!hls_threads::Stages::current().pending.empty()) return;
+        // Nobody told it of data that came while it ran. It finds them, or polls that stream no more:
+        // then the next round of polls does not count it.
+        if (polling.has_missed()) return polling.forget();
         region_.conditions.push_back(&polling.condition);
         try {
             wait(lock, polling.waits, polling.condition);
