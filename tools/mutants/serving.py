@@ -6,6 +6,9 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 _TESTS = "tests/host/serve"
+_PRODUCTS = (
+    f"{_TESTS}/test_together.py::test_steps_compute_few_rows_another_way_where_several_may_be_open"
+)
 _PROJECTIONS = "tests/host/projections/test_few_rows.py"
 _HARNESS = "tests/host/harness/test_selected_model.py"
 
@@ -23,12 +26,20 @@ SERVING: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
-        "joined-steps-as-torch-has-them",
-        "Steps of several sequences compute their linear layers as one sequence does.",
+        "steps-as-torch-has-them",
+        "Steps compute their linear layers as torch does, which takes longer.",
         "host/hillinfer/serve/served_model.py",
-        "        with self._joined_steps:\n",
+        "        with self._products:\n",
         "        if True:\n",
-        (f"{_TESTS}/test_together.py::test_only_steps_of_several_compute_few_rows_another_way",),
+        (_PRODUCTS,),
+    ),
+    Mutant(
+        "one-at-a-time-not-as-generate",
+        "A server of one sequence at a time has other bits than `hillinfer generate`.",
+        "host/hillinfer/serve/served_model.py",
+        "joined_steps if rules.parallel > 1 else nullcontext()",
+        "joined_steps",
+        (_PRODUCTS,),
     ),
     Mutant(
         "joined-steps-never-end",

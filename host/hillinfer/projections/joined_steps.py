@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model's linear layers in steps of several sequences, and as they are in all other passes."""
+"""A model's linear layers in steps of few sequences, and as they are in all other passes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hillinfer.projections.few_rows import few_rows, is_few
 
 
 class JoinedSteps:
-    """Computes a model's linear layers by `few_rows` in steps of several sequences alone.
+    """Computes a model's linear layers by `few_rows` in steps of one or few sequences alone.
 
     Entered for a step, which covers the layers' forward functions; outside the model is as it was,
     so that a store finds the rows of the same model. One whose layers are not plain ones in float32

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,7 +90,7 @@ class ServedModel:
     loaded, attachment
         The model, and HillInfer on it.
     joined_steps
-        Computes its linear layers where several sequences take a step.
+        Computes its linear layers in steps, where several sequences may be open.
     rules
         Of the server.
     stored
@@ -122,7 +122,8 @@ class ServedModel:
         base: ModelPrompts | None = None,
     ) -> None:
         self._loaded, self._attachment = loaded, attachment
-        self._joined_steps = joined_steps
+        # An answer alone has the bits that it has beside others, unless there are never others.
+        self._products = joined_steps if rules.parallel > 1 else nullcontext()
         self.chunk_tokens = rules.chunk_tokens
         self._stored, self._base = stored, base
         self._tenants: dict[bytes, ModelPrompts] = {}
@@ -224,13 +225,14 @@ class ServedModel:
     def step(self, generations: list[Generation], token_ids: list[int]) -> None:
         """Give each generation a token, in one forward pass.
 
-        A single one takes its step as it would without a server, bit by bit.
+        Where several sequences may be open, a step's products are the same whoever else takes it;
+        where one may, they are those that it would have without a server, bit by bit.
         """
-        if len(generations) == 1:
-            generations[0].step(token_ids[0])
-            return
-        joined = self._attachment.join([one.cache for one in generations])
-        with self._joined_steps:
+        with self._products:
+            if len(generations) == 1:
+                generations[0].step(token_ids[0])
+                return
+            joined = self._attachment.join([one.cache for one in generations])
             Generation.step_together(self._loaded.model, joined, generations, token_ids)
 
     def joins(self, generation: Generation) -> bool:

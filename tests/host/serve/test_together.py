@@ -16,7 +16,7 @@ from servers import CHAT, CHUNK, HTTP, running
 from waiting import until
 
 from hillinfer.native.library import native_library
-from hillinfer.projections.few_rows import few_rows
+from hillinfer.projections.few_rows import few_rows, is_few
 from hillinfer.serve.jobs import CANCELLED
 from hillinfer.serve.rules import ApiKeys
 from hillinfer.store.store import Store
@@ -58,33 +58,48 @@ def test_answers_together_are_those_of_each_alone(joined_server):
     assert len(rows) < 9 * 15
 
 
-def test_only_steps_of_several_compute_few_rows_another_way(endless_folder, cold_dir):
-    """One sequence has the bits of torch's own products, as `hillinfer generate` has."""
+@pytest.mark.parametrize("parallel", [3, 1])
+def test_steps_compute_few_rows_another_way_where_several_may_be_open(
+    endless_folder, cold_dir, parallel
+):
+    """Alone as beside others; with one at a time as `hillinfer generate`, and so is reading."""
     told, variant = [], native_library().variants[0].number
 
     def note(layer, given, out):
-        own = few_rows(given[0], layer.weight, layer.bias, variant)
-        stock = torch.nn.functional.linear(given[0], layer.weight, layer.bias)
-        told.append((len(given[0]), torch.equal(out, own), torch.equal(out, stock)))
+        states = given[0]
+        few = is_few(states, layer.in_features)
+        is_own = few and torch.equal(out, few_rows(states, layer.weight, layer.bias, variant))
+        stock = torch.nn.functional.linear(states, layer.weight, layer.bias)
+        told.append((states.shape[:2], is_own, torch.equal(out, stock)))
 
     def watch(passes, model):
         passes.put_on(model)
         passes.before = lambda columns: time.sleep(0.01)
-        model.lm_head.register_forward_hook(note)
+        # Of a step it has a row for each sequence, and of reading a row for each token.
+        model.model.layers[0].mlp.down_proj.register_forward_hook(note)
 
     with (
-        running(endless_folder, cold_dir, counts=watch, parallel=3) as server,
+        running(endless_folder, cold_dir, counts=watch, parallel=parallel) as server,
         server.client() as client,
         ThreadPoolExecutor(3) as pool,
     ):
-        list(pool.map(lambda n: server.ask(secret(n), client, max_tokens=16), range(3)))
-    joined = [(is_own, is_stock) for rows, is_own, is_stock in told if rows > 1]
-    alone = [(is_own, is_stock) for rows, is_own, is_stock in told if rows == 1]
-    assert len(joined) > 3
-    assert all(is_own for is_own, _ in joined)
-    assert not all(is_stock for _, is_stock in joined)
-    assert len(alone) >= 3
-    assert all(is_stock for _, is_stock in alone)
+        apart = [text(server.ask(secret(n), client, max_tokens=16)) for n in range(3)]
+        asked = [pool.submit(server.ask, secret(n), client, max_tokens=16) for n in range(3)]
+        assert [text(one.result()) for one in asked] == apart
+    steps = [one for one in told if one[0][1] == 1]
+    alone = [one for one in steps if one[0][0] == 1]
+    reading = [one for one in told if one[0][1] > 1]
+    assert len(alone) >= 15
+    assert reading
+    assert all(is_stock for *_, is_stock in reading)
+    if parallel == 1:
+        assert steps == alone
+        assert all(is_stock for *_, is_stock in steps)
+        assert not all(is_own for _, is_own, _ in steps)
+    else:
+        assert len(steps) > len(alone)
+        assert all(is_own for _, is_own, _ in steps)
+        assert not all(is_stock for *_, is_stock in alone)
 
 
 def test_a_row_that_fails_leaves_the_others_alone(joined_server):
