@@ -152,7 +152,7 @@ class ServerRules:
     keys: ApiKeys = field(default_factory=ApiKeys)
     parallel: int = 4
     queue: int = 64
-    chunk_tokens: int = 512
+    chunk_tokens: int = 1024
     answer_tokens: int = 1024
     context_tokens: int | None = None
     body_bytes: int = 32 << 20

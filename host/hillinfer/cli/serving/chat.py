@@ -67,7 +67,7 @@ def chat(
     alpha: AlphaOption = AUTO,
     dram_budget: BudgetOption = "25%",
     cold_dir: ColdDirOption = None,
-    prefill_chunk: PrefillChunkOption = 512,
+    prefill_chunk: PrefillChunkOption = 1024,
     dtype: DtypeOption = NumberType.AUTO,
     threads: ThreadsOption = None,
     store: StoreOption = None,
