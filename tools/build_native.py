@@ -45,6 +45,7 @@ COMMON: dict[str, list[str]] = {
     "landing": [],
     "page_cipher": [],
     "prefix_keys": [],
+    "prompt_attention": [],
     "promotion": [],
     "read_plan": [],
     "ring": [],

@@ -11,6 +11,8 @@
 #include <memory>
 #include <vector>
 
+#include "prompt_attention.h"
+
 namespace hillinfer {
 
 constexpr int kTileRows = 64;
@@ -80,6 +82,7 @@ struct AttentionKernels {
     // padded_dim of each head, items in their places.
     void (*weigh_rows)(const Attention&, HeadRange, const uint64_t* rows, int64_t count,
                        const float* weights, int64_t stride, float* outputs);
+    PromptKernels prompts;
 };
 
 extern const AttentionKernels kPortableAttention;

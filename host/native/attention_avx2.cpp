@@ -3,6 +3,7 @@
 #include <immintrin.h>
 
 #include "attention_kernels.h"
+#include "prompt_attention_kernels.h"
 
 namespace {
 
@@ -10,6 +11,7 @@ struct Avx2 {
     using Float = __m256;
     static constexpr int kLanes = 8;
     static constexpr int kHeadsAtOnce = 3;
+    static constexpr int kVectorsAtOnce = 2;
 
     static Float all(float value) { return _mm256_set1_ps(value); }
     static Float load(const float* from) { return _mm256_loadu_ps(from); }
@@ -72,5 +74,5 @@ struct Avx2 {
 }  // namespace
 
 namespace hillinfer {
-const AttentionKernels kAvx2Attention = attention_kernels_of<Avx2>();
+const AttentionKernels kAvx2Attention = attention_kernels_of<Avx2>(prompt_kernels_of<Avx2>());
 }

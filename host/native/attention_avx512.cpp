@@ -3,6 +3,7 @@
 #include <immintrin.h>
 
 #include "attention_kernels.h"
+#include "prompt_attention_kernels.h"
 
 namespace {
 
@@ -10,6 +11,7 @@ struct Avx512 {
     using Float = __m512;
     static constexpr int kLanes = 16;
     static constexpr int kHeadsAtOnce = 4;
+    static constexpr int kVectorsAtOnce = 4;
 
     static Float all(float value) { return _mm512_set1_ps(value); }
     static Float load(const float* from) { return _mm512_loadu_ps(from); }
@@ -67,5 +69,5 @@ private:
 }  // namespace
 
 namespace hillinfer {
-const AttentionKernels kAvx512Attention = attention_kernels_of<Avx512>();
+const AttentionKernels kAvx512Attention = attention_kernels_of<Avx512>(prompt_kernels_of<Avx512>());
 }

@@ -524,9 +524,9 @@ inline uint64_t read_rows(const uint64_t* rows, int64_t count, int64_t row_bytes
 }
 
 template <class V>
-constexpr hillinfer::AttentionKernels attention_kernels_of() {
+constexpr hillinfer::AttentionKernels attention_kernels_of(hillinfer::PromptKernels prompts) {
     return {add_attention_rows<V>, merge_partials<V>, item_place<V>, read_rows, score_rows<V>,
-            weigh_rows<V>};
+            weigh_rows<V>, prompts};
 }
 
 }  // namespace

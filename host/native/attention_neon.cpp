@@ -3,6 +3,7 @@
 #include <arm_neon.h>
 
 #include "attention_kernels.h"
+#include "prompt_attention_kernels.h"
 
 namespace {
 
@@ -10,6 +11,7 @@ struct Neon {
     using Float = float32x4_t;
     static constexpr int kLanes = 4;
     static constexpr int kHeadsAtOnce = 3;
+    static constexpr int kVectorsAtOnce = 4;
 
     static Float all(float value) { return vdupq_n_f32(value); }
     static Float load(const float* from) { return vld1q_f32(from); }
@@ -53,5 +55,5 @@ struct Neon {
 }  // namespace
 
 namespace hillinfer {
-const AttentionKernels kNeonAttention = attention_kernels_of<Neon>();
+const AttentionKernels kNeonAttention = attention_kernels_of<Neon>(prompt_kernels_of<Neon>());
 }

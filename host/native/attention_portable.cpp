@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention in plain C++, for any machine.
 #include "attention_kernels.h"
+#include "prompt_attention_kernels.h"
 
 namespace {
 
@@ -13,6 +14,7 @@ float float_of(uint32_t bits) {
 struct Portable {
     static constexpr int kLanes = 4;
     static constexpr int kHeadsAtOnce = 3;
+    static constexpr int kVectorsAtOnce = 2;
     // Compilers know these and have vectors of this size on nearly any machine.
     typedef float Float __attribute__((vector_size(4 * kLanes)));
     typedef uint32_t Bits __attribute__((vector_size(4 * kLanes)));
@@ -84,5 +86,5 @@ private:
 }  // namespace
 
 namespace hillinfer {
-const AttentionKernels kPortableAttention = attention_kernels_of<Portable>();
+const AttentionKernels kPortableAttention = attention_kernels_of<Portable>(prompt_kernels_of<Portable>());
 }

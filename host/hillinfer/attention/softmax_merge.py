@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.attention.prompt_merge import PromptMerge, is_worthwhile
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import RowLayout, Sequence
@@ -241,9 +242,14 @@ class RowStates:
 
     def split(self, rows: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values of rows that are on the model's device; see the call."""
+        keys, values = self.stored(rows)
+        return keys.to(like.dtype), values.to(like.dtype)
+
+    def stored(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values in the stored type, where they lie; see `split`."""
         return (
-            self._layout.keys(rows).transpose(0, 1).to(like.dtype),
-            self._layout.values(rows).transpose(0, 1).to(like.dtype),
+            self._layout.keys(rows).transpose(0, 1),
+            self._layout.values(rows).transpose(0, 1),
         )
 
 
@@ -338,9 +344,13 @@ class DenseAttention:
         (query_heads, tokens, head_dim) in the query's type.
         """
         tokens = query.shape[1]
-        # Models give a view across tokens, and every block would pack its heads anew.
-        wide = query.to(compute_type(query)).contiguous()
-        merge = SoftmaxMerge(wide, scaling)
+        merge: SoftmaxMerge | PromptMerge
+        if is_worthwhile(query, len(keys)):
+            merge, kind = PromptMerge(query, scaling), keys.dtype
+        else:
+            # Models give a view across tokens, and every block would pack its heads anew.
+            kind = compute_type(query)
+            merge = SoftmaxMerge(query.to(kind).contiguous(), scaling)
         if among is None:
             every = np.arange(sequence.lengths[layer] - tokens)
             past = self._past_rows(layer, sequence, every, tokens)
@@ -348,12 +358,13 @@ class DenseAttention:
             past = self._gather.bring(layer, sequence, among[0], None)
         for rows in past:
             with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
-                merge.add_block(*self._states(rows, wide))
+                past_keys, past_values = self._states.stored(self._states.bring(rows, query))
+                merge.add_block(past_keys.to(kind), past_values.to(kind))
         with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
             for start in range(0, tokens, self._own_tokens):
                 end = min(start + self._own_tokens, tokens)
-                block_keys = keys[:, start:end].to(wide.dtype)
-                block_values = values[:, start:end].to(wide.dtype)
+                block_keys = keys[:, start:end].to(kind)
+                block_values = values[:, start:end].to(kind)
                 merge.add_causal(block_keys, block_values, start)
                 if end < tokens:
                     merge.add_block(block_keys, block_values, end)

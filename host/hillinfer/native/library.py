@@ -57,7 +57,7 @@ HOW_TO_BUILD = (
     "tree or install HillInfer again"
 )
 
-_INTERFACE_VERSION = 27
+_INTERFACE_VERSION = 28
 _KEY_BYTES = 32
 _NO_MEMORY, _FAILED, _NOT_FINITE = 2, 3, 4
 _NOWHERE = "a position behind the last token, or in no group"

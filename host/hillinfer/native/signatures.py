@@ -24,6 +24,39 @@ from hillinfer.native.structures import (
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _WORD = ctypes.c_uint32
 
+# --- A prompt's attention (prompt_attention.h) ---
+
+
+class PromptBlock(ctypes.Structure):
+    """Queries of a prompt, a block of keys and values, and what softmax over blocks has come to."""
+
+    _fields_ = (
+        ("query", _POINTER),
+        ("query_head_stride", _LONG),
+        ("query_stride", _LONG),
+        ("keys", _POINTER),
+        ("key_head_stride", _LONG),
+        ("key_stride", _LONG),
+        ("values", _POINTER),
+        ("value_head_stride", _LONG),
+        ("value_stride", _LONG),
+        ("out", _POINTER),
+        ("out_head_stride", _LONG),
+        ("out_stride", _LONG),
+        ("log_sums", _POINTER),
+        ("log_sum_stride", _LONG),
+        ("queries", _LONG),
+        ("tokens", _LONG),
+        ("kv_heads", _INT),
+        ("group_size", _INT),
+        ("head_dim", _INT),
+        ("item_type", _INT),
+        ("is_causal", _INT),
+        ("scaling", ctypes.c_float),
+        ("threads", _INT),
+    )
+
+
 # --- Value codes, and attention over rows and codes (coded.h) ---
 
 
@@ -385,6 +418,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hillinfer_await_offered": (_INT, [_POINTER, _INT]),
     "hillinfer_end_offer": (_INT, [_POINTER, _INT]),
     "hillinfer_few_rows": (_INT, [_INT, ctypes.POINTER(FewRows)]),
+    "hillinfer_attend_block": (_INT, [_INT, ctypes.POINTER(PromptBlock)]),
     "hillinfer_attend_rows": (_INT, [_ROWS, _POINTER]),
     "hillinfer_attend_split_rows": (_INT, [_ROWS, _POINTER, _POINTER]),
     "hillinfer_store_rows": (None, [_ROWS, ctypes.POINTER(Shape), _STATES, _STATES, _POINTER]),
