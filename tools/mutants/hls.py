@@ -318,4 +318,13 @@ HLS: tuple[Mutant, ...] = (
         "lane;",
         _coded("layouts"),
     ),
+    # A lost wake-up of the bench looked like a deadlock of the kernel, on a busy machine alone.
+    Mutant(
+        "threads-sleep-beside-data",
+        "A simulated process goes to sleep though a stream that it polls has got data.",
+        "hw/testbench/threads/hls_stream.h",
+        "        if (polling.has_missed()) return polling.forget();\n",
+        "",
+        ("tests/hw/test_csim.py::test_data_that_come_between_two_polls_are_no_deadlock",),
+    ),
 )

@@ -7,7 +7,46 @@ from mutants.mutant import Built, Mutant
 
 _TESTS = "tests/host"
 
+_PROMPTS = "host/native/prompt_attention_kernels.h"
+_PROMPT_TESTS = f"{_TESTS}/attention/test_prompt_merge.py"
+
 NATIVE: tuple[Mutant, ...] = (
+    Mutant(
+        "prompt-sees-the-next-token",
+        "A prompt's query sees the token behind its own, too.",
+        _PROMPTS,
+        "first + row + 1 - key",
+        "first + row + 2 - key",
+        (f"{_PROMPT_TESTS}::test_it_is_exact_attention",),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "prompt-forgets-earlier-blocks",
+        "What earlier blocks gave counts by its sum alone, without outputs.",
+        _PROMPTS,
+        "            if (!is_first) {\n",
+        "            if (is_first) {\n",
+        (f"{_PROMPT_TESTS}::test_any_cut_gives_the_one_shot_result",),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "prompt-keeps-an-old-largest",
+        "Outputs so far are not scaled where a larger score comes.",
+        _PROMPTS,
+        "row * row_floats + own * kLanes) * factor;",
+        "row * row_floats + own * kLanes) * (factor * 0.0f + 1.0f);",
+        (f"{_PROMPT_TESTS}::test_it_is_exact_attention",),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "prompt-values-of-another-head",
+        "Two KV heads' query heads take the keys and values of the first.",
+        "host/native/prompt_attention.cpp",
+        "head / block.group_size * parts",
+        "head / block.group_size / 2 * parts",
+        (f"{_PROMPT_TESTS}::test_it_is_exact_attention",),
+        Built.NATIVE,
+    ),
     Mutant(
         "near-limit-one-bit-high",
         "Weights that together exceed 31 bits are added in 31 bits.",
