@@ -247,10 +247,8 @@ class RowStates:
 
     def stored(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values in the stored type, where they lie; see `split`."""
-        return (
-            self._layout.keys(rows).transpose(0, 1),
-            self._layout.values(rows).transpose(0, 1),
-        )
+        layout = self._layout
+        return layout.keys(rows).transpose(0, 1), layout.values(rows).transpose(0, 1)
 
 
 def compute_type(query: torch.Tensor) -> torch.dtype:
@@ -363,11 +361,10 @@ class DenseAttention:
         with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
             for start in range(0, tokens, self._own_tokens):
                 end = min(start + self._own_tokens, tokens)
-                block_keys = keys[:, start:end].to(kind)
-                block_values = values[:, start:end].to(kind)
-                merge.add_causal(block_keys, block_values, start)
+                own = keys[:, start:end].to(kind), values[:, start:end].to(kind)
+                merge.add_causal(*own, start)
                 if end < tokens:
-                    merge.add_block(block_keys, block_values, end)
+                    merge.add_block(*own, end)
             return merge.result().to(query.dtype)
 
     def watch(

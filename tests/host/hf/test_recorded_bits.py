@@ -3,8 +3,8 @@
 
 On three prompts, two budgets and a session. Bits of products depend on the processor, so each kind
 of processor has its record, which `recorded_run.py` makes with the variables below. They changed
-once: until prompts were attended to in C++ (November 2026) they were those of before all caches of a
-model shared one engine.
+once: until prompts were attended to in C++ (November 2026) they were those of before all caches of
+a model shared one engine.
 """
 
 import json
