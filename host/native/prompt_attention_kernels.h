@@ -9,7 +9,6 @@
 #include <cstring>
 
 #include "attention_kernels.h"
-#include "halves.h"
 #include "prompt_attention.h"
 
 namespace {
@@ -49,9 +48,12 @@ struct PromptTiles {
         for (; i + kLanes <= count; i += kLanes) {
             V::store(to + i, V::template widen<hillinfer::kFloat16, 0>(own + i));
         }
-        for (; i < count; ++i) {
-            const uint32_t bits = hillinfer::float_of_half(own[i]);
-            std::memcpy(to + i, &bits, sizeof bits);
+        if (i < count) {
+            uint16_t some[kLanes] = {};
+            std::memcpy(some, own + i, size_t(count - i) * sizeof *some);
+            alignas(64) float widened[kLanes];
+            V::store(widened, V::template widen<hillinfer::kFloat16, 0>(some));
+            std::memcpy(to + i, widened, size_t(count - i) * sizeof *widened);
         }
     }
 
@@ -204,6 +206,18 @@ struct PromptTiles {
                                  row_floats, outputs + i);
     }
 
+    // Further keys of one query, `first` to before `stop`.
+    static void weigh_row(const float* weights, const float* values, int first, int stop,
+                          int row_floats, float* outputs) {
+        for (int key = first; key < stop; ++key) {
+            const Float weight = V::all(weights[key]);
+            const float* const own = values + key * int64_t(row_floats);
+            for (int i = 0; i < row_floats; i += kLanes) {
+                V::store(outputs + i, V::fma(V::load(own + i), weight, V::load(outputs + i)));
+            }
+        }
+    }
+
     // Scores become weights, 0 from `count` to before `stop`; returns what earlier sums are worth.
     static float soften(float* scores, int count, int stop, float* largest, float* sum) {
         std::fill(scores + count, scores + stop, kNoScore);
@@ -271,16 +285,25 @@ struct PromptTiles {
                                    head_dim, scores + row * kPromptKeys + panel);
                 }
             }
+            // Keys of this part that a query sees.
+            const auto visible = [&](int row) {
+                const int64_t own = block.is_causal ? first + row + 1 - key : count;
+                return int(std::min<int64_t>(std::max<int64_t>(own, 0), count));
+            };
             for (int row = 0; row < rounded; ++row) {
-                const int64_t visible =
-                    block.is_causal ? std::min<int64_t>(count, first + row + 1 - key) : count;
-                factors[row] = soften(scores + row * kPromptKeys, int(std::max<int64_t>(visible, 0)),
-                                      stop, largest + row, sums + row);
+                factors[row] = soften(scores + row * kPromptKeys, visible(row), stop,
+                                      largest + row, sums + row);
             }
+            const float* const values = values_in(packed, head_dim);
             for (int row = 0; row < rounded; row += kRows) {
-                weigh_all(scores + row * kPromptKeys, factors + row,
-                          values_in(packed, head_dim), count, row_floats,
+                // A weight of 0 would make no number of a value that is none, and is not to be seen.
+                const int common = visible(row);
+                weigh_all(scores + row * kPromptKeys, factors + row, values, common, row_floats,
                           outputs + row * row_floats);
+                for (int own = row + 1; own < row + kRows; ++own) {
+                    weigh_row(scores + own * kPromptKeys, values, common, visible(own), row_floats,
+                              outputs + own * row_floats);
+                }
             }
         }
         for (int row = 0; row < queries; ++row) {

@@ -103,6 +103,7 @@ TWO_POLLED = """
 #include <atomic>
 #include <hls_stream.h>
 static std::atomic<bool> may_fill{false};
+static_assert(hls_threads::IDLE_POLLS % 2 == 0, "or the poll that is one too many is of the first");
 static void fill(hls::stream<int> &first, hls::stream<int> &done) {
     while (!may_fill) std::this_thread::yield();
     for (int i = 0; i < 3; ++i) first.write(i);

@@ -58,6 +58,8 @@ HOW_TO_BUILD = (
 )
 
 _INTERFACE_VERSION = 28
+PROMPT_ROUNDING = 1
+"""Grows where a prompt's attention (prompt_attention_kernels.h) comes to round otherwise."""
 _KEY_BYTES = 32
 _NO_MEMORY, _FAILED, _NOT_FINITE = 2, 3, 4
 _NOWHERE = "a position behind the last token, or in no group"

@@ -26,6 +26,7 @@ from hillinfer.hf.prompts import Made, ends_singly
 from hillinfer.kv.opened_sequences import OpenedRows, StoredRows
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
+from hillinfer.native.library import PROMPT_ROUNDING, native_library
 from hillinfer.reuse.described_model import DescribedModel, has_stored_codes, slot_of
 from hillinfer.reuse.landed_states import LandedStates, copied
 from hillinfer.reuse.other_makers import FoundPrompts, OtherMakers
@@ -136,6 +137,7 @@ class StoredPrompts:
                 "threads": torch.get_num_threads(),
                 "torch": str(torch.__version__),
                 "capability": torch.backends.cpu.get_cpu_capability(),
+                "native": [native_library().variants[0].value, PROMPT_ROUNDING],
                 "attention": str(getattr(model.config, "_attn_implementation", "")),
                 "divided_by": dict(divided_by or {}),
             }

@@ -18,6 +18,7 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.errors import SettingsError
 from hillinfer.generate.answering import Generation
 from hillinfer.generate.tokens import Sampling
+from hillinfer.native.library import Variant, native_library
 from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.secrecy.key_sources import KeyFile, PassphraseFile
 from hillinfer.secrecy.library import SecrecyError
@@ -197,6 +198,19 @@ def test_exact_stores_no_passes_of_another_length(store, cold_dir):
                 model(chunk, past_key_values=cache, logits_to_keep=1)
             assert cache.read_from_store.stored_tokens == stored
             cache.close()
+
+
+def test_exact_takes_no_prompt_that_other_instructions_attended_to(store, monkeypatch):
+    """Products are rounded otherwise by each instruction set; any other reuse does not care."""
+    model = tiny().build()
+
+    def namespaces():
+        return [StoredPrompts(store, model, reuse=one).namespace for one in Reuse]
+
+    before = namespaces()
+    monkeypatch.setattr(native_library(), "variants", (Variant.PORTABLE,))
+    same = [one == other for one, other in zip(before, namespaces(), strict=True)]
+    assert same == [reuse is not Reuse.EXACT for reuse in Reuse]
 
 
 def test_exact_takes_no_prompt_whose_division_has_no_border(store, cold_dir):
