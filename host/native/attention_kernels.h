@@ -51,6 +51,29 @@ inline float exponential_of(float x) {
 // What scores are relative to: -inf less itself would be no number.
 inline float base_of(float largest) { return largest == kNoScore ? 0.0f : largest; }
 
+// Scores, as many as whole vectors have, become weights; returns what earlier sums are worth now.
+template <class V>
+inline float continue_softmax(float* scores, int count, float* largest, float* sum) {
+    using Float = typename V::Float;
+    Float most = V::all(*largest);
+    for (int i = 0; i < count; i += V::kLanes) {
+        most = V::largest(V::load(scores + i), most);
+    }
+    const float now = V::largest_of(most);
+    const float base = base_of(now);
+    const Float bases = V::all(base);
+    Float total = V::all(0.0f);
+    for (int i = 0; i < count; i += V::kLanes) {
+        const Float weights = exponential<V>(V::load(scores + i) - bases);
+        V::store(scores + i, weights);
+        total = total + weights;
+    }
+    const float factor = exponential_of<V>(*largest - base);
+    *largest = now;
+    *sum = *sum * factor + V::sum(total);
+    return factor;
+}
+
 // Lines of the rows that come next, touched a few at a time while others are computed on: the
 // processor has only so many on their way at once.
 class Ahead {
@@ -270,7 +293,6 @@ struct TileAttention {
     static float soften(float* scores, int count, float scaling, float* largest, float* sum) {
         const int padded = (count + kLanes - 1) / kLanes * kLanes;
         const Float scale = V::all(scaling);
-        Float most = V::all(*largest);
         for (int row = count; row < padded; ++row) {
             scores[row] = 0;
         }
@@ -280,22 +302,7 @@ struct TileAttention {
         for (int row = count; row < padded; ++row) {
             scores[row] = kNoScore;
         }
-        for (int row = 0; row < padded; row += kLanes) {
-            most = V::largest(V::load(scores + row), most);
-        }
-        const float now = V::largest_of(most);
-        const float base = base_of(now);
-        const Float bases = V::all(base);
-        Float total = V::all(0.0f);
-        for (int row = 0; row < padded; row += kLanes) {
-            const Float weights = exponential<V>(V::load(scores + row) - bases);
-            V::store(scores + row, weights);
-            total = total + weights;
-        }
-        const float factor = exponential_of<V>(*largest - base);
-        *largest = now;
-        *sum = *sum * factor + V::sum(total);
-        return factor;
+        return continue_softmax<V>(scores, padded, largest, sum);
     }
 
     static void add_tile(const Attention& attention, const float* query, HeadRange range,

@@ -218,28 +218,6 @@ struct PromptTiles {
         }
     }
 
-    // Scores become weights, 0 from `count` to before `stop`; returns what earlier sums are worth.
-    static float soften(float* scores, int count, int stop, float* largest, float* sum) {
-        std::fill(scores + count, scores + stop, kNoScore);
-        Float most = V::all(*largest);
-        for (int key = 0; key < stop; key += kLanes) {
-            most = V::largest(V::load(scores + key), most);
-        }
-        const float now = V::largest_of(most);
-        const float base = base_of(now);
-        const Float bases = V::all(base);
-        Float total = V::all(0.0f);
-        for (int key = 0; key < stop; key += kLanes) {
-            const Float weights = exponential<V>(V::load(scores + key) - bases);
-            V::store(scores + key, weights);
-            total = total + weights;
-        }
-        const float factor = exponential_of<V>(*largest - base);
-        *largest = now;
-        *sum = *sum * factor + V::sum(total);
-        return factor;
-    }
-
     static void attend(const PromptBlock& block, int query_head, int64_t first,
                        const float* packed) {
         const int head_dim = block.head_dim;
@@ -248,7 +226,7 @@ struct PromptTiles {
         const int rounded = (queries + kRows - 1) / kRows * kRows;
         alignas(64) float scores[kPromptQueries * kPromptKeys];
         alignas(64) float outputs[kPromptQueries * kMostDim];
-        alignas(64) float own[kPromptQueries * kMostDim];
+        alignas(64) float scaled[kPromptQueries * kMostDim];
         float largest[kPromptQueries];
         float sums[kPromptQueries];
         float factors[kPromptQueries];
@@ -259,7 +237,7 @@ struct PromptTiles {
             const bool is_there = row < queries;
             const float* query = block.query + query_head * block.query_head_stride +
                                  (first + row) * block.query_stride;
-            float* const to = own + row / kRows * kRows * head_dim + row % kRows;
+            float* const to = scaled + row / kRows * kRows * head_dim + row % kRows;
             for (int i = 0; i < head_dim; ++i) {
                 to[i * kRows] = is_there ? query[i] * block.scaling : 0.0f;
             }
@@ -281,7 +259,7 @@ struct PromptTiles {
             const int stop = (count + kPanel - 1) / kPanel * kPanel;
             for (int panel = 0; panel < stop; panel += kPanel) {
                 for (int row = 0; row < rounded; row += kRows) {
-                    inner_products(own + row * head_dim, packed + panel * int64_t(head_dim),
+                    inner_products(scaled + row * head_dim, packed + panel * int64_t(head_dim),
                                    head_dim, scores + row * kPromptKeys + panel);
                 }
             }
@@ -291,8 +269,9 @@ struct PromptTiles {
                 return int(std::min<int64_t>(std::max<int64_t>(own, 0), count));
             };
             for (int row = 0; row < rounded; ++row) {
-                factors[row] = soften(scores + row * kPromptKeys, visible(row), stop,
-                                      largest + row, sums + row);
+                float* const own = scores + row * kPromptKeys;
+                std::fill(own + visible(row), own + stop, kNoScore);
+                factors[row] = continue_softmax<V>(own, stop, largest + row, sums + row);
             }
             const float* const values = values_in(packed, head_dim);
             for (int row = 0; row < rounded; row += kRows) {

@@ -39,6 +39,15 @@ NATIVE: tuple[Mutant, ...] = (
         Built.NATIVE,
     ),
     Mutant(
+        "prompt-weighs-hidden-values",
+        "Values that a query does not see are weighed with 0, which no number survives.",
+        _PROMPTS,
+        "const int common = visible(row);",
+        "const int common = count;",
+        (f"{_PROMPT_TESTS}::test_what_is_no_number_stays_none",),
+        Built.NATIVE,
+    ),
+    Mutant(
         "prompt-values-of-another-head",
         "Two KV heads' query heads take the keys and values of the first.",
         "host/native/prompt_attention.cpp",

@@ -33,6 +33,18 @@ STORES: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        "exact-of-any-instruction-set",
+        "Exact reuse takes rows that another instruction set attended for.",
+        "host/hillinfer/reuse/stored_prompts.py",
+        """                "native": [native_library().variants[0].value, PROMPT_ROUNDING],
+""",
+        "",
+        (
+            f"{_TESTS}/reuse/test_prompts_of_attached_models.py::"
+            "test_exact_takes_no_prompt_that_other_instructions_attended_to",
+        ),
+    ),
+    Mutant(
         "forks-forget-the-stored-prefix",
         "Questions about a stored document are read at once whatever rates say.",
         "host/hillinfer/hf/prompts.py",
