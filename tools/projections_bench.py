@@ -143,7 +143,10 @@ def qualities(
     for sample in samples:
         stock = token_logits(model, sample, last)
         for name in names:
-            with ProjectionAttachment(model, make_projections(name)):
+            with (
+                ProjectionAttachment(model, make_projections(name)) as attachment,
+                attachment.steps,
+            ):
                 own = stock if name == "stock" else token_logits(model, sample, last)
             one = measure(own, stock, sample.token_ids[-last:])
             sums[name].append((one.negative_log_likelihood, one.kl_divergence, one.agreement))
@@ -182,7 +185,10 @@ def bench(loaded: LoadedModel, options: argparse.Namespace) -> list[dict[str, An
     decoding, call_all = Decoding(model), linear_layers(model)
     for _ in range(options.rounds):
         for name in held:
-            with ProjectionAttachment(model, make_projections(name)):
+            with (
+                ProjectionAttachment(model, make_projections(name)) as attachment,
+                attachment.steps,
+            ):
                 steps[name] += timed(decoding.step, options.steps)
                 linears[name] += timed(call_all, options.steps)
     samples = standard_library_samples(loaded.tokenizer, options.context)[: options.texts]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads share the outputs of a linear layer; each reads its weights once for all rows.
+// Threads share the outputs of linear layers; each reads its weights once for all rows.
 #include "few_rows.h"
 
 #include <algorithm>
@@ -28,21 +28,47 @@ FewRowsKernel kernel_of(int32_t variant) {
     }
 }
 
-void few_rows(FewRowsKernel kernel, const FewRows& given) {
-    const int64_t output_bytes = std::max<int64_t>(1, given.inputs * int64_t(sizeof(float)));
-    const int64_t own = std::max<int64_t>(1, kItemBytes / output_bytes / kItemOutputs) * kItemOutputs;
-    const int threads = worthwhile_threads(given.threads, given.outputs * output_bytes);
-    run_parallel(threads, (given.outputs + own - 1) / own, [&](int64_t item, int) {
-        kernel(given, item * own, std::min(given.outputs, (item + 1) * own));
+// Of an output's weights.
+int64_t output_bytes(const FewRows& layer) {
+    return std::max<int64_t>(1, layer.inputs * int64_t(sizeof(float)));
+}
+
+// Outputs of an item.
+int64_t item_outputs(const FewRows& layer) {
+    return std::max<int64_t>(1, kItemBytes / output_bytes(layer) / kItemOutputs) * kItemOutputs;
+}
+
+int64_t items_of(const FewRows& layer) {
+    const int64_t own = item_outputs(layer);
+    return (layer.outputs + own - 1) / own;
+}
+
+// All layers at once: threads that share one layer wait for each other at its end.
+void few_rows(FewRowsKernel kernel, const FewRows* layers, int64_t count) {
+    int64_t items = 0, bytes = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        items += items_of(layers[i]);
+        bytes += layers[i].outputs * output_bytes(layers[i]);
+    }
+    run_parallel(worthwhile_threads(layers->threads, bytes), items, [=](int64_t item, int) {
+        const FewRows* layer = layers;
+        for (int64_t before; item >= (before = items_of(*layer)); item -= before) {
+            ++layer;
+        }
+        const int64_t own = item_outputs(*layer);
+        kernel(*layer, item * own, std::min(layer->outputs, (item + 1) * own));
     });
 }
 
 }  // namespace
 }  // namespace hillinfer
 
-HILLINFER_API int32_t hillinfer_few_rows(int32_t variant, const hillinfer::FewRows* given) {
+// Of one layer or more; their threads are those of the first one.
+HILLINFER_API int32_t hillinfer_few_rows(int32_t variant, const hillinfer::FewRows* layers,
+                                         int64_t count) {
     if (!hillinfer_has_variant(variant)) {
         return hillinfer::kNoSuchVariant;
     }
-    return hillinfer::guarded([&] { hillinfer::few_rows(hillinfer::kernel_of(variant), *given); });
+    return hillinfer::guarded(
+        [&] { hillinfer::few_rows(hillinfer::kernel_of(variant), layers, count); });
 }

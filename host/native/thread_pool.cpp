@@ -2,6 +2,7 @@
 #include "thread_pool.h"
 
 #include <pthread.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
@@ -18,7 +19,8 @@ namespace {
 
 // A helper looks for work so long before it sleeps, and whoever called waits so long for helpers
 // before it does: the parts of a decode step follow on each other sooner, and to sleep and be woken
-// takes as long as one of them.
+// takes as long as one of them. Meanwhile whoever else has work on this core has it first: threads that
+// bring rows from the drive would wait for one that has nothing to do.
 constexpr std::chrono::microseconds kLooks{200};
 
 inline void pause() {
@@ -41,6 +43,7 @@ bool look(Seen seen) {
             }
             pause();
         }
+        sched_yield();
     } while (std::chrono::steady_clock::now() < stop);
     return seen();
 }

@@ -15,7 +15,7 @@ from hillinfer.cli.console import (
     quiet_transformers,
     reading_view,
 )
-from hillinfer.cli.generate import STOCK, Asking, GenerateRequest
+from hillinfer.cli.generate import STEPS, Asking, GenerateRequest
 from hillinfer.cli.parsing.shared import (
     ColdDirOption,
     DtypeOption,
@@ -88,7 +88,7 @@ def put(
     cold_dir: ColdDirOption = None,
     dtype: DtypeOption = NumberType.AUTO,
     threads: ThreadsOption = None,
-    projections: ProjectionsOption = STOCK,
+    projections: ProjectionsOption = STEPS,
     store_size: SizeOption = None,
     reuse: ReuseOption = "longest",
     salt: SaltOption = "",

@@ -57,7 +57,9 @@ from hillinfer.values import ByteSize, check_threads
 
 # --- The request ---
 
-STOCK = "stock"
+STEPS, STOCK = "steps", "stock"
+# With these a document's rows are those of the model alone.
+PLAIN = (STEPS, STOCK)
 
 
 class Compare(StrEnum):
@@ -135,7 +137,7 @@ class GenerateRequest:
     compare: Compare | None
     session: Path | None = None
     save_session: Path | None = None
-    projections: str = STOCK
+    projections: str = STEPS
     store: StoreUse | None = None
     prompt_file: Path | None = None
     special_tokens: SpecialTokens = SpecialTokens.TEXT
@@ -161,10 +163,10 @@ class GenerateRequest:
             raise SettingsError(
                 "--save-session needs a document to read: give it with --prompt-file"
             )
-        if self.projections != STOCK and (self.session or self.save_session):
+        if self.projections not in PLAIN and (self.session or self.save_session):
             raise SettingsError(
                 f"--projections {self.projections} computes keys and values a little differently "
-                f"than the model a session belongs to: use --projections {STOCK} with sessions"
+                f"than the model a session belongs to: use --projections {STEPS} with sessions"
             )
         if self.prune and self.session:
             raise SettingsError(
@@ -333,7 +335,7 @@ def generate(
     ] = None,
     dtype: DtypeOption = NumberType.AUTO,
     threads: ThreadsOption = None,
-    projections: ProjectionsOption = STOCK,
+    projections: ProjectionsOption = STEPS,
     report: Annotated[Path | None, typer.Option(help="Where run.json goes.")] = None,
     save_session: Annotated[
         Path | None,

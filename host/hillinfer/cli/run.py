@@ -7,7 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from hillinfer.cli.console import (
     setup_warnings_shown,
 )
 from hillinfer.cli.ending import OutputError
-from hillinfer.cli.generate import STOCK, Asking, GenerateRequest
+from hillinfer.cli.generate import PLAIN, Asking, GenerateRequest
 from hillinfer.cli.preflight import CheckedRun, Surroundings, check_run
 from hillinfer.cli.prune import Completing, complete_document
 from hillinfer.cli.questions import fitting, typed_questions, worked_between
@@ -275,12 +275,15 @@ def run(request: GenerateRequest, surroundings: Surroundings | None = None) -> R
         loaded = outline.load()
         # Never taken off: a comparison runs with the same ones.
         projections = ProjectionAttachment(loaded.model, way)
-        if request.projections != STOCK:
+        if request.projections not in PLAIN:
             console.print(
                 f"projections: {request.projections}, {format_bytes(projections.held_bytes)} of "
                 "packed weights more than the model's own"
             )
-        return _generate(request, checked, loaded, prompt, saved, store, unused, console, around)
+        steps = projections.steps
+        return _generate(
+            request, checked, loaded, steps, prompt, saved, store, unused, console, around
+        )
 
 
 def _prompts(
@@ -290,7 +293,7 @@ def _prompts(
     use = request.store
     if use is None or store is None:
         return None
-    made_by = {} if request.projections == STOCK else {"projections": request.projections}
+    made_by = {} if request.projections in PLAIN else {"projections": request.projections}
     rounding = {"block_rows": settings.block_rows}
     return ModelPrompts(
         *(store, loaded.model, use.reuse, use.salt, made_by, rounding), accept=use.accept
@@ -335,6 +338,7 @@ def _generate(
     request: GenerateRequest,
     checked: CheckedRun,
     loaded: LoadedModel,
+    steps: AbstractContextManager[object],
     prompt: QuestionPrompt,
     saved: SavedSession | None,
     store: Store | None,
@@ -362,7 +366,7 @@ def _generate(
             )
         )
         cache, session = open_cache(attachment, request, checked, saved, loaded.tokenizer)
-        generation = Generation(loaded.model, cache, request.chunk_tokens)
+        generation = Generation(loaded.model, cache, request.chunk_tokens, steps)
         stages = None
         if request.prune is not None:
             stages = request.prune.begin(loaded.model, request.chunk_tokens, console.print)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +31,20 @@ class Generation:
     for progress, text as it comes, stopping anywhere, and several questions about a document. The
     model is one of transformers, attached where the cache is HillInfer's; `cache` is what to pass
     as `past_key_values`, and `chunk_tokens` the tokens of one forward call while a prompt is read.
+    `steps` is entered for each decode step: the model's products are others in it.
     """
 
-    def __init__(self, model: Any, cache: Any, chunk_tokens: int = 1024) -> None:
+    def __init__(
+        self,
+        model: Any,
+        cache: Any,
+        chunk_tokens: int = 1024,
+        steps: AbstractContextManager[object] | None = None,
+    ) -> None:
         if chunk_tokens < 1:
             raise SettingsError(f"prefill_chunk={chunk_tokens} must be at least 1")
         self.cache = cache
+        self._steps = steps or nullcontext()
         self._model = model
         self._chunk_tokens = chunk_tokens
         self._logits: torch.Tensor | None = None
@@ -144,7 +152,8 @@ class Generation:
 
     def step(self, token_id: int) -> None:
         """Give the cache one token, which `logits` are behind then."""
-        self._forward([token_id])
+        with self._steps:
+            self._forward([token_id])
 
     @staticmethod
     def step_together(
@@ -168,9 +177,8 @@ class Generation:
         A HillInfer cache shares its rows with the fork; an ordinary one is copied.
         """
         own = getattr(self.cache, "fork", None)
-        twin = Generation(
-            self._model, own() if own else copy.deepcopy(self.cache), self._chunk_tokens
-        )
+        cache = own() if own else copy.deepcopy(self.cache)
+        twin = Generation(self._model, cache, self._chunk_tokens, self._steps)
         twin._logits = self._logits
         return twin
 

@@ -417,7 +417,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hillinfer_place_offered": (None, [_POINTER, _INT]),
     "hillinfer_await_offered": (_INT, [_POINTER, _INT]),
     "hillinfer_end_offer": (_INT, [_POINTER, _INT]),
-    "hillinfer_few_rows": (_INT, [_INT, ctypes.POINTER(FewRows)]),
+    "hillinfer_few_rows": (_INT, [_INT, ctypes.POINTER(FewRows), _LONG]),
     "hillinfer_attend_block": (_INT, [_INT, ctypes.POINTER(PromptBlock)]),
     "hillinfer_attend_rows": (_INT, [_ROWS, _POINTER]),
     "hillinfer_attend_split_rows": (_INT, [_ROWS, _POINTER, _POINTER]),

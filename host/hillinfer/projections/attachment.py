@@ -137,7 +137,7 @@ class PackingBytes:
         is of the type that it will compute in. Raises UnsupportedFeatureError for families whose
         layers cannot be packed.
         """
-        if type(way) is ProjectionWay:
+        if type(way).pack is ProjectionWay.pack:
             return cls(0, 0)
         uses = Counter(
             id(one) for module in outline.modules() for one in module.parameters(recurse=False)
@@ -239,15 +239,21 @@ class ProjectionAttachment:
     The model is one of transformers, causal, on the CPU and in evaluation mode. Raises
     UnsupportedFeatureError where model, machine or weights cannot be packed; the model is then as
     it was.
+
+    Attributes
+    ----------
+    steps
+        To be entered for each decode step: what the way computes in steps alone.
     """
 
     def __init__(self, model: Any, way: ProjectionWay) -> None:
         self._way = way
+        self.steps = way.in_steps(model)
         self._covered: list[tuple[LayerGroup, PackedLinear]] = []
         # The model's own parameters, empty meanwhile.
         self._let_go: dict[torch.nn.Linear, torch.nn.Parameter] = {}
         self._let_go_bytes = 0
-        if type(way) is ProjectionWay:
+        if type(way).pack is ProjectionWay.pack:
             return
         if model.training:
             raise UnsupportedFeatureError(

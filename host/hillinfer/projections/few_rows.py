@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A linear layer for few rows: each weight is read once for all of them."""
+"""Linear layers for few rows: each weight is read once for all of them."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
@@ -10,6 +12,9 @@ from hillinfer.native.signatures import FewRows
 
 MOST_ROWS = 16
 """With more rows products take longer than reading weights, and torch's own are as good."""
+
+Weights = tuple[torch.Tensor, torch.Tensor | None]
+"""float32 (outputs, inputs), contiguous, and a bias (outputs,) or None."""
 
 
 def is_few(states: torch.Tensor, inputs: int) -> bool:
@@ -31,25 +36,33 @@ def few_rows(
     states
         float32 (..., inputs), of which `is_few` says so.
     weight, bias
-        float32 (outputs, inputs), contiguous, and (outputs,) or None.
+        As in `Weights`.
     variant
         Number of an instruction set of the native library.
     """
-    outputs, inputs = weight.shape
+    return few_rows_of_each(states, [(weight, bias)], variant)[0]
+
+
+def few_rows_of_each(
+    states: torch.Tensor, layers: Sequence[Weights], variant: int
+) -> list[torch.Tensor]:
+    """Return the outputs of several layers of one input, each with the bits that it has alone.
+
+    Threads share all of the layers at once, which takes less time than one layer after the other.
+    Parameters as in `few_rows`.
+    """
+    inputs = states.shape[-1]
     rows = states.reshape(-1, inputs)
     if rows.stride(1) != 1:
         rows = rows.contiguous()
-    out = torch.empty((*states.shape[:-1], outputs), dtype=torch.float32, device="cpu")
-    given = FewRows(
-        rows.data_ptr(),
-        len(rows),
-        rows.stride(0),
-        inputs,
-        weight.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        outputs,
-        out.data_ptr(),
-        torch.get_num_threads(),
-    )
-    native_library().call("hillinfer_few_rows", variant, given)
-    return out
+    count, shape, threads = len(rows), states.shape[:-1], torch.get_num_threads()
+    address, stride = rows.data_ptr(), rows.stride(0)
+    given, outputs = (FewRows * len(layers))(), []
+    for one, (weight, bias) in zip(given, layers, strict=True):
+        width = len(weight)
+        out = torch.empty((*shape, width), dtype=torch.float32, device="cpu")
+        outputs.append(out)
+        own = weight.data_ptr(), None if bias is None else bias.data_ptr()
+        one.__init__(address, count, stride, inputs, *own, width, out.data_ptr(), threads)
+    native_library().call("hillinfer_few_rows", variant, given, len(layers))
+    return outputs

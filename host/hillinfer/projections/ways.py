@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other ways to compute a model's linear layers: packed FP16, INT8, fused, prepacked, by rows."""
+"""Ways to compute a model's linear layers: in steps, fused, by rows, prepacked, FP16, INT8."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum, auto
 from types import MappingProxyType
@@ -73,12 +74,33 @@ class ProjectionWay:
         """
         return None
 
+    def in_steps(self, model: Any) -> AbstractContextManager[object]:
+        """Return what is entered for each decode step of a model; nothing, as a rule."""
+        return nullcontext()
+
     def held_bytes(self, outputs: int, inputs: int, bias: int, item_bytes: int) -> int:
         """Return the bytes that a packed matrix allocates, before it is packed.
 
         `bias` counts its items, 0 without one; `item_bytes` is that of the model's type.
         """
         return 0
+
+
+# --- In steps ---
+
+
+class Steps(ProjectionWay):
+    """Products of decode steps by the native library, all others as the model has them.
+
+    Of float32 weights on the CPU; nothing is packed and no weight moves, so prompts have the bits
+    of the model alone.
+    """
+
+    def in_steps(self, model: Any) -> AbstractContextManager[object]:
+        """Return the products of the native library; see `StepProducts`."""
+        from hillinfer.projections.step_products import StepProducts
+
+        return StepProducts(model)
 
 
 # --- FP16 ---
@@ -327,6 +349,7 @@ class _RowsLinear(_FusedLinear):
 
 PROJECTIONS: Mapping[str, type[ProjectionWay]] = MappingProxyType(
     {
+        "steps": Steps,
         "stock": ProjectionWay,
         "fused": Fused,
         "rows": Rows,

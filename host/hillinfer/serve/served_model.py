@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from hillinfer.generate.answering import Generation
 from hillinfer.hf.attach import Attachment
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.models.loader import LoadedModel
-from hillinfer.projections.joined_steps import JoinedSteps
+from hillinfer.projections.step_products import StepProducts
 from hillinfer.reuse.model_prompts import ModelPrompts
 from hillinfer.serve.chats import PromptTokens
 from hillinfer.serve.formats.grammars import Grammars
@@ -89,8 +89,8 @@ class ServedModel:
     ----------
     loaded, attachment
         The model, and HillInfer on it.
-    joined_steps
-        Computes its linear layers in steps, where several sequences may be open.
+    products
+        Entered for steps: its linear layers are computed otherwise in them.
     rules
         Of the server.
     stored
@@ -116,14 +116,13 @@ class ServedModel:
         self,
         loaded: LoadedModel,
         attachment: Attachment,
-        joined_steps: JoinedSteps,
+        products: AbstractContextManager[object],
         rules: ServerRules,
         stored: StoreOfServer | None = None,
         base: ModelPrompts | None = None,
     ) -> None:
         self._loaded, self._attachment = loaded, attachment
-        # An answer alone has the bits that it has beside others, unless there are never others.
-        self._products = joined_steps if rules.parallel > 1 else nullcontext()
+        self._products = products
         self.chunk_tokens = rules.chunk_tokens
         self._stored, self._base = stored, base
         self._tenants: dict[bytes, ModelPrompts] = {}
@@ -295,6 +294,7 @@ def served_model(
     settings: Settings,
     rules: ServerRules,
     stored: StoreOfServer | None = None,
+    steps: AbstractContextManager[object] | None = None,
 ) -> Iterator[ServedModel]:
     """Attach to a model, and keep its engine open between requests.
 
@@ -306,6 +306,8 @@ def served_model(
         Of all caches.
     rules, stored
         As in `ServedModel`.
+    steps
+        What is entered for steps where one sequence may be open at a time; see `Generation`.
 
     Raises
     ------
@@ -320,8 +322,9 @@ def served_model(
             accept=stored.accept,
         )
     with Attachment(loaded.model, settings, prompts=base) as attachment:
-        joined_steps = JoinedSteps(loaded.model)
-        served = ServedModel(loaded, attachment, joined_steps, rules, stored, base)
+        # An answer alone has the bits that it has beside others, unless there are never others.
+        products = StepProducts(loaded.model) if rules.parallel > 1 else steps or nullcontext()
+        served = ServedModel(loaded, attachment, products, rules, stored, base)
         try:
             served.renew()
             yield served

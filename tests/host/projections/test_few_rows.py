@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from hillinfer.native.library import Variant, native_library
 from hillinfer.projections.attachment import ProjectionAttachment
 from hillinfer.projections.few_rows import MOST_ROWS, few_rows
-from hillinfer.projections.joined_steps import JoinedSteps
+from hillinfer.projections.step_products import StepProducts
 from hillinfer.projections.ways import make_projections
 from hillinfer.reuse.described_model import DescribedModel
 
@@ -121,11 +121,11 @@ def test_sequences_of_a_batch_have_the_bits_that_each_has_alone():
     assert not torch.equal(together, logits(model, IDS[:, :5]))
 
 
-def test_layers_change_in_joined_steps_alone():
+def test_layers_change_in_steps_alone():
     model = built()
     layer, states = model.model.layers[0].mlp.down_proj, numbers(3, 1, 128)
     stock = logits(model, IDS)
-    steps, described = JoinedSteps(model), DescribedModel(model)
+    steps, described = StepProducts(model), DescribedModel(model)
     facts = described.facts()
     assert steps.layers == sum(isinstance(one, torch.nn.Linear) for one in model.modules())
     assert torch.equal(logits(model, IDS), stock)
@@ -144,7 +144,7 @@ def test_layers_change_in_joined_steps_alone():
 
 def test_an_error_ends_a_step():
     model = built()
-    stock, steps = logits(model, IDS[:1, :4]), JoinedSteps(model)
+    stock, steps = logits(model, IDS[:1, :4]), StepProducts(model)
     with pytest.raises(ZeroDivisionError), steps:
         raise ZeroDivisionError
     assert torch.equal(logits(model, IDS[:1, :4]), stock)
@@ -154,7 +154,7 @@ def test_models_that_are_not_plain_stay_as_they_are():
     other = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=61)).eval()
     packed = built()
     with ProjectionAttachment(packed, make_projections("fused")):
-        assert JoinedSteps(packed).layers == 0
+        assert StepProducts(packed).layers == 0
     for model in (other, built(torch.bfloat16)):
-        assert JoinedSteps(model).layers == 0
+        assert StepProducts(model).layers == 0
         assert not any("forward" in vars(one) for one in model.modules())

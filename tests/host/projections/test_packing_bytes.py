@@ -10,7 +10,7 @@ from hillinfer.errors import UnsupportedFeatureError
 from hillinfer.projections.attachment import PackingBytes, ProjectionAttachment
 from hillinfer.projections.ways import PROJECTIONS, make_projections
 
-CHANGING = [name for name in PROJECTIONS if name != "stock"]
+CHANGING = [name for name in PROJECTIONS if name not in ("steps", "stock")]
 
 
 def tiny(family, dtype=torch.float32):

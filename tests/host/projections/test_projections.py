@@ -237,7 +237,7 @@ def test_every_linear_layer_is_in_one_group():
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(SettingsError, match="projections='int9' is unknown: choose one of stock"):
+    with pytest.raises(SettingsError, match="projections='int9' is unknown: choose one of steps"):
         make_projections("int9")
 
 

@@ -21,7 +21,7 @@ from hillinfer.cli.documents import (
     reading_request,
 )
 from hillinfer.cli.forms.shown import document_facts, document_line, form_lines
-from hillinfer.cli.generate import STOCK
+from hillinfer.cli.generate import STEPS
 from hillinfer.cli.parsing.shared import (
     ColdDirOption,
     DtypeOption,
@@ -129,7 +129,7 @@ def put(
         dram_budget=dram_budget,
         chunk_tokens=prefill_chunk,
         threads=threads,
-        projections=STOCK,
+        projections=STEPS,
         store=use,
         prompt_file=None if is_stdin else file,
     )

@@ -30,7 +30,7 @@ ProjectionsOption = Annotated[
     str,
     typer.Option(
         "--projections",
-        help="How linear layers are computed: stock, fused, rows, prepacked, fp16 or int8.",
+        help="How linear layers are computed: steps, stock, fused, rows, prepacked, fp16 or int8.",
     ),
 ]
 PrefillChunkOption = Annotated[

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from hillinfer.cli.console import error_console, quiet_transformers, reading_view
-from hillinfer.cli.generate import STOCK
+from hillinfer.cli.generate import STEPS
 from hillinfer.cli.parsing.shared import (
     AlphaOption,
     BudgetOption,
@@ -95,7 +95,7 @@ def chat(
             named_by=named_by(context),
         ),
         threads=threads,
-        projections=STOCK,
+        projections=STEPS,
     )
     wishes = AnswerWishes(sampling, None, (), 1, None, (), 0.0, 0.0, ends=True)
     # Said before anything that takes time.

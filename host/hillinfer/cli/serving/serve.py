@@ -16,7 +16,7 @@ import typer
 
 from hillinfer.catalogue.planning import DocumentRules
 from hillinfer.cli.console import error_console, panics_unsaid, quiet_transformers
-from hillinfer.cli.generate import STOCK
+from hillinfer.cli.generate import PLAIN, STEPS
 from hillinfer.cli.parsing.program import HelpAll
 from hillinfer.cli.parsing.shared import (
     AlphaOption,
@@ -140,15 +140,15 @@ class ServeRequest:
         try:
             with panics_unsaid():
                 loaded = load_model(self.model, self.number_type, console.print)
-            ProjectionAttachment(loaded.model, way)
+            steps = ProjectionAttachment(loaded.model, way).steps
             stored = None
             if store is not None and self.store is not None:
-                made_by = {} if self.projections == STOCK else {"projections": self.projections}
+                made_by = {} if self.projections in PLAIN else {"projections": self.projections}
                 stored = StoreOfServer(
                     *(store, self.store.reuse, self.store.salt, made_by, self.documents),
                     self.store.accept,
                 )
-            with served_model(loaded, self.settings, self.rules, stored) as served:
+            with served_model(loaded, self.settings, self.rules, stored, steps) as served:
                 yield served
         finally:
             if store is not None:
@@ -208,7 +208,7 @@ def serve(
     encrypt_cold_pool: EncryptOption = _DEFAULTS.encrypt_cold_pool.value,
     dtype: DtypeOption = NumberType.AUTO,
     threads: ThreadsOption = None,
-    projections: ProjectionsOption = STOCK,
+    projections: ProjectionsOption = STEPS,
     store: StoreOption = None,
     store_size: SizeOption = None,
     reuse: ReuseOption = "longest",
