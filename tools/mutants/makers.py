@@ -72,7 +72,7 @@ MAKERS: tuple[Mutant, ...] = (
         f"{_VLLM}/scheduling.py",
         "len(prompt.ids) if found.taken is not None else found.tokens",
         "found.tokens",
-        (f"{_TESTS}::test_what_hillinfer_read_is_loaded_by_vllm",),
+        (f"{_TESTS}::test_vllm_stores_nothing_that_it_computed_behind_rows_of_others",),
     ),
     Mutant(
         "adapters-share-a-namespace",

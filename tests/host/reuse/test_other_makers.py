@@ -334,7 +334,6 @@ def test_what_hillinfer_read_is_loaded_by_vllm(model, store, attached):
     own = stored_by_hillinfer(model, attached)
     empty = [torch.zeros_like(one) for one in own]
     with vllm(store, model, empty, accept="hillinfer") as engine:
-        before = store.statistics()["chunks"]
         numbers, external, failed = engine.read("a", IDS)
         held = engine.held(numbers, STORED)
         assert (external, failed) == (STORED, set())
@@ -345,8 +344,21 @@ def test_what_hillinfer_read_is_loaded_by_vllm(model, store, attached):
     # The twin.
     held[2].view(torch.int16)[7, 0, 0, 0] ^= 1
     assert not torch.equal(held[2][:whole], own[2][:whole])
-    # What vLLM computed behind them is not stored.
+
+
+def test_vllm_stores_nothing_that_it_computed_behind_rows_of_others(model, store, attached, rows):
+    few = IDS[: STORED // 2 + 20]
+    with attached() as hill:
+        read(model, hill, few)
+    before = store.statistics()["chunks"]
+    with vllm(store, model, rows[2], accept="hillinfer") as engine:
+        _, external, failed = engine.read("a", IDS)
+    assert (external, failed) == (len(few) // GROUP_TOKENS * GROUP_TOKENS, set())
     assert store.statistics()["chunks"] == before
+    # The twin: what it computed by itself is stored.
+    with vllm(store, model, rows[2]) as engine:
+        assert engine.read("b", IDS)[1] == 0
+    assert store.statistics()["chunks"] > before
 
 
 def test_vllm_takes_rows_of_others_only_where_it_is_told_to(model, store, attached):
