@@ -27,6 +27,7 @@ from hillinfer.settings import Settings
 from hillinfer.store.store import Store
 from hillinfer.store_makers import UnlikeRowsError
 from hillinfer.values import ByteSize
+from hillinfer_model.kernel_spec import GROUP_TOKENS
 from hillinfer_vllm.shared_store import OtherRows, accepts, namespaces
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "store"))
