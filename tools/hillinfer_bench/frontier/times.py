@@ -88,7 +88,7 @@ class _Unreached(System):
 
 
 def _all(alpha: float) -> None:
-    """Return nothing: a full cache attends to everything, and others choose by themselves."""
+    """Return nothing: a full cache attends to everything."""
 
 
 def timed_systems(crossings: Mapping[str, Crossing], select: Select) -> dict[str, System]:
@@ -104,15 +104,13 @@ def timed_systems(crossings: Mapping[str, Crossing], select: Select) -> dict[str
     split = exact_split()
     coded = {"exact": split.share, "exact_floor": split.floor}
     plain = {"exact": 1.0}
-    memory = HillInferSystem(IN_MEMORY, coded, 1.5)
 
     def at(name: str, system: System, alpha: float) -> System:
         return AtSetting(name, system, alpha, select)
 
     made: dict[str, System] = {
         CODED: at(CODED, HillInferSystem(CODED, coded), default_alpha()),
-        # Where all lies in memory its place says little, so it chooses by itself, as the product.
-        IN_MEMORY: AtSetting(IN_MEMORY, memory, default_alpha(), _all),
+        IN_MEMORY: at(IN_MEMORY, HillInferSystem(IN_MEMORY, coded, 1.5), default_alpha()),
         TODAY: at(TODAY, HillInferSystem(TODAY, plain), TODAY_ALPHA),
         **{name: AtSetting(name, make_system(name), 1.0, _all) for name in FULL},
     }
