@@ -276,9 +276,14 @@ class Settings:
         """Whether selected tokens may come as codes (contract, section 15).
 
         Keys of 2 bits are not attended to, and of FP16 keys on a device there are no codes, so all
-        tokens are exact then.
+        tokens are exact then. So they are where as large a share is exact as α selects.
         """
-        return self.exact_share < 1 and self.shadow not in (KeyMode.INT2, KeyMode.FP16)
+        is_exact = self.exact_share == 1 or (
+            self.alpha is not None
+            and self.exact_share >= self.alpha
+            and self.exact_floor > self.kept_tokens
+        )
+        return not is_exact and self.shadow not in (KeyMode.INT2, KeyMode.FP16)
 
     @property
     def exact_share(self) -> float:
