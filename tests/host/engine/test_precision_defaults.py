@@ -28,6 +28,15 @@ def test_an_alpha_that_was_chosen_means_what_it_meant(alpha):
     assert defaults(alpha=alpha, exact=0.02) == (float(alpha), 0.02, True)
 
 
+def test_as_large_an_exact_share_as_is_selected_leaves_nothing_to_code():
+    assert defaults(alpha=0.05, exact=0.05) == (0.05, 0.05, False)
+    # The twins: more is selected, and of a short context one token more than is kept.
+    assert defaults(alpha=0.06, exact=0.05) == (0.06, 0.05, True)
+    kept = Settings().kept_tokens
+    assert defaults(alpha=0.05, exact=0.05, exact_floor=kept) == (0.05, 0.05, True)
+    assert defaults(alpha=0.05, exact=0.05, exact_floor=kept + 1) == (0.05, 0.05, False)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
