@@ -244,7 +244,7 @@ class CodedForm(Form):
         if not settings.has_coded_tokens:
             raise SettingsError(
                 f"exact={settings.exact_share} with shadow {settings.key_mode} codes no token: "
-                "attach with exact below 1, like exact=0.1, and shadow int8 or int4"
+                "attach with exact below alpha, like exact=0.02, and shadow int8 or int4"
             )
         self._attachment = attachment
 

@@ -31,7 +31,7 @@ class Generation:
     for progress, text as it comes, stopping anywhere, and several questions about a document. The
     model is one of transformers, attached where the cache is HillInfer's; `cache` is what to pass
     as `past_key_values`, and `chunk_tokens` the tokens of one forward call while a prompt is read.
-    `steps` is entered for each decode step: the model's products are others in it.
+    `steps` is entered for each pass of one token: the model's products are others in it.
     """
 
     def __init__(
@@ -71,10 +71,12 @@ class Generation:
         yield found
         # Behind a stored prefix whatever is sooner.
         singly = getattr(self.cache, "reads_singly", lambda tokens: False)
-        size = 1 if singly(len(token_ids) - found) else self._chunk_tokens
+        is_single = singly(len(token_ids) - found)
+        size = 1 if is_single else self._chunk_tokens
         for start in range(found, len(token_ids), size):
             chunk = token_ids[start : start + size]
-            self._forward(chunk)
+            with self._steps if is_single else nullcontext():
+                self._forward(chunk)
             yield start + len(chunk)
 
     def read_singly(
@@ -85,7 +87,7 @@ class Generation:
         Parameters as in `read`.
         """
         for done, token_id in enumerate(token_ids, start=1):
-            self._forward([token_id])
+            self.step(token_id)
             on_progress(done)
 
     def read_by_one_set(

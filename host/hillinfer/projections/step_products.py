@@ -20,9 +20,10 @@ class StepProducts:
     """Computes linear layers by the native library in steps of one or few sequences alone.
 
     Entered for a step, which covers the layers' forward functions; outside the model is as it was,
-    so that a store finds the rows of the same model. It may be entered again within itself, and in
-    one thread at a time. A model whose layers are not plain ones in float32 on the CPU stays as it
-    is in steps, too, and so does one with packed projections.
+    so that a store finds the rows of the same model. It may be entered again within itself. A model
+    whose layers are not plain ones in float32 on the CPU stays as it is in steps, too, and so do
+    passes of several tokens of a sequence, those that gradients go through, and layers that
+    somebody else has covered.
 
     Parameters
     ----------
@@ -33,15 +34,19 @@ class StepProducts:
     def __init__(self, model: Any) -> None:
         variant = native_library().variants[0].number
         self._covers: list[tuple[dict[str, Any], Forward]] = []
+        # Of each time that it was entered, what is uncovered behind it.
+        self._entered: list[list[dict[str, Any]]] = []
         try:
             groups = LayerGroup.of_model(model)
         except UnsupportedFeatureError:
             return
         for group in groups:
             plain = [one for one in group.layers if is_plain(one)]
-            shared = _SharedInput(plain, variant)
-            for place, layer in enumerate(plain):
-                self._covers.append((vars(layer), partial(shared.computed, place)))
+            # Of query, key and value the first is asked for alone, too: queries are predicted.
+            for layers in (*([one] for one in plain[:-2]), plain[-2:]):
+                shared = _SharedInput(layers, variant)
+                for place, layer in enumerate(layers):
+                    self._covers.append((vars(layer), partial(shared.computed, place)))
 
     @property
     def layers(self) -> int:
@@ -49,51 +54,54 @@ class StepProducts:
         return len(self._covers)
 
     def __enter__(self) -> None:
+        own: list[dict[str, Any]] = []
+        self._entered.append(own)
         for names, forward in self._covers:
-            names["forward"] = forward
+            if "forward" not in names:
+                own.append(names)
+                names["forward"] = forward
 
     def __exit__(self, *ended: object) -> None:
-        for names, _ in self._covers:
+        for names in self._entered.pop():
             names.pop("forward", None)
 
 
 def is_plain(layer: torch.nn.Linear) -> bool:
     """Return whether a layer's weights are what `few_rows` takes."""
-    weight, bias = layer.weight, layer.bias
-    return (
-        weight.dtype is torch.float32
-        and weight.is_contiguous()
-        and (bias is None or (bias.dtype is torch.float32 and bias.is_contiguous()))
-    )
+    held = [one for one in (layer.weight, layer.bias) if one is not None]
+    return all(one.dtype is torch.float32 and one.is_cpu and one.is_contiguous() for one in held)
 
 
 class _SharedInput:
-    """Layers that take the same input: where the first one computes, the others have their parts.
+    """One layer, or two that take the same input: the first computes, and the other has its part.
 
-    A later one takes its part only for the very tensor that the first one got, and once.
+    It takes that only for the very tensor that the first one got, and once. Threads may use it at
+    once: each that does not find its own part computes.
     """
 
     def __init__(self, layers: Sequence[torch.nn.Linear], variant: int) -> None:
         self._layers = list(layers)
         self._variant = variant
-        self._states: torch.Tensor | None = None
-        self._parts: list[torch.Tensor | None] = []
+        self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def computed(self, place: int, states: torch.Tensor) -> torch.Tensor:
         """Return the outputs of one layer."""
-        if place and self._states is states:
-            part, self._parts[place] = self._parts[place], None
-            if place == len(self._layers) - 1:
-                self._states = None
-            if part is not None:
-                return part
+        kept = self._kept
+        if place and kept is not None and kept[0] is states:
+            self._kept = None
+            return kept[1]
         layer = self._layers[place]
-        # Somebody may have given a layer other weights meanwhile.
         wanted = [layer] if place else self._layers
-        if not (is_few(states, layer.in_features) and all(map(is_plain, wanted))):
+        is_step = states.dim() < 3 or states.shape[-2] == 1
+        # Somebody may have given a layer other weights meanwhile.
+        if (
+            torch.is_grad_enabled()
+            or not (is_step and is_few(states, layer.in_features))
+            or not all(map(is_plain, wanted))
+        ):
             return linear(states, layer.weight, layer.bias)
         weights = [(one.weight, one.bias) for one in wanted]
         first, *others = few_rows_of_each(states, weights, self._variant)
         if others:
-            self._states, self._parts = states, [None, *others]
+            self._kept = states, others[0]
         return first

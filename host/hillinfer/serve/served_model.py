@@ -261,7 +261,8 @@ class ServedModel:
         cache: HillInferCache = self._attachment.new_cache(
             expected_tokens=tokens, sequences=sequences, prompts=self._prompts_of(tenant)
         )
-        return Begun(Generation(self._loaded.model, cache, self.chunk_tokens))
+        own = Generation(self._loaded.model, cache, self.chunk_tokens, self._products)
+        return Begun(own)
 
     def _placing(self) -> PlacedDocuments | None:
         """Return what keeps documents ready beside the engine that is open."""

@@ -482,11 +482,11 @@ class ValueCodes:
         for one in self.layers:
             one.resize(capacity)
         before, self._counted = self._counted, size
+        self._accountant.give(Part.HOT, before - size)
         self._given_up += before - size
         if self._given_up >= _GIVEN_UP_BYTES:
-            give_free_memory_back()
             self._given_up = 0
-        self._accountant.give(Part.HOT, before - size)
+            give_free_memory_back()
 
     @property
     def _is_whole(self) -> bool:

@@ -18,12 +18,12 @@ def test_report_names_the_projections_and_says_what_they_hold(ask_tiny, name):
 
 @contextmanager
 def linear_layers():
-    """Give the rows of each input of a linear layer, and whether its forward is covered."""
+    """Give of each call of a linear layer which it is, its rows, and whether it is covered."""
     told = []
 
     def called(module, given):
         if isinstance(module, torch.nn.Linear):
-            told.append((given[0].shape[-2], "forward" in vars(module)))
+            told.append((id(module), given[0].shape[-2], "forward" in vars(module)))
 
     hook = register_module_forward_pre_hook(called)
     try:
@@ -40,9 +40,20 @@ def test_steps_alone_are_computed_otherwise_by_default(ask_tiny, named):
     assert "projections" not in outcome.err
     assert report["comparison"]["texts"]
     # Prompts and the ordinary cache are the model's own.
-    covered = {rows for rows, is_covered in told if is_covered}
+    covered = {rows for _, rows, is_covered in told if is_covered}
     assert covered == (set() if named else {1})
-    assert {(1, False), (1, True)} <= set(told) or named
+    assert {(1, False), (1, True)} <= {one[1:] for one in told} or named
+
+
+def test_all_answers_have_the_steps_of_the_way(ask_tiny):
+    """The first one's are those of a fork."""
+    with linear_layers() as told:
+        _, report = ask_tiny("--question", "which cat?", "--question", "which dog?")
+    # Queries are predicted besides, and the last token of an answer takes no step.
+    layers = len({layer for layer, _, _ in told})
+    steps = report["new_tokens"] - 2
+    assert steps > 2
+    assert sum(is_covered for *_, is_covered in told) >= steps * layers
 
 
 @pytest.mark.parametrize("compared", [(), ("--compare", "full")], ids=["alone", "compared"])
@@ -51,7 +62,7 @@ def test_comparison_runs_with_the_same_projections(ask_tiny, compared):
         _, report = ask_tiny("--question", "which cat?", "--projections", "prepacked", *compared)
     assert bool(report["comparison"] and report["comparison"]["texts"]) == bool(compared)
     assert told
-    assert all(is_covered for _, is_covered in told)
+    assert all(is_covered for *_, is_covered in told)
 
 
 def test_unknown_projections_are_refused(command, tiny_folder):

@@ -135,11 +135,55 @@ def test_layers_change_in_steps_alone():
         assert torch.equal(layer(states), own)
         assert torch.allclose(logits(model, IDS), stock, atol=1e-5)
         assert torch.equal(layer(many), torch.nn.functional.linear(many, layer.weight))
+        few = numbers(1, 3, 128)
+        assert torch.equal(layer(few), torch.nn.functional.linear(few, layer.weight))
         assert described.facts() != facts
     # A store finds the same model's rows.
     assert described.facts() == facts
     assert torch.equal(logits(model, IDS), stock)
     assert not any("forward" in vars(one) for one in model.modules())
+
+
+@pytest.mark.parametrize("family", ["llama", "opt", "qwen2"])
+def test_layers_of_one_input_have_their_own_outputs_in_any_order(family):
+    model = TinyModel(family, "gqa" if family != "opt" else "mha", torch.float32).build()
+    attention = [one for name, one in model.named_modules() if name.endswith("self_attn")][1]
+    layers = [attention.q_proj, attention.k_proj, attention.v_proj]
+    states, others = (numbers(2, 1, layers[0].in_features) for _ in range(2))
+    others = others + 1
+    with torch.no_grad(), StepProducts(model):
+        for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 1, 2, 2)):
+            # A foreign input between them takes nobody's part.
+            asked = [(place, one) for place in order for one in (states, others)]
+            asked += [(place, states) for place in order]
+            for place, given in asked:
+                layer = layers[place]
+                bias = None if layer.bias is None else layer.bias.detach()
+                own = few_rows(given, layer.weight.detach(), bias, FASTEST)
+                assert torch.equal(layer(given), own)
+
+
+def test_what_others_have_covered_stays_theirs():
+    model, steps = built(), None
+    layer, states = model.model.layers[0].mlp.down_proj, numbers(1, 1, 128)
+    steps = StepProducts(model)
+    with ProjectionAttachment(model, make_projections("prepacked")), torch.no_grad():
+        packed = layer(states)
+        with steps:
+            assert torch.equal(layer(states), packed)
+        assert torch.equal(layer(states), packed)
+    with torch.no_grad():
+        stock = layer(states)
+        with steps:
+            with steps:
+                inner = layer(states)
+            # Entered within itself it ends with the outer one.
+            assert torch.equal(layer(states), inner)
+        assert torch.equal(layer(states), stock)
+    assert torch.equal(inner, few_rows(states, layer.weight.detach(), None, FASTEST))
+    # Gradients go through the model's own products.
+    with steps:
+        assert layer(states.requires_grad_()).requires_grad
 
 
 def test_an_error_ends_a_step():

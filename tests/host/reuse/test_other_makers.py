@@ -338,6 +338,7 @@ def stored_by_hillinfer(model, attached, **more):
 def test_what_hillinfer_read_is_loaded_by_vllm(model, store, attached):
     own = stored_by_hillinfer(model, attached)
     empty = [torch.zeros_like(one) for one in own]
+    before = store.statistics()["chunks"]
     with vllm(store, model, empty, accept="hillinfer") as engine:
         numbers, external, failed = engine.read("a", IDS)
         held = engine.held(numbers, STORED)
@@ -349,6 +350,7 @@ def test_what_hillinfer_read_is_loaded_by_vllm(model, store, attached):
     # The twin.
     held[2].view(torch.int16)[7, 0, 0, 0] ^= 1
     assert not torch.equal(held[2][:whole], own[2][:whole])
+    assert store.statistics()["chunks"] == before
 
 
 def test_vllm_stores_nothing_that_it_computed_behind_rows_of_others(model, store, attached, rows):

@@ -109,10 +109,10 @@ def running(
     @contextmanager
     def opening():
         loaded = load_model(str(folder), say=lines.append)
-        ProjectionAttachment(loaded.model, make_projections(projections))
+        steps = ProjectionAttachment(loaded.model, make_projections(projections)).steps
         counts(passes, loaded.model)
         stored = StoreOfServer(store) if isinstance(store, Store) else store
-        with served_model(loaded, settings, allowed, stored) as served:
+        with served_model(loaded, settings, allowed, stored, steps) as served:
             yield served
 
     server = Server(allowed, opening, Log(lines.append), spans=spans)

@@ -58,11 +58,11 @@ def test_answers_together_are_those_of_each_alone(joined_server):
     assert len(rows) < 9 * 15
 
 
-@pytest.mark.parametrize("parallel", [3, 1])
+@pytest.mark.parametrize(("parallel", "way"), [(3, "stock"), (1, "stock"), (1, "steps")])
 def test_steps_compute_few_rows_another_way_where_several_may_be_open(
-    endless_folder, cold_dir, parallel
+    endless_folder, cold_dir, parallel, way
 ):
-    """Alone as beside others; with one at a time as `hillinfer generate`, and so is reading."""
+    """Alone as beside others; with one at a time as it was told to, and reading never."""
     told, variant = [], native_library().variants[0].number
 
     def note(layer, given, out):
@@ -79,7 +79,9 @@ def test_steps_compute_few_rows_another_way_where_several_may_be_open(
         model.model.layers[0].mlp.down_proj.register_forward_hook(note)
 
     with (
-        running(endless_folder, cold_dir, counts=watch, parallel=parallel) as server,
+        running(
+            endless_folder, cold_dir, projections=way, counts=watch, parallel=parallel
+        ) as server,
         server.client() as client,
         ThreadPoolExecutor(3) as pool,
     ):
@@ -92,8 +94,8 @@ def test_steps_compute_few_rows_another_way_where_several_may_be_open(
     assert len(alone) >= 15
     assert reading
     assert all(is_stock for *_, is_stock in reading)
-    if parallel == 1:
-        assert steps == alone
+    assert (parallel == 1) == (steps == alone)
+    if (parallel, way) == (1, "stock"):
         assert all(is_stock for *_, is_stock in steps)
         assert not all(is_own for _, is_own, _ in steps)
     else:
