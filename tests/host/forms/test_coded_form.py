@@ -95,7 +95,7 @@ def test_an_engine_that_codes_nothing_is_refused(document, cold_dir):
     for changes in ({"exact": 1.0}, {"exact": 0.1, "shadow": "int2"}):
         with (
             attached(document.model, cold_dir, **changes) as hill,
-            pytest.raises(SettingsError, match="codes no token: attach with exact below 1"),
+            pytest.raises(SettingsError, match="codes no token: attach with exact below alpha"),
         ):
             CodedForm(hill)
 
