@@ -20,7 +20,7 @@ from hillinfer.memory_budget import Accountant, Part
 from hillinfer.native.library import native_library
 from hillinfer.native.signatures import CodeSlots
 from hillinfer.scoring.coded import NativeValueCoder
-from hillinfer.system.kept_memory import give_free_memory_back
+from hillinfer.system.kept_memory import FreedHeap
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 from hillinfer_model.value_layout import code_row_bytes
@@ -281,9 +281,6 @@ class CodePool:
 
 # Of what hot rows and codes share, codes take this part, or all that there are of them.
 CODE_SHARE = 0.9
-# What codes may give up before the system gets it: until then the heap holds it beside what others
-# take meanwhile, and M0 does not count it.
-_GIVEN_UP_BYTES = 8 << 20
 
 
 class ValueCodes:
@@ -326,7 +323,8 @@ class ValueCodes:
         self._set_aside = set_aside
         self._slot_bytes = slot_bytes(spec)
         self.layers = [CodePool(self.coder.row_bytes) for _ in range(layers)]
-        self._capacity = self._covered = self._counted = self._given_up = 0
+        self._capacity = self._covered = self._counted = 0
+        self._freed = FreedHeap()
         self._numbers = itertools.count()
         # Whoever needs memory makes room from whatever thread.
         self._changing = threading.RLock()
@@ -385,10 +383,8 @@ class ValueCodes:
 
         Parameters
         ----------
-        layer
-            Which one.
-        call
-            Is given the address of the layer's table.
+        layer, call
+            Which one, and what is given the address of its table.
         """
         with self._changing:
             return call(self.layers[layer].address)
@@ -483,10 +479,7 @@ class ValueCodes:
             one.resize(capacity)
         before, self._counted = self._counted, size
         self._accountant.give(Part.HOT, before - size)
-        self._given_up += before - size
-        if self._given_up >= _GIVEN_UP_BYTES:
-            self._given_up = 0
-            give_free_memory_back()
+        self._freed.note(before - size)
 
     @property
     def _is_whole(self) -> bool:
