@@ -33,6 +33,14 @@ CODED: tuple[Mutant, ...] = (
         (_DEFAULTS,),
     ),
     Mutant(
+        "codes-kept-where-none-is-wanted",
+        "Codes are kept where as large a share is exact as is selected.",
+        _SETTINGS,
+        "and self.exact_share >= self.alpha",
+        "and self.exact_share > 1",
+        (_DEFAULTS,),
+    ),
+    Mutant(
         "exact-alone-selects-twice-as-much",
         "With all tokens exact a fifth is selected.",
         _SETTINGS,

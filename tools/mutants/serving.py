@@ -42,6 +42,22 @@ SERVING: tuple[Mutant, ...] = (
         (_PRODUCTS,),
     ),
     Mutant(
+        "a-part-goes-to-another-input",
+        "A layer takes what was computed of another one's input.",
+        "host/hillinfer/projections/step_products.py",
+        "kept is not None and kept[0] is states",
+        "kept is not None",
+        (f"{_PROJECTIONS}::test_layers_of_one_input_have_their_own_outputs_in_any_order",),
+    ),
+    Mutant(
+        "forks-step-as-torch",
+        "Answers on a fork compute their steps as torch does.",
+        "host/hillinfer/generate/answering.py",
+        "cache, self._chunk_tokens, self._steps)",
+        "cache, self._chunk_tokens)",
+        ("tests/host/cli/test_projections_option.py::test_all_answers_have_the_steps_of_the_way",),
+    ),
+    Mutant(
         "joined-steps-never-end",
         "Behind a step of several sequences one alone has other bits, too.",
         "host/hillinfer/projections/step_products.py",
