@@ -34,7 +34,7 @@ SERVING: tuple[Mutant, ...] = (
         (_PRODUCTS,),
     ),
     Mutant(
-        "one-at-a-time-not-as-generate",
+        "one-at-a-time-not-as-told",
         "A server of one sequence at a time computes steps otherwise than it was told to.",
         "host/hillinfer/serve/served_model.py",
         "StepProducts(loaded.model) if rules.parallel > 1 else steps or nullcontext()",
@@ -58,7 +58,7 @@ SERVING: tuple[Mutant, ...] = (
         ("tests/host/cli/test_projections_option.py::test_all_answers_have_the_steps_of_the_way",),
     ),
     Mutant(
-        "joined-steps-never-end",
+        "steps-never-end",
         "Behind a step of several sequences one alone has other bits, too.",
         "host/hillinfer/projections/step_products.py",
         '            names.pop("forward", None)\n',

@@ -273,7 +273,7 @@ def run(request: GenerateRequest, surroundings: Surroundings | None = None) -> R
             prompt = make_prompt(request, outline.tokenizer, saved)
         checked = check_run(request, outline, prompt, saved, console.print, around)
         loaded = outline.load()
-        # Never taken off: a comparison runs with the same ones.
+        # Never taken off: a comparison runs with the same packed ones.
         projections = ProjectionAttachment(loaded.model, way)
         if request.projections not in PLAIN:
             console.print(

@@ -57,12 +57,13 @@ def few_rows_of_each(
         rows = rows.contiguous()
     count, shape, threads = len(rows), states.shape[:-1], torch.get_num_threads()
     address, stride = rows.data_ptr(), rows.stride(0)
-    given, outputs = (FewRows * len(layers))(), []
-    for one, (weight, bias) in zip(given, layers, strict=True):
+    given, outputs = [], []
+    for weight, bias in layers:
         width = len(weight)
         out = torch.empty((*shape, width), dtype=torch.float32, device="cpu")
         outputs.append(out)
         own = weight.data_ptr(), None if bias is None else bias.data_ptr()
-        one.__init__(address, count, stride, inputs, *own, width, out.data_ptr(), threads)
-    native_library().call("hillinfer_few_rows", variant, given, len(layers))
+        given.append(FewRows(address, count, stride, inputs, *own, width, out.data_ptr(), threads))
+    table = (FewRows * len(given))(*given)
+    native_library().call("hillinfer_few_rows", variant, table, len(given))
     return outputs

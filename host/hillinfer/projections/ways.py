@@ -98,6 +98,7 @@ class Steps(ProjectionWay):
 
     def in_steps(self, model: Any) -> AbstractContextManager[object]:
         """Return the products of the native library; see `StepProducts`."""
+        # Not above: that module needs `LayerGroup`, whose module needs this one.
         from hillinfer.projections.step_products import StepProducts
 
         return StepProducts(model)

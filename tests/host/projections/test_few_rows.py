@@ -164,7 +164,7 @@ def test_layers_of_one_input_have_their_own_outputs_in_any_order(family):
 
 
 def test_what_others_have_covered_stays_theirs():
-    model, steps = built(), None
+    model = built()
     layer, states = model.model.layers[0].mlp.down_proj, numbers(1, 1, 128)
     steps = StepProducts(model)
     with ProjectionAttachment(model, make_projections("prepacked")), torch.no_grad():

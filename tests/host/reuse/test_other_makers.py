@@ -114,12 +114,8 @@ class RowsEngine(Engine):
     """Steps requests as vLLM does; what it computes is given."""
 
     rows = None
-    # Called once, before anything is computed.
-    meanwhile = staticmethod(lambda: None)
 
     def compute(self, turns):
-        self.meanwhile()
-        self.meanwhile = lambda: None
         for layer, name in enumerate(NAMES):
             self.loads.wait(name)
             halves = self.blocks[name].view(-1, HEADS, 2 * BLOCK, DIM).chunk(2, dim=2)
@@ -141,9 +137,9 @@ def vllm(store, model, rows, accept=None, **facts):
     (space,) = namespaces(facts, directory, config, LAYERS, 4 * HEADS * DIM, 1)
     extra = {} if accept is None else {"accept": accept}
     others = OtherRows.of(store, accepts(extra), [space], directory, config, facts)
-    engine, lines = RowsEngine(store, space), []
+    lines = []
+    engine = RowsEngine(store, space, asks={"others": others.now, "warn": lines.append})
     engine.rows = rows
-    engine.scheduler._others, engine.scheduler._warn = others.now, lines.append
     engine.lines = lines
     yield engine
     engine.close()
@@ -363,9 +359,12 @@ def test_vllm_stores_nothing_that_it_computed_behind_rows_of_others(model, store
         with vllm(store, model, rows[2]) as own:
             assert own.read("own", more)[1] == 0
 
+    # Behind the look-up, and before the first pass alone.
+    meanwhile = iter([read_by_itself])
     with vllm(store, model, rows[2], accept="hillinfer") as engine:
-        engine.meanwhile = read_by_itself
-        _, external, failed = engine.read("a", IDS)
+        _, external, failed = engine.read(
+            "a", IDS, before_load=lambda: next(meanwhile, lambda: None)()
+        )
     assert (external, failed) == (len(few) // GROUP_TOKENS * GROUP_TOKENS, set())
     with vllm(store, model, rows[2]) as engine:
         assert engine.read("b", IDS)[1] == len(more) // GROUP_TOKENS * GROUP_TOKENS

@@ -79,6 +79,8 @@ class Engine:
     blocks: dict = field(init=False)
     # Makes its rows others than those of a rank beside it.
     shift: int = 0
+    # What its scheduler is made with besides.
+    asks: dict = field(default_factory=dict)
 
     def __post_init__(self):
         shape = (BLOCKS, HEADS, BLOCK, 2 * DIM)
@@ -86,7 +88,7 @@ class Engine:
         layers = {name: KvBlocks(own, put) for name, own in self.blocks.items()}
         self.counts = TransferCounts()
         self.layers = layers
-        self.scheduler = SchedulerSide(self.store, [self.space], BLOCK)
+        self.scheduler = SchedulerSide(self.store, [self.space], BLOCK, **self.asks)
         side = WorkerSide(self.store, self.space, layers, self.counts)
         self.loads, self.saves = Loads(side), Saves(side)
         self.free = list(np.random.default_rng(0).permutation(BLOCKS))
