@@ -30,7 +30,8 @@ FewRowsKernel kernel_of(int32_t variant) {
 
 // Of an output's weights.
 int64_t output_bytes(const FewRows& layer) {
-    return std::max<int64_t>(1, layer.inputs * int64_t(sizeof(float)));
+    const size_t bytes = layer.number_type == kBfloat16Numbers ? sizeof(uint16_t) : sizeof(float);
+    return std::max<int64_t>(1, layer.inputs * int64_t(bytes));
 }
 
 // Outputs of an item.

@@ -3,20 +3,24 @@
 #pragma once
 #include <cstdint>
 
+#include "decode_step.h"
+
 namespace hillinfer {
 
 // `out` (row_count, outputs) gets each row times `weights` (outputs, inputs), and `bias` (outputs)
-// where there is one. Rows lie `row_stride` numbers apart; all else is without gaps.
+// where there is one. Rows lie `row_stride` numbers apart; all else is without gaps. All are numbers of
+// one `NumberType`, float32 or bfloat16; sums are made in float32, and rounded once at their end.
 struct FewRows {
-    const float* rows;
+    const void* rows;
     int64_t row_count;
     int64_t row_stride;
     int64_t inputs;
-    const float* weights;
-    const float* bias;
+    const void* weights;
+    const void* bias;
     int64_t outputs;
-    float* out;
+    void* out;
     int32_t threads;
+    int32_t number_type;
 };
 
 // Computes the outputs from `first` to before `stop`, of all rows.

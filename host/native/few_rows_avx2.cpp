@@ -13,6 +13,11 @@ struct Avx2 {
 
     static Float zero() { return _mm256_setzero_ps(); }
     static Float load(const float* from) { return _mm256_loadu_ps(from); }
+    static Float load(const uint16_t* from) {
+        const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+    }
+
     static Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
 
     static float sum(Float values) {
@@ -27,7 +32,7 @@ struct Avx2 {
 namespace hillinfer {
 
 void few_rows_avx2(const FewRows& given, int64_t first, int64_t stop) {
-    FewRowsProducts<Avx2>::all_rows(given, first, stop);
+    all_rows<Avx2>(given, first, stop);
 }
 
 }  // namespace hillinfer

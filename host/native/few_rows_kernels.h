@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of few rows and many, for the vectors of one instruction set.
 //
-// `V` has the type Float with kLanes lanes, kSums of them that stay in registers, and arithmetic.
+// `V` has the type Float with kLanes lanes, kSums of them that stay in registers, and arithmetic. It
+// loads float and uint16_t, which stands for bfloat16.
 // Everything has internal linkage, as in attention_kernels.h.
 #pragma once
 #include <algorithm>
 #include <cstring>
 
 #include "few_rows.h"
+#include "halves.h"
 
 namespace {
 
@@ -17,7 +19,24 @@ using hillinfer::FewRows;
 constexpr int kRowsAtOnce = 8;
 constexpr int kMostOutputs = 4;
 
-template <class V>
+inline float number(float of) { return of; }
+
+inline float number(uint16_t of) {
+    const uint32_t bits = uint32_t(of) << 16;
+    float out;
+    std::memcpy(&out, &bits, sizeof out);
+    return out;
+}
+
+inline void put(float value, float* out) { *out = value; }
+
+inline void put(float value, uint16_t* out) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    *out = hillinfer::bfloat16_of(bits);
+}
+
+template <class V, class Number>
 struct FewRowsProducts {
     using Float = typename V::Float;
     static constexpr int kLanes = V::kLanes;
@@ -25,8 +44,9 @@ struct FewRowsProducts {
     // Each row's sums are of its own numbers in one order, whichever rows and outputs are beside it:
     // what a row gets does not depend on how many there are.
     template <int kRows, int kOutputs>
-    static void tile(const FewRows& given, const float* rows, int64_t output, float* out) {
-        const float* const weights = given.weights + output * given.inputs;
+    static void tile(const FewRows& given, const Number* rows, int64_t output, Number* out) {
+        const Number* const weights = static_cast<const Number*>(given.weights) + output * given.inputs;
+        const Number* const bias = static_cast<const Number*>(given.bias);
         Float sums[kRows][kOutputs];
 #pragma GCC unroll 8
         for (int row = 0; row < kRows; ++row) {
@@ -43,20 +63,20 @@ struct FewRowsProducts {
             }
 #pragma GCC unroll 8
             for (int row = 0; row < kRows; ++row) {
-                const Float number = load(rows + row * given.row_stride);
+                const Float own_row = load(rows + row * given.row_stride);
 #pragma GCC unroll 4
                 for (int own = 0; own < kOutputs; ++own) {
-                    sums[row][own] = V::fma(number, loaded[own], sums[row][own]);
+                    sums[row][own] = V::fma(own_row, loaded[own], sums[row][own]);
                 }
             }
         };
         int64_t i = 0;
         for (; i + kLanes <= given.inputs; i += kLanes) {
-            add([i](const float* from) { return V::load(from + i); });
+            add([i](const Number* from) { return V::load(from + i); });
         }
         if (i < given.inputs) {
-            add([i, count = size_t(given.inputs - i)](const float* from) {
-                float some[kLanes] = {};
+            add([i, count = size_t(given.inputs - i)](const Number* from) {
+                Number some[kLanes] = {};
                 std::memcpy(some, from + i, count * sizeof *some);
                 return V::load(some);
             });
@@ -66,8 +86,8 @@ struct FewRowsProducts {
 #pragma GCC unroll 4
             for (int own = 0; own < kOutputs; ++own) {
                 const float sum = V::sum(sums[row][own]);
-                out[row * given.outputs + output + own] =
-                    given.bias ? sum + given.bias[output + own] : sum;
+                put(bias ? sum + number(bias[output + own]) : sum,
+                    out + row * given.outputs + output + own);
             }
         }
     }
@@ -75,8 +95,8 @@ struct FewRowsProducts {
     template <int kRows>
     static void some_rows(const FewRows& given, int64_t row, int64_t first, int64_t stop) {
         constexpr int kOutputs = std::clamp(V::kSums / kRows, 1, kMostOutputs);
-        const float* const rows = given.rows + row * given.row_stride;
-        float* const out = given.out + row * given.outputs;
+        const Number* const rows = static_cast<const Number*>(given.rows) + row * given.row_stride;
+        Number* const out = static_cast<Number*>(given.out) + row * given.outputs;
         for (; first + kOutputs <= stop; first += kOutputs) {
             tile<kRows, kOutputs>(given, rows, first, out);
         }
@@ -100,5 +120,14 @@ struct FewRowsProducts {
         }
     }
 };
+
+template <class V>
+void all_rows(const FewRows& given, int64_t first, int64_t stop) {
+    if (given.number_type == hillinfer::kBfloat16Numbers) {
+        FewRowsProducts<V, uint16_t>::all_rows(given, first, stop);
+    } else {
+        FewRowsProducts<V, float>::all_rows(given, first, stop);
+    }
+}
 
 }  // namespace

@@ -8,6 +8,8 @@ struct Portable {
     static constexpr int kLanes = 4;
     static constexpr int kSums = 12;
     typedef float Float __attribute__((vector_size(4 * kLanes)));
+    typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
+    typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
 
     static Float zero() { return Float{}; }
 
@@ -15,6 +17,12 @@ struct Portable {
         Float values;
         std::memcpy(&values, from, sizeof values);
         return values;
+    }
+
+    static Float load(const uint16_t* from) {
+        Halves halves;
+        std::memcpy(&halves, from, sizeof halves);
+        return Float(__builtin_convertvector(halves, Words) << 16);
     }
 
     // Rounded twice: the bits are not those of the other variants.
@@ -27,7 +35,7 @@ struct Portable {
 namespace hillinfer {
 
 void few_rows_portable(const FewRows& given, int64_t first, int64_t stop) {
-    FewRowsProducts<Portable>::all_rows(given, first, stop);
+    all_rows<Portable>(given, first, stop);
 }
 
 }  // namespace hillinfer

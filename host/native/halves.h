@@ -11,6 +11,14 @@ inline constexpr uint16_t kLargestHalf = 0x7BFF;
 inline constexpr uint32_t kTooLarge = 0x477FF000;
 inline constexpr uint32_t kFloatInfinity = 0x7F800000;
 
+// Rounds to the nearest bfloat16, ties to even; what is no number stays none.
+inline uint16_t bfloat16_of(uint32_t bits) {
+    if ((bits & 0x7FFFFFFF) > kFloatInfinity) {
+        return uint16_t(bits >> 16 | 0x40);
+    }
+    return uint16_t((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
 // On bits: the compiler is told that no number is infinite. Rounds to the nearest, ties to even.
 inline uint16_t half_of(uint32_t bits) {
     const uint16_t sign = uint16_t(bits >> 16 & 0x8000);

@@ -301,6 +301,7 @@ class FewRows(ctypes.Structure):
         ("outputs", _LONG),
         ("out", _POINTER),
         ("threads", _INT),
+        ("number_type", _INT),
     )
 
 

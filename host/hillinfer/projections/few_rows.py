@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 
@@ -13,14 +14,21 @@ from hillinfer.native.signatures import FewRows
 MOST_ROWS = 16
 """With more rows products take longer than reading weights, and torch's own are as good."""
 
+FEW_ROWS_TYPES: Mapping[torch.dtype, int] = MappingProxyType({torch.float32: 0, torch.bfloat16: 1})
+"""Types of inputs, weights and outputs alike, and their numbers in the native library.
+
+Sums are made in float32, and rounded once at their end.
+"""
+
 Weights = tuple[torch.Tensor, torch.Tensor | None]
-"""float32 (outputs, inputs), contiguous, and a bias (outputs,) or None."""
+"""(outputs, inputs) of one of `FEW_ROWS_TYPES`, contiguous, and a bias (outputs,) or None."""
 
 
-def is_few(states: torch.Tensor, inputs: int) -> bool:
-    """Return whether `few_rows` takes an input of a layer of so many inputs."""
+def is_few(states: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Return whether `few_rows` takes an input of a layer with such weights."""
+    inputs = weight.shape[1]
     fits = states.shape[-1] == inputs and states.numel() <= MOST_ROWS * inputs
-    return fits and states.dtype is torch.float32 and states.is_cpu
+    return fits and states.is_cpu and states.dtype is weight.dtype in FEW_ROWS_TYPES
 
 
 def few_rows(
@@ -34,7 +42,7 @@ def few_rows(
     Parameters
     ----------
     states
-        float32 (..., inputs), of which `is_few` says so.
+        (..., inputs), of which `is_few` says so.
     weight, bias
         As in `Weights`.
     variant
@@ -56,14 +64,15 @@ def few_rows_of_each(
     if rows.stride(1) != 1:
         rows = rows.contiguous()
     count, shape, threads = len(rows), states.shape[:-1], torch.get_num_threads()
-    address, stride = rows.data_ptr(), rows.stride(0)
+    address, stride, number_type = rows.data_ptr(), rows.stride(0), FEW_ROWS_TYPES[rows.dtype]
     given, outputs = [], []
     for weight, bias in layers:
         width = len(weight)
-        out = torch.empty((*shape, width), dtype=torch.float32, device="cpu")
+        out = torch.empty((*shape, width), dtype=rows.dtype, device="cpu")
         outputs.append(out)
         own = weight.data_ptr(), None if bias is None else bias.data_ptr()
-        given.append(FewRows(address, count, stride, inputs, *own, width, out.data_ptr(), threads))
+        rest = width, out.data_ptr(), threads, number_type
+        given.append(FewRows(address, count, stride, inputs, *own, *rest))
     table = (FewRows * len(given))(*given)
     native_library().call("hillinfer_few_rows", variant, table, len(given))
     return outputs

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 from hillinfer.errors import UnsupportedFeatureError
 from hillinfer.native.library import native_library
 from hillinfer.projections.attachment import Forward, LayerGroup
-from hillinfer.projections.few_rows import few_rows_of_each, is_few
+from hillinfer.projections.few_rows import FEW_ROWS_TYPES, few_rows_of_each, is_few
 
 
 class StepProducts:
@@ -21,7 +21,7 @@ class StepProducts:
 
     Entered for a step, which covers the layers' forward functions; outside the model is as it was,
     so that a store finds the rows of the same model. It may be entered again within itself. A model
-    whose layers are not plain ones in float32 on the CPU stays as it is in steps, too, and so do
+    whose layers are not plain ones in float32 or bfloat16 on the CPU stays as it is in steps, too, and so do
     passes of several tokens of a sequence, those that gradients go through, and layers that
     somebody else has covered.
 
@@ -69,7 +69,8 @@ class StepProducts:
 def is_plain(layer: torch.nn.Linear) -> bool:
     """Return whether a layer's weights are what `few_rows` takes."""
     held = [one for one in (layer.weight, layer.bias) if one is not None]
-    return all(one.dtype is torch.float32 and one.is_cpu and one.is_contiguous() for one in held)
+    fits = layer.weight.dtype in FEW_ROWS_TYPES and held[-1].dtype is layer.weight.dtype
+    return fits and all(one.is_cpu and one.is_contiguous() for one in held)
 
 
 class _SharedInput:
@@ -96,7 +97,7 @@ class _SharedInput:
         # Somebody may have given a layer other weights meanwhile.
         if (
             torch.is_grad_enabled()
-            or not (is_step and is_few(states, layer.in_features))
+            or not (is_step and is_few(states, layer.weight))
             or not all(map(is_plain, wanted))
         ):
             return linear(states, layer.weight, layer.bias)

@@ -92,7 +92,7 @@ class ProjectionWay:
 class Steps(ProjectionWay):
     """Products of decode steps by the native library, all others as the model has them.
 
-    Of float32 weights on the CPU; nothing is packed and no weight moves, so prompts have the bits
+    Of float32 and bfloat16 weights on the CPU; nothing is packed and no weight moves, so prompts have the bits
     of the model alone.
     """
 
@@ -327,12 +327,7 @@ class Rows(Fused):
     least_layers: ClassVar[int] = 1
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        """Keep the joined matrix as it is, where it is float32."""
-        if weight.dtype is not torch.float32:
-            raise UnsupportedFeatureError(
-                f"projections='rows': products of few rows are of float32, and weights are "
-                f"{str(weight.dtype)[6:]}: load the model in float32, or use projections='fused'"
-            )
+        """Keep the joined matrix as it is."""
         return _RowsLinear(weight, bias, native_library().variants[0].number)
 
 
@@ -341,7 +336,7 @@ class _RowsLinear(_FusedLinear):
     variant: int
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        if is_few(states, self.weight.shape[1]):
+        if is_few(states, self.weight):
             return few_rows(states, self.weight, self.bias, self.variant)
         return super().__call__(states)
 

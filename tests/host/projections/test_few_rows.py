@@ -16,10 +16,16 @@ from hillinfer.reuse.described_model import DescribedModel
 VARIANTS = [pytest.param(one.number, id=one.value) for one in native_library().variants]
 FASTEST = native_library().variants[0].number
 IDS = prompts([5, 5, 5])[0]
+# Of one rounding to the type, as a share of the outputs' deviation.
+TYPES = [
+    pytest.param(torch.float32, 1e-5, id="float32"),
+    pytest.param(torch.bfloat16, 0.02, id="bfloat16"),
+]
 
 
-def numbers(*shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+def numbers(*shape, dtype=torch.float32):
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+    return made.to(dtype)
 
 
 def built(dtype=torch.float32):
@@ -32,15 +38,18 @@ def largest_error(found, states, weight, bias):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("dtype", "most"), TYPES)
 @pytest.mark.parametrize("inputs", [1, 61, 64, 576])
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
-def test_outputs_are_those_of_the_product(variant, inputs, has_bias):
-    weight, bias = numbers(37, inputs), numbers(37) if has_bias else None
+def test_outputs_are_those_of_the_product(variant, dtype, most, inputs, has_bias):
+    weight = numbers(37, inputs, dtype=dtype)
+    bias = numbers(37, dtype=dtype) if has_bias else None
     for rows in range(1, MOST_ROWS + 1):
-        states = numbers(rows, 1, inputs)
+        states = numbers(rows, 1, inputs, dtype=dtype)
         found = few_rows(states, weight, bias, variant)
         assert found.shape == (rows, 1, 37)
-        assert largest_error(found[:, 0], states[:, 0], weight, bias) < 1e-5
+        assert found.dtype is dtype
+        assert largest_error(found[:, 0], states[:, 0], weight, bias) < most
         # The twin: a weight of the last output counts.
         changed = weight.clone()
         changed[-1, -1] += 1
@@ -48,8 +57,29 @@ def test_outputs_are_those_of_the_product(variant, inputs, has_bias):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_row_has_its_bits_whoever_is_beside_it(variant):
-    weight, states = numbers(300, 1000), numbers(MOST_ROWS, 1000)
+def test_sums_of_rounded_numbers_are_rounded_once(variant):
+    """To the nearest, ties to even; they are those of the same numbers in float32."""
+    weight, states = (numbers(*shape, dtype=torch.bfloat16) for shape in ((300, 1001), (5, 1001)))
+    bias = numbers(300, dtype=torch.bfloat16)
+    # These outputs lie in the middle between two numbers, at the largest one, and nowhere.
+    weight[:4], states[0] = 0, 1
+    weight[:4, 0] = torch.tensor([1, 1, 3e38, torch.nan])
+    weight[:3, 1] = torch.tensor([2**-8, 3 * 2**-8, 3e38])
+    wide = [one.float() for one in (states, weight, bias)]
+    for given, own in ((None, None), (bias, wide[2])):
+        found = few_rows(states, weight, given, variant)
+        wanted = few_rows(*wide[:2], own, variant).bfloat16()
+        assert torch.allclose(found, wanted, rtol=0, atol=0, equal_nan=True)
+        assert found[0, 3].isnan()
+        # The twin: they are not cut off.
+        cut = few_rows(*wide[:2], own, variant).view(torch.int32) >> 16
+        assert not torch.equal(found.view(torch.int16).int(), cut)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_row_has_its_bits_whoever_is_beside_it(variant, dtype):
+    weight, states = numbers(300, 1000, dtype=dtype), numbers(MOST_ROWS, 1000, dtype=dtype)
     together = few_rows(states, weight, None, variant)
     for count in (1, 2, 7, 9):
         assert torch.equal(few_rows(states[:count], weight, None, variant), together[:count])
@@ -121,9 +151,12 @@ def test_sequences_of_a_batch_have_the_bits_that_each_has_alone():
     assert not torch.equal(together, logits(model, IDS[:, :5]))
 
 
-def test_layers_change_in_steps_alone():
-    model = built()
-    layer, states = model.model.layers[0].mlp.down_proj, numbers(3, 1, 128)
+@pytest.mark.parametrize(
+    ("dtype", "most"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)], ids=["float32", "bfloat16"]
+)
+def test_layers_change_in_steps_alone(dtype, most):
+    model = built(dtype)
+    layer, states = model.model.layers[0].mlp.down_proj, numbers(3, 1, 128, dtype=dtype)
     stock = logits(model, IDS)
     steps, described = StepProducts(model), DescribedModel(model)
     facts = described.facts()
@@ -133,9 +166,9 @@ def test_layers_change_in_steps_alone():
     many = states.expand(-1, MOST_ROWS, -1)
     with torch.no_grad(), steps:
         assert torch.equal(layer(states), own)
-        assert torch.allclose(logits(model, IDS), stock, atol=1e-5)
+        assert torch.allclose(logits(model, IDS), stock, atol=most)
         assert torch.equal(layer(many), torch.nn.functional.linear(many, layer.weight))
-        few = numbers(1, 3, 128)
+        few = numbers(1, 3, 128, dtype=dtype)
         assert torch.equal(layer(few), torch.nn.functional.linear(few, layer.weight))
         assert described.facts() != facts
     # A store finds the same model's rows.
@@ -199,6 +232,6 @@ def test_models_that_are_not_plain_stay_as_they_are():
     packed = built()
     with ProjectionAttachment(packed, make_projections("fused")):
         assert StepProducts(packed).layers == 0
-    for model in (other, built(torch.bfloat16)):
+    for model in (other, built(torch.float16)):
         assert StepProducts(model).layers == 0
         assert not any("forward" in vars(one) for one in model.modules())
