@@ -199,7 +199,7 @@ scorer: $(VENV)/installed ## Measure scoring on the host beside what memory read
 	$(BIN)/python tools/scorer_bench.py --out $(BUILD)/reports/scorer.json
 
 projections: model ## Measure decode steps and quality with each way to compute linear layers (minutes)
-	$(BIN)/python tools/projections_bench.py --out $(BUILD)/reports/projections.json
+	OMP_WAIT_POLICY=passive $(BIN)/python tools/projections_bench.py --out $(BUILD)/reports/projections.json
 
 peers: model ## Compare with transformers, llama.cpp and vLLM, each fetched once into build/peers (an hour)
 	$(BIN)/python tools/peers_bench.py --out $(BUILD)/reports/peers.json --build $(BUILD)/peers

@@ -18,6 +18,8 @@ using hillinfer::FewRows;
 // A weight that is loaded is used for so many rows at once.
 constexpr int kRowsAtOnce = 8;
 constexpr int kMostOutputs = 4;
+// A processor's second one: the outputs that are worked on fill the first.
+constexpr int kFarCache = 2;
 
 inline float number(float of) { return of; }
 
@@ -40,6 +42,7 @@ template <class V, class Number>
 struct FewRowsProducts {
     using Float = typename V::Float;
     static constexpr int kLanes = V::kLanes;
+    static constexpr int64_t kLineNumbers = 64 / sizeof(Number);
 
     // Each row's sums are of its own numbers in one order, whichever rows and outputs are beside it:
     // what a row gets does not depend on how many there are.
@@ -72,6 +75,12 @@ struct FewRowsProducts {
         };
         int64_t i = 0;
         for (; i + kLanes <= given.inputs; i += kLanes) {
+            // What the next outputs take: the processor does not follow so many rows by itself.
+            if (i % kLineNumbers == 0) {
+                for (int own = kOutputs; own < 2 * kOutputs; ++own) {
+                    __builtin_prefetch(weights + own * given.inputs + i, 0, kFarCache);
+                }
+            }
             add([i](const Number* from) { return V::load(from + i); });
         }
         if (i < given.inputs) {

@@ -21,9 +21,9 @@ class StepProducts:
 
     Entered for a step, which covers the layers' forward functions; outside the model is as it was,
     so that a store finds the rows of the same model. It may be entered again within itself. A model
-    whose layers are not plain ones in float32 or bfloat16 on the CPU stays as it is in steps, too, and so do
-    passes of several tokens of a sequence, those that gradients go through, and layers that
-    somebody else has covered.
+    whose layers are not plain ones in float32 or bfloat16 on the CPU stays as it is in steps, too,
+    and so do passes of several tokens of a sequence, those that gradients go through, and layers
+    that somebody else has covered.
 
     Parameters
     ----------

@@ -92,8 +92,8 @@ class ProjectionWay:
 class Steps(ProjectionWay):
     """Products of decode steps by the native library, all others as the model has them.
 
-    Of float32 and bfloat16 weights on the CPU; nothing is packed and no weight moves, so prompts have the bits
-    of the model alone.
+    Of float32 and bfloat16 weights on the CPU; nothing is packed and no weight moves, so prompts
+    have the bits of the model alone.
     """
 
     def in_steps(self, model: Any) -> AbstractContextManager[object]:

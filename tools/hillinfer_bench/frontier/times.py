@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hillinfer.errors import HillInferError
+from hillinfer.projections.step_products import StepProducts
 from hillinfer_bench.decode.measuring import Bed, blank_row, measure_case
 from hillinfer_bench.decode.rates import RateSource
 from hillinfer_bench.decode.run import attached
@@ -170,6 +171,8 @@ def measure_times(
 ) -> list[TimedRow]:
     """Let systems decode in turns and return a row for each, the loop's floor among them.
 
+    All have the product's own linear layers: what differs is what each does with the KV.
+
     Parameters
     ----------
     bed
@@ -190,7 +193,7 @@ def measure_times(
         return systems[name] if name in systems else make_system(name)
 
     try:
-        with attached(model), stage(case.model, total) as advance:
+        with attached(model), StepProducts(model), stage(case.model, total) as advance:
             rows = measure_case(bed, rates, advance, make=make)
     except HillInferError as error:
         dtype = str(model.dtype).removeprefix("torch.")
