@@ -45,11 +45,16 @@ Lander::~Lander() {
 
 bool Lander::is_elsewhere() const { return getpid() != process_; }
 
-void Lander::begin(LandingErrand* errand) {
+void Lander::begin(LandingErrand* errand) { add(errand, line_); }
+
+void Lander::begin_first(LandingErrand* errand) { add(errand, first_); }
+
+void Lander::add(LandingErrand* errand, std::deque<LandingErrand*>& line) {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
-        line_.push_back(errand);
+        line.push_back(errand);
         errand->is_done = 0;
+        is_hurried_ = !first_.empty();
     }
     begun_.notify_one();
 }
@@ -68,21 +73,30 @@ void Lander::run() {
     }
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
-        begun_.wait(lock, [&] { return !line_.empty() || ended_; });
-        if (line_.empty()) {
+        begun_.wait(lock, [&] { return !first_.empty() || !line_.empty() || ended_; });
+        std::deque<LandingErrand*>& line = first_.empty() ? line_ : first_;
+        if (line.empty()) {
             return;
         }
-        LandingErrand& next = *line_.front();
-        line_.pop_front();
+        LandingErrand& next = *line.front();
+        line.pop_front();
+        is_hurried_ = !first_.empty();
+        const std::atomic<bool>* const gives_way = &line == &line_ ? &is_hurried_ : nullptr;
         lock.unlock();
         ReadWay way = next.way;
         way.ring = ring.get();
         int32_t outcome = kDone;
-        next.started_ns = now();
-        const int32_t failed = guarded([&] { outcome = land(way, *next.landing); });
+        next.started_ns = next.started_ns ? next.started_ns : now();
+        const int32_t failed = guarded([&] { outcome = land(way, *next.landing, gives_way); });
         next.stopped_ns = now();
         next.outcome = failed ? failed : outcome;
         lock.lock();
+        const Landing& landing = *next.landing;
+        if (!next.outcome && !landing.missing && landing.landed < landing.count) {
+            // It gave way, and goes on where it was.
+            line_.push_front(&next);
+            continue;
+        }
         next.is_done = 1;
         done_.notify_all();
     }
@@ -101,6 +115,12 @@ HILLINFER_API int32_t hillinfer_lander_open(uint32_t depth, void** out) {
 HILLINFER_API int32_t hillinfer_lander_begin(void* lander, LandingErrand* errand) {
     Lander* const own = static_cast<Lander*>(lander);
     return own->is_elsewhere() ? kFailed : guarded([&] { own->begin(errand); });
+}
+
+// Before those that nobody waits for.
+HILLINFER_API int32_t hillinfer_lander_begin_first(void* lander, LandingErrand* errand) {
+    Lander* const own = static_cast<Lander*>(lander);
+    return own->is_elsewhere() ? kFailed : guarded([&] { own->begin_first(errand); });
 }
 
 HILLINFER_API void hillinfer_lander_wait(void* lander, const LandingErrand* errand) {

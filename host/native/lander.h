@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A thread that lands rows while its caller does something else.
 #pragma once
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -39,6 +40,10 @@ public:
     // Has rows landed behind those that stand in line; what the errand points to stays until `wait`.
     void begin(LandingErrand* errand);
 
+    // The same for rows that somebody waits for: before the others, and between the batches of one that
+    // is being landed.
+    void begin_first(LandingErrand* errand);
+
     // Returns once an errand is done, or has not begun.
     void wait(const LandingErrand* errand);
 
@@ -48,10 +53,13 @@ public:
 
 private:
     void run();
+    void add(LandingErrand* errand, std::deque<LandingErrand*>& line);
 
     std::mutex mutex_;
     std::condition_variable begun_, done_;
-    std::deque<LandingErrand*> line_;
+    std::deque<LandingErrand*> line_, first_;
+    // What a landing looks at between its batches: that of `first_` being empty, without the mutex.
+    std::atomic<bool> is_hurried_{false};
     bool ended_ = false;
     const uint32_t depth_;
     const int process_;

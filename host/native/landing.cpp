@@ -183,7 +183,7 @@ void note_missing(const FileReads& reads, Landing& landing) {
 
 }  // namespace
 
-Outcome land(const ReadWay& way, Landing& landing) {
+Outcome land(const ReadWay& way, Landing& landing, const std::atomic<bool>* gives_way) {
     if (!is_placed(landing)) {
         return kMisplaced;
     }
@@ -227,6 +227,9 @@ Outcome land(const ReadWay& way, Landing& landing) {
         }
         landing.is_read = 0;
         landing.landed = next;
+        if (next < landing.count && gives_way && *gives_way) {
+            return kDone;
+        }
     }
     if (attending) {
         attending->end();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of a file brought to their places in memory: planned, read, copied out and looked at.
 #pragma once
+#include <atomic>
 #include <cstdint>
 
 #include "api.h"
@@ -53,7 +54,8 @@ struct Landing {
 
 // Lands rows, batch after batch, until all are there or reads of a batch did not come whole. These are
 // `missing`; once they were read otherwise and `is_read` is set, the next call goes on. kMisplaced where
-// a row, a page or a place is nowhere; kLost where a ring did not give its reads back.
-Outcome land(const ReadWay& way, Landing& landing);
+// a row, a page or a place is nowhere; kLost where a ring did not give its reads back. Where `gives_way`
+// is given and set it ends behind a batch, and the next call goes on.
+Outcome land(const ReadWay& way, Landing& landing, const std::atomic<bool>* gives_way = nullptr);
 
 }  // namespace hillinfer

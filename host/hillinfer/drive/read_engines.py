@@ -253,6 +253,11 @@ class LandingAhead:
         self._begun.add(self)
         self._library.call_holding("hillinfer_lander_begin", self._thread, self._errand)
 
+    def begin_first(self) -> None:
+        """Begin before those that nobody waits for, whatever is under way; as `begin` otherwise."""
+        self._begun.add(self)
+        self._library.call_holding("hillinfer_lander_begin_first", self._thread, self._errand)
+
     def settle(self) -> None:
         """Wait until nothing is under way; harmless when done twice, or before `begin`."""
         # Whoever closed the thread has waited, and it is gone.

@@ -177,7 +177,8 @@ class SplitCall:
         split, key = self._split, id(self._sequence)
         if self._file is None or not split.cold_count or self._file.has_begun(self._layer, key):
             return
-        self._file.begin(self._layer, key, split.cold[1], split.missing_numbers[split.cold_numbers])
+        numbers = split.missing_numbers[split.cold_numbers]
+        self._file.begin_first(self._layer, key, split.cold[1], numbers)
 
     def fill(self) -> None:
         """Bring those codes that lie in a file, and leave the others; see `SplitAttention`."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -303,6 +303,22 @@ class CodeFile:
         rows, numbers
             int64, as in `covers`; each row once.
         """
+        return self._chosen(layer, key, rows, numbers, LandingAhead.begin)
+
+    def begin_first(
+        self, layer: int, key: Hashable, rows: NDArray[np.int64], numbers: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Begin as `begin` does, before what is read for other layers: these are waited for."""
+        return self._chosen(layer, key, rows, numbers, LandingAhead.begin_first)
+
+    def _chosen(
+        self,
+        layer: int,
+        key: Hashable,
+        rows: NDArray[np.int64],
+        numbers: NDArray[np.int64],
+        begin: Callable[[LandingAhead], None],
+    ) -> NDArray[np.bool_]:
         chosen = self.covers(layer, rows, numbers)
         known = self._coming.pop((layer, key), None)
         if known is not None:
@@ -312,7 +328,7 @@ class CodeFile:
             if not len(own) or len(own) > self._tokens or not self._free:
                 return np.zeros(len(rows), np.bool_)
             buffer = self._free.pop()
-        self._begin(layer, key, own, numbers[chosen], buffer)
+        self._begin(layer, key, own, numbers[chosen], buffer, begin)
         return chosen
 
     def has_begun(self, layer: int, key: Hashable) -> bool:
@@ -349,7 +365,7 @@ class CodeFile:
         try:
             self._take(layer, key, rows, numbers, out, places, filled, own)
             (rest,) = np.nonzero(~filled)
-            if len(rest) and self.begin(layer, key, rows[rest], numbers[rest]).any():
+            if len(rest) and self.begin_first(layer, key, rows[rest], numbers[rest]).any():
                 self._take(layer, key, rows, numbers, out, places, filled, own)
         except ColdPoolError as error:
             self._is_written = self._is_read = False
@@ -425,6 +441,7 @@ class CodeFile:
         rows: NDArray[np.int64],
         numbers: NDArray[np.int64],
         buffer: NDArray[np.uint8],
+        begin: Callable[[LandingAhead], None],
     ) -> None:
         """Begin to read records of rows to a buffer."""
         groups = np.arange(int(rows.max()) // GROUP_TOKENS + 1)
@@ -439,7 +456,7 @@ class CodeFile:
         ahead = self._lander.ahead(self._file, wanted)
         # Noted first: an interrupt must not leave what is under way to nobody.
         self._coming[layer, key] = _Coming(layer, rows, numbers, buffer, ahead)
-        ahead.begin()
+        begin(ahead)
 
     def _land(self, layer: int, wanted: FileRows) -> Landed:
         started = time.perf_counter_ns()

@@ -75,6 +75,32 @@ def test_rows_in_line_are_those_of_the_engine(opened):
     assert not np.array_equal(asked[0].out, asked[1].out)
 
 
+def test_rows_that_are_waited_for_come_before_those_under_way(opened):
+    """Between two batches of a long landing, which goes on where it was; both are whole."""
+    long, urgent = opened.wanted(1, count=2000, buffer_bytes=12_288), opened.wanted(2, count=3)
+    behind = opened.wanted(3)
+    ahead = [opened.lander.ahead(opened.file, one) for one in (long, behind, urgent)]
+    for one in ahead[:2]:
+        one.begin()
+    ahead[2].begin_first()
+    found = [one.result() for one in ahead]
+    stopped = [one.times[1] for one in ahead]
+    assert stopped[2] < stopped[0] < stopped[1]
+    for wanted, landed in zip((long, behind, urgent), found, strict=True):
+        rows = rows_of(opened.content, ROW_BYTES)[wanted.rows]
+        assert np.array_equal(wanted.out[wanted.places], rows)
+        assert landed.wrong is None
+    # The twin: in line it comes behind them.
+    again = [opened.wanted(1, count=2000, buffer_bytes=12_288), opened.wanted(2, count=3)]
+    ahead = [opened.lander.ahead(opened.file, one) for one in again]
+    for one in ahead:
+        one.begin()
+    # It gave way and lost nothing: as many reads, and as many bytes.
+    assert ahead[0].result() == found[0]
+    assert ahead[1].result() == found[2]
+    assert ahead[0].times[1] < ahead[1].times[1]
+
+
 def test_a_row_that_changed_is_told(opened):
     wanted = opened.wanted(3)
     wanted.sums[wanted.rows[11]] ^= 1
