@@ -41,7 +41,8 @@ def measured_row(system="hillinfer", median_ms=10.0, **changes):
         "median_ms": median_ms, "spread": 0.1, "steps": 16,
         "tokens_per_second": 1e3 / median_ms, "kv_ms": median_ms / 2, "drive_read_bytes": 1.0,
         "drive_write_bytes": 0.0, "dram_read_bytes": 1.0, "held_bytes": 1, "budget_bytes": 1,
-        "rss_bytes": 1, "memory_gbps": 10.0, "drive_gbps": 1.0, "limit_ms": median_ms / 2,
+        "rss_bytes": 1, "memory_gbps": 10.0, "drive_gbps": 1.0, "read_us": 0.0,
+        "limit_ms": median_ms / 2, "drive_reads": 1.0,
         "serial_limit_ms": median_ms * 0.6, "kv_limit_ms": median_ms / 4,
     }  # fmt: skip
     values |= changes

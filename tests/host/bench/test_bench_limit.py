@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits are what drive and memory allow at best, and rates the best that was found."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,6 +26,17 @@ def test_a_step_takes_as_long_as_the_slower_of_drive_and_memory(
     limit = Limit.of(counted, 4, 200 * 10**6, RATES)
     assert limit.overlapped_ms == pytest.approx(overlapped)
     assert limit.serial_ms == pytest.approx(serial)
+
+
+def test_each_read_takes_its_time_beside_its_bytes():
+    """What scattered rows are limited by: as many bytes in few long reads take less."""
+    rates = replace(RATES, read_seconds=1e-5)
+    scattered, long = (
+        Limit.of(Counted(4 * 10**8, 0, 0, 0, drive_reads=4 * reads), 4, 0, rates).drive_ms
+        for reads in (25_000, 400)
+    )
+    assert scattered == pytest.approx(100 + 250)
+    assert long == pytest.approx(100 + 4)
 
 
 def test_a_floor_step_that_reads_weights_faster_shows_the_rate():
@@ -80,6 +92,7 @@ def test_rates_are_measured_at_the_start_and_as_often_as_asked(cold_dir):
 
 
 def test_the_best_rates_are_of_memory_and_drive_apart():
-    start = MachineRates(10.0, 3.0)
-    assert start.best_of([MachineRates(9.0, 4.0), MachineRates(11.0, 1.0)]) == MachineRates(11, 4)
+    start = MachineRates(10.0, 3.0, 6.0)
+    others = [MachineRates(9.0, 4.0, 5.0), MachineRates(11.0, 1.0, 7.0)]
+    assert start.best_of(others) == MachineRates(11, 4, 5)
     assert start.best_of([]) == start

@@ -151,6 +151,7 @@ class _Way:
             last.held_bytes,
             hot / (hot + cold) if hot + cold else 1.0,
             last.io_mode,
+            sum(one.drive_reads for one in parts),
         )
 
 

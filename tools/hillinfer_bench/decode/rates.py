@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hillinfer.drive.calls import DriveCalls, Reads
 from hillinfer.drive.engine_table import open_engine
-from hillinfer.drive.files import ColdFile, aligned_buffer, probe_io_mode
+from hillinfer.drive.files import PAGE_BYTES, ColdFile, aligned_buffer, probe_io_mode
 from hillinfer.native.library import native_library
 from hillinfer.settings import Settings
 from hillinfer.system.machine import MemoryFacts
@@ -25,6 +25,8 @@ from hillinfer_bench.report.rows import MachineRates
 
 _READ_BYTES = 1 << 20
 _BATCH = 32
+# About ten milliseconds of a virtual machine's drive.
+_SMALL_READS = 1024
 # The channels of a large linear layer.
 _CHANNELS = 4096
 _MEMORY_ROUNDS = 6
@@ -79,7 +81,8 @@ class RateProbe:
         self._read = memory_readers(self._memory)[fastest]
         self._drive = _DriveProbe(cold_dir, drive_bytes)
         try:
-            self.start = MachineRates(memory, self._drive.rate_of_all())
+            rate = self._drive.rate_of_all()
+            self.start = MachineRates(memory, rate, self._drive.read_seconds(rate))
         except BaseException:
             self._drive.close()
             raise
@@ -89,7 +92,8 @@ class RateProbe:
         started = time.perf_counter()
         self._read()
         memory = self._memory.nbytes / (time.perf_counter() - started)
-        return MachineRates(memory, self._drive.rate_of_next())
+        rate = self._drive.rate_of_next()
+        return MachineRates(memory, rate, self._drive.read_seconds(rate))
 
     def close(self) -> None:
         """Remove the file and give the memory back."""
@@ -200,17 +204,27 @@ class _DriveProbe:
         ordered = np.arange(first, first + _BATCH)
         return max(self._rate(places) for places in (ordered, scattered))
 
+    def read_seconds(self, rate: float) -> float:
+        """Return what each of many scattered small reads takes beside its bytes at a rate."""
+        pieces = self._pieces * (_READ_BYTES // PAGE_BYTES)
+        seconds = self._seconds(self._chance.integers(0, pieces, _SMALL_READS), PAGE_BYTES)
+        return max(0.0, seconds / _SMALL_READS - PAGE_BYTES / rate)
+
     def close(self) -> None:
         """Remove the file."""
         self._file.close()
         self._engine.close()
 
     def _rate(self, places: NDArray[np.int64]) -> float:
-        starts = np.arange(_BATCH) * _READ_BYTES
-        reads = Reads(places * _READ_BYTES, starts, np.full(_BATCH, _READ_BYTES))
+        return len(self._buffer) / self._seconds(places, _READ_BYTES)
+
+    def _seconds(self, places: NDArray[np.int64], size: int) -> float:
+        """Return how long reads of a size take, at multiples of it."""
+        count = len(places)
+        reads = Reads(places * size, np.arange(count) * size, np.full(count, size))
         started = time.perf_counter()
         self._engine.read(self._file, self._buffer, reads)
-        return len(self._buffer) / (time.perf_counter() - started)
+        return time.perf_counter() - started
 
 
 def _ones(byte_count: int) -> NDArray[np.float32]:

@@ -82,6 +82,7 @@ def bench_report(
             "label": LIMIT_LABEL,
             "memory_gbps": rates.memory / 1e9,
             "drive_gbps": rates.drive / 1e9,
+            "read_us": rates.read_seconds * 1e6,
             "rates": "measured at the start; each row has the best, its own turns' among them",
         },
         "beta": other_reports.beta_sweep(out.parent),

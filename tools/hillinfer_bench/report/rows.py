@@ -45,11 +45,12 @@ class Timing:
 
 
 LIMIT_LABEL = (
-    "modelled: the larger of drive bytes over the drive's rate and bytes of KV, shadow and weights "
-    "that a step reads over the memory's rate; both overlap and nothing is computed. serial: their "
-    "sum, nothing overlaps. Each rate is the best of what was measured at the start and between "
-    "the turns of the case's own steps; memory's also of what the case's fastest floor step read "
-    "its weights with. A row that is faster still is flagged"
+    "modelled: the larger of the drive's and the memory's time; both overlap and nothing is "
+    "computed. The drive's is its bytes over its rate, and for each read what one takes beside its "
+    "bytes; the memory's is bytes of KV, shadow and weights that a step reads over its rate. "
+    "serial: their sum, nothing overlaps. Each rate is the best of what was measured at the start "
+    "and between the turns of the case's own steps; memory's also of what the case's fastest floor "
+    "step read its weights with. A row that is faster still is flagged"
 )
 # Clocks and rates move by some percent between a measurement and a step beside it, and the fastest
 # of many steps may have read a little less than the mean.
@@ -58,24 +59,33 @@ LIMIT_TOLERANCE = 0.05
 
 @dataclass(frozen=True)
 class MachineRates:
-    """Bytes per second at best: limits are made of them.
+    """What memory and drive give at best: limits are made of it.
 
     Parameters
     ----------
     memory
-        Reading memory once, with all compute threads: the fastest of all that can read it.
+        Bytes per second of reading memory once, with all compute threads: the fastest of all that
+        can read it.
     drive
-        The fastest batch of reads of 1 MiB past the page cache, in order or at random, with the
-        product's own read engine.
+        Bytes per second of the fastest batch of reads of 1 MiB past the page cache, in order or at
+        random, with the product's own read engine.
+    read_seconds
+        What a read takes beside its bytes, many in flight: of the fastest batch of scattered reads
+        of 4 KiB.
     """
 
     memory: float
     drive: float
+    read_seconds: float = 0.0
 
     def best_of(self, others: Iterable[MachineRates]) -> MachineRates:
-        """Return the best of these and others, memory and drive apart."""
+        """Return the best of these and others, each by itself."""
         every = (self, *others)
-        return MachineRates(max(one.memory for one in every), max(one.drive for one in every))
+        return MachineRates(
+            max(one.memory for one in every),
+            max(one.drive for one in every),
+            min(one.read_seconds for one in every),
+        )
 
     def shown_by_floor(self, weight_bytes: int, floor_ms: float) -> MachineRates:
         """Return the rates with a memory no slower than a floor step has shown it to be.
@@ -119,6 +129,7 @@ class Limit:
             The machine's.
         """
         drive = counted.drive_read_bytes / steps / rates.drive
+        drive += counted.drive_reads / steps * rates.read_seconds
         memory = (counted.dram_read_bytes / steps + weight_bytes) / rates.memory
         return cls(drive * 1e3, memory * 1e3)
 
@@ -194,7 +205,7 @@ class BenchRow:
     kv_ms
         The median without that of the loop's floor, measured in the same turns: what holding and
         attending to the context costs. None where the floor was not measured.
-    drive_read_bytes, drive_write_bytes, dram_read_bytes
+    drive_reads, drive_read_bytes, drive_write_bytes, dram_read_bytes
         Counted per step.
     held_bytes, budget_bytes, rss_bytes
         Memory as the system counts it, M0, and by how much the process grew.
@@ -202,8 +213,9 @@ class BenchRow:
         As in `Counted`.
     predicted_layers
         Layers whose query is predicted and whose tokens are selected before their turn.
-    memory_gbps, drive_gbps
-        The rates that limits are made with: the best measured, beside the row's steps too.
+    memory_gbps, drive_gbps, read_us
+        What limits are made with, as in `MachineRates`: the best measured, beside the row's steps
+        too.
     limit_ms, kv_limit_ms
         What bytes and rates allow, with and without the weights, where drive and memory are read
         at the same time; modelled.
@@ -234,6 +246,7 @@ class BenchRow:
     steps: int | None = None
     tokens_per_second: float | None = None
     kv_ms: float | None = None
+    drive_reads: float | None = None
     drive_read_bytes: float | None = None
     drive_write_bytes: float | None = None
     dram_read_bytes: float | None = None
@@ -245,6 +258,7 @@ class BenchRow:
     predicted_layers: int | None = None
     memory_gbps: float | None = None
     drive_gbps: float | None = None
+    read_us: float | None = None
     limit_ms: float | None = None
     serial_limit_ms: float | None = None
     kv_limit_ms: float | None = None

@@ -157,8 +157,9 @@ class DriveRows:
         """Read tokens `first` up to `last`, whole groups, one behind the other into a buffer."""
         count = (last - first) * self.row_bytes
         begin = (row * self.region_rows + first) * self.row_bytes
-        self._meter.count_read(count)
-        self._engine.read(self.files[layer], into, Reads.in_pieces(begin, count, PIECE_BYTES))
+        reads = Reads.in_pieces(begin, count, PIECE_BYTES)
+        self._meter.count_reads(len(reads.byte_counts), count)
+        self._engine.read(self.files[layer], into, reads)
 
     def read_units(
         self,
@@ -186,7 +187,7 @@ class DriveRows:
         file, rows = self.files[layer], row * per_region + units
         wanted = FileRows(rows, out, np.arange(len(units)), buffer, unit_bytes=file.read_unit)
         landed = self._engine.land(file, wanted)
-        self._meter.count_read(landed.cost.byte_count)
+        self._meter.count_reads(landed.cost.reads, landed.cost.byte_count)
 
     def scatter_buffer_bytes(self, unit_rows: int) -> int:
         """Return the size of a buffer for `read_units`: 2 MiB, or what a sequence can need.

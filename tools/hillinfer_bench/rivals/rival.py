@@ -31,6 +31,8 @@ class Traffic:
 
     Parameters
     ----------
+    drive_reads
+        Reads of the drive.
     drive_read_bytes, drive_write_bytes
         What went over the drive's wire, alignment and gaps read through included.
     dram_bytes, dram_peak_bytes
@@ -39,6 +41,7 @@ class Traffic:
         Decode steps begun.
     """
 
+    drive_reads: int
     drive_read_bytes: int
     drive_write_bytes: int
     dram_bytes: int
@@ -148,7 +151,7 @@ class Meter:
     def __init__(self, budget_bytes: int | None) -> None:
         self._budget = budget_bytes
         self._lock = threading.Lock()
-        self._read = self._written = self._held = self._peak = self._steps = 0
+        self._reads = self._read = self._written = self._held = self._peak = self._steps = 0
 
     @property
     def free_bytes(self) -> int:
@@ -192,9 +195,10 @@ class Meter:
         with self._lock:
             self._held -= byte_count
 
-    def count_read(self, byte_count: int) -> None:
-        """Count bytes read from the drive."""
+    def count_reads(self, reads: int, byte_count: int) -> None:
+        """Count reads of the drive, and the bytes that they brought together."""
         with self._lock:
+            self._reads += reads
             self._read += byte_count
 
     def count_write(self, byte_count: int) -> None:
@@ -208,7 +212,8 @@ class Meter:
 
     def traffic(self) -> Traffic:
         """Return the totals."""
-        return Traffic(self._read, self._written, self._held, self._peak, self._steps)
+        counts = self._reads, self._read, self._written, self._held, self._peak, self._steps
+        return Traffic(*counts)
 
 
 class Rival(ABC):

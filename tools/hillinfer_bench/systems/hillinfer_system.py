@@ -178,6 +178,7 @@ def counted_by(counts: CacheStatistics, shape: ModelShape, spec: KernelSpec) -> 
         counts.dram_peak_bytes,
         counts.hot_hit_rate,
         counts.io_mode,
+        counts.cold_reads,
     )
 
 

@@ -18,7 +18,7 @@ class BenchError(HillInferError):
 
 @dataclass(frozen=True)
 class Counted:
-    """Running totals of one system in bytes, but for the last two.
+    """Running totals of one system in bytes, but for the last three.
 
     Parameters
     ----------
@@ -33,6 +33,8 @@ class Counted:
         Share of selected rows that lay in DRAM; None for systems without pools.
     io_mode
         `direct` past the page cache; None for systems without a drive.
+    drive_reads
+        How many reads of the drive brought its bytes.
     """
 
     drive_read_bytes: int
@@ -41,10 +43,11 @@ class Counted:
     held_bytes: int
     hit_rate: float | None = None
     io_mode: str | None = None
+    drive_reads: int = 0
 
     def since(self, earlier: Counted) -> Counted:
         """Return what was read and written since; what is no total stays."""
-        totals = ("drive_read_bytes", "drive_write_bytes", "dram_read_bytes")
+        totals = ("drive_read_bytes", "drive_write_bytes", "dram_read_bytes", "drive_reads")
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         for name in totals:
             values[name] -= getattr(earlier, name)

@@ -107,6 +107,7 @@ class _OpenRival(OpenSystem):
             traffic.dram_peak_bytes,
             None,
             self._io_mode,
+            traffic.drive_reads,
         )
 
     def describe(self) -> str:
