@@ -43,6 +43,9 @@ def frontier(
         ),
     ] = None,
     shape_context: Annotated[int, typer.Option(help="Tokens of these.")] = 32_768,
+    shape_layers: Annotated[
+        int, typer.Option(help="Layers of these that are built; the first two are never predicted.")
+    ] = 6,
     real_budget: Annotated[
         float, typer.Option(help="DRAM budget of the real model, as a share of its KV.")
     ] = 0.25,
@@ -79,7 +82,14 @@ def frontier(
         TextsRequest(model, dtype, tuple(texts or ()), context, last, (), threads, out),
         tuple(systems or ()),
         TimedPlan(
-            real_context, chosen, shape_context, real_budget, shape_budget, steps, shape_dtype
+            real_context,
+            chosen,
+            shape_context,
+            real_budget,
+            shape_budget,
+            steps,
+            shape_dtype,
+            shape_layers,
         ),
         cold_dir,
     )

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hillinfer.errors import SettingsError
 from hillinfer.system.machine import NumberType
 from hillinfer_bench.frontier.swept import CODED, HILLINFER, SWEPT
 from hillinfer_bench.quality.texts import TextsRequest
-from hillinfer_bench.systems.shapes import SHAPES
+from hillinfer_bench.systems.shapes import SHAPES, BenchShape
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,9 @@ class TimedPlan:
         Measured steps of each system; 0 takes no times at all.
     shape_type
         What shapes compute in.
+    shape_layers
+        Layers of theirs that are built, at most. The first two never have a predicted query, so
+        that fewer say less of the whole model.
 
     Raises
     ------
@@ -45,12 +48,15 @@ class TimedPlan:
     shape_budget: float = 0.2
     steps: int = 12
     shape_type: NumberType = NumberType.AUTO
+    shape_layers: int = 6
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing."""
         for name in ("real_context", "steps"):
             if getattr(self, name) < 0:
                 raise SettingsError(f"{name}={getattr(self, name)} must not be negative")
+        if self.shape_layers < 1:
+            raise SettingsError(f"shape_layers={self.shape_layers} must be above 0")
         if self.shape_context < 1 or min(self.real_budget, self.shape_budget) <= 0:
             raise SettingsError(
                 f"shape_context={self.shape_context}, budgets {self.real_budget}, "
@@ -59,6 +65,11 @@ class TimedPlan:
         for name in self.shapes:
             if name not in SHAPES:
                 raise SettingsError(f"shape={name!r}: choose one of {', '.join(SHAPES)}")
+
+    def built(self, name: str) -> BenchShape:
+        """Return a shape with the layers that are built of it."""
+        shape = SHAPES[name]
+        return replace(shape, layers=min(shape.all_layers, self.shape_layers))
 
 
 @dataclass(frozen=True)

@@ -53,10 +53,16 @@ from hillinfer_bench.frontier.times import (
 from hillinfer_bench.quality.forced_reading import compute_threads
 from hillinfer_bench.quality.run import Stage, run_facts
 from hillinfer_bench.quality.texts import TextSample
-from hillinfer_bench.systems.case import BenchSetting, Case, Selections, case_setting, table_type
+from hillinfer_bench.systems.case import (
+    BenchSetting,
+    Case,
+    Selections,
+    budget_bytes,
+    case_setting,
+    table_type,
+)
 from hillinfer_bench.systems.kv_source import RandomKV
 from hillinfer_bench.systems.replayed_selections import SelectionRecorder
-from hillinfer_bench.systems.shapes import SHAPES
 from hillinfer_bench.systems.table import FLOOR
 
 WARM_UP = 4
@@ -213,10 +219,15 @@ class _Times:
             weights = sum(one.numel() for one in model.parameters()) * model.dtype.itemsize
         else:
             dtype = table_type(plan.shape_type)
-            built, shape = SHAPES[name], None
+            built, shape = plan.built(name), None
             model = built.build(case.context + case.all_steps, dtype)
             weights = built.layer_weights * built.layers * dtype.itemsize
-        setting = case_setting(case, model, shape, model.config.max_position_embeddings, cold_dir)
+        positions = model.config.max_position_embeddings
+        setting = case_setting(case, model, shape, positions, cold_dir)
+        if not real:
+            own = built.kv_shape(positions, model.dtype)
+            share = budget_bytes(case, own, built.all_layers)
+            setting = replace(setting, shape=own, budget_bytes=share)
         next_ids = None
         if real:
             source: Any = read_text(model, self.text.token_ids, case.context)
@@ -248,7 +259,7 @@ class _Times:
         if name == request.texts.model:
             return None
         case = Case(name, plan.shape_context, (FLOOR,), alpha=alpha, shadow="int4")
-        steps, layers = WARM_UP + plan.steps, SHAPES[name].layers
+        steps, layers = WARM_UP + plan.steps, plan.built(name).layers
         given = case.context, steps, layers, 1
         if alpha != default_alpha():
             return self.recorder.selections(case.settings(), *given)
