@@ -180,7 +180,7 @@ class NativeThreadEngine:
         None where somebody looks at reads, in the thread that makes them.
         """
         is_seen = self._calls.watch is not None or type(self._calls).land is not DriveCalls.land
-        return None if is_seen else RowLander(self, self._depth)
+        return None if is_seen else RowLander(self, _DEEPER * self._depth)
 
     def close(self) -> None:
         """Wait for reads under way."""
@@ -207,6 +207,8 @@ class NativeThreadEngine:
         return way
 
 
+# A thread that reads beside others that compute wakes less often with more reads in flight.
+_DEEPER = 4
 _LOST = (
     "io_uring did not give back reads of the cold pool that it had taken; "
     "choose --io threads (io in Python)"

@@ -50,10 +50,21 @@ def buffer_bytes(spec: KernelSpec, tokens: int) -> int:
     """Return what is read and written through, where a layer wants at most so many tokens."""
     written = round_up(spec.segment_tokens * record_bytes(spec), PAGE_BYTES)
     # Of the layer that attends, and of the next one.
-    return written + _READ_BYTES + 2 * tokens * record_bytes(spec)
+    return written + _landing_bytes(spec, tokens) + 2 * tokens * record_bytes(spec)
 
 
-_READ_BYTES = MAX_READ_BYTES + 2 * PAGE_BYTES
+def _landing_bytes(spec: KernelSpec, tokens: int) -> int:
+    """Return what a layer's records go through: all of them in a few batches.
+
+    The thread that reads wakes several times for each, and then takes turns with those that
+    compute.
+    """
+    wanted = round_up(tokens * record_bytes(spec) // _BATCHES, PAGE_BYTES)
+    return min(max(MAX_READ_BYTES, wanted), _MOST_LANDING_BYTES) + 2 * PAGE_BYTES
+
+
+_BATCHES = 4
+_MOST_LANDING_BYTES = 4 << 20
 
 
 class _Landing(Protocol):
@@ -169,7 +180,7 @@ class CodeFile:
         accountant.take(Part.STAGING, buffer_bytes(spec, 0))
         size = round_up(spec.segment_tokens * self._size, PAGE_BYTES)
         self._written = aligned_buffer(size)[:size]
-        self._landing = aligned_buffer(_READ_BYTES)
+        self._landing = aligned_buffer(_landing_bytes(spec, 0))
         # Buffers that nobody reads to, and their tokens: one thread begins what another one takes.
         self._lending, self._writing = threading.Lock(), threading.Lock()
         self._free: list[NDArray[np.uint8]] = []
@@ -204,8 +215,9 @@ class CodeFile:
         with self._lending:
             self._tokens, self._free = 0, []
         larger = [np.zeros((tokens, self._size), np.uint8) for _ in range(2)]
+        landing = aligned_buffer(_landing_bytes(spec, tokens))
         with self._lending:
-            self._tokens, self._free = tokens, larger
+            self._tokens, self._free, self._landing = tokens, larger, landing
 
     # --- writing ---------------------------------------------------------------------------
 

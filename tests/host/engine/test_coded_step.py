@@ -299,7 +299,15 @@ def filed(cold_dir, announced=False, forgotten=(), settings=SETTINGS):
     way = Way(Budget.LEAST, path=Path.PREFETCHED if announced else Path.COLD)
     runtime = way.open(SHAPE, settings, cold_dir, LONG.prompt + LONG.steps)
     file, begun = runtime.parts.codes_file, []
-    begin = file.begin
+
+    def noting(begin):
+        def noted(*given):
+            chosen = begin(*given)
+            begun.append(int(chosen.sum()))
+            return chosen
+
+        return noted
+
     try:
         sequence = runtime.open_sequence()
         LONG.read(runtime, sequence)
@@ -308,12 +316,8 @@ def filed(cold_dir, announced=False, forgotten=(), settings=SETTINGS):
         file.forget_groups([sequence.groups[number] for number in forgotten])
         before = runtime.statistics()
 
-        def noted(*given):
-            chosen = begin(*given)
-            begun.append(int(chosen.sum()))
-            return chosen
-
-        file.begin = noted
+        # Ahead of a layer, and in its turn.
+        file.begin, file.begin_first = noting(file.begin), noting(file.begin_first)
         found += [LONG.decode(runtime, sequence, step, announced) for step in range(1, LONG.steps)]
         now = runtime.statistics()
     finally:

@@ -225,9 +225,9 @@ class _Times:
         positions = model.config.max_position_embeddings
         setting = case_setting(case, model, shape, positions, cold_dir)
         if not real:
-            part = built.kv_shape(positions, model.dtype)
-            share = budget_bytes(case, part, built.all_layers)
-            setting = replace(setting, shape=part, budget_bytes=share)
+            kv_shape = built.kv_shape(positions, model.dtype)
+            share = budget_bytes(case, kv_shape, built.all_layers)
+            setting = replace(setting, shape=kv_shape, budget_bytes=share)
         next_ids = None
         if real:
             source: Any = read_text(model, self.text.token_ids, case.context)
