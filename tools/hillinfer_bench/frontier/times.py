@@ -10,6 +10,7 @@ from typing import Any
 
 from hillinfer.errors import HillInferError
 from hillinfer.projections.step_products import StepProducts
+from hillinfer.settings import QuerySource
 from hillinfer_bench.decode.measuring import Bed, blank_row, measure_case
 from hillinfer_bench.decode.rates import RateSource
 from hillinfer_bench.decode.run import attached
@@ -88,8 +89,8 @@ class _Unreached(System):
         raise BenchError(self._why)
 
 
-def _all(alpha: float) -> None:
-    """Return nothing: a full cache attends to everything."""
+def _chooses(alpha: float) -> None:
+    """Return nothing: a system chooses by itself, or attends to everything."""
 
 
 def timed_systems(crossings: Mapping[str, Crossing], select: Select) -> dict[str, System]:
@@ -111,9 +112,16 @@ def timed_systems(crossings: Mapping[str, Crossing], select: Select) -> dict[str
 
     made: dict[str, System] = {
         CODED: at(CODED, HillInferSystem(CODED, coded), default_alpha()),
-        IN_MEMORY: at(IN_MEMORY, HillInferSystem(IN_MEMORY, coded, 1.5), default_alpha()),
+        # Nothing is to be read ahead, so the true query ranks, as in the sweep; which tokens it are
+        # takes no other time where all of them lie in memory.
+        IN_MEMORY: AtSetting(
+            IN_MEMORY,
+            HillInferSystem(IN_MEMORY, {**coded, "query": QuerySource.TRUE}, 1.5),
+            default_alpha(),
+            _chooses,
+        ),
         TODAY: at(TODAY, HillInferSystem(TODAY, plain), TODAY_ALPHA),
-        **{name: AtSetting(name, make_system(name), 1.0, _all) for name in FULL},
+        **{name: AtSetting(name, make_system(name), 1.0, _chooses) for name in FULL},
     }
     inner = {HILLINFER: HillInferSystem(HILLINFER, plain)} | {
         name: make_system(name) for name in RIVALS
