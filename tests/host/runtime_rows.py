@@ -7,7 +7,7 @@
 import numpy as np
 import torch
 
-from hillinfer.kv.cold_store import WantedRows
+from hillinfer.drive.landing import WantedRows
 from hillinfer.kv.hot_pool import SLOT_BYTES
 from hillinfer.memory_budget import Part
 from hillinfer.model_shape import ModelShape, StoredType

@@ -11,7 +11,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.kv.cold_store import ColdStore, WantedRows
+from hillinfer.drive.landing import WantedRows
+from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.gather import tile_runs
 from hillinfer.kv.hot_pool import Candidates
 from hillinfer.kv.hot_pools import HotPools

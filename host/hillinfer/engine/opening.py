@@ -22,6 +22,7 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.checksums import RowSums
 from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.files import IOMode, buffered_warning, round_up
+from hillinfer.drive.landing import LandingArea
 from hillinfer.drive.leftovers import sweep
 from hillinfer.drive.read_engines import ReadEngine
 from hillinfer.drive.regions import GroupTable
@@ -53,7 +54,7 @@ from hillinfer.kv.hot_pools import HotPools, LayerShares
 from hillinfer.kv.opened_sequences import SequenceOpener
 from hillinfer.kv.pool_keeper import LayerStepLog, PoolKeeper
 from hillinfer.kv.pool_policies import make_pool_policy
-from hillinfer.kv.prefetch_buffer import LandingArea, PrefetchBuffer, RowBuffers
+from hillinfer.kv.prefetch_buffer import PrefetchBuffer, RowBuffers
 from hillinfer.kv.rows import RowKeeper, WriteBack
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.kv.shadow_keeper import ShadowKeeper
@@ -277,6 +278,7 @@ def open_parts(
         blocks = settings.prefetch_blocks * (settings.block_rows // size)
         landing = LandingArea(blocks, size, shape.row_bytes)
         prefetch = PrefetchBuffer(store, landing)
+        undone.callback(prefetch.close)
         # At least a group, so that a tile of attention never waits for two buffers.
         buffers = RowBuffers(max(settings.block_rows, GROUP_TOKENS), shape.row_bytes)
         log = LayerStepLog(pools, counters, layer_hits, told(observe, timeline))

@@ -180,7 +180,7 @@ class CopiesAhead:
         on_drive: int,
         landed: LandedRows | None,
     ) -> CopiedRows:
-        if landed is not None and landed.reading.exception() is not None:
+        if landed is not None and landed.fault() is not None:
             # Told where attention asks for these rows.
             landed = None
         rows = IncomingRows(self._lane, self._ring, len(positions), self._row_bytes)

@@ -18,62 +18,17 @@ from numpy.typing import NDArray
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.checksums import RowStream, RowSums
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, IOMode, aligned_buffer, probe_io_mode
-from hillinfer.drive.landing import FileRows, Landed
-from hillinfer.drive.read_engines import ReadEngine
+from hillinfer.drive.landing import FileRows, Landed, WantedRows
+from hillinfer.drive.read_engines import LandingAhead, ReadEngine, RowLander, lander_of
 from hillinfer.drive.read_turns import QUANTUM_BYTES, ReadTurns
 from hillinfer.drive.regions import OWN_FILE, OtherFiles, PlacedGroups, WriteElsewhere
 from hillinfer.drive.shared_files import ReadFile, RowBase
 from hillinfer.errors import ColdPoolError, HillInferError
 from hillinfer.model_shape import ModelShape
-from hillinfer.native.selected import Coming
 from hillinfer.secrecy.cold_pages import PlainRowPages, RowPages
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, ReadCost, Recorder
 from hillinfer_model.kernel_spec import GROUP_TOKENS
-
-# --- Rows of a layer that are to be read ---
-
-
-@dataclass(frozen=True)
-class WantedRows:
-    """Rows of a layer, and where each of them goes.
-
-    Parameters
-    ----------
-    layer
-        Whose.
-    rows
-        int64 row numbers, each once.
-    out
-        uint8 of shape (any, row_bytes).
-    places
-        int64, where in `out` each row goes.
-    coming
-        Who attends to them as they come; None where nobody does.
-    """
-
-    layer: int
-    rows: NDArray[np.int64]
-    out: NDArray[np.uint8]
-    places: NDArray[np.int64]
-    coming: Coming | None = None
-
-    @property
-    def groups(self) -> NDArray[np.int64]:
-        """The group of each row, int64."""
-        return self.rows // GROUP_TOKENS
-
-    def only(self, chosen: NDArray[np.bool_]) -> WantedRows:
-        """Return some of them, by one flag for each row."""
-        coming = None if self.coming is None else self.coming.only(chosen)
-        return WantedRows(self.layer, self.rows[chosen], self.out, self.places[chosen], coming)
-
-    def pieces(self, most: int) -> Iterator[WantedRows]:
-        """Yield all of them, at most so many at a time."""
-        for begin in range(0, len(self.rows), most):
-            part = slice(begin, begin + most)
-            yield WantedRows(self.layer, self.rows[part], self.out, self.places[part])
-
 
 # --- The cold pool: every full group of every layer, on the drive ---
 
@@ -158,7 +113,11 @@ class ColdStore:
         self._group_bytes = GROUP_TOKENS * shape.row_bytes
         self.others = OtherFiles(shape.layers, self._group_bytes)
         self._placement = self.others.placement
-        self._buffer = aligned_buffer(max(read_buffer_bytes, shape.row_bytes + 2 * PAGE_BYTES))
+        buffer = aligned_buffer(max(read_buffer_bytes, shape.row_bytes + 2 * PAGE_BYTES))
+        # What lands beside its caller has half of it, where that holds a row.
+        half = len(buffer) // 2 // PAGE_BYTES * PAGE_BYTES
+        half = half if half >= shape.row_bytes + 2 * PAGE_BYTES else 0
+        self._ahead_buffer, self._buffer = buffer[:half], buffer[half:]
         self._engine = engine
         # Reads ahead and reads on demand share the buffer, and the drive.
         self.turns = ReadTurns()
@@ -366,6 +325,32 @@ class ColdStore:
                 cost = self._read_now(piece)
             yield len(piece.rows), cost
 
+    def lander(self) -> RowLander | None:
+        """Return a thread that lands rows beside its caller, to be closed before this; or None."""
+        return lander_of(self._engine)
+
+    def ahead(self, lander: RowLander, wanted: WantedRows) -> LandingAhead | None:
+        """Return rows that a thread is to land, which nobody has begun; `landed_ahead` follows.
+
+        None where `read_rows_ahead` is to read them: some of them are not on the drive yet, or lie
+        in files of others, or the buffer is too small for two.
+        """
+        layer, groups = wanted.layer, wanted.groups
+        writing = [one.groups for one in self._pending[layer] if not one.written.done()]
+        if self._failure is not None or any(np.isin(groups, one).any() for one in writing):
+            return None
+        part, *others = self._placement.parts(layer, groups)
+        if others or part.file != OWN_FILE or not len(self._ahead_buffer):
+            return None
+        return lander.ahead(self._files[layer], self._file_rows(wanted, part, self._ahead_buffer))
+
+    def landed_ahead(self, wanted: WantedRows, ahead: LandingAhead) -> ReadCost:
+        """Return what it took, once rows that `ahead` returned are there; raises as `read_rows`."""
+        landed = ahead.result()
+        self._tell(wanted.layer, landed.cost, *ahead.times)
+        wrong = len(wanted.rows) if landed.wrong is None else landed.wrong
+        return self._counted(wanted, landed.cost, wrong)
+
     def groups_in_order(self, layer: int, groups: list[int]) -> Iterator[memoryview]:
         """Yield the bytes of whole groups, one behind the other, in pieces valid until the next.
 
@@ -446,6 +431,10 @@ class ColdStore:
                 if part.chosen is not None:
                     at = int(np.flatnonzero(part.chosen)[at])
                 wrong = min(wrong, at)
+        return self._counted(wanted, cost, wrong)
+
+    def _counted(self, wanted: WantedRows, cost: ReadCost, wrong: int) -> ReadCost:
+        """Count rows that came, or raise where one of them is not what was written."""
         if wrong < len(wanted.rows):
             raise self._changed(wanted.layer, int(wanted.rows[wrong]))
         self._counters.cold_useful_bytes += len(wanted.rows) * self._row_bytes
@@ -455,28 +444,32 @@ class ColdStore:
 
     def _land(self, wanted: WantedRows, part: PlacedGroups) -> Landed:
         """Bring rows of one file."""
-        layer = wanted.layer
-        sums = None if self._sums is None else self._sums.expected(layer, 0)
-        file, started = self._file(layer, part.file), time.perf_counter_ns()
-        landed = self._engine.land(
-            file,
-            FileRows(
-                wanted.rows,
-                wanted.out,
-                wanted.places,
-                self._buffer,
-                sums,
-                wanted.coming,
-                part.starts,
-                self.pages.seals(layer) if part.file == OWN_FILE else self.others.seals(part.file),
-                file.read_unit,
-            ),
+        file, started = self._file(wanted.layer, part.file), time.perf_counter_ns()
+        landed = self._engine.land(file, self._file_rows(wanted, part, self._buffer))
+        self._tell(wanted.layer, landed.cost, started, time.perf_counter_ns())
+        return landed
+
+    def _file_rows(
+        self, wanted: WantedRows, part: PlacedGroups, buffer: NDArray[np.uint8]
+    ) -> FileRows:
+        """Return rows of one file, and what they go through."""
+        layer, is_own = wanted.layer, part.file == OWN_FILE
+        return FileRows(
+            wanted.rows,
+            wanted.out,
+            wanted.places,
+            buffer,
+            None if self._sums is None else self._sums.expected(layer, 0),
+            wanted.coming,
+            part.starts,
+            self.pages.seals(layer) if is_own else self.others.seals(part.file),
+            self._file(layer, part.file).read_unit,
         )
-        cost, stop = landed.cost, time.perf_counter_ns()
+
+    def _tell(self, layer: int, cost: ReadCost, started: int, stop: int) -> None:
         self._recorder.note(
             Lane.READS, "rows", started, stop, layer=layer, reads=cost.reads, bytes=cost.byte_count
         )
-        return landed
 
     def _changed(self, layer: int, row: int) -> HillInferError:
         """Return the error that says that a row is not as it was written."""

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.kv.cold_store import ColdStore, WantedRows
+from hillinfer.drive.landing import WantedRows
+from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import LayerStepLog, PoolKeeper
 from hillinfer.kv.prefetch_buffer import LandedRows, PrefetchBuffer, RowBuffers

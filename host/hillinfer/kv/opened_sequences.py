@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.files import aligned_buffer
+from hillinfer.drive.landing import WantedRows
 from hillinfer.drive.regions import OWN_FILE, GroupTable
 from hillinfer.drive.shared_files import OpenFiles, RowBase, ShadowBase
 from hillinfer.errors import BudgetError
 from hillinfer.extents.recording import ShadowSlot, StoredShadow
 from hillinfer.extents.shared_chunks import SharedChunks
-from hillinfer.kv.cold_store import ColdStore, WantedRows
+from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import PoolKeeper
 from hillinfer.kv.rows import RowKeeper

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
@@ -17,123 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.files import aligned_buffer
-from hillinfer.kv.cold_store import ColdStore, WantedRows
+from hillinfer.drive.landing import LandingArea, WantedRows
+from hillinfer.drive.read_engines import LandingAhead
+from hillinfer.kv.cold_store import ColdStore
 from hillinfer.trace.recorder import ReadCost
-
-
-class BlockState(Enum):
-    """Where a block is in its life: free, filling, ready, in use, and free again."""
-
-    FREE = "free"
-    FILLING = "filling"
-    READY = "ready"
-    IN_USE = "in use"
-
-
-_BEFORE = {
-    BlockState.FILLING: BlockState.FREE,
-    BlockState.READY: BlockState.FILLING,
-    BlockState.IN_USE: BlockState.READY,
-}
-
-
-class LandingArea:
-    """Blocks of rows, each handed from the thread that reads to the one that attends.
-
-    Any thread may call; a step of a block's life that does not follow from the one before is
-    refused, because two users would then see each other's rows.
-
-    Parameters
-    ----------
-    blocks
-        How many.
-    block_rows, row_bytes
-        Size of each.
-
-    Attributes
-    ----------
-    blocks, block_rows
-        As given.
-    rows
-        uint8 of shape (blocks · block_rows, row_bytes): all blocks, one behind the other.
-    """
-
-    def __init__(self, blocks: int, block_rows: int, row_bytes: int) -> None:
-        self.blocks = blocks
-        self.block_rows = block_rows
-        size = blocks * block_rows * row_bytes
-        self.rows: NDArray[np.uint8] = aligned_buffer(size)[:size].reshape(-1, row_bytes)
-        self._states = [BlockState.FREE] * blocks
-        self._changed = threading.Condition()
-
-    def take(self, rows: int) -> list[int]:
-        """Return blocks to fill for so many rows: fewer where not enough are free."""
-        wanted = -(-rows // self.block_rows)
-        with self._changed:
-            free = [i for i, state in enumerate(self._states) if state is BlockState.FREE]
-            taken = free[:wanted]
-            for block in taken:
-                self._states[block] = BlockState.FILLING
-        return taken
-
-    def wait_for_room(self, stop: Callable[[], bool]) -> None:
-        """Wait until a block is free or `stop` returns True, which is asked after every `wake`."""
-        with self._changed:
-            self._changed.wait_for(lambda: stop() or BlockState.FREE in self._states)
-
-    def wake(self) -> None:
-        """Let those who wait for room look again."""
-        with self._changed:
-            self._changed.notify_all()
-
-    def places(self, blocks: list[int], rows: int) -> NDArray[np.int64]:
-        """Return where so many rows go in `rows`, int64, the blocks filled in the given order."""
-        inside = np.arange(self.block_rows)
-        every = (np.asarray(blocks, np.int64)[:, None] * self.block_rows + inside).reshape(-1)
-        return every[:rows]
-
-    def ready(self, block: int) -> None:
-        """Note that a block is filled."""
-        self._advance(block, BlockState.READY)
-
-    def use(self, block: int) -> None:
-        """Note that attention or promotion begins to look at a block."""
-        self._advance(block, BlockState.IN_USE)
-
-    def give(self, block: int) -> None:
-        """Free a block, in use or not.
-
-        Raises
-        ------
-        RuntimeError
-            Where it is free, or still being filled.
-        """
-        with self._changed:
-            if self._states[block] in (BlockState.FREE, BlockState.FILLING):
-                raise RuntimeError(f"block {block} is {self._states[block].value}: not to be freed")
-            self._states[block] = BlockState.FREE
-            self._changed.notify_all()
-
-    def abandon(self, block: int) -> None:
-        """Free a block whose filling failed; RuntimeError where it was not being filled."""
-        with self._changed:
-            if self._states[block] is not BlockState.FILLING:
-                raise RuntimeError(f"block {block} is {self._states[block].value}: not filling")
-            self._states[block] = BlockState.FREE
-            self._changed.notify_all()
-
-    def states(self) -> list[BlockState]:
-        """Return every block's state."""
-        with self._changed:
-            return list(self._states)
-
-    def _advance(self, block: int, state: BlockState) -> None:
-        with self._changed:
-            if self._states[block] is not _BEFORE[state]:
-                raise RuntimeError(
-                    f"block {block} is {self._states[block].value}: it cannot become {state.value}"
-                )
-            self._states[block] = state
 
 
 class LandedRows:
@@ -155,14 +41,28 @@ class LandedRows:
         Of the rows, int64, ascending: a part of the selection.
     places
         Where each of them lies, int64: rows of the landing area.
+    ahead
+        How they come where the library's own thread lands them all; then they are there once `end`
+        was called.
     """
 
     def __init__(self, reading: Future[ReadCost]) -> None:
         self.reading = reading
+        self.ahead: _Landing | None = None
         self.blocks: list[int] = []
         self.is_wanted = False
         self.positions: NDArray[np.int64] = np.zeros(0, np.int64)
         self.places: NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def end(self) -> None:
+        """Wait for rows that the library's thread lands; harmless for others, and done twice."""
+        if self.ahead is not None:
+            self.ahead.end(self)
+
+    def fault(self) -> BaseException | None:
+        """Return what went wrong, once they are there; None where nothing did."""
+        self.end()
+        return self.reading.exception()
 
     def add(
         self, blocks: list[int], positions: NDArray[np.int64], places: NDArray[np.int64]
@@ -194,6 +94,46 @@ class LandedRows:
         return self.places[np.searchsorted(self.positions, positions)]
 
 
+class _Landing:
+    """A set of rows that the library's thread lands: nobody of Python's is told when they come.
+
+    Parameters
+    ----------
+    store, area
+        Where they are read, and where they go.
+    wanted, landing
+        Which they are, and the errand.
+    """
+
+    def __init__(
+        self, store: ColdStore, area: LandingArea, wanted: WantedRows, landing: LandingAhead
+    ) -> None:
+        self._store = store
+        self._area = area
+        self._wanted = wanted
+        self._landing = landing
+        self._ending = threading.Lock()
+
+    def begin(self) -> None:
+        """Begin to read them."""
+        self._landing.begin()
+
+    def end(self, landed: LandedRows) -> None:
+        """Wait for them, and tell `reading` what came of it; harmless when done twice."""
+        with self._ending:
+            if landed.reading.done():
+                return
+            # An interrupt in between leaves all of it to the next who asks.
+            try:
+                cost = self._store.landed_ahead(self._wanted, self._landing)
+            except Exception as error:
+                self._area.drop(landed.blocks)
+                landed.reading.set_exception(error)
+            else:
+                self._area.fill(landed.blocks)
+                landed.reading.set_result(cost)
+
+
 @dataclass
 class _Waiting:
     """A set of rows to be read ahead: what is left of it, and what it took so far."""
@@ -217,8 +157,10 @@ class _Part(NamedTuple):
 class PrefetchBuffer:
     """Rows read ahead, from the first read to the last look at them.
 
-    A block of the landing area is freed when nobody looks at it any more. Sets of one layer that
-    stand in line, as those of caches that take a step together, are read as one.
+    A block of the landing area is freed when nobody looks at it any more. A thread of the library's
+    lands a set that has room at once and lies in the store's own files. All others are read by a
+    thread of Python's: sets of one layer that stand in line, as those of caches that take a step
+    together, are read as one.
 
     Parameters
     ----------
@@ -245,6 +187,9 @@ class PrefetchBuffer:
         # What the thread that reads has not looked at.
         self._line: deque[_Waiting] = deque()
         self._beginning = threading.Lock()
+        # None where somebody looks at each read, or nothing is read ahead.
+        self._lander = store.lander() if landing.blocks else None
+        self._gathers = False
 
     @property
     def rows(self) -> NDArray[np.uint8]:
@@ -272,7 +217,10 @@ class PrefetchBuffer:
         landed = LandedRows(Future())
         # Noted first: an interrupt must not leave a reading that nobody knows of.
         with self._beginning:
+            is_next = self._is_idle()
             self._unclaimed.append(landed)
+            if is_next and self._lands_at_once(landed, layer, positions, rows):
+                return landed
             self._line.append(_Waiting(landed, layer, positions, rows, ReadCost()))
             try:
                 self._reading.submit(self._land_next)
@@ -288,9 +236,11 @@ class PrefetchBuffer:
         """Call what begins to read for several; what they want of a layer is one batch."""
         gate = threading.Event()
         try:
+            self._gathers = True
             self._reading.submit(gate.wait)
             begin()
         finally:
+            self._gathers = False
             gate.set()
 
     def want(self, landed: LandedRows | None) -> None:
@@ -321,6 +271,7 @@ class PrefetchBuffer:
         """
         if landed is None:
             return ReadCost()
+        landed.end()
         try:
             cost = landed.reading.result()
         except BaseException:
@@ -339,6 +290,7 @@ class PrefetchBuffer:
         if landed is None:
             return
         # Blocks that something went wrong with are free already.
+        landed.end()
         wait([landed.reading])
         if promoting is None:
             self._give(landed)
@@ -351,7 +303,9 @@ class PrefetchBuffer:
         while self._unclaimed:
             landed = self._unclaimed[-1]
             # Its turn may never come: an interrupt may have come before it stood in line.
-            if not landed.reading.cancel():
+            if landed.reading.cancel():
+                self.landing.drop(landed.blocks)
+            else:
                 self.want(landed)
                 # An interrupt may have come between a note that it is wanted and the call.
                 self.landing.wake()
@@ -363,6 +317,36 @@ class PrefetchBuffer:
         self._is_closed = True
         self.landing.wake()
         self._reading.shutdown()
+        if self._lander is not None:
+            self._lander.close()
+
+    def _is_idle(self) -> bool:
+        """Whether nothing stands in line that would be read before what begins now."""
+        ended = (one.ahead is not None or one.reading.done() for one in self._unclaimed)
+        return self._lander is not None and not self._gathers and all(ended)
+
+    def _lands_at_once(
+        self,
+        landed: LandedRows,
+        layer: int,
+        positions: NDArray[np.int64],
+        rows: NDArray[np.int64],
+    ) -> bool:
+        """Let the library's thread land all of a set; False where it cannot."""
+        assert self._lander is not None
+        if not self.landing.take_all(len(rows), landed.blocks):
+            return False
+        landed.positions, landed.places = positions, self.landing.places(landed.blocks, len(rows))
+        wanted = WantedRows(layer, rows, self.landing.rows, landed.places)
+        ahead = self._store.ahead(self._lander, wanted)
+        if ahead is None:
+            self.landing.drop(landed.blocks)
+            landed.positions, landed.places = positions[:0], landed.places[:0]
+            return False
+        landed.reading.set_running_or_notify_cancel()
+        landed.ahead = _Landing(self._store, self.landing, wanted, ahead)
+        landed.ahead.begin()
+        return True
 
     def _land_next(self) -> None:
         """Read what stands first in line, and of the same layer what stands behind it."""

@@ -15,8 +15,9 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.checksums import RowSums
 from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.files import aligned_buffer
+from hillinfer.drive.landing import WantedRows
 from hillinfer.errors import ColdPoolError
-from hillinfer.kv.cold_store import ColdStore, WantedRows
+from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.hot_pool import HotPool
 from hillinfer.kv.pool_policies import PoolPolicy
 from hillinfer.kv.sequence import Sequence

@@ -11,8 +11,9 @@ from waiting import until
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.files import aligned_buffer
+from hillinfer.drive.landing import WantedRows
 from hillinfer.drive.read_turns import Apart, Beside, IOClass, Patience, ReadTurns
-from hillinfer.kv.cold_store import ColdStore, WantedRows
+from hillinfer.kv.cold_store import ColdStore
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.statistics import Counters
 

@@ -13,10 +13,10 @@ from placement_matrix import Budget
 from slow_promotions import slow_promotions
 from waiting import until
 
+from hillinfer.drive.landing import BlockState
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import CacheUseError, ColdPoolError
 from hillinfer.kv import prefetch_buffer
-from hillinfer.kv.prefetch_buffer import BlockState
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.scoring.scorer import ImportanceEvaluation
 from hillinfer.settings import Settings

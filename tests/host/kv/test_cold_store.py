@@ -15,9 +15,10 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.checksums import RowSums, sums_of
 from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.files import ColdFile, IOMode, aligned_buffer, probe_io_mode
+from hillinfer.drive.landing import WantedRows
 from hillinfer.drive.shared_files import RowBase
 from hillinfer.errors import ColdPoolError
-from hillinfer.kv.cold_store import ColdStore, WantedRows
+from hillinfer.kv.cold_store import ColdStore
 from hillinfer.memory_budget import Accountant
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.settings import IOChoice

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from hillinfer.kv.prefetch_buffer import BlockState, LandingArea
+from hillinfer.drive.landing import BlockState, LandingArea
 
 ROW_BYTES = 64
 # Which calls each state allows, and what a block is afterwards.

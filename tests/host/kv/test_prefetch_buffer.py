@@ -13,9 +13,10 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.checksums import RowSums
 from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.files import aligned_buffer
+from hillinfer.drive.landing import BlockState, LandingArea
 from hillinfer.errors import ColdPoolError
 from hillinfer.kv.cold_store import ColdStore
-from hillinfer.kv.prefetch_buffer import BlockState, LandingArea, PrefetchBuffer
+from hillinfer.kv.prefetch_buffer import PrefetchBuffer
 from hillinfer.memory_budget import Accountant
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.settings import IOChoice

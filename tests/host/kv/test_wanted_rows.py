@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from hillinfer.kv.cold_store import WantedRows
+from hillinfer.drive.landing import WantedRows
 
 OUT = np.zeros((8, 64), np.uint8)
 WANTED = WantedRows(3, np.array([200, 5, 64, 7, 63]), OUT, np.array([4, 0, 7, 2, 1]))

@@ -125,7 +125,8 @@ def test_the_cold_pool_writes_in_slack_and_brings_the_same_rows(cold_dir):
     from hillinfer.drive.calls import DriveCalls
     from hillinfer.drive.engine_table import open_engine
     from hillinfer.drive.files import aligned_buffer
-    from hillinfer.kv.cold_store import ColdStore, WantedRows
+    from hillinfer.drive.landing import WantedRows
+    from hillinfer.kv.cold_store import ColdStore
     from hillinfer.model_shape import ModelShape, StoredType
     from hillinfer.settings import IOChoice
     from hillinfer.statistics import Counters
