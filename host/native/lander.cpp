@@ -54,33 +54,48 @@ void Lander::add(LandingErrand* errand, std::deque<LandingErrand*>& line) {
         const std::lock_guard<std::mutex> lock(mutex_);
         line.push_back(errand);
         errand->is_done = 0;
-        is_hurried_ = !first_.empty();
+        look();
+    }
+    begun_.notify_one();
+}
+
+void Lander::hold(bool held) {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        held_ = held;
+        look();
     }
     begun_.notify_one();
 }
 
 void Lander::wait(const LandingErrand* errand) {
     std::unique_lock<std::mutex> lock(mutex_);
+    ++waiting_;
+    look();
+    begun_.notify_one();
     done_.wait(lock, [&] { return errand->is_done != 0; });
+    --waiting_;
+    look();
 }
 
 void Lander::run() {
     // Of this thread: nobody else may hand reads over to it.
     std::unique_ptr<Ring> ring;
-    if (depth_) {
+    // A shallower one where the system gives none so deep.
+    for (uint32_t depth = depth_; depth && !ring; depth /= 4) {
         int error = 0;
-        ring.reset(Ring::open(depth_, &error));
+        ring.reset(Ring::open(depth, &error));
     }
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
-        begun_.wait(lock, [&] { return !first_.empty() || !line_.empty() || ended_; });
+        begun_.wait(lock, [&] { return !first_.empty() || (!line_.empty() && !is_held()) || ended_; });
         std::deque<LandingErrand*>& line = first_.empty() ? line_ : first_;
         if (line.empty()) {
             return;
         }
         LandingErrand& next = *line.front();
         line.pop_front();
-        is_hurried_ = !first_.empty();
+        look();
         const std::atomic<bool>* const gives_way = &line == &line_ ? &is_hurried_ : nullptr;
         lock.unlock();
         ReadWay way = next.way;
@@ -121,6 +136,13 @@ HILLINFER_API int32_t hillinfer_lander_begin(void* lander, LandingErrand* errand
 HILLINFER_API int32_t hillinfer_lander_begin_first(void* lander, LandingErrand* errand) {
     Lander* const own = static_cast<Lander*>(lander);
     return own->is_elsewhere() ? kFailed : guarded([&] { own->begin_first(errand); });
+}
+
+HILLINFER_API void hillinfer_lander_hold(void* lander, int32_t held) {
+    Lander* const own = static_cast<Lander*>(lander);
+    if (!own->is_elsewhere()) {
+        own->hold(held);
+    }
 }
 
 HILLINFER_API void hillinfer_lander_wait(void* lander, const LandingErrand* errand) {

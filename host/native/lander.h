@@ -47,6 +47,10 @@ public:
     // Returns once an errand is done, or has not begun.
     void wait(const LandingErrand* errand);
 
+    // Lets those that nobody waits for stand still, between two batches too, until it is told to go on or
+    // somebody waits.
+    void hold(bool held);
+
     // Whether this process is a forked child, which has none of its parent's threads: nothing here may
     // be called then, not even the destructor.
     bool is_elsewhere() const;
@@ -54,11 +58,15 @@ public:
 private:
     void run();
     void add(LandingErrand* errand, std::deque<LandingErrand*>& line);
+    bool is_held() const { return held_ && !waiting_; }
+    void look() { is_hurried_ = !first_.empty() || is_held(); }
 
     std::mutex mutex_;
     std::condition_variable begun_, done_;
     std::deque<LandingErrand*> line_, first_;
-    // What a landing looks at between its batches: that of `first_` being empty, without the mutex.
+    bool held_ = false;
+    int waiting_ = 0;
+    // What a landing looks at between its batches, without the mutex: whether it is to give way.
     std::atomic<bool> is_hurried_{false};
     bool ended_ = false;
     const uint32_t depth_;

@@ -154,6 +154,13 @@ bool is_sealed_there(const Landing& landing, int64_t row) {
     return seal.key && offset >= 0 && offset + landing.row_bytes <= seal.count * kSealedPageBytes;
 }
 
+// Of a batch of rows that go to their places, where it is to give way behind it: ten milliseconds of a
+// slow drive, and hundreds of reads in flight.
+int64_t giving_way_rows(const Landing& landing) {
+    constexpr int64_t kBytes = 4 << 20;
+    return std::max<int64_t>(1, kBytes / landing.row_bytes);
+}
+
 bool is_placed(const Landing& landing) {
     if (landing.unit_bytes < 1) {
         return false;
@@ -203,7 +210,9 @@ Outcome land(const ReadWay& way, Landing& landing, const std::atomic<bool>* give
             next = plan_batch(sorted, landing.landed, landing.row_bytes, unit_of(landing),
                               landing.buffer, landing.buffer_bytes, plan);
         } else {
-            plan_in_place(sorted, landing.places, landing.row_bytes, landing.out, plan);
+            next = gives_way ? std::min(next, landing.landed + giving_way_rows(landing)) : next;
+            plan_in_place(sorted, landing.landed, next, landing.places, landing.row_bytes, landing.out,
+                          plan);
         }
         Batch batch(landing, sorted, plan, attending ? &*attending : nullptr);
         if (landing.is_read) {

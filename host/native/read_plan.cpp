@@ -65,12 +65,12 @@ int64_t plan_batch(const std::vector<WantedRow>& sorted, int64_t first, int64_t 
     return next;
 }
 
-void plan_in_place(const std::vector<WantedRow>& sorted, const int64_t* places, int64_t row_bytes,
-                   uint8_t* out, ReadPlan& plan) {
+void plan_in_place(const std::vector<WantedRow>& sorted, int64_t first, int64_t stop,
+                   const int64_t* places, int64_t row_bytes, uint8_t* out, ReadPlan& plan) {
     plan.runs.clear();
-    for (int64_t next = 0; next < int64_t(sorted.size()); ++next) {
+    for (int64_t next = first; next < stop; ++next) {
         const int64_t place = places[sorted[next].index];
-        const bool is_new = next == 0 || sorted[next].offset != sorted[next - 1].offset + row_bytes ||
+        const bool is_new = next == first || sorted[next].offset != sorted[next - 1].offset + row_bytes ||
                             place != places[sorted[next - 1].index] + 1;
         if (is_new) {
             plan.runs.push_back({next, next, sorted[next].offset, 0,

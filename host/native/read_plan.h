@@ -48,7 +48,7 @@ int64_t plan_batch(const std::vector<WantedRow>& sorted, int64_t first, int64_t 
 
 // Plans reads of all rows, of whole pages each, to their places; neighbours in file and memory are
 // read together.
-void plan_in_place(const std::vector<WantedRow>& sorted, const int64_t* places, int64_t row_bytes,
+void plan_in_place(const std::vector<WantedRow>& sorted, int64_t first, int64_t stop, const int64_t* places, int64_t row_bytes,
                    uint8_t* out, ReadPlan& plan);
 
 }  // namespace hillinfer

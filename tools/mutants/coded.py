@@ -293,7 +293,7 @@ CODED: tuple[Mutant, ...] = (
         "codes-land-in-buffers-that-are-being-replaced",
         "While buffers grow, codes of more tokens than the old ones hold are read to them.",
         _FILE,
-        "self._tokens, self._free = 0, []",
+        "self._tokens, self._free, self._landing = 0, [], self._landing[:0].copy()",
         "self._tokens = tokens",
         (_FILE_TESTS,),
     ),

@@ -77,11 +77,56 @@ NATIVE: tuple[Mutant, ...] = (
         Built.NATIVE,
     ),
     Mutant(
+        "bfloat16-sums-cut-off",
+        "Sums of bfloat16 rows lose their lower bits where they were to be rounded.",
+        "host/native/halves.h",
+        "return uint16_t((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);",
+        "return uint16_t(bits >> 16);",
+        (f"{_TESTS}/projections/test_few_rows.py::test_sums_of_rounded_numbers_are_rounded_once",),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "reads-ahead-that-nobody-holds",
+        "Reads ahead without turns go on while attention waits for other rows.",
+        "host/native/lander.cpp",
+        "        held_ = held;\n",
+        "",
+        (
+            f"{_TESTS}/drive/test_row_lander.py::"
+            "test_what_is_held_stands_still_until_somebody_waits",
+        ),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "codes-waited-for-stand-in-line",
+        "Codes that a layer waits for come behind those of the next one.",
+        "host/native/lander.cpp",
+        "void Lander::begin_first(LandingErrand* errand) { add(errand, first_); }",
+        "void Lander::begin_first(LandingErrand* errand) { add(errand, line_); }",
+        (
+            f"{_TESTS}/drive/test_row_lander.py::"
+            "test_rows_that_are_waited_for_come_before_those_under_way",
+        ),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "a-landing-that-gave-way-is-done",
+        "A landing that gave way to another is told to be there.",
+        "host/native/lander.cpp",
+        "            line_.push_front(&next);\n            continue;\n",
+        "",
+        (
+            f"{_TESTS}/drive/test_row_lander.py::"
+            "test_rows_that_are_waited_for_come_before_those_under_way",
+        ),
+        Built.NATIVE,
+    ),
+    Mutant(
         "few-rows-of-the-first-eight",
         "Rows behind the eighth get what the first ones have.",
         "host/native/few_rows_kernels.h",
-        "given.rows + row * given.row_stride;",
-        "given.rows;",
+        "static_cast<const Number*>(given.rows) + row * given.row_stride;",
+        "static_cast<const Number*>(given.rows);",
         (f"{_TESTS}/projections/test_few_rows.py::test_outputs_are_those_of_the_product",),
         Built.NATIVE,
     ),

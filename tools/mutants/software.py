@@ -227,6 +227,28 @@ _CAUGHT = (
         (f"{_TESTS}/kv/test_pool_policies.py::test_a_tally_saturates",),
     ),
     Mutant(
+        "rows-landed-by-a-thread-of-pythons-alone",
+        "Rows read ahead wait for Python's lock, though nobody looks at their reads.",
+        "host/hillinfer/kv/prefetch_buffer.py",
+        "            if is_next and self._lands_at_once(",
+        "            if is_next < 0 and self._lands_at_once(",
+        (
+            f"{_TESTS}/kv/test_prefetch_buffer.py::"
+            "test_the_librarys_thread_brings_what_pythons_does",
+        ),
+    ),
+    Mutant(
+        "rows-land-while-they-are-written",
+        "Rows that are not on the drive yet are landed by the library's thread.",
+        "host/hillinfer/kv/cold_store.py",
+        "any(np.isin(groups, one).any() for one in writing)",
+        "False",
+        (
+            f"{_TESTS}/kv/test_prefetch_buffer.py::"
+            "test_rows_that_the_library_cannot_reach_are_read_by_python",
+        ),
+    ),
+    Mutant(
         "errors-told-to-all-that-land-together",
         "What went wrong with the rows of one set read ahead is told of those beside it.",
         "host/hillinfer/kv/prefetch_buffer.py",

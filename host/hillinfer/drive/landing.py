@@ -264,8 +264,9 @@ _BEFORE = {
 class LandingArea:
     """Blocks of rows, each handed from the thread that reads to the one that attends.
 
-    Any thread may call; a step of a block's life that does not follow from the one before is
-    refused, because two users would then see each other's rows.
+    Any thread may call; a step of a single block's life that does not follow from the one before is
+    refused, because two users would then see each other's rows. Blocks of a whole set go through
+    it together (`take_all`), with steps that may be done twice.
 
     Parameters
     ----------
@@ -332,8 +333,8 @@ class LandingArea:
         """Note that a block is filled."""
         self._advance(block, BlockState.READY)
 
-    def fill(self, blocks: list[int]) -> None:
-        """Note that all of some blocks are filled; harmless when done twice."""
+    def all_ready(self, blocks: list[int]) -> None:
+        """Note that blocks of `take_all` are filled; harmless when done twice."""
         with self._changed:
             for block in blocks:
                 if self._states[block] is BlockState.FILLING:
@@ -365,8 +366,11 @@ class LandingArea:
             self._states[block] = BlockState.FREE
             self._changed.notify_all()
 
-    def drop(self, blocks: list[int]) -> None:
-        """Free blocks that nobody reads to and nobody looks at, and empty the list."""
+    def free_all(self, blocks: list[int]) -> None:
+        """Free blocks of `take_all`, whatever they are, and empty the list.
+
+        Nobody reads to them or looks at them any more.
+        """
         with self._changed:
             while blocks:
                 self._states[blocks.pop()] = BlockState.FREE

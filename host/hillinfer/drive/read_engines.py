@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.calls import DriveCalls, Reads
-from hillinfer.drive.files import ColdFile, aligned_buffer
-from hillinfer.drive.landing import FileRows, Landed, LandingTable
+from hillinfer.drive.files import PAGE_BYTES, ColdFile, aligned_buffer
+from hillinfer.drive.landing import MAX_READ_BYTES, FileRows, Landed, LandingTable
 from hillinfer.drive.shared_files import ReadFile
 from hillinfer.errors import ColdPoolError
 from hillinfer.native.library import native_library
@@ -275,7 +275,9 @@ class LandingAhead:
         table = self._landing.table
         if table.landed < table.count:
             # What came of the last reads is gone: the thread uses their buffer again.
-            buffer = aligned_buffer(len(self._wanted.buffer))
+            # A small one: nobody counts it.
+            size = max(self._wanted.row_bytes, MAX_READ_BYTES) + 2 * PAGE_BYTES
+            buffer = aligned_buffer(min(len(self._wanted.buffer), size))
             return self._engine.land(self._file, replace(self._wanted, buffer=buffer))
         return self._landing.landed
 
@@ -306,6 +308,18 @@ class RowLander:
         close = library.closing("hillinfer_lander_close")
         # Ends what was begun, whose memory stays until then; does nothing the second time.
         self.close = weakref.finalize(self, _end, close, self._thread, self._begun)
+
+    def hold(self) -> None:
+        """Let those that nobody waits for stand still, until `go_on` or until somebody waits."""
+        self._tell_held(1)
+
+    def go_on(self) -> None:
+        """Take a `hold` back."""
+        self._tell_held(0)
+
+    def _tell_held(self, held: int) -> None:
+        if self.close.alive:
+            native_library().functions.hillinfer_lander_hold(self._thread, held)
 
     def ahead(self, file: ColdFile, wanted: FileRows) -> LandingAhead:
         """Return rows of a file that are to land, and that nobody has begun."""

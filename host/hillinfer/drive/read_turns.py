@@ -90,6 +90,18 @@ class Beside:
         return alike < (1 if own.is_write else self._reads)
 
 
+class Ahead(Protocol):
+    """Reads ahead without turns: it gives way to those that somebody waits for all the same."""
+
+    def hold(self) -> None:
+        """Stand still, behind what is under way, until told to go on or somebody waits for it."""
+        ...
+
+    def go_on(self) -> None:
+        """Go on reading."""
+        ...
+
+
 class Window(Protocol):
     """Says whether a write that nobody waits for ends before reads are wanted again."""
 
@@ -196,6 +208,8 @@ class ReadTurns:
         When writes that nobody waits for may begin; anybody may replace it.
     mixing
         As given; anybody may replace it, as by what was measured of the drive.
+    beside
+        Who reads ahead without turns. Writes do not see these reads.
     """
 
     def __init__(
@@ -208,6 +222,7 @@ class ReadTurns:
         self._changed = threading.Condition() if changed is None else changed
         self.mixing: Mixing = mixing or Apart()
         self.window: Window = AlwaysOpen()
+        self.beside: list[Ahead] = []
         self._patience = patience or Patience()
         self._clock = clock
         self._turns: list[_Turn] = []
@@ -223,9 +238,11 @@ class ReadTurns:
         try:
             with self._changed:
                 self._demands.append(mark)
+            self._hold_others()
         except BaseException:
             if mark in self._demands:
                 self._demands.remove(mark)
+            self._hold_others()
             self.wake()
             raise
 
@@ -234,6 +251,7 @@ class ReadTurns:
         with self._changed:
             self._demands.pop()
             self._changed.notify_all()
+        self._hold_others()
 
     def on_demand(self, read: Callable[[], _Result]) -> _Result:
         """Wait for the end of the turn under way, at most, and read in the next one."""
@@ -325,6 +343,14 @@ class ReadTurns:
             self._changed.notify_all()
 
     # --- inside ----------------------------------------------------------------------------
+
+    def _hold_others(self) -> None:
+        """Hold those who read ahead without turns while somebody demands; else let them go on."""
+        for one in self.beside:
+            if self._demands:
+                one.hold()
+            else:
+                one.go_on()
 
     def _turn(self, kind: IOClass, deadline: float = math.inf, byte_count: int = 0) -> _Turn:
         return _Turn(kind, deadline, byte_count, next(self._numbers), self._clock())

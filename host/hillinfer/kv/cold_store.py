@@ -327,7 +327,10 @@ class ColdStore:
 
     def lander(self) -> RowLander | None:
         """Return a thread that lands rows beside its caller, to be closed before this; or None."""
-        return lander_of(self._engine)
+        lander = lander_of(self._engine)
+        if lander is not None:
+            self.turns.beside.append(lander)
+        return lander
 
     def ahead(self, lander: RowLander, wanted: WantedRows) -> LandingAhead | None:
         """Return rows that a thread is to land, which nobody has begun; `landed_ahead` follows.

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gets rows by position, wherever they lie: the one way from a selection to its bytes.
 
-Every set of rows has one life. It is *located*: each row has an address in the open group or in a
-hot pool's slots, or is cold. Cold rows that were read ahead have *landed* in the prefetch buffer
-and get their addresses there. The rest is *planned* as runs of consecutive positions, each *read*
-on demand while the caller looks at the run before. Rows of a run that were cold are *promoted* from
-where they landed, and their memory is *released* after that.
+Every set of rows has one life. It is *located*: each row has an address in the open group or a hot
+pool, or is cold. Cold rows that were read ahead have *landed* in the prefetch buffer. The rest is
+*planned* as runs of consecutive positions, each *read* on demand while the caller looks at the run
+before. Cold rows are *promoted* from where they landed, and their memory is *released* after that.
 """
 
 from __future__ import annotations

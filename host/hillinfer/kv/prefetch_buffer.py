@@ -48,7 +48,7 @@ class LandedRows:
 
     def __init__(self, reading: Future[ReadCost]) -> None:
         self.reading = reading
-        self.ahead: _Landing | None = None
+        self.ahead: _NativeSet | None = None
         self.blocks: list[int] = []
         self.is_wanted = False
         self.positions: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -94,22 +94,19 @@ class LandedRows:
         return self.places[np.searchsorted(self.positions, positions)]
 
 
-class _Landing:
+class _NativeSet:
     """A set of rows that the library's thread lands: nobody of Python's is told when they come.
 
     Parameters
     ----------
-    store, area
-        Where they are read, and where they go.
+    store
+        Where they are read.
     wanted, landing
         Which they are, and the errand.
     """
 
-    def __init__(
-        self, store: ColdStore, area: LandingArea, wanted: WantedRows, landing: LandingAhead
-    ) -> None:
+    def __init__(self, store: ColdStore, wanted: WantedRows, landing: LandingAhead) -> None:
         self._store = store
-        self._area = area
         self._wanted = wanted
         self._landing = landing
         self._ending = threading.Lock()
@@ -123,14 +120,12 @@ class _Landing:
         with self._ending:
             if landed.reading.done():
                 return
-            # An interrupt in between leaves all of it to the next who asks.
+            # An interrupt leaves all of it to the next who asks. Others read to the blocks later.
             try:
                 cost = self._store.landed_ahead(self._wanted, self._landing)
             except Exception as error:
-                self._area.drop(landed.blocks)
                 landed.reading.set_exception(error)
             else:
-                self._area.fill(landed.blocks)
                 landed.reading.set_result(cost)
 
 
@@ -217,7 +212,7 @@ class PrefetchBuffer:
         landed = LandedRows(Future())
         # Noted first: an interrupt must not leave a reading that nobody knows of.
         with self._beginning:
-            is_next = self._is_idle()
+            is_next = self._may_land_at_once()
             self._unclaimed.append(landed)
             if is_next and self._lands_at_once(landed, layer, positions, rows):
                 return landed
@@ -279,6 +274,8 @@ class PrefetchBuffer:
             landed.reading = Future()
             landed.reading.set_result(ReadCost())
             raise
+        if landed.ahead is not None:
+            self.landing.all_ready(landed.blocks)
         for block in landed.blocks:
             self.landing.use(block)
         return cost
@@ -303,8 +300,8 @@ class PrefetchBuffer:
         while self._unclaimed:
             landed = self._unclaimed[-1]
             # Its turn may never come: an interrupt may have come before it stood in line.
-            if landed.reading.cancel():
-                self.landing.drop(landed.blocks)
+            if landed.ahead is None and landed.reading.cancel():
+                self.landing.free_all(landed.blocks)
             else:
                 self.want(landed)
                 # An interrupt may have come between a note that it is wanted and the call.
@@ -313,17 +310,22 @@ class PrefetchBuffer:
             self._unclaimed.remove(landed)
 
     def close(self) -> None:
-        """Stop the thread that reads; what it has begun ends with what it has read."""
-        self._is_closed = True
-        self.landing.wake()
-        self._reading.shutdown()
-        if self._lander is not None:
-            self._lander.close()
+        """Stop the threads that read; what they have begun ends with what they have read."""
+        # Who begins now has begun before the library's thread ends, or not at all.
+        with self._beginning:
+            self._is_closed = True
+        try:
+            if self._lander is not None:
+                self._lander.close()
+        finally:
+            self.landing.wake()
+            self._reading.shutdown()
 
-    def _is_idle(self) -> bool:
-        """Whether nothing stands in line that would be read before what begins now."""
-        ended = (one.ahead is not None or one.reading.done() for one in self._unclaimed)
-        return self._lander is not None and not self._gathers and all(ended)
+    def _may_land_at_once(self) -> bool:
+        """Whether a thread of the library's reads, and nothing stands in line before that."""
+        if self._lander is None or self._gathers or self._is_closed:
+            return False
+        return all(one.ahead is not None or one.reading.done() for one in self._unclaimed)
 
     def _lands_at_once(
         self,
@@ -340,11 +342,11 @@ class PrefetchBuffer:
         wanted = WantedRows(layer, rows, self.landing.rows, landed.places)
         ahead = self._store.ahead(self._lander, wanted)
         if ahead is None:
-            self.landing.drop(landed.blocks)
+            self.landing.free_all(landed.blocks)
             landed.positions, landed.places = positions[:0], landed.places[:0]
             return False
-        landed.reading.set_running_or_notify_cancel()
-        landed.ahead = _Landing(self._store, self.landing, wanted, ahead)
+        # Noted first, as above: then it is waited for, begun or not.
+        landed.ahead = _NativeSet(self._store, wanted, ahead)
         landed.ahead.begin()
         return True
 
@@ -423,6 +425,8 @@ class PrefetchBuffer:
             one.landed.reading.set_result(one.cost)
 
     def _give(self, landed: LandedRows) -> None:
+        if landed.ahead is not None:
+            self.landing.free_all(landed.blocks)
         # Each once, wherever an interrupt comes.
         while landed.blocks:
             self.landing.give(landed.blocks.pop())

@@ -405,6 +405,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hillinfer_lander_open": (_INT, [ctypes.c_uint32, ctypes.POINTER(_POINTER)]),
     "hillinfer_lander_begin": (_INT, [_POINTER, ctypes.POINTER(LandingErrand)]),
     "hillinfer_lander_begin_first": (_INT, [_POINTER, ctypes.POINTER(LandingErrand)]),
+    "hillinfer_lander_hold": (None, [_POINTER, _INT]),
     "hillinfer_lander_wait": (None, [_POINTER, ctypes.POINTER(LandingErrand)]),
     "hillinfer_lander_close": (None, [_POINTER]),
     "hillinfer_match_sheets": (None, [ctypes.POINTER(SheetMatch)]),

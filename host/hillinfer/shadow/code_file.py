@@ -54,7 +54,7 @@ def buffer_bytes(spec: KernelSpec, tokens: int) -> int:
 
 
 def _landing_bytes(spec: KernelSpec, tokens: int) -> int:
-    """Return what a layer's records go through: all of them in a few batches.
+    """Return what a layer's records go through, where they lie close together in a few batches.
 
     The thread that reads wakes several times for each, and then takes turns with those that
     compute.
@@ -213,7 +213,7 @@ class CodeFile:
         self._accountant.take(Part.STAGING, added)
         self.drop()
         with self._lending:
-            self._tokens, self._free = 0, []
+            self._tokens, self._free, self._landing = 0, [], self._landing[:0].copy()
         larger = [np.zeros((tokens, self._size), np.uint8) for _ in range(2)]
         landing = aligned_buffer(_landing_bytes(spec, tokens))
         with self._lending:
@@ -315,15 +315,18 @@ class CodeFile:
         rows, numbers
             int64, as in `covers`; each row once.
         """
-        return self._chosen(layer, key, rows, numbers, LandingAhead.begin)
+        return self._begin_chosen(layer, key, rows, numbers, LandingAhead.begin)
 
     def begin_first(
         self, layer: int, key: Hashable, rows: NDArray[np.int64], numbers: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Begin as `begin` does, before what is read for other layers: these are waited for."""
-        return self._chosen(layer, key, rows, numbers, LandingAhead.begin_first)
+        """Begin as `begin` does, before what is read for other layers: these are waited for.
 
-    def _chosen(
+        A thread of Python's, where that reads, has one line for all.
+        """
+        return self._begin_chosen(layer, key, rows, numbers, LandingAhead.begin_first)
+
+    def _begin_chosen(
         self,
         layer: int,
         key: Hashable,

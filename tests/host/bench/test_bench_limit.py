@@ -30,13 +30,26 @@ def test_a_step_takes_as_long_as_the_slower_of_drive_and_memory(
 
 def test_each_read_takes_its_time_beside_its_bytes():
     """What scattered rows are limited by: as many bytes in few long reads take less."""
-    rates = replace(RATES, read_seconds=1e-5)
+    rates = replace(RATES, scattered=((4096, 15e-6), (16_384, 26.384e-6)))
+    assert rates.read_seconds == pytest.approx(1e-5)
     scattered, long = (
         Limit.of(Counted(4 * 10**8, 0, 0, 0, drive_reads=4 * reads), 4, 0, rates).drive_ms
         for reads in (25_000, 400)
     )
     assert scattered == pytest.approx(100 + 250)
     assert long == pytest.approx(100 + 4)
+
+
+def test_reads_that_come_at_the_full_rate_take_nothing_beside_their_bytes():
+    """A drive with so many reads a second: what small ones take says nothing of longer ones."""
+    assert replace(RATES, scattered=((4096, 10e-6), (65_536, 65.5e-6))).read_seconds == 0
+    assert replace(RATES, scattered=((4096, 10e-6),)).read_seconds == pytest.approx(5.904e-6)
+    assert RATES.read_seconds == 0
+
+
+def test_a_step_that_reads_faster_shows_the_drives_rate():
+    assert RATES.shown_by_step(5 * 10**8, 250.0).drive == pytest.approx(2e9)
+    assert RATES.shown_by_step(10**8, 250.0) == RATES
 
 
 def test_a_floor_step_that_reads_weights_faster_shows_the_rate():
@@ -92,7 +105,7 @@ def test_rates_are_measured_at_the_start_and_as_often_as_asked(cold_dir):
 
 
 def test_the_best_rates_are_of_memory_and_drive_apart():
-    start = MachineRates(10.0, 3.0, 6.0)
-    others = [MachineRates(9.0, 4.0, 5.0), MachineRates(11.0, 1.0, 7.0)]
-    assert start.best_of(others) == MachineRates(11, 4, 5)
+    start = MachineRates(10.0, 3.0, ((8, 6.0),))
+    others = [MachineRates(9.0, 4.0, ((8, 5.0),)), MachineRates(11.0, 1.0, ((8, 7.0), (9, 1.0)))]
+    assert start.best_of(others) == MachineRates(11, 4, ((8, 5.0), (9, 1.0)))
     assert start.best_of([]) == start

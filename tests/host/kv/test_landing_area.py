@@ -92,3 +92,21 @@ def test_no_block_is_taken_twice_at_a_time():
         thread.join()
     assert wrong == []
     assert area.states() == [BlockState.FREE] * 4
+
+
+def test_blocks_for_all_rows_are_taken_or_none():
+    area = LandingArea(3, 4, ROW_BYTES)
+    blocks = []
+    assert not area.take_all(13, blocks)
+    assert blocks == []
+    assert area.take_all(5, blocks)
+    assert blocks == [0, 1]
+    assert not area.take_all(5, [])
+    area.all_ready(blocks)
+    area.use(0)
+    # Those that are filled, or looked at, stay as they are.
+    area.all_ready(blocks)
+    assert area.states() == [BlockState.IN_USE, BlockState.READY, BlockState.FREE]
+    area.free_all(blocks)
+    assert blocks == []
+    assert area.states() == [BlockState.FREE] * 3

@@ -14,6 +14,7 @@ from hillinfer.drive.checksums import RowSums
 from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.drive.landing import BlockState, LandingArea
+from hillinfer.drive.read_engines import RowLander
 from hillinfer.errors import ColdPoolError
 from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.prefetch_buffer import PrefetchBuffer
@@ -43,8 +44,8 @@ class Held(DriveCalls):
 class Line:
     """A prefetch buffer over a store of two layers, on a drive that can be held."""
 
-    def __init__(self, folder, blocks=64, ahead_bytes=1 << 20):
-        self.calls = Held()
+    def __init__(self, folder, blocks=64, ahead_bytes=1 << 20, calls=None):
+        self.calls = calls or Held()
         self.engine = open_engine(IOChoice.THREADS, 2, self.calls)
         sums = RowSums(LAYERS, Accountant(1 << 30))
         self.counters = Counters()
@@ -77,8 +78,17 @@ class Line:
             self.buffer.claim(landed)
             self.buffer.let_go(landed)
 
+    def change(self, layer, row):
+        """Change a bit of a row on the drive, as nobody here does."""
+        descriptor = os.open(f"/proc/self/fd/{self.store.files[layer].descriptor}", os.O_RDWR)
+        offset = row * ROW_BYTES + 5
+        os.pwrite(descriptor, bytes([self.rows[layer][row, 5] ^ 1]), offset)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
     def close(self):
-        self.calls.go_on.set()
+        if isinstance(self.calls, Held):
+            self.calls.go_on.set()
         self.buffer.close()
         self.store.close()
         self.engine.close()
@@ -173,10 +183,7 @@ def test_a_set_is_there_before_those_behind_it(tmp_path):
 
 
 def test_an_error_is_told_to_whom_it_concerns(line):
-    descriptor = os.open(f"/proc/self/fd/{line.store.files[0].descriptor}", os.O_RDWR)
-    os.pwrite(descriptor, bytes([line.rows[0][1000, 5] ^ 1]), 1000 * ROW_BYTES + 5)
-    os.fsync(descriptor)
-    os.close(descriptor)
+    line.change(0, 1000)
     landed = in_line(line, SETS)
     for number, own in enumerate(SETS):
         if number == 2:
@@ -241,3 +248,165 @@ def test_what_is_dropped_in_line_is_not_read(line):
     assert first.reading.done()
     assert line.calls.landed == [3]
     assert set(line.buffer.landing.states()) == {BlockState.FREE}
+
+
+# --- by the library's own thread ----------------------------------------------------------
+
+
+@pytest.fixture
+def free(tmp_path):
+    """Nobody looks at reads, so that a thread of the library's makes them."""
+    made = Line(tmp_path, calls=DriveCalls())
+    yield made
+    made.close()
+
+
+def python_threads():
+    return [one for one in threading.enumerate() if one.name.startswith("hillinfer-land")]
+
+
+def arrived(line, landed):
+    line.buffer.claim(landed)
+    return line.buffer.arrive(landed)
+
+
+def test_the_librarys_thread_brings_what_pythons_does(free, tmp_path):
+    landed = [free.begin(*one) for one in SETS]
+    costs = [arrived(free, one) for one in reversed(landed)][::-1]
+    assert not python_threads()
+    for one, own in zip(landed, SETS, strict=True):
+        free.assert_landed(one, *own)
+    assert sum(cost.reads for cost in costs) == free.counters.cold_reads > 0
+    assert sum(cost.byte_count for cost in costs) == free.counters.cold_read_bytes
+    assert free.counters.cold_useful_bytes == sum(len(rows) for _, rows in SETS) * ROW_BYTES
+    for one in landed:
+        free.buffer.let_go(one)
+    assert set(free.buffer.landing.states()) == {BlockState.FREE}
+    # The twin: somebody who looks at reads sees these.
+    seen = Line(tmp_path)
+    again = seen.begin(*SETS[0])
+    assert arrived(seen, again) == costs[0]
+    assert python_threads()
+    seen.buffer.let_go(again)
+    seen.close()
+
+
+def test_what_went_wrong_is_told_where_it_is_wanted(free):
+    free.change(0, 700)
+    landed = [free.begin(*one) for one in SETS[:2]]
+    with pytest.raises(ColdPoolError, match=r"rows of layer 0 .*not what was written"):
+        arrived(free, landed[0])
+    free.buffer.let_go(landed[0])
+    arrived(free, landed[1])
+    free.assert_landed(landed[1], *SETS[1])
+    free.buffer.let_go(landed[1])
+    assert set(free.buffer.landing.states()) == {BlockState.FREE}
+
+
+def test_what_nobody_wants_any_more_gives_its_blocks_back(free):
+    landed = [free.begin(*one) for one in SETS]
+    free.buffer.abandon_unclaimed()
+    assert not free.buffer.unclaimed
+    assert all(one.fault() is None for one in landed)
+    assert set(free.buffer.landing.states()) == {BlockState.FREE}
+
+
+def test_what_finds_no_room_goes_another_way(tmp_path):
+    """Two blocks of eight rows: a set of ten takes both, and the next ones stand in line."""
+    line = Line(tmp_path, blocks=2, calls=DriveCalls())
+    sets = [(0, list(range(start, start + 10))) for start in (0, 100)]
+    landed = [line.begin(*one) for one in sets]
+    assert landed[0].ahead is not None
+    assert landed[1].ahead is None
+    arrived(line, landed[0])
+    line.assert_landed(landed[0], *sets[0])
+    line.buffer.let_go(landed[0])
+    line.assert_landed(landed[1], *sets[1])
+    # Behind one that stands in line nothing goes first.
+    third = line.begin(1, [3, 4])
+    line.buffer.want(third)
+    line.give_back(landed[1], third)
+    line.close()
+
+
+def test_an_interrupt_while_rows_come_loses_no_block(free, monkeypatch):
+    landed, native = free.begin(*FIRST), free.store.landed_ahead
+
+    def interrupted(*given):
+        monkeypatch.setattr(free.store, "landed_ahead", native)
+        native(*given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(free.store, "landed_ahead", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        arrived(free, landed)
+    free.buffer.let_go(landed)
+    assert landed.fault() is None
+    assert set(free.buffer.landing.states()) == {BlockState.FREE}
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_interrupt_while_rows_begin_to_come_loses_no_block(free, monkeypatch, begun):
+    native = RowLander.ahead
+
+    def interrupted(*given):
+        ahead = native(*given)
+        begin = ahead.begin
+
+        def begin_and_stop():
+            if begun:
+                begin()
+            raise KeyboardInterrupt
+
+        ahead.begin = begin_and_stop
+        return ahead
+
+    monkeypatch.setattr(RowLander, "ahead", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        free.begin(*FIRST)
+    free.buffer.abandon_unclaimed()
+    assert set(free.buffer.landing.states()) == {BlockState.FREE}
+
+
+def test_nothing_begins_in_a_closed_buffer(free):
+    free.buffer.close()
+    with pytest.raises(RuntimeError):
+        free.begin(*FIRST)
+    free.buffer.abandon_unclaimed()
+
+
+def test_closing_waits_for_what_is_under_way(tmp_path):
+    line = Line(tmp_path, calls=DriveCalls())
+    landed = [line.begin(*one) for one in SETS]
+    line.close()
+    for one, own in zip(landed, SETS, strict=True):
+        assert one.fault() is None
+        line.assert_landed(one, *own)
+
+
+@pytest.mark.parametrize("where", ["a base", "being written", "a small buffer"])
+def test_rows_that_the_library_cannot_reach_are_read_by_python(tmp_path, where):
+    line = Line(tmp_path, calls=DriveCalls())
+    held = threading.Event()
+    if where == "a base":
+        line.store.freeze(ROWS // 64, line.store.fresh_files())
+    elif where == "being written":
+        line.store.behind_writes(held.wait)
+        group = line.rows[0][:64].copy()
+        memory = aligned_buffer(group.nbytes)
+        memory[:] = group.reshape(-1)
+        line.store.write_groups(0, np.array([0]), memory.reshape(64, -1), lambda: None)
+    else:
+        line.store.close()
+        line.store = ColdStore(tmp_path, SHAPE, 1, line.engine, line.counters)
+        line.store.write_groups(0, np.arange(ROWS // 64), line.rows[0], lambda: None)
+        line.store.settle_all(0)
+        line.buffer.close()
+        line.buffer = PrefetchBuffer(line.store, LandingArea(64, 8, ROW_BYTES))
+    landed = line.begin(*FIRST)
+    assert landed.ahead is None
+    held.set()
+    arrived(line, landed)
+    line.assert_landed(landed, *FIRST)
+    line.buffer.let_go(landed)
+    line.close()

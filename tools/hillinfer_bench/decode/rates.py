@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hillinfer.drive.calls import DriveCalls, Reads
 from hillinfer.drive.engine_table import open_engine
-from hillinfer.drive.files import PAGE_BYTES, ColdFile, aligned_buffer, probe_io_mode
+from hillinfer.drive.files import ColdFile, aligned_buffer, probe_io_mode
 from hillinfer.native.library import native_library
 from hillinfer.settings import Settings
 from hillinfer.system.machine import MemoryFacts
@@ -25,8 +25,8 @@ from hillinfer_bench.report.rows import MachineRates
 
 _READ_BYTES = 1 << 20
 _BATCH = 32
-# About ten milliseconds of a virtual machine's drive.
-_SMALL_READS = 1024
+# Sizes and counts: ten milliseconds each of a virtual machine's drive.
+_SCATTERED = ((4 << 10, 1024), (16 << 10, 512), (64 << 10, 192))
 # The channels of a large linear layer.
 _CHANNELS = 4096
 _MEMORY_ROUNDS = 6
@@ -82,7 +82,7 @@ class RateProbe:
         self._drive = _DriveProbe(cold_dir, drive_bytes)
         try:
             rate = self._drive.rate_of_all()
-            self.start = MachineRates(memory, rate, self._drive.read_seconds(rate))
+            self.start = MachineRates(memory, rate, self._drive.scattered())
         except BaseException:
             self._drive.close()
             raise
@@ -92,8 +92,7 @@ class RateProbe:
         started = time.perf_counter()
         self._read()
         memory = self._memory.nbytes / (time.perf_counter() - started)
-        rate = self._drive.rate_of_next()
-        return MachineRates(memory, rate, self._drive.read_seconds(rate))
+        return MachineRates(memory, self._drive.rate_of_next(), self._drive.scattered())
 
     def close(self) -> None:
         """Remove the file and give the memory back."""
@@ -204,11 +203,13 @@ class _DriveProbe:
         ordered = np.arange(first, first + _BATCH)
         return max(self._rate(places) for places in (ordered, scattered))
 
-    def read_seconds(self, rate: float) -> float:
-        """Return what each of many scattered small reads takes beside its bytes at a rate."""
-        pieces = self._pieces * (_READ_BYTES // PAGE_BYTES)
-        seconds = self._seconds(self._chance.integers(0, pieces, _SMALL_READS), PAGE_BYTES)
-        return max(0.0, seconds / _SMALL_READS - PAGE_BYTES / rate)
+    def scattered(self) -> tuple[tuple[int, float], ...]:
+        """Return seconds of a read in a batch of scattered ones, of several sizes."""
+        found = []
+        for size, count in _SCATTERED:
+            places = self._chance.integers(0, self._pieces * (_READ_BYTES // size), count)
+            found.append((size, self._seconds(places, size) / count))
+        return tuple(found)
 
     def close(self) -> None:
         """Remove the file."""

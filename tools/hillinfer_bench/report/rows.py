@@ -50,7 +50,9 @@ LIMIT_LABEL = (
     "bytes; the memory's is bytes of KV, shadow and weights that a step reads over its rate. "
     "serial: their sum, nothing overlaps. Each rate is the best of what was measured at the start "
     "and between the turns of the case's own steps; memory's also of what the case's fastest floor "
-    "step read its weights with. A row that is faster still is flagged"
+    "step read its weights with, the drive's also of what any system's fastest step read. What a "
+    "read takes is the least that scattered reads of several sizes took beside their bytes. A row "
+    "that is faster still is flagged"
 )
 # Clocks and rates move by some percent between a measurement and a step beside it, and the fastest
 # of many steps may have read a little less than the mean.
@@ -69,23 +71,48 @@ class MachineRates:
     drive
         Bytes per second of the fastest batch of reads of 1 MiB past the page cache, in order or at
         random, with the product's own read engine.
-    read_seconds
-        What a read takes beside its bytes, many in flight: of the fastest batch of scattered reads
-        of 4 KiB.
+    scattered
+        Of some sizes of scattered reads, many in flight: bytes, and seconds of each in the fastest
+        batch.
     """
 
     memory: float
     drive: float
-    read_seconds: float = 0.0
+    scattered: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def read_seconds(self) -> float:
+        """What a read takes beside its bytes at the drive's rate, at least.
+
+        No size that was measured is faster than bytes over the rate and this for each read.
+        """
+        beside = [seconds - size / self.drive for size, seconds in self.scattered]
+        return max(0.0, min(beside, default=0.0))
 
     def best_of(self, others: Iterable[MachineRates]) -> MachineRates:
         """Return the best of these and others, each by itself."""
         every = (self, *others)
+        least: dict[int, float] = {}
+        for one in every:
+            for size, seconds in one.scattered:
+                least[size] = min(seconds, least.get(size, seconds))
         return MachineRates(
             max(one.memory for one in every),
             max(one.drive for one in every),
-            min(one.read_seconds for one in every),
+            tuple(sorted(least.items())),
         )
+
+    def shown_by_step(self, byte_count: float, milliseconds: float) -> MachineRates:
+        """Return the rates with a drive no slower than a step has shown it to be.
+
+        Parameters
+        ----------
+        byte_count
+            What the step read from the drive.
+        milliseconds
+            How long it took.
+        """
+        return replace(self, drive=max(self.drive, byte_count / milliseconds * 1e3))
 
     def shown_by_floor(self, weight_bytes: int, floor_ms: float) -> MachineRates:
         """Return the rates with a memory no slower than a floor step has shown it to be.
