@@ -330,7 +330,7 @@ class PrefetchPipeline:
     """Selects tokens and reads their rows for layers that have not begun (APP).
 
     One thread scores, in the order that layers are announced; the rows it selects are read by the
-    prefetch buffer's own thread meanwhile.
+    prefetch buffer's threads meanwhile.
 
     Parameters
     ----------

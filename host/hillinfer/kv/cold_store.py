@@ -60,7 +60,7 @@ class ColdStore:
     shape
         The model's.
     read_buffer_bytes
-        Size of the one buffer that reads go through.
+        Size of what reads go through; half of it is for rows that land beside their caller.
     engine
         Reads rows; the caller closes it after the store.
     counters
@@ -73,7 +73,7 @@ class ColdStore:
         Checksums of all rows, by which each one is known that does not come back as it was written;
         None where nobody looks.
     ahead_bytes
-        Most bytes that are read ahead at a time, which reads on demand wait for.
+        Most bytes that are read ahead in a turn, which reads on demand wait for.
     pages
         How the own files are kept; plainly where None.
 
@@ -119,7 +119,7 @@ class ColdStore:
         half = half if half >= shape.row_bytes + 2 * PAGE_BYTES else 0
         self._ahead_buffer, self._buffer = buffer[:half], buffer[half:]
         self._engine = engine
-        # Reads ahead and reads on demand share the buffer, and the drive.
+        # Reads ahead that take turns share the buffer with reads on demand, and the drive.
         self.turns = ReadTurns()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-write")
         self._pending: list[list[_PendingWrite]] = [[] for _ in range(shape.layers)]
