@@ -32,6 +32,9 @@ Lander::Lander(uint32_t depth) : depth_(depth), process_(getpid()) {
         throw;
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    // Whoever looks at open files from here on sees all of them.
+    std::unique_lock<std::mutex> lock(mutex_);
+    done_.wait(lock, [&] { return is_open_; });
 }
 
 Lander::~Lander() {
@@ -87,6 +90,8 @@ void Lander::run() {
         ring.reset(Ring::open(depth, &error));
     }
     std::unique_lock<std::mutex> lock(mutex_);
+    is_open_ = true;
+    done_.notify_all();
     while (true) {
         begun_.wait(lock, [&] { return !first_.empty() || (!line_.empty() && !is_held()) || ended_; });
         std::deque<LandingErrand*>& line = first_.empty() ? line_ : first_;

@@ -28,7 +28,8 @@ struct LandingErrand {
 // and behind each landing, and take from whoever computes.
 class Lander {
 public:
-    // Reads through a ring of so many reads of its own; by threads where that is 0 or there is none.
+    // Reads through a ring of so many reads of its own, which is open when this returns; by threads where
+    // that is 0 or there is none.
     explicit Lander(uint32_t depth);
 
     // Ends what stands in line first.
@@ -64,6 +65,7 @@ private:
     std::mutex mutex_;
     std::condition_variable begun_, done_;
     std::deque<LandingErrand*> line_, first_;
+    bool is_open_ = false;
     bool held_ = false;
     int waiting_ = 0;
     // What a landing looks at between its batches, without the mutex: whether it is to give way.
