@@ -6,14 +6,13 @@
 #include <vector>
 
 #include "attention.h"
+#include "halves.h"
 #include "kernels.h"
 #include "row_places.h"
 #include "selected_sets.h"
 #include "tables.h"
 
 namespace hillinfer {
-
-enum NumberType : int32_t { kFloat32Numbers = 0, kBfloat16Numbers = 1, kFloat16Numbers = 2 };
 
 // Shared with Python: the order and types of these fields are part of the C interface.
 struct DecodeStep {

@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-#include "decode_step.h"
+#include "halves.h"
 
 namespace hillinfer {
 

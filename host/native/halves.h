@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers of 16 bits from those of 32 bits and back.
+// Types of numbers that the library is given, and those of 16 bits from those of 32 bits and back.
 #pragma once
 #include <cstdint>
 
 namespace hillinfer {
+
+enum NumberType : int32_t { kFloat32Numbers = 0, kBfloat16Numbers = 1, kFloat16Numbers = 2 };
 
 inline constexpr uint16_t kHalfInfinity = 0x7C00;
 inline constexpr uint16_t kLargestHalf = 0x7BFF;

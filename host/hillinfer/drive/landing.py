@@ -293,10 +293,8 @@ class LandingArea:
 
     def take(self, rows: int) -> list[int]:
         """Return blocks to fill for so many rows: fewer where not enough are free."""
-        wanted = -(-rows // self.block_rows)
         with self._changed:
-            free = [i for i, state in enumerate(self._states) if state is BlockState.FREE]
-            taken = free[:wanted]
+            taken = self._first_free(rows)
             for block in taken:
                 self._states[block] = BlockState.FILLING
         return taken
@@ -304,11 +302,10 @@ class LandingArea:
     def take_all(self, rows: int, into: list[int]) -> bool:
         """Add blocks to fill for so many rows to a list, or say that not enough are free."""
         with self._changed:
-            free = [i for i, state in enumerate(self._states) if state is BlockState.FREE]
-            wanted = -(-rows // self.block_rows)
-            if len(free) < wanted:
+            free = self._first_free(rows)
+            if len(free) * self.block_rows < rows:
                 return False
-            for block in free[:wanted]:
+            for block in free:
                 self._states[block] = BlockState.FILLING
                 into.append(block)
         return True
@@ -380,6 +377,10 @@ class LandingArea:
         """Return every block's state."""
         with self._changed:
             return list(self._states)
+
+    def _first_free(self, rows: int) -> list[int]:
+        free = [i for i, state in enumerate(self._states) if state is BlockState.FREE]
+        return free[: -(-rows // self.block_rows)]
 
     def _advance(self, block: int, state: BlockState) -> None:
         with self._changed:

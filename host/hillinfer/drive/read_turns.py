@@ -90,8 +90,8 @@ class Beside:
         return alike < (1 if own.is_write else self._reads)
 
 
-class Ahead(Protocol):
-    """Reads ahead without turns: it gives way to those that somebody waits for all the same."""
+class WithoutTurns(Protocol):
+    """Reads ahead without taking turns, and gives way to reads on demand all the same."""
 
     def hold(self) -> None:
         """Stand still, behind what is under way, until told to go on or somebody waits for it."""
@@ -208,8 +208,8 @@ class ReadTurns:
         When writes that nobody waits for may begin; anybody may replace it.
     mixing
         As given; anybody may replace it, as by what was measured of the drive.
-    beside
-        Who reads ahead without turns. Writes do not see these reads.
+    without_turns
+        Who reads ahead and takes none. Writes do not see these reads.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class ReadTurns:
         self._changed = threading.Condition() if changed is None else changed
         self.mixing: Mixing = mixing or Apart()
         self.window: Window = AlwaysOpen()
-        self.beside: list[Ahead] = []
+        self.without_turns: list[WithoutTurns] = []
         self._patience = patience or Patience()
         self._clock = clock
         self._turns: list[_Turn] = []
@@ -345,8 +345,8 @@ class ReadTurns:
     # --- inside ----------------------------------------------------------------------------
 
     def _hold_others(self) -> None:
-        """Hold those who read ahead without turns while somebody demands; else let them go on."""
-        for one in self.beside:
+        """Hold those who take no turns while somebody demands; else let them go on."""
+        for one in self.without_turns:
             if self._demands:
                 one.hold()
             else:

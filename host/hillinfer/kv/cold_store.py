@@ -329,7 +329,7 @@ class ColdStore:
         """Return a thread that lands rows beside its caller, to be closed before this; or None."""
         lander = lander_of(self._engine)
         if lander is not None:
-            self.turns.beside.append(lander)
+            self.turns.without_turns.append(lander)
         return lander
 
     def ahead(self, lander: RowLander, wanted: WantedRows) -> LandingAhead | None:

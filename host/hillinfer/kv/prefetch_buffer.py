@@ -120,7 +120,7 @@ class _NativeSet:
         with self._ending:
             if landed.reading.done():
                 return
-            # An interrupt leaves all of it to the next who asks. Others read to the blocks later.
+            # An interrupt leaves all of it to the next who asks, and blocks are not free before.
             try:
                 cost = self._store.landed_ahead(self._wanted, self._landing)
             except Exception as error:
@@ -286,8 +286,8 @@ class PrefetchBuffer:
         """Free what landed, once it is there and a promotion looks at it no more."""
         if landed is None:
             return
-        # Blocks that something went wrong with are free already.
         landed.end()
+        # Blocks that Python's thread had something go wrong with are free already.
         wait([landed.reading])
         if promoting is None:
             self._give(landed)

@@ -3,22 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 import torch
 
+from hillinfer.kv.sequence import NUMBER_TYPES
 from hillinfer.native.library import native_library
 from hillinfer.native.signatures import FewRows
 
 MOST_ROWS = 16
 """With more rows products take longer than reading weights, and torch's own are as good."""
 
-FEW_ROWS_TYPES: Mapping[torch.dtype, int] = MappingProxyType({torch.float32: 0, torch.bfloat16: 1})
-"""Types of inputs, weights and outputs alike, and their numbers in the native library.
-
-Sums are made in float32, and rounded once at their end.
-"""
+FEW_ROWS_TYPES = (torch.float32, torch.bfloat16)
+"""Of inputs, weights and outputs alike; sums are made in float32, and rounded once at their end."""
 
 Weights = tuple[torch.Tensor, torch.Tensor | None]
 """(outputs, inputs) of one of `FEW_ROWS_TYPES`, contiguous, and a bias (outputs,) or None."""
@@ -64,7 +61,7 @@ def few_rows_of_each(
     if rows.stride(1) != 1:
         rows = rows.contiguous()
     count, shape, threads = len(rows), states.shape[:-1], torch.get_num_threads()
-    address, stride, number_type = rows.data_ptr(), rows.stride(0), FEW_ROWS_TYPES[rows.dtype]
+    address, stride, number_type = rows.data_ptr(), rows.stride(0), NUMBER_TYPES[rows.dtype]
     given, outputs = [], []
     for weight, bias in layers:
         width = len(weight)

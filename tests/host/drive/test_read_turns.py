@@ -3,6 +3,7 @@
 
 import threading
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -214,6 +215,18 @@ def test_between_demands_of_one_reader_nobody_reads_ahead():
     turns.satisfy()
     readers.join()
     assert readers.order == ["ahead"]
+
+
+def test_demands_hold_what_takes_no_turns():
+    told, turns = [], ReadTurns()
+    turns.without_turns.append(
+        SimpleNamespace(hold=lambda: told.append(1), go_on=lambda: told.append(0))
+    )
+    turns.demand()
+    turns.demand()
+    turns.satisfy()
+    turns.satisfy()
+    assert told == [1, 1, 1, 0]
 
 
 def test_a_turn_that_fails_ends():

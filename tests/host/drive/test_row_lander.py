@@ -6,7 +6,6 @@ import os
 import time
 from contextlib import closing
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.files import probe_io_mode
 from hillinfer.drive.read_engines import lander_of
-from hillinfer.drive.read_turns import ReadTurns
 from hillinfer.errors import ColdPoolError
 from hillinfer.native.library import native_library
 from hillinfer.settings import IOChoice
@@ -129,16 +127,6 @@ def test_what_is_held_stands_still_until_somebody_waits(opened):
         landing.settle()
         rows = rows_of(opened.content, ROW_BYTES)[one.rows]
         assert np.array_equal(one.out[one.places], rows)
-
-
-def test_demands_hold_what_reads_ahead_without_turns():
-    told, turns = [], ReadTurns()
-    turns.beside.append(SimpleNamespace(hold=lambda: told.append(1), go_on=lambda: told.append(0)))
-    turns.demand()
-    turns.demand()
-    turns.satisfy()
-    turns.satisfy()
-    assert told == [1, 1, 1, 0]
 
 
 def test_a_row_that_changed_is_told(opened):

@@ -3,6 +3,7 @@
 
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -289,6 +290,18 @@ def test_the_librarys_thread_brings_what_pythons_does(free, tmp_path):
     assert python_threads()
     seen.buffer.let_go(again)
     seen.close()
+
+
+def test_what_somebody_demands_goes_first(free):
+    """A set begun between the reads of one who demands stands still until that has its rows."""
+    free.store.turns.demand()
+    landed = free.begin(*FIRST)
+    wanted = free.rows[0][FIRST[1]]
+    time.sleep(0.05)
+    assert not np.array_equal(free.buffer.rows[landed.places], wanted)
+    free.store.turns.satisfy()
+    until(lambda: np.array_equal(free.buffer.rows[landed.places], wanted))
+    free.give_back(landed)
 
 
 def test_what_went_wrong_is_told_where_it_is_wanted(free):

@@ -283,7 +283,7 @@ def measure_case(
         for (system, _), own in zip(opened, steps, strict=True):
             if system.name == FLOOR:
                 best = best.shown_by_floor(bed.weight_bytes, Timing.of(own.seconds).minimum)
-            if own.counted is not None and own.seconds:
+            if own.counted is not None:
                 read = own.counted.drive_read_bytes / len(own.seconds)
                 best = best.shown_by_step(read, Timing.of(own.seconds).minimum)
         for (system, one), own, own_held in zip(opened, steps, held, strict=True):

@@ -57,7 +57,6 @@ from hillinfer_bench.systems.case import (
     BenchSetting,
     Case,
     Selections,
-    budget_bytes,
     case_setting,
     table_type,
 )
@@ -215,19 +214,15 @@ class _Times:
             warm_up=WARM_UP,
         )
         if real:
-            model, shape = self.loaded.model, self.loaded.shape
+            model, shape, built = self.loaded.model, self.loaded.shape, None
             weights = sum(one.numel() for one in model.parameters()) * model.dtype.itemsize
         else:
             dtype = table_type(plan.shape_type)
-            built, shape = plan.built(name), None
+            shape, built = None, plan.built(name)
             model = built.build(case.context + case.all_steps, dtype)
             weights = built.layer_weights * built.layers * dtype.itemsize
         positions = model.config.max_position_embeddings
-        setting = case_setting(case, model, shape, positions, cold_dir)
-        if not real:
-            kv_shape = built.kv_shape(positions, model.dtype)
-            share = budget_bytes(case, kv_shape, built.all_layers)
-            setting = replace(setting, shape=kv_shape, budget_bytes=share)
+        setting = case_setting(case, model, shape, positions, cold_dir, built=built)
         next_ids = None
         if real:
             source: Any = read_text(model, self.text.token_ids, case.context)

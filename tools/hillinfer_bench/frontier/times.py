@@ -211,11 +211,8 @@ def measure_times(
         ]
         rows = [replace(row, skipped=str(error)) for row in blank]
     kind = MODELLED if bed.next_ids is None else REAL
-    kinds = {IN_MEMORY: REAL}
-    return [
-        _timed(replace(row, selection=kinds.get(row.system, kind)), systems.get(row.system), told)
-        for row in rows
-    ]
+    rows = [replace(row, selection=REAL if row.system == IN_MEMORY else kind) for row in rows]
+    return [_timed(row, systems.get(row.system), told) for row in rows]
 
 
 def _timed(row: BenchRow, system: System | None, told: str) -> TimedRow:

@@ -50,7 +50,8 @@ LIMIT_LABEL = (
     "bytes; the memory's is bytes of KV, shadow and weights that a step reads over its rate. "
     "serial: their sum, nothing overlaps. Each rate is the best of what was measured at the start "
     "and between the turns of the case's own steps; memory's also of what the case's fastest floor "
-    "step read its weights with, the drive's also of what any system's fastest step read. What a "
+    "step read its weights with, the drive's also the mean bytes of any system's steps over its "
+    "fastest step. What a "
     "read takes is the least that scattered reads of several sizes took beside their bytes. A row "
     "that is faster still is flagged"
 )
@@ -108,7 +109,7 @@ class MachineRates:
         Parameters
         ----------
         byte_count
-            What the step read from the drive.
+            What a step of its system read from the drive, in the mean.
         milliseconds
             How long it took.
         """

@@ -18,7 +18,7 @@ from hillinfer.model_shape import ModelShape
 from hillinfer.settings import Settings
 from hillinfer.system.machine import NumberType, ProcessorFacts
 from hillinfer_bench.replay.recording import SelectionTrace
-from hillinfer_bench.systems.shapes import SHAPES
+from hillinfer_bench.systems.shapes import SHAPES, BenchShape
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.selection import kept_positions
 
@@ -275,6 +275,7 @@ def case_setting(
     positions: int,
     cold_dir: Path,
     trace: Path | None = None,
+    built: BenchShape | None = None,
 ) -> BenchSetting:
     """Return what systems are opened with, but for selections.
 
@@ -292,9 +293,14 @@ def case_setting(
         Existing directory on the drive.
     trace
         File that HillInfer's own system writes its lanes to; None for none.
+    built
+        What is built of one of the table of shapes; as the table has it where None.
     """
-    shape = real_shape or SHAPES[case.model].kv_shape(positions, model.dtype)
-    all_layers = real_shape.layers if real_shape else SHAPES[case.model].all_layers
+    if real_shape:
+        shape, all_layers = real_shape, real_shape.layers
+    else:
+        built = built or SHAPES[case.model]
+        shape, all_layers = built.kv_shape(positions, model.dtype), built.all_layers
     return BenchSetting(
         case=case,
         model=model,
