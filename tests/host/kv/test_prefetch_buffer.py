@@ -417,8 +417,8 @@ def test_rows_that_the_library_cannot_reach_are_read_by_python(tmp_path, where):
         line.buffer.close()
         line.buffer = PrefetchBuffer(line.store, LandingArea(64, 8, ROW_BYTES))
     landed = line.begin(*FIRST)
-    assert landed.ahead is None
     held.set()
+    assert landed.ahead is None
     arrived(line, landed)
     line.assert_landed(landed, *FIRST)
     line.buffer.let_go(landed)
