@@ -4,7 +4,8 @@
 Every contender reads the same file at random places with the same sizes, in turns, because drives
 and neighbours change their pace. Each read engine works as the runtime uses it: batch after batch,
 a batch complete before the next begins. The reference (`tools/reference_reader.cpp`, a program of
-its own) never pauses and looks at no byte. fio is measured beside it where it is installed.
+its own) never pauses and looks at no byte. fio is measured beside it where it is installed, and the
+ring once more with buffers in small pages.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from hillinfer.drive.files import (
     ColdFile,
     IOMode,
     aligned_buffer,
+    private_memory,
     probe_io_mode,
     round_up,
 )
@@ -89,11 +91,13 @@ class Case:
             np.unique(numbers) * (self.read_bytes // self.row_bytes) if self.row_bytes else numbers
         )
 
-    def turn(self, engine: ReadEngine, file: ColdFile, depth: int) -> Turn:
+    def turn(
+        self, engine: ReadEngine, file: ColdFile, depth: int, memory: Memory = aligned_buffer
+    ) -> Turn:
         """Return what reads a batch at given places and returns how many bytes came."""
         most = self.batch_reads(depth)
         # Joined reads bring some bytes more.
-        buffer = aligned_buffer(2 * most * self.read_bytes)
+        buffer = memory(2 * most * self.read_bytes)
         if not self.row_bytes:
             return partial(self._blocks, engine, file, buffer)
         out = np.zeros((most, self.row_bytes), np.uint8)
@@ -141,6 +145,12 @@ class Came:
 
 
 Turn = Callable[[NDArray[np.int64]], Came]
+Memory = Callable[[int], NDArray[np.uint8]]
+
+
+def small_pages(byte_count: int) -> NDArray[np.uint8]:
+    """Return a buffer as `aligned_buffer` does, of which nothing lies in huge pages."""
+    return np.frombuffer(private_memory(byte_count), np.uint8)
 
 
 CASES = (
@@ -259,11 +269,12 @@ def engine_pace(
     depth: int,
     seconds: float,
     file_bytes: int,
+    memory: Memory = aligned_buffer,
 ) -> Pace:
     """Return what an engine reaches, after a look at whether the bytes are the file's."""
     chance = np.random.default_rng()
     batches = [case.places(file_bytes, depth, chance) for _ in range(BATCHES)]
-    read = case.turn(engine, file, depth)
+    read = case.turn(engine, file, depth, memory)
     _compare(file, case, batches[0], read(batches[0]).pieces)
     count = turn = 0
     worked, started = time.process_time(), time.perf_counter()
@@ -360,9 +371,13 @@ def main() -> None:
         }
         if shutil.which("fio") is not None:
             contenders["fio"] = lambda case: fio_pace(path, case, chosen.depth, chosen.seconds)
-        for name, engine in _engines(chosen.depth, opened).items():
-            contenders[name] = lambda case, engine=engine: engine_pace(
-                engine, file, case, chosen.depth, chosen.seconds, file_bytes
+        engines = _engines(chosen.depth, opened)
+        ways = [(name, engine, aligned_buffer) for name, engine in engines.items()]
+        if "uring" in engines:
+            ways.append(("small", engines["uring"], small_pages))
+        for name, engine, memory in ways:
+            contenders[name] = lambda case, engine=engine, memory=memory: engine_pace(
+                engine, file, case, chosen.depth, chosen.seconds, file_bytes, memory
             )
         paces: dict[str, dict[str, list[Pace]]] = {
             case.name: {name: [] for name in contenders} for case in CASES

@@ -63,7 +63,10 @@ std::uint64_t next_offset(std::uint64_t& state, const Job& job) {
 
 char* aligned(std::size_t bytes) {
     void* memory = nullptr;
-    if (int error = posix_memalign(&memory, page_bytes, bytes)) fail("memory", error);
+    const std::size_t huge = 2u << 20;
+    if (int error = posix_memalign(&memory, bytes < huge ? page_bytes : huge, bytes)) fail("memory", error);
+    // As HillInfer's own buffers; where a kernel has none, it is memory all the same.
+    if (bytes >= huge) madvise(memory, bytes / huge * huge, MADV_HUGEPAGE);
     std::memset(memory, 0, bytes);
     return static_cast<char*>(memory);
 }

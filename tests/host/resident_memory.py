@@ -33,6 +33,19 @@ def huge(start, stop):
     return found
 
 
+def asked_huge(start, stop):
+    """Return the bytes between two addresses that the system was asked to make huge pages of."""
+    found, own = 0, 0
+    for line in _SMAPS.read_text().splitlines():
+        head, *rest = line.split()
+        if not head.endswith(":"):
+            first, last = (int(address, 16) for address in head.split("-"))
+            own = max(0, min(stop, last) - max(start, first))
+        elif head == "VmFlags:" and "hg" in rest:
+            found += own
+    return found
+
+
 def run_huge(run):
     """Return the bytes of a `HugeRun`'s huge pages."""
     return huge(run.addresses.start, run.addresses.stop)

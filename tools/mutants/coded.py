@@ -416,4 +416,20 @@ CODED: tuple[Mutant, ...] = (
         "        if table.landed > table.count:\n            # What came",
         ("tests/host/drive/test_row_lander.py",),
     ),
+    Mutant(
+        "huge-pages-beyond-a-buffer",
+        "A buffer asks for a huge page that it does not fill, which nobody counts.",
+        "host/hillinfer/drive/files.py",
+        "mapping.madvise(advice, start, size // HUGE_BYTES * HUGE_BYTES)",
+        "mapping.madvise(advice, start)",
+        ("tests/host/drive/test_cold_file.py",),
+    ),
+    Mutant(
+        "buffers-in-small-pages",
+        "A buffer that drives read into asks for no huge page.",
+        "host/hillinfer/drive/files.py",
+        "        mapping.madvise(advice, start, size",
+        "        mapping.madvise(mmap.MADV_NOHUGEPAGE, start, size",
+        ("tests/host/drive/test_cold_file.py",),
+    ),
 )

@@ -23,6 +23,8 @@ from hillinfer.errors import SHORTAGE, ColdPoolError, reason_of, way_out
 
 # What direct I/O reads into and writes from.
 PAGE_BYTES = mmap.PAGESIZE
+# What one line of a page table maps where the system makes it so: of x86-64, and of others here.
+HUGE_BYTES = 2 << 20
 
 
 def round_up(count: int, multiple: int) -> int:
@@ -33,9 +35,19 @@ def round_up(count: int, multiple: int) -> int:
 def aligned_buffer(byte_count: int) -> NDArray[np.uint8]:
     """Return a page-aligned uint8 array of `byte_count` rounded up to whole pages.
 
-    Pages take memory only once they are touched.
+    Pages take memory only once they are touched. Huge ones are asked for as far as they lie within
+    the array: a drive is told of each page, which is half of the time of reads of 64 KiB.
     """
-    return np.frombuffer(private_memory(byte_count), dtype=np.uint8)
+    size = round_up(max(byte_count, 1), PAGE_BYTES)
+    advice: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
+    if advice is None or size < HUGE_BYTES:
+        return np.frombuffer(private_memory(size), dtype=np.uint8)
+    mapping = private_memory(size + HUGE_BYTES)
+    memory = np.frombuffer(mapping, dtype=np.uint8)
+    start = -int(memory.ctypes.data) % HUGE_BYTES
+    with suppress(OSError):  # A kernel without them.
+        mapping.madvise(advice, start, size // HUGE_BYTES * HUGE_BYTES)
+    return memory[start : start + size]
 
 
 def private_memory(byte_count: int) -> mmap.mmap:

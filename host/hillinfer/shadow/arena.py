@@ -16,11 +16,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, private_memory, round_up
+from hillinfer.drive.files import (
+    HUGE_BYTES,
+    PAGE_BYTES,
+    aligned_buffer,
+    private_memory,
+    round_up,
+)
 
 # --- Huge pages ---
 
-HUGE_BYTES = 2 << 20
 # Of Linux 6.1, which Python has no name for: makes a huge page now, of what is there already.
 _MADV_COLLAPSE = 25
 _SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of the cold pool: nameless, owner-only, and honest about what goes wrong."""
+"""Files of the cold pool: nameless, owner-only, honest about what goes wrong; and their memory."""
 
+import mmap
 import os
 import signal
 import stat
@@ -8,11 +9,21 @@ import subprocess
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 from drive_fixtures import in_the_place_of
 from faulty_calls import PlainFileSystem
+from resident_memory import PAGES, asked_huge, taken
 
-from hillinfer.drive.files import PAGE_BYTES, ColdFile, IOMode, aligned_buffer, probe_io_mode
+from hillinfer.drive.files import (
+    HUGE_BYTES,
+    PAGE_BYTES,
+    ColdFile,
+    IOMode,
+    aligned_buffer,
+    private_memory,
+    probe_io_mode,
+)
 from hillinfer.errors import ColdPoolError
 
 
@@ -157,3 +168,40 @@ def test_a_directory_that_is_none(tmp_path, where):
 def test_probing_leaves_nothing_behind(tmp_path):
     assert probe_io_mode(tmp_path) in IOMode
     assert list(tmp_path.iterdir()) == []
+
+
+# --- memory that drives read into ---
+
+
+@pytest.mark.skipif(
+    not hasattr(mmap, "MADV_HUGEPAGE") or not PAGES.exists(), reason="this system has no huge pages"
+)
+@pytest.mark.parametrize(
+    ("byte_count", "huge"),
+    [
+        (0, 0),
+        (HUGE_BYTES - 1, 2),
+        (HUGE_BYTES - PAGE_BYTES, 0),
+        (HUGE_BYTES, 2),
+        (2 * HUGE_BYTES + 5 * PAGE_BYTES - 7, 4),
+    ],
+)
+def test_a_buffer_asks_for_the_huge_pages_that_lie_within_it(byte_count, huge):
+    buffer = aligned_buffer(byte_count)
+    start = buffer.ctypes.data
+    size = -(-max(byte_count, 1) // PAGE_BYTES) * PAGE_BYTES
+    assert len(buffer) == size
+    assert start % (HUGE_BYTES if huge else PAGE_BYTES) == 0
+    asked = huge << 20
+    assert asked_huge(start, start + asked) == asked
+    # What lies beside them, and behind the last whole one, is none of them.
+    assert asked_huge(start + asked, start + size) == 0
+    assert taken(start, start + size) == 0
+    buffer[:] = 7
+    assert taken(start, start + size) == size
+
+
+@pytest.mark.skipif(not PAGES.exists(), reason="this system has no page map")
+def test_plain_memory_asks_for_no_huge_page():
+    memory = np.frombuffer(private_memory(2 * HUGE_BYTES), np.uint8)
+    assert asked_huge(memory.ctypes.data, memory.ctypes.data + len(memory)) == 0
