@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.leftovers import ScratchPath
 from hillinfer.errors import SHORTAGE, ColdPoolError, reason_of, way_out
+from hillinfer.system.kept_memory import HUGE_BYTES
 
 # --- Page-aligned memory ---
 
 # What direct I/O reads into and writes from.
 PAGE_BYTES = mmap.PAGESIZE
-# What one line of a page table maps where the system makes it so: of x86-64, and of others here.
-HUGE_BYTES = 2 << 20
 
 
 def round_up(count: int, multiple: int) -> int:

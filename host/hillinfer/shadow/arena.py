@@ -16,13 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.drive.files import (
-    HUGE_BYTES,
-    PAGE_BYTES,
-    aligned_buffer,
-    private_memory,
-    round_up,
-)
+from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, private_memory, round_up
+from hillinfer.system.kept_memory import HUGE_BYTES
 
 # --- Huge pages ---
 

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 # Blocks are of whole ones of this, so that what follows fits what was there before. What is never
 # touched takes no memory.
 BLOCK_BYTES = 64 << 20
-_HUGE_BYTES = 2 << 20
+# What one line of a page table maps where the system makes it so: of x86-64, and of others here.
+HUGE_BYTES = 2 << 20
 # Zeroing a huge page takes a tenth of this. Where a host has taken free memory of its guests back,
 # as some do, one takes ten times as long to come, and its small pages together less than this.
 _CHEAP_SECONDS = 1e-3
@@ -162,7 +163,7 @@ def _frees_safely(release: str) -> bool:
 
 def _advise(memory: mmap.mmap, wanted: int) -> None:
     """Ask for huge pages, and for small ones again where the first huge one is slow to come."""
-    if wanted < _HUGE_BYTES:
+    if wanted < HUGE_BYTES:
         return
     # A kernel that has none refuses.
     with suppress(OSError, AttributeError):

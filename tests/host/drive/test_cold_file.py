@@ -16,7 +16,6 @@ from faulty_calls import PlainFileSystem
 from resident_memory import PAGES, asked_huge, taken
 
 from hillinfer.drive.files import (
-    HUGE_BYTES,
     PAGE_BYTES,
     ColdFile,
     IOMode,
@@ -25,6 +24,7 @@ from hillinfer.drive.files import (
     probe_io_mode,
 )
 from hillinfer.errors import ColdPoolError
+from hillinfer.system.kept_memory import HUGE_BYTES
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from hillinfer.errors import BudgetError, ColdPoolError
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.scoring.layout import ProbeShadow, ShadowLayout, probe_bytes
 from hillinfer.settings import Settings
-from hillinfer.shadow.arena import HUGE_BYTES
 from hillinfer.shadow.store import shadow_bytes
+from hillinfer.system.kept_memory import HUGE_BYTES
 from hillinfer_model.choices import Scope
 
 SEGMENT = 1024

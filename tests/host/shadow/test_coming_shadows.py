@@ -7,7 +7,8 @@ import pytest
 from resident_memory import PAGES, run_taken
 
 from hillinfer.drive.files import PAGE_BYTES
-from hillinfer.shadow.arena import HUGE_BYTES, ComingShadows, HugePages, HugeRun, ShadowArena
+from hillinfer.shadow.arena import ComingShadows, HugePages, HugeRun, ShadowArena
+from hillinfer.system.kept_memory import HUGE_BYTES
 
 pytestmark = pytest.mark.skipif(
     not hasattr(mmap, "MADV_HUGEPAGE") or not PAGES.exists(), reason="this system has no huge pages"

@@ -14,7 +14,8 @@ import pytest
 from resident_memory import PAGES, huge, run_huge, run_taken, taken
 
 from hillinfer.drive.files import PAGE_BYTES
-from hillinfer.shadow.arena import HUGE_BYTES, HugePages, HugeRun, huge_pages_allowed
+from hillinfer.shadow.arena import HugePages, HugeRun, huge_pages_allowed
+from hillinfer.system.kept_memory import HUGE_BYTES
 
 pytestmark = pytest.mark.skipif(
     not hasattr(mmap, "MADV_HUGEPAGE") or not PAGES.exists(), reason="this system has no huge pages"
