@@ -351,8 +351,8 @@ def _code_table_bytes(shape: ModelShape, settings: Settings, rows: int) -> int:
 def coded_bytes(shape: ModelShape, spec: KernelSpec, settings: Settings, tokens: int) -> int:
     """Return what a step with coded tokens needs beyond what they are kept in (`coded_step`).
 
-    Weights of all coded tokens of a layer, their codes, and all exact rows; 0 where nothing is
-    coded.
+    Weights of all coded tokens of a layer, their codes, and all exact rows where these are not read
+    at once; 0 where nothing is coded.
     """
     if not settings.has_coded_tokens:
         return 0
@@ -367,7 +367,17 @@ def coded_bytes(shape: ModelShape, spec: KernelSpec, settings: Settings, tokens:
         codes += code_buffer_bytes(spec, most_coded(sets, count, tokens))
     # A shorter context may have more coded tokens, where `max_selected` bounds both.
     weighed = sets * count * weighed_bytes(spec)
-    return codes + weighed + min(tokens, sets * exact) * shape.row_bytes
+    rows = min(tokens, sets * exact)
+    fit = rows <= rows_at_once(max(settings.block_rows, GROUP_TOKENS))
+    return codes + weighed + (0 if fit else rows * shape.row_bytes)
+
+
+def rows_at_once(buffer_rows: int) -> int:
+    """Return how many exact rows stay where they are read: gather buffers, less a group.
+
+    In that, rows of coded tokens are read.
+    """
+    return GATHER_BUFFERS * buffer_rows - GROUP_TOKENS
 
 
 def widened_bytes(shape: ModelShape, settings: Settings) -> int:

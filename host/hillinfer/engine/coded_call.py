@@ -14,7 +14,7 @@ from hillinfer.engine.queries import AskedStep, LayerCalls, explained, host_quer
 from hillinfer.kv.sequence import Sequence
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.native.library import native_library
-from hillinfer.native.selected import MissList, SelectedRows, SplitRows
+from hillinfer.native.selected import ColdTokens, MissList, SelectedRows, SplitRows
 from hillinfer.scoring.coded import AlignedWeights
 from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer.shadow.code_file import CodeFile
@@ -151,6 +151,8 @@ class SplitCall:
         self._split = split
         self.together = together
         self._arrived = arrived
+        # Tokens whose codes lie in a file.
+        self._filed: ColdTokens | None = None
         self._library = native_library()
 
     def begin(self, name: str, number: int, pool: int, asked: AskedStep, out: torch.Tensor) -> None:
@@ -175,20 +177,25 @@ class SplitCall:
     def expect(self) -> None:
         """Begin to bring those codes that lie in a file; see `SplitAttention`."""
         split, key = self._split, id(self._sequence)
-        if self._file is None or not split.cold_count or self._file.has_begun(self._layer, key):
+        if self._file is None or not split.cold_count:
             return
         numbers = split.missing_numbers[split.cold_numbers]
-        self._file.begin_first(self._layer, key, split.cold[1], numbers)
+        filed = self._file.covers(self._layer, split.cold[1], numbers)
+        if not self._file.has_begun(self._layer, key):
+            self._file.begin_first(self._layer, key, split.cold[1][filed], numbers[filed])
+        self._filed = split.set_aside(filed)
 
-    def fill(self) -> None:
+    def fill(self) -> bool:
         """Bring those codes that lie in a file, and leave the others; see `SplitAttention`."""
-        if self._file is None or not self._split.cold_count:
-            return
+        filed, self._filed = self._filed, None
+        if self._file is None or filed is None or not len(filed.rows):
+            return False
         split, key, own = self._split, id(self._sequence), self._sequence.counters
-        rows, which = split.cold[1], split.cold_numbers
-        numbers = split.missing_numbers[which]
-        filled = self._file.fill(self._layer, key, rows, numbers, self._arrived, which, own)
-        split.keep_cold(~filled)
+        numbers = split.missing_numbers[filed.numbers]
+        given = self._layer, key, filed.rows, numbers, self._arrived, filed.numbers, own
+        filled = self._file.fill(*given)
+        split.take_back(filed.only(~filled))
+        return not filled.all()
 
     def code(self, first: int, rows: NDArray[np.uint64]) -> None:
         """Code tokens that were to be read; see `SplitAttention`."""

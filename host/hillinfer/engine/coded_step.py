@@ -476,7 +476,7 @@ class CodedStep:
         asked.step.step = step
         most = self._evaluation.sets * int(asked.step.exact)
         # Before anybody looks at rows, which to take memory may move.
-        together = self._together.take(most if most > self._cold.most_rows else 0)
+        together = self._together.take(most if most > self._cold.most_exact else 0)
         given = self._calls, self._values, self._file, self._recorder
         call = SplitCall(*given, layer, sequence, split, together, self._codes)
         call.begin(name, self._number, self._pools.layers[layer].table_address, asked, out)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.landing import WantedRows
+from hillinfer.engine.budget_plan import rows_at_once
 from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.gather import tile_runs
 from hillinfer.kv.hot_pool import Candidates
@@ -41,11 +42,11 @@ class SplitAttention(Protocol):
         ...
 
     def expect(self) -> None:
-        """Begin to bring what `fill` is to bring, where nobody has."""
+        """Begin to bring what `fill` is to bring, where nobody has; only other rows stay cold."""
         ...
 
-    def fill(self) -> None:
-        """Bring codes of tokens that were to be read where they lie in a file; the others stay."""
+    def fill(self) -> bool:
+        """Bring codes that lie in a file; True where some did not come, whose rows are cold now."""
         ...
 
     def code(self, first: int, rows: NDArray[np.uint64]) -> None:
@@ -152,9 +153,9 @@ class ColdRows:
         return entry
 
     @property
-    def most_rows(self) -> int:
-        """How many rows are read at a time."""
-        return self._buffers.rows
+    def most_exact(self) -> int:
+        """How many exact rows are read at a time."""
+        return rows_at_once(self._buffers.rows)
 
     def bring(
         self,
@@ -203,8 +204,8 @@ class ColdRows:
                 self._store.turns.demand()
                 try:
                     coming.expect()
-                    self._demand_exact(entry, sequence, split, coming.together)
-                    self._demand_codes(entry, split, coming)
+                    memory = self._demand_exact(entry, sequence, split, coming.together)
+                    self._demand_codes(entry, split, coming, memory)
                 finally:
                     self._store.turns.satisfy()
                 entry.wait_seconds += time.perf_counter() - started
@@ -224,37 +225,51 @@ class ColdRows:
         sequence: Sequence,
         split: SplitRows,
         together: NDArray[np.uint8],
-    ) -> None:
-        """Read exact rows that were not read ahead, and leave them where all can be looked at."""
-        misses, most = split.misses, self._buffers.rows
-        first, stop = misses.arrived, misses.count
+    ) -> NDArray[np.uint8]:
+        """Read exact rows that were not read ahead, and leave them where all can be looked at.
+
+        Returns what of the buffers nobody looks at.
+        """
+        misses, most, memory = split.misses, self.most_exact, self._buffers.take_both()
+        first, stop, used = misses.arrived, misses.count, 0
         addresses = split.exact.addresses
         for start in range(first, stop, most):
             part = misses.part(start, min(start + most, stop))
-            places = np.arange(len(part.rows))
-            buffer = self._buffers.take(0, len(places))
+            places, used = np.arange(len(part.rows)), len(part.rows)
+            memory = self._buffers.take_both()
             entry.note_reads(
-                self._store.read_rows(WantedRows(entry.layer, part.rows, buffer, places))
+                self._store.read_rows(WantedRows(entry.layer, part.rows, memory, places))
             )
-            # One read's rows stay in its buffer.
-            lies = buffer
+            # One read's rows stay in the buffers.
+            lies = memory
             if stop - first > most:
-                lies = together[start - first : start - first + len(places)]
-                lies[:] = buffer
+                lies = together[start - first : start - first + used]
+                lies[:] = memory[:used]
             addresses[part.numbers] = row_addresses(lies, places)
-            offered = self._keeper.offer_missed(entry, sequence, _candidates(part, buffer, places))
-            self._buffers.lend(0, offered)
+            offered = self._keeper.offer_missed(entry, sequence, _candidates(part, memory, places))
+            self._buffers.lend_both(offered)
+        return memory[used:]
 
-    def _demand_codes(self, entry: LayerStep, split: SplitRows, coming: SplitAttention) -> None:
-        """Read codes that lie in a file, and the other tokens' rows, and have these coded."""
-        coming.fill()
-        (_, rows), most = split.cold, self._buffers.rows
-        for start in range(0, len(rows), most):
-            own = rows[start : start + most]
+    def _demand_codes(
+        self, entry: LayerStep, split: SplitRows, coming: SplitAttention, memory: NDArray[np.uint8]
+    ) -> None:
+        """Read rows of tokens without codes in a file, and have these coded; then take the codes.
+
+        In this order: codes are read meanwhile.
+        """
+        self._demand_coded(entry, split, coming, memory)
+        if coming.fill():
+            self._demand_coded(entry, split, coming, memory)
+
+    def _demand_coded(
+        self, entry: LayerStep, split: SplitRows, coming: SplitAttention, memory: NDArray[np.uint8]
+    ) -> None:
+        _, rows = split.cold
+        for start in range(0, len(rows), len(memory)):
+            own = rows[start : start + len(memory)]
             places = np.arange(len(own))
-            buffer = self._buffers.take(1, len(own))
-            entry.note_reads(self._store.read_rows(WantedRows(entry.layer, own, buffer, places)))
-            coming.code(start, row_addresses(buffer, places))
+            entry.note_reads(self._store.read_rows(WantedRows(entry.layer, own, memory, places)))
+            coming.code(start, row_addresses(memory, places))
 
     def _demand(
         self,

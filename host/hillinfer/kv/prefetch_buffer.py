@@ -453,8 +453,9 @@ class RowBuffers:
 
     def __init__(self, rows: int, row_bytes: int) -> None:
         self.rows, self.row_bytes = rows, row_bytes
-        size = rows * row_bytes
-        self._buffers = [aligned_buffer(size)[:size].reshape(-1, row_bytes) for _ in range(2)]
+        size = 2 * rows * row_bytes
+        self._both = aligned_buffer(size)[:size].reshape(-1, row_bytes)
+        self._buffers = self._both[:rows], self._both[rows:]
         self._promoting: list[Future[tuple[int, int]] | None] = [None, None]
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-gather")
         self._upcoming: Future[Any] | None = None
@@ -477,6 +478,20 @@ class RowBuffers:
     def lend(self, which: int, promoting: Future[tuple[int, int]]) -> None:
         """Leave a buffer alone until a promotion from it has ended."""
         self._promoting[which] = promoting
+
+    def take_both(self) -> NDArray[np.uint8]:
+        """Return the two buffers as one, uint8 (2 · rows, row_bytes), which `take` has parts of.
+
+        Nothing is promoted from it any more.
+        """
+        for which in range(2):
+            self.take(which, 0)
+        return self._both
+
+    def lend_both(self, promoting: Future[tuple[int, int]]) -> None:
+        """Leave both alone until a promotion from them has ended."""
+        for which in range(2):
+            self.lend(which, promoting)
 
     def settle(self) -> None:
         """Wait for a stream that was left in the middle: all reads share these buffers."""

@@ -304,6 +304,27 @@ _VALUE_BYTES = 3 * 8
 _COLUMNS = 7
 
 
+@dataclass(frozen=True)
+class ColdTokens:
+    """Coded tokens that DRAM has no codes of, int64 each.
+
+    Parameters
+    ----------
+    positions, rows
+        Which they are, and their row numbers.
+    numbers
+        Which of the tokens without codes.
+    """
+
+    positions: Positions
+    rows: Positions
+    numbers: Positions
+
+    def only(self, chosen: NDArray[np.bool_]) -> ColdTokens:
+        """Return some of them, by one flag for each token."""
+        return ColdTokens(self.positions[chosen], self.rows[chosen], self.numbers[chosen])
+
+
 class SplitRows:
     """Sets that the library chooses or is given, call after call in the same memory.
 
@@ -424,14 +445,24 @@ class SplitRows:
         """Of tokens without codes, the numbers of their segments' values."""
         return self._numbers[: self.table.missing_count]
 
-    def keep_cold(self, chosen: NDArray[np.bool_]) -> None:
-        """Leave only these of the rows that are to be read."""
-        (own,) = np.nonzero(chosen)
-        gone = len(chosen) - len(own)
+    def set_aside(self, chosen: NDArray[np.bool_]) -> ColdTokens:
+        """Leave those of the rows that are to be read out of them, and return them."""
+        count, (own,) = self.table.cold_count, np.nonzero(~chosen)
+        aside = ColdTokens(*(column[:count][chosen] for column in self._cold))
         for column in self._cold:
             column[: len(own)] = column[own]
         self.table.cold_count = len(own)
-        self.table.read_count -= gone
+        self.table.read_count -= len(aside.rows)
+        return aside
+
+    def take_back(self, aside: ColdTokens) -> None:
+        """Have these, of those that were set aside, read instead of the rows before."""
+        count = len(aside.rows)
+        given = aside.positions, aside.rows, aside.numbers
+        for column, own in zip(self._cold, given, strict=True):
+            column[:count] = own
+        self.table.cold_count = count
+        self.table.read_count += count
 
 
 def _parts(memory: Positions, sets: int, rows: int) -> list[Positions]:
