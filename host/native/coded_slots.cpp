@@ -87,11 +87,12 @@ void want_codes(const CodeSlots& slots, const int64_t* rows, int64_t count) {
 }
 
 int64_t offer_codes(const CodeSlots& slots, const int64_t* rows, const int64_t* numbers,
-                    const uint8_t* codes, int64_t stride, int64_t count) {
+                    const uint64_t* codes, int64_t count) {
     int64_t kept = 0;
     std::vector<uint8_t> stay(size_t(slots.slot_count), 0);
     const auto fill = [&](int64_t offered, int64_t slot) {
-        std::memcpy(place_of(slots, slot), codes + offered * stride, size_t(slots.row_bytes));
+        std::memcpy(place_of(slots, slot), reinterpret_cast<const void*>(uintptr_t(codes[offered])),
+                    size_t(slots.row_bytes));
         slots.rows[slot] = int32_t(rows[offered]);
         slots.numbers[slot] = int32_t(numbers[offered]);
         slots.slot_of_row[rows[offered]] = int32_t(slot);
@@ -143,7 +144,7 @@ HILLINFER_API void hillinfer_want_codes(const CodeSlots* slots, const int64_t* r
 }
 
 HILLINFER_API int32_t hillinfer_offer_codes(const CodeSlots* slots, const int64_t* rows,
-                                            const int64_t* numbers, const uint8_t* codes,
-                                            int64_t stride, int64_t count, int64_t* kept) {
-    return guarded([&] { *kept = offer_codes(*slots, rows, numbers, codes, stride, count); });
+                                            const int64_t* numbers, const uint64_t* codes,
+                                            int64_t count, int64_t* kept) {
+    return guarded([&] { *kept = offer_codes(*slots, rows, numbers, codes, count); });
 }

@@ -29,8 +29,8 @@ uint64_t find_code(const CodeSlots& slots, int64_t row, int64_t number);
 void want_codes(const CodeSlots& slots, const int64_t* rows, int64_t count);
 
 // Keeps codes of rows, each once, that are worth more than what gives way for them, and returns how
-// many. They lie `stride` bytes apart; those are left out that there are no tables for.
+// many. Those are left out that there are no tables for.
 int64_t offer_codes(const CodeSlots& slots, const int64_t* rows, const int64_t* numbers,
-                    const uint8_t* codes, int64_t stride, int64_t count);
+                    const uint64_t* codes, int64_t count);
 
 }  // namespace hillinfer

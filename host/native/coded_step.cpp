@@ -213,10 +213,12 @@ bool are_weighed(const LayerTable& table, const DecodeStep& step, const SplitSel
 
 void offer(const CodeSlots& slots, const SplitSelection& split) {
     std::vector<int64_t> rows(size_t(split.missing_count));
+    std::vector<uint64_t> codes(size_t(split.missing_count));
     for (int64_t i = 0; i < split.missing_count; ++i) {
         rows[size_t(i)] = split.rows[split.missing[i]];
+        codes[size_t(i)] = split.coded->addresses[split.missing[i]];
     }
-    offer_codes(slots, rows.data(), split.numbers, split.arrived, split.row_bytes, split.missing_count);
+    offer_codes(slots, rows.data(), split.numbers, codes.data(), split.missing_count);
 }
 
 // Attends and offers what came, in this order: what gives way for it was attended to. False where the

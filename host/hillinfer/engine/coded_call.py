@@ -140,7 +140,6 @@ class SplitCall:
         sequence: Sequence,
         split: SplitRows,
         together: NDArray[np.uint8],
-        arrived: NDArray[np.uint8],
     ) -> None:
         self._calls = calls
         self._values = values
@@ -150,7 +149,6 @@ class SplitCall:
         self._sequence = sequence
         self._split = split
         self.together = together
-        self._arrived = arrived
         # Tokens whose codes lie in a file.
         self._filed: ColdTokens | None = None
         self._library = native_library()
@@ -192,8 +190,9 @@ class SplitCall:
             return False
         split, key, own = self._split, id(self._sequence), self._sequence.counters
         numbers = split.missing_numbers[filed.numbers]
-        given = self._layer, key, filed.rows, numbers, self._arrived, filed.numbers, own
-        filled = self._file.fill(*given)
+        places = np.zeros(len(filed.rows), np.uint64)
+        filled = self._file.fill(self._layer, key, filed.rows, numbers, places, own)
+        split.tell_codes(filed.numbers[filled], places[filled])
         split.take_back(filed.only(~filled))
         return not filled.all()
 
@@ -211,8 +210,12 @@ class SplitCall:
             given = self._number, self._table
             return self._library.decode("hillinfer_end_split", *given, slots, *rest)
 
-        with self._recorder.span(Lane.COMPUTE, "attention", layer=self._layer):
-            self._values.look(self._layer, attend)
+        try:
+            with self._recorder.span(Lane.COMPUTE, "attention", layer=self._layer):
+                self._values.look(self._layer, attend)
+        finally:
+            if self._file is not None:
+                self._file.let_go(self._layer, id(self._sequence))
 
 
 # --- Weights of shadows elsewhere ---

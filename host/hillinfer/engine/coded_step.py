@@ -478,7 +478,7 @@ class CodedStep:
         # Before anybody looks at rows, which to take memory may move.
         together = self._together.take(most if most > self._cold.most_exact else 0)
         given = self._calls, self._values, self._file, self._recorder
-        call = SplitCall(*given, layer, sequence, split, together, self._codes)
+        call = SplitCall(*given, layer, sequence, split, together)
         call.begin(name, self._number, self._pools.layers[layer].table_address, asked, out)
         self._calls.settle(layer, sequence, length)
         # They stay, whoever makes room meanwhile.

@@ -445,6 +445,10 @@ class SplitRows:
         """Of tokens without codes, the numbers of their segments' values."""
         return self._numbers[: self.table.missing_count]
 
+    def tell_codes(self, missing: Positions, places: NDArray[np.uint64]) -> None:
+        """Say where codes lie that came, by which of the tokens without codes they are."""
+        self.coded.addresses[self._missing[missing]] = places
+
     def set_aside(self, chosen: NDArray[np.bool_]) -> ColdTokens:
         """Leave those of the rows that are to be read out of them, and return them."""
         count, (own,) = self.table.cold_count, np.nonzero(~chosen)

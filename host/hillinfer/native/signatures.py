@@ -398,7 +398,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hillinfer_code_cold": (_INT, [_INT, *[_POINTER] * 2, _LONG, _LONG, _POINTER]),
     "hillinfer_end_split": (_INT, [_INT, *[_POINTER] * 5]),
     "hillinfer_want_codes": (None, [_POINTER, _POINTER, _LONG]),
-    "hillinfer_offer_codes": (_INT, [*[_POINTER] * 4, _LONG, _LONG, ctypes.POINTER(_LONG)]),
+    "hillinfer_offer_codes": (_INT, [*[_POINTER] * 4, _LONG, ctypes.POINTER(_LONG)]),
     "hillinfer_exact_blocks": (_INT, [_INT, _CALL, _POINTER, _LONG, _PARTIALS]),
     "hillinfer_coded_blocks": (_INT, [_INT, _CALL, ctypes.POINTER(CodedTokens), _PARTIALS]),
     "hillinfer_merge_blocks": (_INT, [_INT, _CALL, _PARTIALS, _LONG, _POINTER]),

@@ -23,6 +23,7 @@ from hillinfer.drive.landing import MAX_READ_BYTES, FileRows, Landed
 from hillinfer.drive.read_engines import LandingAhead, ReadEngine, lander_of
 from hillinfer.errors import ColdPoolError, HillInferWarning
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
+from hillinfer.native.structures import row_addresses
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
@@ -186,6 +187,8 @@ class CodeFile:
         self._free: list[NDArray[np.uint8]] = []
         self._tokens = 0
         self._coming: dict[tuple[int, Hashable], _Coming] = {}
+        # What somebody looks at.
+        self._held: dict[tuple[int, Hashable], list[_Coming]] = {}
 
     def cover(self, rows: int) -> None:
         """Have tables for row numbers below that.
@@ -356,11 +359,10 @@ class CodeFile:
         key: Hashable,
         rows: NDArray[np.int64],
         numbers: NDArray[np.int64],
-        out: NDArray[np.uint8],
-        places: NDArray[np.int64],
+        addresses: NDArray[np.uint64],
         own: Counters,
     ) -> NDArray[np.bool_]:
-        """Bring codes of those rows that have any here, and say of which.
+        """Bring codes of those rows that have any here, and say of which; `let_go` must follow.
 
         Where they cannot be read, or are not what was written, the user is warned, and none is
         brought from here on.
@@ -369,19 +371,17 @@ class CodeFile:
         ----------
         layer, key, rows, numbers
             As for `begin`; what was begun by the key is waited for, and the rest is read.
-        out
-            uint8 of shape (any, row_bytes).
-        places
-            int64: where in `out` each row's codes go.
+        addresses
+            uint64: gets where codes lie until they are let go; those of other rows stay.
         own
             Counts what was read, too: for the sequence.
         """
         filled, started = np.zeros(len(rows), np.bool_), time.perf_counter()
         try:
-            self._take(layer, key, rows, numbers, out, places, filled, own)
+            self._take(layer, key, rows, numbers, addresses, filled, own)
             (rest,) = np.nonzero(~filled)
             if len(rest) and self.begin_first(layer, key, rows[rest], numbers[rest]).any():
-                self._take(layer, key, rows, numbers, out, places, filled, own)
+                self._take(layer, key, rows, numbers, addresses, filled, own)
         except ColdPoolError as error:
             self._is_written = self._is_read = False
             warnings.warn(
@@ -393,8 +393,15 @@ class CodeFile:
             self._counters.drive_wait_seconds += time.perf_counter() - started
         return filled
 
+    def let_go(self, layer: int, key: Hashable) -> None:
+        """Let buffers be used again that codes of a layer lie in; harmless when done twice."""
+        for coming in self._held.pop((layer, key), []):
+            self._give(coming)
+
     def drop(self) -> None:
-        """Forget what was begun, and wait until nothing is read."""
+        """Forget what was begun and what came, and wait until nothing is read."""
+        for held in list(self._held):
+            self.let_go(*held)
         for key in list(self._coming):
             # Another thread may take it first.
             coming = self._coming.pop(key, None)
@@ -417,8 +424,7 @@ class CodeFile:
         key: Hashable,
         rows: NDArray[np.int64],
         numbers: NDArray[np.int64],
-        out: NDArray[np.uint8],
-        places: NDArray[np.int64],
+        addresses: NDArray[np.uint64],
         filled: NDArray[np.bool_],
         own: Counters,
     ) -> None:
@@ -426,18 +432,18 @@ class CodeFile:
         coming = self._coming.pop((layer, key), None)
         if coming is None:
             return
-        try:
-            landed = coming.landed.result()
-            self._note(layer, coming.landed, landed)
-            if landed.wrong is not None:
-                row = int(coming.rows[landed.wrong])
-                start = int(self._starts(layer, np.array([row // GROUP_TOKENS]))[0])
-                raise self._file.changed(self._size, start + row % GROUP_TOKENS * self._size)
-            at, came = _found_in(coming, rows, numbers, filled)
-            out[places[came]] = coming.buffer[at, : self._row_bytes]
-            filled[came] = True
-        finally:
-            self._give(coming)
+        # Whatever becomes of it here, its buffer is free once it is let go.
+        self._held.setdefault((layer, key), []).append(coming)
+        landed = coming.landed.result()
+        if isinstance(coming.landed, LandingAhead):
+            self._tell(layer, landed, *coming.landed.times)
+        if landed.wrong is not None:
+            row = int(coming.rows[landed.wrong])
+            start = int(self._starts(layer, np.array([row // GROUP_TOKENS]))[0])
+            raise self._file.changed(self._size, start + row % GROUP_TOKENS * self._size)
+        at, came = _found_in(coming, rows, numbers, filled)
+        addresses[came] = row_addresses(coming.buffer, at)
+        filled[came] = True
         for counters in (self._counters, own):
             counters.cold_reads += landed.cost.reads
             counters.cold_read_bytes += landed.cost.byte_count
@@ -478,11 +484,6 @@ class CodeFile:
         landed = self._engine.land(self._file, wanted)
         self._tell(layer, landed, started, time.perf_counter_ns())
         return landed
-
-    def _note(self, layer: int, how: _Landing, landed: Landed) -> None:
-        """Note how long the library's thread took."""
-        if isinstance(how, LandingAhead):
-            self._tell(layer, landed, *how.times)
 
     def _tell(self, layer: int, landed: Landed, started: int, stop: int) -> None:
         cost = landed.cost

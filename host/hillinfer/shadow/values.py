@@ -19,6 +19,7 @@ from hillinfer.errors import BudgetError
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.native.library import native_library
 from hillinfer.native.signatures import CodeSlots
+from hillinfer.native.structures import row_addresses
 from hillinfer.scoring.coded import NativeValueCoder
 from hillinfer.system.kept_memory import FreedHeap
 from hillinfer_model.channel_statistics import ChannelStatistics
@@ -252,16 +253,10 @@ class CodePool:
         """
         own, of = (np.ascontiguousarray(one, np.int64) for one in (rows, numbers))
         given, kept = np.ascontiguousarray(codes), ctypes.c_int64()
-        self._library.call(
-            "hillinfer_offer_codes",
-            self.address,
-            own.ctypes.data,
-            of.ctypes.data,
-            given.ctypes.data,
-            given.strides[0],
-            len(own),
-            ctypes.byref(kept),
-        )
+        places = row_addresses(given, np.arange(len(own)))
+        told = (one.ctypes.data for one in (own, of, places))
+        rest = len(own), ctypes.byref(kept)
+        self._library.call("hillinfer_offer_codes", self.address, *told, *rest)
         return kept.value
 
     def forget(self, rows: NDArray[np.int64]) -> None:

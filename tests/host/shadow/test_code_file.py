@@ -14,6 +14,8 @@ from hillinfer.drive.files import ColdFile, probe_io_mode, round_up
 from hillinfer.drive.read_engines import lander_of
 from hillinfer.errors import HillInferWarning
 from hillinfer.memory_budget import Accountant, Part
+from hillinfer.native.library import native_library
+from hillinfer.native.structures import row_addresses
 from hillinfer.settings import IOChoice
 from hillinfer.shadow.code_file import CodeFile, buffer_bytes, record_bytes, table_bytes
 from hillinfer.statistics import Counters
@@ -61,10 +63,12 @@ class Opened:
         return codes
 
     def fill(self, layer, rows, number=7, key="key"):
-        out, numbers = np.zeros((300, 99), np.uint8), np.full(len(rows), number)
-        places = np.arange(len(rows))[::-1].copy()
-        came = self.file.fill(layer, key, rows, numbers, out, places, self.own)
-        return came, out[places]
+        out, numbers = np.zeros((len(rows), 99), np.uint8), np.full(len(rows), number)
+        places = row_addresses(out, np.arange(len(rows)))
+        came = self.file.fill(layer, key, rows, numbers, places, self.own)
+        native_library().copy_rows(places, out)
+        self.file.let_go(layer, key)
+        return came, out
 
 
 @pytest.fixture
@@ -190,6 +194,26 @@ def test_buffers_that_are_in_use_leave_it_to_rows(opened):
     many = np.arange(2 * GROUP).repeat(3)
     assert not opened.file.begin(0, "d", many, np.full(len(many), 7)).any()
     assert opened.file.begin(0, "d", wanted, numbers).all()
+
+
+def test_codes_stay_where_they_came_until_they_are_let_go(opened):
+    codes = opened.write(0, np.arange(2 * GROUP))
+    wanted, numbers, places = np.array([3, 90]), np.full(2, 7), np.zeros(2, np.uint64)
+    assert opened.file.fill(0, "a", wanted, numbers, places, opened.own).all()
+    # The other buffer is free alone, and what is read to it is elsewhere.
+    begun = [opened.file.begin(0, key, wanted + 1, numbers).all() for key in "bc"]
+    assert begun == [True, False]
+    assert opened.fill(0, wanted + 1, key="b")[0].all()
+    found = np.zeros((2, 99), np.uint8)
+    native_library().copy_rows(places, found)
+    assert np.array_equal(found, codes[wanted])
+    for let_go in (lambda: opened.file.let_go(0, "a"), opened.file.drop):
+        let_go()
+        begun = [opened.file.begin(0, key, wanted, numbers).all() for key in "bcd"]
+        assert begun == [True, True, False]
+        opened.file.drop()
+        # A step that broke off lets nothing go by itself.
+        assert opened.file.fill(0, "a", wanted, numbers, places, opened.own).all()
 
 
 def test_buffers_that_grow_drop_what_was_begun(opened):

@@ -8,6 +8,7 @@ import pytest
 
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.native.library import native_library
+from hillinfer.native.structures import row_addresses
 from hillinfer.shadow.values import CHUNK_SLOTS, CodePool, ValueCodes
 from hillinfer_model.kernel_spec import KernelSpec
 
@@ -67,7 +68,8 @@ def offered(table, rows, row_bytes):
     """Offer codes as a step of the library's does, and say whether some are kept."""
     codes = np.zeros((len(rows), row_bytes), np.uint8)
     numbers, kept = np.zeros(len(rows), np.int64), ctypes.c_int64()
-    given = rows.ctypes.data, numbers.ctypes.data, codes.ctypes.data, row_bytes, len(rows)
+    places = row_addresses(codes, np.arange(len(rows)))
+    given = rows.ctypes.data, numbers.ctypes.data, places.ctypes.data, len(rows)
     native_library().call("hillinfer_offer_codes", table, *given, ctypes.byref(kept))
     return kept.value > 0
 
