@@ -400,9 +400,8 @@ def staging_bytes(shape: ModelShape, settings: Settings) -> int:
     write_back = round_up(settings.block_rows, GROUP_TOKENS) * shape.row_bytes
     keys = spec.segment_tokens * channels * _KEY_ITEM_BYTES
     return (
-        # Each buffer, what is on its way into it from slots or from the read buffer, and out of it
-        # into slots.
-        (2 * GATHER_BUFFERS + 1) * gathered
+        # Rows are read or copied to their places in them, and from there to slots.
+        GATHER_BUFFERS * gathered
         # Where rows are read ahead; they go into slots a few at a time.
         + landing
         + read
