@@ -452,8 +452,8 @@ CODED: tuple[Mutant, ...] = (
         "rows-of-coded-tokens-lie-on-exact-ones",
         "Rows that are read to be coded go where exact rows are attended to.",
         "host/hillinfer/engine/cold_rows.py",
-        "return memory[used:]",
-        "return memory",
+        "memory = self._buffers.behind(used) if used else self._buffers.take_both()",
+        "memory = self._buffers.take_both()",
         (_STEP_TESTS,),
     ),
     Mutant(

@@ -6,8 +6,10 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -389,3 +391,81 @@ class LandingArea:
                     f"block {block} is {self._states[block].value}: it cannot become {state.value}"
                 )
             self._states[block] = state
+
+
+T = TypeVar("T")
+
+
+class RowBuffers:
+    """Two buffers of rows that all reads of a runtime take turns with.
+
+    One is filled while the caller computes on the other.
+
+    Parameters
+    ----------
+    rows, row_bytes
+        Size of each.
+
+    Attributes
+    ----------
+    rows, row_bytes
+        As given.
+    """
+
+    def __init__(self, rows: int, row_bytes: int) -> None:
+        self.rows, self.row_bytes = rows, row_bytes
+        size = 2 * rows * row_bytes
+        self._both = aligned_buffer(size)[:size].reshape(-1, row_bytes)
+        self._buffers = self._both[:rows], self._both[rows:]
+        self._promoting: list[Future[tuple[int, int]] | None] = [None, None]
+        self._ahead = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-gather")
+        self._upcoming: Future[Any] | None = None
+
+    def begin(self, fill: Callable[[], T]) -> Future[T]:
+        """Let the thread of these buffers call what fills one that it takes."""
+        upcoming = self._upcoming = self._ahead.submit(fill)
+        return upcoming
+
+    def take(self, which: int, rows: int) -> NDArray[np.uint8]:
+        """Return the first `rows` of buffer 0 or 1, uint8 (rows, row_bytes).
+
+        Nothing is promoted from it any more.
+        """
+        promoting, self._promoting[which] = self._promoting[which], None
+        if promoting is not None:
+            wait([promoting])
+        return self._buffers[which][:rows]
+
+    def lend(self, which: int, promoting: Future[tuple[int, int]]) -> None:
+        """Leave a buffer alone until a promotion from it has ended."""
+        self._promoting[which] = promoting
+
+    def take_both(self) -> NDArray[np.uint8]:
+        """Return the two buffers as one, uint8 (2 · rows, row_bytes), which `take` has parts of.
+
+        Nothing is promoted from it any more.
+        """
+        for which in range(2):
+            self.take(which, 0)
+        return self._both
+
+    def behind(self, rows: int) -> NDArray[np.uint8]:
+        """Return what is behind the first rows of both, while those are promoted or looked at.
+
+        `take_both` was called since the rest was lent.
+        """
+        return self._both[rows:]
+
+    def lend_both(self, promoting: Future[tuple[int, int]]) -> None:
+        """Leave both alone until a promotion from them has ended."""
+        for which in range(2):
+            self.lend(which, promoting)
+
+    def settle(self) -> None:
+        """Wait for a stream that was left in the middle: all reads share these buffers."""
+        if self._upcoming is not None:
+            wait([self._upcoming])
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._ahead.shutdown(cancel_futures=True)

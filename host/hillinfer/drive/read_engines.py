@@ -7,6 +7,7 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol
 
@@ -215,6 +216,34 @@ _LOST = (
 )
 
 # --- Rows that land beside their caller ---
+
+
+class ComingRows(Protocol):
+    """Rows on their way to a buffer."""
+
+    def result(self) -> Landed:
+        """Return what it took, once they are there; raises what went wrong."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until nothing is under way, whatever came of it."""
+        ...
+
+
+class LandingInPython:
+    """Rows that a thread of Python's brings: so that somebody sees each read."""
+
+    def __init__(self, landed: Future[Landed]) -> None:
+        self._landed = landed
+
+    def result(self) -> Landed:
+        """Return what it took; see `ComingRows`."""
+        return self._landed.result()
+
+    def settle(self) -> None:
+        """Wait; see `ComingRows`."""
+        if not self._landed.cancel():
+            self._landed.exception()
 
 
 class LandingAhead:

@@ -13,7 +13,7 @@ from hillinfer.kv.hot_pool import SLOT_BYTES
 from hillinfer.kv.pool_policies import make_pool_policy
 from hillinfer.kv.sequence import HIT_BYTES, observed_bytes, room_for
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS
-from hillinfer.model_shape import ModelShape
+from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.scoring.layout import probe_bytes, score_bytes_per_token, scratch_bytes
 from hillinfer.secrecy.cold_pages import table_bytes
 from hillinfer.settings import HOST_DEVICES, Encryption, Settings
@@ -79,7 +79,7 @@ class DevicePart:
 WRITE_BACK_BUFFERS = 2
 GATHER_BUFFERS = 2
 _WIDENED_ITEM_BYTES = 4
-_KEY_ITEM_BYTES = 2
+_STATE_ITEM_BYTES = 2
 _SLOT_TABLE_BYTES = 4
 SCORE_GROWTH_TOKENS = 1024
 
@@ -351,8 +351,8 @@ def _code_table_bytes(shape: ModelShape, settings: Settings, rows: int) -> int:
 def coded_bytes(shape: ModelShape, spec: KernelSpec, settings: Settings, tokens: int) -> int:
     """Return what a step with coded tokens needs beyond what they are kept in (`coded_step`).
 
-    Weights of all coded tokens of a layer, their codes, and all exact rows where these are not read
-    at once; 0 where nothing is coded.
+    Weights of all coded tokens of a layer, their codes, and all exact rows; 0 where nothing is
+    coded.
     """
     if not settings.has_coded_tokens:
         return 0
@@ -367,17 +367,8 @@ def coded_bytes(shape: ModelShape, spec: KernelSpec, settings: Settings, tokens:
         codes += code_buffer_bytes(spec, most_coded(sets, count, tokens))
     # A shorter context may have more coded tokens, where `max_selected` bounds both.
     weighed = sets * count * weighed_bytes(spec)
-    rows = min(tokens, sets * exact)
-    fit = rows <= rows_at_once(max(settings.block_rows, GROUP_TOKENS))
-    return codes + weighed + (0 if fit else rows * shape.row_bytes)
-
-
-def rows_at_once(buffer_rows: int) -> int:
-    """Return how many exact rows stay where they are read: gather buffers, less a group.
-
-    In that, rows of coded tokens are read.
-    """
-    return GATHER_BUFFERS * buffer_rows - GROUP_TOKENS
+    # On a processor, few of them lie in the gather buffers instead.
+    return codes + weighed + min(tokens, sets * exact) * shape.row_bytes
 
 
 def widened_bytes(shape: ModelShape, settings: Settings) -> int:
@@ -398,7 +389,10 @@ def staging_bytes(shape: ModelShape, settings: Settings) -> int:
     channels = shape.kv_heads * shape.head_dim
     read = round_up(max(block, shape.row_bytes + 2 * PAGE_BYTES), PAGE_BYTES)
     write_back = round_up(settings.block_rows, GROUP_TOKENS) * shape.row_bytes
-    keys = spec.segment_tokens * channels * _KEY_ITEM_BYTES
+    states = spec.segment_tokens * channels * _STATE_ITEM_BYTES
+    # Of a segment that is coded, keys, and values where these are; a block of bfloat16, widened.
+    parts = 2 if settings.has_coded_tokens else 1
+    halves = gathered // 2 if shape.stored_type is StoredType.BFLOAT16 else 0
     return (
         # Rows are read or copied to their places in them, and from there to slots.
         GATHER_BUFFERS * gathered
@@ -407,7 +401,9 @@ def staging_bytes(shape: ModelShape, settings: Settings) -> int:
         + read
         + WRITE_BACK_BUFFERS * round_up(write_back, PAGE_BYTES)
         + widened_bytes(shape, settings)
-        + keys
+        + parts * states
+        + halves
+        + GROUP_TOKENS * shape.row_bytes
         + scratch_bytes(spec)
         + (sealing_bytes(write_back) if settings.encrypt_cold_pool is Encryption.YES else 0)
     )

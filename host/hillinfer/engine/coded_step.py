@@ -474,7 +474,7 @@ class CodedStep:
         split, length = self._split, sequence.lengths[layer]
         out = torch.empty(query.shape)
         asked.step.step = step
-        most = self._evaluation.sets * int(asked.step.exact)
+        most = min(self._evaluation.sets * int(asked.step.exact), length)
         # Before anybody looks at rows, which to take memory may move.
         together = self._together.take(most if most > self._cold.most_exact else 0)
         given = self._calls, self._values, self._file, self._recorder

@@ -11,14 +11,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.drive.landing import WantedRows
-from hillinfer.engine.budget_plan import rows_at_once
+from hillinfer.drive.landing import RowBuffers, WantedRows
 from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.gather import tile_runs
 from hillinfer.kv.hot_pool import Candidates
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import PoolKeeper
-from hillinfer.kv.prefetch_buffer import LandedRows, PrefetchBuffer, RowBuffers
+from hillinfer.kv.prefetch_buffer import LandedRows, PrefetchBuffer
 from hillinfer.kv.sequence import Sequence
 from hillinfer.native.library import native_library
 from hillinfer.native.selected import Coming, ComingAttention, MissedRows, MissList, SplitRows
@@ -154,8 +153,8 @@ class ColdRows:
 
     @property
     def most_exact(self) -> int:
-        """How many exact rows are read at a time."""
-        return rows_at_once(self._buffers.rows)
+        """How many exact rows stay where they are read: the gather buffers, less what is coded."""
+        return self._buffers.rows + self._buffers.rows // 2
 
     def bring(
         self,
@@ -204,8 +203,8 @@ class ColdRows:
                 self._store.turns.demand()
                 try:
                     coming.expect()
-                    memory = self._demand_exact(entry, sequence, split, coming.together)
-                    self._demand_codes(entry, split, coming, memory)
+                    used = self._demand_exact(entry, sequence, split, coming.together)
+                    self._demand_codes(entry, split, coming, used)
                 finally:
                     self._store.turns.satisfy()
                 entry.wait_seconds += time.perf_counter() - started
@@ -225,46 +224,48 @@ class ColdRows:
         sequence: Sequence,
         split: SplitRows,
         together: NDArray[np.uint8],
-    ) -> NDArray[np.uint8]:
+    ) -> int:
         """Read exact rows that were not read ahead, and leave them where all can be looked at.
 
-        Returns what of the buffers nobody looks at.
+        Returns how many rows of the buffers somebody looks at.
         """
-        misses, most, memory = split.misses, self.most_exact, self._buffers.take_both()
-        first, stop, used = misses.arrived, misses.count, 0
+        misses, most = split.misses, self.most_exact
+        first, stop = misses.arrived, misses.count
         addresses = split.exact.addresses
         for start in range(first, stop, most):
             part = misses.part(start, min(start + most, stop))
-            places, used = np.arange(len(part.rows)), len(part.rows)
-            memory = self._buffers.take_both()
+            places, memory = np.arange(len(part.rows)), self._buffers.take_both()
             entry.note_reads(
                 self._store.read_rows(WantedRows(entry.layer, part.rows, memory, places))
             )
             # One read's rows stay in the buffers.
             lies = memory
             if stop - first > most:
-                lies = together[start - first : start - first + used]
-                lies[:] = memory[:used]
+                lies = together[start - first : start - first + len(places)]
+                lies[:] = memory[: len(places)]
             addresses[part.numbers] = row_addresses(lies, places)
             offered = self._keeper.offer_missed(entry, sequence, _candidates(part, memory, places))
             self._buffers.lend_both(offered)
-        return memory[used:]
+        return stop - first if stop - first <= most else 0
 
     def _demand_codes(
-        self, entry: LayerStep, split: SplitRows, coming: SplitAttention, memory: NDArray[np.uint8]
+        self, entry: LayerStep, split: SplitRows, coming: SplitAttention, used: int
     ) -> None:
         """Read rows of tokens without codes in a file, and have these coded; then take the codes.
 
         In this order: codes are read meanwhile.
         """
-        self._demand_coded(entry, split, coming, memory)
+        self._demand_coded(entry, split, coming, used)
         if coming.fill():
-            self._demand_coded(entry, split, coming, memory)
+            self._demand_coded(entry, split, coming, used)
 
     def _demand_coded(
-        self, entry: LayerStep, split: SplitRows, coming: SplitAttention, memory: NDArray[np.uint8]
+        self, entry: LayerStep, split: SplitRows, coming: SplitAttention, used: int
     ) -> None:
         _, rows = split.cold
+        if not len(rows):
+            return
+        memory = self._buffers.behind(used) if used else self._buffers.take_both()
         for start in range(0, len(rows), len(memory)):
             own = rows[start : start + len(memory)]
             places = np.arange(len(own))

@@ -250,10 +250,12 @@ class GpuCodedStep:
             if self._file is not None:
                 of, key = (rows[missing], numbers[missing]), id(sequence)
                 places = addresses[missing]
-                rest = rest[~self._file.fill(layer, key, *of, places, sequence.counters)]
-                # Those that did not come lie where they are to go.
-                native_library().copy_rows(places, arrived)
-                self._file.let_go(layer, key)
+                try:
+                    rest = rest[~self._file.fill(layer, key, *of, places, sequence.counters)]
+                    # Those that did not come lie where they are to go.
+                    native_library().copy_rows(places, arrived)
+                finally:
+                    self._file.let_go(layer, key)
             self._bring(layer, sequence, wanted[missing[rest]], own, arrived, rest)
             for counters in (self._counters, sequence.counters):
                 counters.coded_arrivals += len(missing)

@@ -22,7 +22,7 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.checksums import RowSums
 from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.files import IOMode, buffered_warning, round_up
-from hillinfer.drive.landing import LandingArea
+from hillinfer.drive.landing import LandingArea, RowBuffers
 from hillinfer.drive.leftovers import sweep
 from hillinfer.drive.read_engines import ReadEngine
 from hillinfer.drive.regions import GroupTable
@@ -54,7 +54,7 @@ from hillinfer.kv.hot_pools import HotPools, LayerShares
 from hillinfer.kv.opened_sequences import SequenceOpener
 from hillinfer.kv.pool_keeper import LayerStepLog, PoolKeeper
 from hillinfer.kv.pool_policies import make_pool_policy
-from hillinfer.kv.prefetch_buffer import PrefetchBuffer, RowBuffers
+from hillinfer.kv.prefetch_buffer import PrefetchBuffer
 from hillinfer.kv.rows import RowKeeper, WriteBack
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.kv.shadow_keeper import ShadowKeeper

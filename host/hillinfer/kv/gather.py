@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.drive.landing import WantedRows
+from hillinfer.drive.landing import RowBuffers, WantedRows
 from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import LayerStepLog, PoolKeeper
-from hillinfer.kv.prefetch_buffer import LandedRows, PrefetchBuffer, RowBuffers
+from hillinfer.kv.prefetch_buffer import LandedRows, PrefetchBuffer
 from hillinfer.kv.sequence import Sequence
 from hillinfer.native.library import native_library
 from hillinfer.native.structures import row_addresses

@@ -7,11 +7,10 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,13 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.checksums import ROW_SUM_BYTES, RowSums
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, IOMode, aligned_buffer, round_up
 from hillinfer.drive.landing import MAX_READ_BYTES, FileRows, Landed
-from hillinfer.drive.read_engines import LandingAhead, ReadEngine, lander_of
+from hillinfer.drive.read_engines import (
+    ComingRows,
+    LandingAhead,
+    LandingInPython,
+    ReadEngine,
+    lander_of,
+)
 from hillinfer.errors import ColdPoolError, HillInferWarning
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.native.structures import row_addresses
@@ -68,34 +73,6 @@ _BATCHES = 4
 _MOST_LANDING_BYTES = 4 << 20
 
 
-class _Landing(Protocol):
-    """Records on their way to a buffer."""
-
-    def result(self) -> Landed:
-        """Return what it took, once they are there; raises what went wrong."""
-        ...
-
-    def settle(self) -> None:
-        """Wait until nothing is under way, whatever came of it."""
-        ...
-
-
-class _InPython:
-    """Records that a thread of Python's brings: so that somebody sees each read."""
-
-    def __init__(self, landed: Future[Landed]) -> None:
-        self._landed = landed
-
-    def result(self) -> Landed:
-        """Return what it took; see `_Landing`."""
-        return self._landed.result()
-
-    def settle(self) -> None:
-        """Wait; see `_Landing`."""
-        if not self._landed.cancel():
-            self._landed.exception()
-
-
 @dataclass(frozen=True)
 class _Coming:
     """Tokens whose records are being read to a buffer."""
@@ -104,7 +81,7 @@ class _Coming:
     rows: NDArray[np.int64]
     numbers: NDArray[np.int64]
     buffer: NDArray[np.uint8]
-    landed: _Landing
+    landed: ComingRows
 
 
 def _found_in(
@@ -349,6 +326,21 @@ class CodeFile:
         self._begin(layer, key, own, numbers[chosen], buffer, begin)
         return chosen
 
+    def _begin_rest(
+        self, layer: int, key: Hashable, rows: NDArray[np.int64], numbers: NDArray[np.int64]
+    ) -> bool:
+        """Begin to read what was not begun, behind what came; False where nothing is read."""
+        if not (held := self._held.get((layer, key))):
+            return bool(self.begin_first(layer, key, rows, numbers).any())
+        chosen = self.covers(layer, rows, numbers)
+        # Both buffers may be in use, now that the next layer's codes are on their way.
+        buffer = held[-1].buffer[len(held[-1].rows) :]
+        if not chosen.any() or np.count_nonzero(chosen) > len(buffer):
+            return False
+        own = rows[chosen], numbers[chosen]
+        self._begin(layer, key, *own, buffer, LandingAhead.begin_first)
+        return True
+
     def has_begun(self, layer: int, key: Hashable) -> bool:
         """Say whether codes of a layer are on their way to whoever fills in by that key."""
         return (layer, key) in self._coming
@@ -380,7 +372,7 @@ class CodeFile:
         try:
             self._take(layer, key, rows, numbers, addresses, filled, own)
             (rest,) = np.nonzero(~filled)
-            if len(rest) and self.begin_first(layer, key, rows[rest], numbers[rest]).any():
+            if len(rest) and self._begin_rest(layer, key, rows[rest], numbers[rest]):
                 self._take(layer, key, rows, numbers, addresses, filled, own)
         except ColdPoolError as error:
             self._is_written = self._is_read = False
@@ -395,8 +387,11 @@ class CodeFile:
 
     def let_go(self, layer: int, key: Hashable) -> None:
         """Let buffers be used again that codes of a layer lie in; harmless when done twice."""
-        for coming in self._held.pop((layer, key), []):
-            self._give(coming)
+        held = self._held.get((layer, key), [])
+        while held:
+            self._give(held[-1])
+            held.pop()
+        self._held.pop((layer, key), None)
 
     def drop(self) -> None:
         """Forget what was begun and what came, and wait until nothing is read."""
@@ -471,7 +466,7 @@ class CodeFile:
         unit = self._file.read_unit
         wanted = FileRows(rows, buffer, places, self._landing, sums, starts=starts, unit_bytes=unit)
         if self._lander is None:
-            landed: _Landing = _InPython(self._reader.submit(self._land, layer, wanted))
+            landed = LandingInPython(self._reader.submit(self._land, layer, wanted))
             self._coming[layer, key] = _Coming(layer, rows, numbers, buffer, landed)
             return
         ahead = self._lander.ahead(self._file, wanted)

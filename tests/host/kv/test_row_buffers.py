@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from hillinfer.kv.prefetch_buffer import RowBuffers
+from hillinfer.drive.landing import RowBuffers
 
 ENOUGH, A_MOMENT = 30, 0.05
 

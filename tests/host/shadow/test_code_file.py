@@ -216,6 +216,21 @@ def test_codes_stay_where_they_came_until_they_are_let_go(opened):
         assert opened.file.fill(0, "a", wanted, numbers, places, opened.own).all()
 
 
+def test_the_rest_is_read_while_the_next_layers_codes_are_on_their_way(opened):
+    codes = opened.write(0, np.arange(4 * GROUP))
+    opened.write(1, np.arange(GROUP))
+    assert opened.file.begin(0, "key", np.array([200, 3]), np.full(2, 7)).all()
+    assert opened.file.begin(1, "key", np.array([5]), np.array([7])).all()
+    wanted = np.array([3, 90, 200, 255, 4 * GROUP])
+    came, found = opened.fill(0, wanted)
+    assert came.tolist() == [True, True, True, True, False]
+    assert np.array_equal(found[:4], codes[wanted[:4]])
+    assert opened.fill(1, np.array([5]))[0].all()
+    # As many buffers are free as before.
+    begun = [opened.file.begin(0, key, wanted[:4], np.full(4, 7)).all() for key in "abc"]
+    assert begun == [True, True, False]
+
+
 def test_buffers_that_grow_drop_what_was_begun(opened):
     codes = opened.write(0, np.arange(2 * GROUP))
     opened.file.begin(0, "key", np.array([3]), np.array([7]))
