@@ -3,6 +3,7 @@
 
 import os
 import weakref
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -349,6 +350,21 @@ def test_exact_rows_are_not_read_of_the_file_of_codes(cold_dir):
     settings = SETTINGS.changed(exact_floor=150)
     _, begun, (read, _) = filed(cold_dir, announced=True, settings=settings)
     assert begun == read > 0
+
+
+def test_buffers_of_codes_are_free_once_attention_has_looked(cold_dir):
+    runtime = Way(Budget.LEAST, path=Path.COLD).open(SHAPE, SETTINGS, cold_dir, 780)
+    with closing(runtime):
+        sequence = runtime.open_sequence()
+        LONG.read(runtime, sequence)
+        LONG.decode(runtime, sequence, 0)
+        before = runtime.statistics().coded_reads
+        LONG.decode(runtime, sequence, 1)
+        assert runtime.statistics().coded_reads > before
+        file, row = runtime.parts.codes_file, sequence.rows(np.array([0]))
+        number = np.full(1, sequence.segments[0].layers[0].values.number)
+        begun = [file.begin(0, key, row, number).all() for key in "abc"]
+        assert begun == [True, True, False]
 
 
 def decoded(cold_dir, forgotten=()):
