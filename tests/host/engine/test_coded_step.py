@@ -353,7 +353,7 @@ def test_exact_rows_are_not_read_of_the_file_of_codes(cold_dir):
 
 
 def test_buffers_of_codes_are_free_once_attention_has_looked(cold_dir):
-    runtime = Way(Budget.LEAST, path=Path.COLD).open(SHAPE, SETTINGS, cold_dir, 780)
+    runtime = Way(Budget.LEAST, path=Path.COLD).open(SHAPE, SETTINGS, cold_dir, 1096)
     with closing(runtime):
         sequence = runtime.open_sequence()
         LONG.read(runtime, sequence)
