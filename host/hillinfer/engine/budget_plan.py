@@ -13,7 +13,7 @@ from hillinfer.kv.hot_pool import SLOT_BYTES
 from hillinfer.kv.pool_policies import make_pool_policy
 from hillinfer.kv.sequence import HIT_BYTES, observed_bytes, room_for
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS
-from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.model_shape import ModelShape
 from hillinfer.scoring.layout import probe_bytes, score_bytes_per_token, scratch_bytes
 from hillinfer.secrecy.cold_pages import table_bytes
 from hillinfer.settings import HOST_DEVICES, Encryption, Settings
@@ -79,7 +79,7 @@ class DevicePart:
 WRITE_BACK_BUFFERS = 2
 GATHER_BUFFERS = 2
 _WIDENED_ITEM_BYTES = 4
-_STATE_ITEM_BYTES = 2
+_KEY_ITEM_BYTES = 2
 _SLOT_TABLE_BYTES = 4
 SCORE_GROWTH_TOKENS = 1024
 
@@ -367,7 +367,7 @@ def coded_bytes(shape: ModelShape, spec: KernelSpec, settings: Settings, tokens:
         codes += code_buffer_bytes(spec, most_coded(sets, count, tokens))
     # A shorter context may have more coded tokens, where `max_selected` bounds both.
     weighed = sets * count * weighed_bytes(spec)
-    # On a processor, few of them lie in the gather buffers instead.
+    # On a processor exact rows lie in the gather buffers instead, where these hold them.
     return codes + weighed + min(tokens, sets * exact) * shape.row_bytes
 
 
@@ -389,21 +389,17 @@ def staging_bytes(shape: ModelShape, settings: Settings) -> int:
     channels = shape.kv_heads * shape.head_dim
     read = round_up(max(block, shape.row_bytes + 2 * PAGE_BYTES), PAGE_BYTES)
     write_back = round_up(settings.block_rows, GROUP_TOKENS) * shape.row_bytes
-    states = spec.segment_tokens * channels * _STATE_ITEM_BYTES
-    # Of a segment that is coded, keys, and values where these are; a block of bfloat16, widened.
-    parts = 2 if settings.has_coded_tokens else 1
-    halves = gathered // 2 if shape.stored_type is StoredType.BFLOAT16 else 0
+    keys = spec.segment_tokens * channels * _KEY_ITEM_BYTES
     return (
-        # Rows are read or copied to their places in them, and from there to slots.
-        GATHER_BUFFERS * gathered
+        # Each buffer, what is on its way into it from slots or from the read buffer, and out of it
+        # into slots.
+        (2 * GATHER_BUFFERS + 1) * gathered
         # Where rows are read ahead; they go into slots a few at a time.
         + landing
         + read
         + WRITE_BACK_BUFFERS * round_up(write_back, PAGE_BYTES)
         + widened_bytes(shape, settings)
-        + parts * states
-        + halves
-        + GROUP_TOKENS * shape.row_bytes
+        + keys
         + scratch_bytes(spec)
         + (sealing_bytes(write_back) if settings.encrypt_cold_pool is Encryption.YES else 0)
     )
