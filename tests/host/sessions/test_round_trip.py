@@ -173,9 +173,12 @@ def test_saved_again_after_answers(attachment, saved, tmp_path):
 def test_rows_are_given_a_name_and_not_written_again(attachment, tmp_path):
     cache = attachment.new_cache()
     feed(attachment.model, cache, IDS)
-    # Which waits for writes that are under way.
     written = cache.statistics().cold_write_bytes
-    files = [os.fstat(file.descriptor) for file in cache.engine.runtime.parts.store.files]
+    # Counted when it is queued, so the last writes may still be under way.
+    store = cache.engine.runtime.parts.store
+    for layer in range(len(store.files)):
+        store.settle_all(layer)
+    files = [os.fstat(file.descriptor) for file in store.files]
     result = cache.save_session(tmp_path / "session")
     assert result.copied_row_bytes == 0
     assert cache.statistics().cold_write_bytes == written == ROWS
