@@ -177,10 +177,10 @@ class SplitCall:
         split, key = self._split, id(self._sequence)
         if self._file is None or not split.cold_count:
             return
-        numbers = split.missing_numbers[split.cold_numbers]
-        filed = self._file.covers(self._layer, split.cold[1], numbers)
+        rows, numbers = split.cold[1], split.missing_numbers[split.cold_numbers]
+        filed = self._file.covers(self._layer, rows, numbers)
         if not self._file.has_begun(self._layer, key):
-            self._file.begin_first(self._layer, key, split.cold[1][filed], numbers[filed])
+            self._file.begin_first(self._layer, key, rows[filed], numbers[filed])
         self._filed = split.set_aside(filed)
 
     def fill(self) -> bool:

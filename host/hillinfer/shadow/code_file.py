@@ -326,21 +326,6 @@ class CodeFile:
         self._begin(layer, key, own, numbers[chosen], buffer, begin)
         return chosen
 
-    def _begin_rest(
-        self, layer: int, key: Hashable, rows: NDArray[np.int64], numbers: NDArray[np.int64]
-    ) -> bool:
-        """Begin to read what was not begun, behind what came; False where nothing is read."""
-        if not (held := self._held.get((layer, key))):
-            return bool(self.begin_first(layer, key, rows, numbers).any())
-        chosen = self.covers(layer, rows, numbers)
-        # Both buffers may be in use, now that the next layer's codes are on their way.
-        buffer = held[-1].buffer[len(held[-1].rows) :]
-        if not chosen.any() or np.count_nonzero(chosen) > len(buffer):
-            return False
-        own = rows[chosen], numbers[chosen]
-        self._begin(layer, key, *own, buffer, LandingAhead.begin_first)
-        return True
-
     def has_begun(self, layer: int, key: Hashable) -> bool:
         """Say whether codes of a layer are on their way to whoever fills in by that key."""
         return (layer, key) in self._coming
@@ -444,6 +429,21 @@ class CodeFile:
             counters.cold_read_bytes += landed.cost.byte_count
             counters.cold_useful_bytes += len(came) * self._size
             counters.coded_reads += len(came)
+
+    def _begin_rest(
+        self, layer: int, key: Hashable, rows: NDArray[np.int64], numbers: NDArray[np.int64]
+    ) -> bool:
+        """Begin to read what was not begun, behind what came; False where nothing is read."""
+        if not (held := self._held.get((layer, key))):
+            return bool(self.begin_first(layer, key, rows, numbers).any())
+        chosen = self.covers(layer, rows, numbers)
+        # Both buffers may be in use, now that the next layer's codes are on their way.
+        buffer = held[-1].buffer[len(held[-1].rows) :]
+        if not chosen.any() or np.count_nonzero(chosen) > len(buffer):
+            return False
+        own = rows[chosen], numbers[chosen]
+        self._begin(layer, key, *own, buffer, LandingAhead.begin_first)
+        return True
 
     def _starts(self, layer: int, groups: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the byte of the file at which each group's records start."""
