@@ -10,7 +10,7 @@ from hillinfer.placement.options import FadingUses, FirstTokenUtility
 from hillinfer.placement.placing import Placing
 from hillinfer.placement.policies import MergedHulls, make_placement_policy
 from hillinfer_bench.placement.instances import random_instance, random_stock
-from hillinfer_bench.placement.optimum import optimum
+from hillinfer_bench.placement.optimum import optimum, share_at_least
 
 
 def test_the_optimum_is_the_best_of_all_placements():
@@ -44,9 +44,15 @@ def test_ours_is_near_the_optimum_of_random_instances(part):
     shares = []
     for seed in range(100 * part, 100 * part + 100):
         stock = random_instance(seed)
-        best = optimum(stock, gap=1e-3)
         stock.arrange(make_placement_policy("hulls").plan(stock, None))
-        shares.append(best.share(stock.utility()))
+        least = share_at_least(stock)
+        # The optimum itself takes four times as long: where the limit leaves a doubt, and at times.
+        if least < 0.98 or seed % 10 == 0:
+            share = optimum(stock, gap=1e-3).share(stock.utility())
+            assert least <= share + 1e-6
+            shares.append(share)
+        else:
+            shares.append(least)
     assert min(shares) >= 0.98
     assert max(shares) <= 1.0011
 
@@ -55,7 +61,7 @@ def test_a_placement_far_from_the_optimum_is_seen():
     stock = random_instance(1)
     best = optimum(stock, gap=1e-3)
     stock.arrange(make_placement_policy("lru").plan(stock, None))
-    assert best.share(stock.utility()) < 0.9
+    assert share_at_least(stock) <= best.share(stock.utility()) < 0.9
 
 
 def placed_stock(contexts, policy):
