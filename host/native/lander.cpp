@@ -67,6 +67,9 @@ void Lander::hold(bool held) {
         const std::lock_guard<std::mutex> lock(mutex_);
         held_ = held;
         look();
+        if (!has_work()) {
+            return;
+        }
     }
     begun_.notify_one();
 }
@@ -75,7 +78,9 @@ void Lander::wait(const LandingErrand* errand) {
     std::unique_lock<std::mutex> lock(mutex_);
     ++waiting_;
     look();
-    begun_.notify_one();
+    if (has_work()) {
+        begun_.notify_one();
+    }
     done_.wait(lock, [&] { return errand->is_done != 0; });
     --waiting_;
     look();
@@ -93,7 +98,7 @@ void Lander::run() {
     is_open_ = true;
     done_.notify_all();
     while (true) {
-        begun_.wait(lock, [&] { return !first_.empty() || (!line_.empty() && !is_held()) || ended_; });
+        begun_.wait(lock, [&] { return has_work() || ended_; });
         std::deque<LandingErrand*>& line = first_.empty() ? line_ : first_;
         if (line.empty()) {
             return;

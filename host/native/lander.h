@@ -60,6 +60,8 @@ private:
     void run();
     void add(LandingErrand* errand, std::deque<LandingErrand*>& line);
     bool is_held() const { return held_ && !waiting_; }
+    // Nobody wakes the thread without: it would take a core from whoever computes.
+    bool has_work() const { return !first_.empty() || (!line_.empty() && !is_held()); }
     void look() { is_hurried_ = !first_.empty() || is_held(); }
 
     std::mutex mutex_;

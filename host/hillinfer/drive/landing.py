@@ -156,7 +156,7 @@ class LandingTable:
         coming = wanted.coming
         numbers = None if coming is None else np.ascontiguousarray(coming.numbers, np.int64)
         self._kept = (wanted, rows, places, numbers)
-        offsets, addresses, counts = (one.ctypes.data for one in self._missing)
+        offsets, line = self._missing.ctypes.data, self._missing.strides[0]
         self.table = Landing(
             rows.ctypes.data,
             places.ctypes.data,
@@ -172,8 +172,8 @@ class LandingTable:
             0 if wanted.starts is None else len(wanted.starts),
             wrong=-1,
             missing_offsets=offsets,
-            missing_addresses=addresses,
-            missing_counts=counts,
+            missing_addresses=offsets + line,
+            missing_counts=offsets + 2 * line,
             attending=None if coming is None else ctypes.addressof(coming.run.table),
             numbers=None if numbers is None else numbers.ctypes.data,
             seals=None if wanted.seals is None else wanted.seals.address,

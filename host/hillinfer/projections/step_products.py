@@ -41,7 +41,7 @@ class StepProducts:
         except UnsupportedFeatureError:
             return
         for group in groups:
-            plain = [one for one in group.layers if is_plain(one)]
+            plain = [one for one in group.layers if is_plain(one.weight, one.bias)]
             # Of query, key and value the first is asked for alone, too: queries are predicted.
             for layers in (*([one] for one in plain[:-2]), plain[-2:]):
                 shared = _SharedInput(layers, variant)
@@ -66,11 +66,13 @@ class StepProducts:
             names.pop("forward", None)
 
 
-def is_plain(layer: torch.nn.Linear) -> bool:
+def is_plain(weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Return whether a layer's weights are what `few_rows` takes."""
-    held = [one for one in (layer.weight, layer.bias) if one is not None]
-    fits = layer.weight.dtype in FEW_ROWS_TYPES and held[-1].dtype is layer.weight.dtype
-    return fits and all(one.is_cpu and one.is_contiguous() for one in held)
+    if weight.dtype not in FEW_ROWS_TYPES or not (weight.is_cpu and weight.is_contiguous()):
+        return False
+    if bias is None:
+        return True
+    return bias.dtype is weight.dtype and bias.is_cpu and bias.is_contiguous()
 
 
 class _SharedInput:
@@ -91,17 +93,17 @@ class _SharedInput:
         if place and kept is not None and kept[0] is states:
             self._kept = None
             return kept[1]
-        layer = self._layers[place]
-        wanted = [layer] if place else self._layers
+        # Looked up once, in Python each; somebody may have given a layer others meanwhile.
+        wanted = self._layers[place : place + 1] if place else self._layers
+        weights = [(one.weight, one.bias) for one in wanted]
+        weight, bias = weights[0]
         is_step = states.dim() < 3 or states.shape[-2] == 1
-        # Somebody may have given a layer other weights meanwhile.
         if (
             torch.is_grad_enabled()
-            or not (is_step and is_few(states, layer.weight))
-            or not all(map(is_plain, wanted))
+            or not (is_step and is_few(states, weight))
+            or not all(is_plain(*one) for one in weights)
         ):
-            return linear(states, layer.weight, layer.bias)
-        weights = [(one.weight, one.bias) for one in wanted]
+            return linear(states, weight, bias)
         first, *others = few_rows_of_each(states, weights, self._variant)
         if others:
             self._kept = states, others[0]
