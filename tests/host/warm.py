@@ -36,6 +36,7 @@ _LIMITS = tuple(
 )
 _MODULES = (
     *("torch", "transformers", "transformers.generation.utils", "accelerate"),
+    "transformers.conversion_mapping",
     *(
         "hillinfer",
         "hillinfer.cli.main",
@@ -43,6 +44,8 @@ _MODULES = (
         "hillinfer.store.store",
         "hillinfer_bench.cli.programs",
     ),
+    # What reading arguments loads.
+    *("pydantic", "pydantic.type_adapter"),
 )
 # Of a number on the way, in bytes.
 _LENGTH = 8
@@ -129,6 +132,10 @@ def _serve(place):
     # Modules that wait to be asked for.
     for name in ("AutoModelForCausalLM", "AutoTokenizer", "LlamaForCausalLM"):
         getattr(sys.modules["transformers"], name)
+    # What weights are called in all models that there are; a tenth of a second.
+    sys.modules["transformers.conversion_mapping"].get_checkpoint_conversion_mapping("llama")
+    for command in ("generate", "decode"):
+        _ = sys.modules["hillinfer_bench.cli.programs"].main_of([command]).parser
     # Collecting garbage would touch, and so copy, every page of a child.
     gc.collect()
     gc.freeze()

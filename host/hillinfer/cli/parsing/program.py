@@ -98,15 +98,15 @@ class Program:
 
         def command() -> object:
             with shown_warnings():
-                return self._parser.main(
+                return self.parser.main(
                     given, prog_name=self._name, standalone_mode=False, obj=surroundings
                 )
 
         sys.exit(run_to_end(command))
 
     @functools.cached_property
-    def _parser(self) -> Any:
-        """What reads arguments; made once, because it looks at every subcommand's options."""
+    def parser(self) -> Any:
+        """What reads arguments; made once, when first asked for: it looks at every option."""
         parser: Any = typer.main.get_command(
             _app(self._description, self._commands, self._beginning)
         )
