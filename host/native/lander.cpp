@@ -58,6 +58,9 @@ void Lander::add(LandingErrand* errand, std::deque<LandingErrand*>& line) {
         line.push_back(errand);
         errand->is_done = 0;
         look();
+        if (!has_work()) {
+            return;
+        }
     }
     begun_.notify_one();
 }

@@ -60,7 +60,7 @@ private:
     void run();
     void add(LandingErrand* errand, std::deque<LandingErrand*>& line);
     bool is_held() const { return held_ && !waiting_; }
-    // Nobody wakes the thread without: it would take a core from whoever computes.
+    // Whether the thread can go on. It is not woken otherwise: that would take a core from whoever computes.
     bool has_work() const { return !first_.empty() || (!line_.empty() && !is_held()); }
     void look() { is_hurried_ = !first_.empty() || is_held(); }
 

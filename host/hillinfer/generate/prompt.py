@@ -43,11 +43,6 @@ class PromptForm(StrEnum):
         return cls.CHAT if chat else cls.PLAIN
 
 
-def _with_place(document: MaskedText) -> MaskedText:
-    """Return a user turn of a document and a question, as far as it is known."""
-    return document + f"{_SEPARATOR}{_QUESTION_PLACE}"
-
-
 class QuestionPrompt:
     """Questions about a document that was read before, which itself is not needed.
 
@@ -82,10 +77,7 @@ class QuestionPrompt:
     def _around_question(self, document: MaskedText) -> tuple[MaskedText, MaskedText]:
         if self.form is PromptForm.PLAIN:
             return document + f"{_SEPARATOR}Question: ", MaskedText("\nAnswer:")
-        return self._cut(self._rendered(_with_place(document))[0])
-
-    def _cut(self, rendered: MaskedText) -> tuple[MaskedText, MaskedText]:
-        parts = rendered.cut(_QUESTION_PLACE)
+        parts = self._rendered(document + f"{_SEPARATOR}{_QUESTION_PLACE}").cut(_QUESTION_PLACE)
         if len(parts) != 2:
             raise PromptError(
                 "the chat template of this model does not keep the user's text: use "
@@ -93,17 +85,15 @@ class QuestionPrompt:
             )
         return parts[0], parts[1]
 
-    def _rendered(self, *contents: MaskedText) -> list[MaskedText]:
-        """Return the chats of several contents, all by one process: to start it takes longest."""
+    def _rendered(self, content: MaskedText) -> MaskedText:
         harmless = secrets.token_hex(_HARMLESS_BYTES)
-        given = (*(one.text for one in contents), harmless)
-        *texts, other = rendered_chats(self._tokenizer, given)
-        for content, text in zip(contents, texts, strict=True):
-            kept = {other.replace(harmless, one) for one in (content.text, content.text.strip())}
-            # Nearly all templates keep what a user says; then there is nothing to compare.
-            if text not in kept:
-                self._encoder.check_same_control(text, other)
-        return [one.with_text(text) for one, text in zip(contents, texts, strict=True)]
+        text, other = rendered_chats(self._tokenizer, (content.text, harmless))
+        # Nearly all templates keep what a user says; then there is nothing to compare.
+        if text not in {
+            other.replace(harmless, one) for one in (content.text, content.text.strip())
+        }:
+            self._encoder.check_same_control(text, other)
+        return content.with_text(text)
 
 
 class DocumentPrompt(QuestionPrompt):
@@ -142,12 +132,8 @@ class DocumentPrompt(QuestionPrompt):
         super().__init__(tokenizer, PromptForm.of(tokenizer, style), special_tokens)
 
     def _parts(self) -> tuple[MaskedText, MaskedText]:
-        document = self._encoder.mask(self._text)
-        self._document = self._alone = document
-        if self.form is PromptForm.PLAIN:
-            return self._around_question(document)
-        asked, self._alone = self._rendered(_with_place(document), document)
-        return self._cut(asked)
+        self._document = self._encoder.mask(self._text)
+        return self._around_question(self._document)
 
     @property
     def spelled_tokens(self) -> tuple[str, ...]:
@@ -156,7 +142,8 @@ class DocumentPrompt(QuestionPrompt):
 
     def alone(self) -> list[int]:
         """Return the ids of the document as the whole prompt."""
-        return self._start_ids(self._alone)
+        chat = self.form is PromptForm.CHAT
+        return self._start_ids(self._rendered(self._document) if chat else self._document)
 
     def document_ids(self) -> list[int]:
         """Return the ids that every question's prompt starts with."""

@@ -93,7 +93,8 @@ class _SharedInput:
         if place and kept is not None and kept[0] is states:
             self._kept = None
             return kept[1]
-        # Looked up once, in Python each; somebody may have given a layer others meanwhile.
+        # Looked up once, because each look takes time, and every time, because somebody may have
+        # given a layer others meanwhile.
         wanted = self._layers[place : place + 1] if place else self._layers
         weights = [(one.weight, one.bias) for one in wanted]
         weight, bias = weights[0]

@@ -366,13 +366,17 @@ def test_what_is_no_shape_is_refused(text, said):
         ShapeTokens.parse(text)
 
 
-def test_one_cache_can_be_timed_by_itself(tmp_path):
+def test_one_cache_can_be_timed_by_itself(tmp_path, capfd):
     """Of a shape that takes minutes, without the rows of the other cache."""
     assert parse_caches(None) == CACHES
     assert parse_caches(["drive", "ordinary"]) == CACHES
     assert parse_caches(["drive"]) == (DRIVE,)
     with pytest.raises(SettingsError, match="--caches disk: choose of ordinary and drive"):
         parse_caches(["drive", "disk"])
+    with pytest.raises(SystemExit) as ended:
+        main(["slim", "--model", "nowhere", "--caches", "drive", "--caches", "disk"])
+    assert ended.value.code
+    assert "--caches disk: choose of" in " ".join(capfd.readouterr().err.split())
     folder, out = save_tiny(tmp_path / "model", TinyModel(layers=30)), tmp_path / "slim.json"
     given = ["slim", "--model", str(folder), "--contexts", "320", "--rounds", "1"]
     given += ["--texts", "0", "--out", str(out)]

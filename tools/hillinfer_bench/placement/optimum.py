@@ -73,7 +73,8 @@ def optimum(
 def share_at_least(stock: Stock) -> float:
     """Return a lower limit of `Optimum.share` of a stock's placement, in a quarter of the time.
 
-    No placement gains more than one that may keep parts of a document in several forms.
+    No placement gains more than one that may keep parts of a document in several forms. The stock's
+    own gains as much as resting, or more.
 
     Raises
     ------
@@ -89,7 +90,7 @@ def share_at_least(stock: Stock) -> float:
 
 @dataclass(frozen=True)
 class _Programme:
-    """Which option of each document, as columns; documents and tiers are rows."""
+    """The integer programme: a column for each option, a row for each document and tier."""
 
     choices: list[tuple[str, int]]
     gains: NDArray[np.float64]
