@@ -264,17 +264,20 @@ def opened_database(
 
 def _known_database(places: StorePlaces) -> Database | None:
     """Return the index' database as it is; None where it must be made anew."""
-    if places.index.exists():
-        try:
-            return Database(places.index, places.pool)
-        except StoreError as error:
-            if not isinstance(error.__cause__, sqlite3.DatabaseError) or places.is_shared:
-                raise
-    elif places.is_shared:
+    index = places.index
+    # Looked for again: another process may have made it, and begun to use it, since the first look.
+    if not index.exists() and places.is_shared and not index.exists():
         raise StoreError(
             f"the index of the store {places.directory} is gone while other processes use "
             "it: end them, and it is made anew from what the drives hold"
         )
+    if not index.exists():
+        return None
+    try:
+        return Database(index, places.pool)
+    except StoreError as error:
+        if not isinstance(error.__cause__, sqlite3.DatabaseError) or places.is_shared:
+            raise
     return None
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -171,6 +172,25 @@ def test_a_lost_index_is_not_made_anew_under_another_process(place):
         (place / "index.sqlite").unlink()
         with pytest.raises(StoreError, match="end them"):
             Store(place)
+
+
+def test_an_index_that_another_process_makes_meanwhile_is_not_lost(place, monkeypatch):
+    with Store(place):
+        pass
+    index, others, exists = place / "index.sqlite", [], Path.exists
+    index.unlink()
+
+    def looked_for(path, **options):
+        found = exists(path, **options)
+        if path == index and not others:
+            others.append(None)
+            others[0] = Store(place)
+        return found
+
+    monkeypatch.setattr(Path, "exists", looked_for)
+    with Store(place) as store, others[0] as other:
+        assert put(other, namespace(), prompt(0, 1024)) == 1024
+        assert check(store, namespace(), prompt(0, 1024)) == 1024
 
 
 WRITER = """
