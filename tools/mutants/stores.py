@@ -531,6 +531,16 @@ STORES: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        "index-not-looked-for-again",
+        "A store that another process opens for the first time is one whose index is lost.",
+        "host/hillinfer/store/database.py",
+        "places.is_shared and not index.exists():",
+        "places.is_shared:",
+        (
+            f"{_TESTS}/store/test_store_damage.py::test_an_index_that_another_process_makes_meanwhile_is_not_lost",
+        ),
+    ),
+    Mutant(
         "rebuild-stops-at-another-shape",
         "Where extents of one model end, those of others behind them are lost with the index.",
         "host/hillinfer/store/maintenance.py",
