@@ -253,10 +253,8 @@ def _serve(model):
     loaded = load_model(model)
     torch.zeros(2).softmax(-1).multinomial(1)
     loaded.tokenizer("a")
-    import pydantic.type_adapter  # noqa: F401 - reading arguments loads it
-
     for command in ("generate", "decode"):
-        _ = main_of([command]).parser
+        main_of([command])
     import hillinfer.cli.run  # noqa: F401
 
     # Collecting garbage would touch, and so copy, every page of a child.

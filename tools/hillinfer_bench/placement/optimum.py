@@ -64,10 +64,9 @@ def optimum(
     """
     programme = _Programme.of(stock, allowed)
     found = programme.solved(np.ones(len(programme.choices)), {"mip_rel_gap": gap})
-    chosen = (programme.choices[column] for column in np.flatnonzero(found.x > 0.5))
-    plan = dict(chosen)
+    plan = dict(programme.choices[column] for column in np.flatnonzero(found.x > 0.5))
     utility = sum(one.utility(plan[name]) for name, one in stock.contexts.items())
-    return Optimum(plan, utility, _resting(stock))
+    return Optimum(plan, utility, programme.resting)
 
 
 def share_at_least(stock: Stock) -> float:
@@ -83,9 +82,8 @@ def share_at_least(stock: Stock) -> float:
     """
     programme = _Programme.of(stock, None)
     found = programme.solved(np.zeros(len(programme.choices)), {})
-    resting = _resting(stock)
-    limit = Optimum({}, resting - found.fun * programme.largest, resting)
-    return limit.share(stock.utility())
+    most = programme.resting - found.fun * programme.largest
+    return Optimum({}, most, programme.resting).share(stock.utility())
 
 
 @dataclass(frozen=True)
@@ -97,6 +95,7 @@ class _Programme:
     sizes: csr_array
     lower: NDArray[np.float64]
     upper: NDArray[np.float64]
+    resting: float
 
     @classmethod
     def of(cls, stock: Stock, allowed: Mapping[str, Sequence[int]] | None) -> _Programme:
@@ -132,7 +131,7 @@ class _Programme:
         # Sizes and gains near 1: the solver's tolerances are absolute.
         scale = np.array([1.0] * len(names) + [max(budget, 1.0) for budget in budgets])
         scaled = matrix.multiply(1 / scale[:, None]).tocsr()
-        return cls(choices, gains, scaled, lower / scale, upper / scale)
+        return cls(choices, gains, scaled, lower / scale, upper / scale, sum(resting.values()))
 
     @property
     def largest(self) -> float:
@@ -150,7 +149,3 @@ class _Programme:
         if found.x is None:
             raise ValueError(f"no placement keeps every budget: {found.message}")
         return found
-
-
-def _resting(stock: Stock) -> float:
-    return sum(one.utility(stock.rest(name)) for name, one in stock.contexts.items())
