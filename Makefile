@@ -90,7 +90,7 @@ test-fast: $(VENV)/installed ## Run the tests that need no real model
 	$(COMPILE)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m "not model and not kernels and not lm_eval and not browser"
 
-lint: $(VENV)/installed ## Check style, types and formatting
+lint: $(VENV)/packages ## Check style, types and formatting
 	$(BIN)/ruff check sw_model host plugins hw tests tools hatch_build.py
 	$(BIN)/ruff format --check sw_model host plugins hw tests tools hatch_build.py
 	$(BIN)/mypy
@@ -170,7 +170,7 @@ browser-test: $(BUILD)/browser-env/installed ## Test the page in Chromium, and t
 lm-eval-test: model $(BUILD)/lm-eval-env/installed ## Test the evaluation harness in an environment of its own (a minute)
 	OMP_NUM_THREADS=1 $(BUILD)/lm-eval-env/bin/python -m pytest -m lm_eval tests/host/harness
 
-vllm-load: $(BUILD)/vllm-load-env/installed ## Load the server with `vllm bench serve` (half a gigabyte, once; a minute)
+vllm-load: model $(BUILD)/vllm-load-env/installed ## Load the server with `vllm bench serve` (half a gigabyte, once; a minute)
 	OMP_NUM_THREADS=1 HILLINFER_VLLM_PYTHON=$(abspath $(BUILD))/vllm-load-env/bin/python \
 		$(BIN)/pytest -rs tests/host/serve/test_vllm_load.py
 
@@ -261,24 +261,40 @@ LIBRARY := host/hillinfer/native/libhillinfer_native.so
 $(LIBRARY): tools/build_native.py $(wildcard host/native/*)
 	@$(PYTHON) $< $(if $(CI),--require)
 
-$(VENV)/installed: pyproject.toml tools/pyproject.toml plugins/hillinfer_pynq/pyproject.toml plugins/hillinfer_hosts/pyproject.toml constraints.txt hatch_build.py | $(LIBRARY)
+$(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 ..."; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' || \
 		{ echo "Python lacks venv: on Debian, apt install python3-venv"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
+
+# What is installed looks for the library where make puts it: while pip fetches and unpacks, which
+# keeps a core busy, make compiles.
+$(VENV)/packages: pyproject.toml tools/pyproject.toml plugins/hillinfer_pynq/pyproject.toml plugins/hillinfer_hosts/pyproject.toml constraints.txt hatch_build.py | $(VENV)/pyvenv.cfg
 	# pip compiles modules one after the other: a minute that all cores share here.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
+	HILLINFER_NATIVE=beside $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
 		-e '.[run,serve,encryption,keyring,hls,rtl,xrt,figures,test,lint]' -e ./tools -e ./plugins/hillinfer_pynq -e './plugins/hillinfer_hosts[redis]'
-	-@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
+	# Without a third of all: tests of libraries, and models of transformers' that nobody imports here.
+	-@$(BIN)/python -m compileall -qq -j 0 \
+		-x '/tests/|/transformers/models/(?!auto|llama|mistral|opt|qwen)' $(VENV)/lib
+	@touch $@
+
+$(VENV)/installed: $(VENV)/packages | $(LIBRARY)
 	@touch $@
 
 # Environments of tests that need much beside the other one, which they see.
-define OVER
+define ENVIRONMENT
 	$(BIN)/python -m venv --clear $(@D)
+endef
+define SEES
 	echo 'import site; site.addsitedir("$(abspath $(VENV))/lib/'$$(ls $(VENV)/lib)'/site-packages")' \
 		> $(@D)/lib/$$(ls $(@D)/lib)/site-packages/other.pth
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+endef
+OVER_PIP = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+define OVER
+	$(ENVIRONMENT)
+	$(SEES)
+	$(OVER_PIP)
 endef
 
 $(BUILD)/lm-eval-env/installed: $(VENV)/installed
@@ -286,8 +302,11 @@ $(BUILD)/lm-eval-env/installed: $(VENV)/installed
 	@touch $@
 
 # The part of vLLM that sends load: neither what its engine needs nor its own torch.
-$(BUILD)/vllm-load-env/installed: tools/peers/requirements/vllm_load.txt $(VENV)/installed
-	$(OVER) --no-deps -r $<
+# It is made while the other one is, and sees it afterwards.
+$(BUILD)/vllm-load-env/installed: tools/peers/requirements/vllm_load.txt constraints.txt | $(VENV)/pyvenv.cfg
+	$(ENVIRONMENT)
+	$(OVER_PIP) --no-deps -r $<
+	$(SEES)
 	@touch $@
 
 $(BUILD)/fuzz-env/installed: $(VENV)/installed

@@ -22,7 +22,8 @@ class NativeLibraryHook(BuildHookInterface[Any]):
 
         A wheel is built anew, because nothing says of a library that lies here for which processor
         and which glibc it was made. `HILLINFER_NATIVE=current` takes one that is newer than its
-        sources all the same, as an editable install does.
+        sources all the same, as an editable install does. With `HILLINFER_NATIVE=beside` an
+        editable install leaves the library to who builds it meanwhile, as the Makefile does.
         """
         spec = importlib.util.spec_from_file_location("build_native", _BUILDER)
         assert spec is not None
@@ -30,11 +31,11 @@ class NativeLibraryHook(BuildHookInterface[Any]):
         builder = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(builder)
         is_current = builder.is_current()
-        takes_current = os.environ.get("HILLINFER_NATIVE") == "current"
-        if version == "editable" and is_current:
+        wanted = os.environ.get("HILLINFER_NATIVE")
+        if version == "editable" and (is_current or wanted == "beside"):
             return
         try:
-            library = builder.LIBRARY if is_current and takes_current else builder.build()
+            library = builder.LIBRARY if is_current and wanted == "current" else builder.build()
         except (builder.BuildError, OSError) as error:
             self.app.display_warning(
                 f"native library: not built, and nothing generates without it: {error}"
