@@ -198,7 +198,7 @@ def read_shadow(spec, shadow, first, tokens):
             head = []
             for j in range(d):
                 beat, bit = oracle_layout.code_address(token, g, j, kv, d, mode)
-                value = memory.number(first + beat, bit // 8, 1) >> (bit % 8)
+                value = memory.content[BEAT * (first + beat) + bit // 8] >> (bit % 8)
                 head.append(signed(value % 2**bits, bits))
             codes.append(head)
         found.append((exponents, codes))

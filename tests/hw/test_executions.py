@@ -101,12 +101,11 @@ def assert_flips_show(entry, spec, launch, kernel):
         found = run(spec, flip)
         assert_differ(found, expected)
         assert_same(found, golden(spec, flip))
-    # And in what a run gave.
+    # And in what a run gives, which the tests of equality find to be this.
     generator = np.random.default_rng(1)
-    found = run(spec, launch)
-    assert_differ(replace(found, output=flipped(found.output, generator)), expected)
-    if found.status.size:
-        assert_differ(replace(found, status=flipped(found.status, generator)), expected)
+    assert_differ(replace(expected, output=flipped(expected.output, generator)), expected)
+    if expected.status.size:
+        assert_differ(replace(expected, status=flipped(expected.status, generator)), expected)
 
 
 def assert_differ(found, expected):

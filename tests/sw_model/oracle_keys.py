@@ -4,7 +4,15 @@
 from fractions import Fraction
 from math import floor
 
-from oracle_numbers import bl, clamp, fp16_value, power, round_half_even, truncate
+from oracle_numbers import (
+    bl,
+    clamp,
+    fp16_value,
+    power,
+    ratio_half_even,
+    round_half_even,
+    truncated_ratio,
+)
 
 LIMIT = 2**23 - 1
 INVALID = 255
@@ -56,7 +64,9 @@ def statistics(keys, first_position, segment_tokens, preceding):
 
 def centred(value, exponent, mean):
     """Return D: the value in units of 2^(c-14), cut towards zero and limited, less the mean."""
-    return clamp(truncate(value / power(exponent - 14)), LIMIT) - mean
+    unit = power(exponent - 14)
+    steps = truncated_ratio(value.numerator * unit.denominator, value.denominator * unit.numerator)
+    return clamp(steps, LIMIT) - mean
 
 
 def token_codes(differences, mode):
@@ -65,16 +75,13 @@ def token_codes(differences, mode):
     if mode in LARGEST_CODE:
         shift = max(length - (3 if mode == "int4" else 7), 0)
         codes = [
-            clamp(round_half_even(Fraction(difference, 2**shift)), LARGEST_CODE[mode])
+            clamp(ratio_half_even(difference, 2**shift), LARGEST_CODE[mode])
             for difference in differences
         ]
     else:
         shift = max(length - 3, 0)
         # The four values are -3, -1, 1, 3 in units of 2^t: which interval of width 2^(t+1)?
-        codes = [
-            max(-2, min(1, floor(Fraction(difference, 2 ** (shift + 1)))))
-            for difference in differences
-        ]
+        codes = [max(-2, min(1, difference // 2 ** (shift + 1))) for difference in differences]
     return shift, codes
 
 

@@ -4,16 +4,20 @@
 Everything is written bit by bit into one large integer, at the address that the page gives.
 """
 
+from functools import cache
+
 BITS = {"fp16": 8, "int8": 8, "int4": 4, "int2": 2}
 BEAT = 64
 
 
+@cache
 def padded_dim(d):
     while d % 16 or d < 64:
         d += 1
     return d
 
 
+@cache
 def group_beats(kv, d, mode):
     tile_tokens = 512 // (16 * BITS[mode])
     return kv + (64 // tile_tokens) * kv * (padded_dim(d) // 16)

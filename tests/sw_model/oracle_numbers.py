@@ -48,22 +48,27 @@ def clamp(value, limit):
 
 
 def round_half_even(value):
-    below = floor(value)
-    rest = value - below
-    if rest == Fraction(1, 2):
+    return ratio_half_even(value.numerator, value.denominator)
+
+
+def ratio_half_even(numerator, denominator):
+    """Return the integer nearest to a ratio with a positive denominator; of two, the even one."""
+    below, rest = divmod(numerator, denominator)
+    if 2 * rest == denominator:
         return below if below % 2 == 0 else below + 1
-    return below if rest < Fraction(1, 2) else below + 1
+    return below if 2 * rest < denominator else below + 1
 
 
 def round_half_up(value):
     return floor(value + Fraction(1, 2))
 
 
-def truncate(value):
-    """Return the integer nearest to value towards zero."""
-    return floor(value) if value >= 0 else -floor(-value)
+def truncated_ratio(numerator, denominator):
+    """Return the integer nearest to a ratio towards zero; the denominator is positive."""
+    return numerator // denominator if numerator >= 0 else -(-numerator // denominator)
 
 
+@cache
 def fp16_value(bits):
     """Return the value of an FP16 code as a fraction; None for NaN, the largest finite for inf."""
     sign = -1 if bits >= 0x8000 else 1

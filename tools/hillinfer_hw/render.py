@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,22 +47,28 @@ def render(template: Path, spec: KernelSpec, **values: Any) -> str:
         Where it is not a template; file name and line are the template's.
     """
     check_hardware_spec(spec)
-    environment = jinja2.Environment(
-        loader=_MarkedLoader(template.parent),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
     spec_hash = int.from_bytes(spec.digest()[:HASH_BYTES], "little")
-    return environment.get_template(template.name).render(spec=spec, spec_hash=spec_hash, **values)
+    compiled = _environment(template.parent).get_template(template.name)
+    return compiled.render(spec=spec, spec_hash=spec_hash, **values)
 
 
 def display_name(template: Path) -> str:
     """Return how messages name a template: from the repository's root where it lies in it."""
     root = HARDWARE.parent
     return template.relative_to(root).as_posix() if template.is_relative_to(root) else str(template)
+
+
+@cache
+def _environment(folder: Path) -> jinja2.Environment:
+    """Return what compiles a folder's templates, each once until its text changes."""
+    return jinja2.Environment(
+        loader=_MarkedLoader(folder),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
 
 
 class _MarkedLoader(jinja2.BaseLoader):
@@ -74,7 +81,12 @@ class _MarkedLoader(jinja2.BaseLoader):
         path = self._folder / template
         if not path.is_file():
             raise jinja2.TemplateNotFound(template)
-        return _mark_lines(path.read_text(encoding="utf-8"), path), str(path), lambda: True
+        text = path.read_text(encoding="utf-8")
+
+        def is_unchanged() -> bool:
+            return path.is_file() and path.read_text(encoding="utf-8") == text
+
+        return _mark_lines(text, path), str(path), is_unchanged
 
 
 def _mark_lines(source: str, template: Path) -> str:
