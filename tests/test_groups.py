@@ -24,6 +24,7 @@ def workers(folder, group):
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadgroup", "-rP"),
+            *("--disable-plugin-autoload", "-p", "xdist"),
             *("-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)),
         ],
         capture_output=True,

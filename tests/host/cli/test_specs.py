@@ -104,13 +104,13 @@ def test_a_launch_costs_what_its_parts_do(command):
 
 
 def test_loads_beside_scoring_hide_the_shorter_of_the_two(command):
-    """64 segments, eight a launch: only the first load and the last scores are alone."""
+    """32 segments, eight a launch: only the first load and the last scores are alone."""
     for mode in ("fp16", "int4"):
-        chosen = ("llama-3.1-8b", "--key-mode", mode, "--tokens", "65536")
+        chosen = ("llama-3.1-8b", "--key-mode", mode, "--tokens", "32768")
         card = rows_of(command, *chosen)[mode]["card"]
         loads, scores = card["key_bytes"] / P2P_ROOF * 300e6, card["kernel_seconds"] * 300e6
         assert card["in_turn_cycles"] == pytest.approx(loads + scores, abs=1)
-        hidden = min(loads, scores) * 7 / 8
+        hidden = min(loads, scores) * 3 / 4
         assert card["beside_cycles"] == pytest.approx(loads + scores - hidden, abs=1)
 
 
@@ -190,19 +190,19 @@ def test_specs_needs_no_torch():
     assert "gemma-2b: head_dim 256" in done.stdout
 
 
-CODED = ("--tokens", "32768", "--alpha", "0.2", "--exact", "0.02")
+CODED = ("--tokens", "8192", "--alpha", "0.2", "--exact", "0.02")
 
 
 def test_bytes_of_a_step_with_coded_tokens(command):
     rows = rows_of(command, "llama-3.1-8b", *CODED, "--dram-budget", "27%")
     step = rows["int4"]["step"]
-    # 0.2 · 32768 = 6553.6 selected, 0.02 · 32768 = 655.36 exact.
-    assert (step["exact_tokens"], step["coded_tokens"]) == (655, 5899)
+    # 0.2 · 8192 = 1638.4 selected, 0.02 · 8192 = 163.84 exact.
+    assert (step["exact_tokens"], step["coded_tokens"]) == (164, 1474)
     # Rows of 2 · 8 · 128 channels of 2 bytes; codes of 8 · 128 / 2 bytes and 8 exponents.
-    assert step["exact_row_bytes"] == 32 * 655 * 4096
-    assert step["value_code_bytes"] == 32 * 5899 * 520
-    assert step["key_shadow_bytes"] == step["all_code_bytes"] == 32 * 32768 * 520
-    assert step["kv_bytes"] == 32 * 32768 * 4096
+    assert step["exact_row_bytes"] == 32 * 164 * 4096
+    assert step["value_code_bytes"] == 32 * 1474 * 520
+    assert step["key_shadow_bytes"] == step["all_code_bytes"] == 32 * 8192 * 520
+    assert step["kv_bytes"] == 32 * 8192 * 4096
     # 2 · 520 of 4096 bytes are 25.4 %.
     assert step["budget_bytes"] == int(0.27 * step["kv_bytes"])
     assert step["all_codes_fit"] is True
@@ -213,23 +213,23 @@ def test_bytes_of_a_step_with_coded_tokens(command):
     # Nothing is coded there.
     for mode in ("fp16", "int2"):
         other = rows[mode]["step"]
-        assert (other["exact_tokens"], other["coded_tokens"]) == (6554, 0)
+        assert (other["exact_tokens"], other["coded_tokens"]) == (1638, 0)
         assert (other["all_code_bytes"], other["all_codes_fit"]) == (0, None)
 
 
 def test_sets_of_their_own_may_share_no_token(command):
     step = rows_of(command, "llama-3.1-8b", *CODED, "--scope", "kv_head")["int4"]["step"]
-    assert step["exact_row_bytes"] == 32 * 8 * 655 * 4096
-    # 8 · 5899 are more tokens than there are.
-    assert step["value_code_bytes"] == 32 * 32768 * 520
+    assert step["exact_row_bytes"] == 32 * 8 * 164 * 4096
+    # 8 · 1474 are more tokens than there are.
+    assert step["value_code_bytes"] == 32 * 8192 * 520
 
 
 def test_tokens_are_coded_by_default_and_all_are_exact_where_asked_for(command):
-    plain = ("llama-3.1-8b", "--tokens", "32768")
+    plain = ("llama-3.1-8b", "--tokens", "8192")
     assert rows_of(command, *plain) == rows_of(command, "llama-3.1-8b", *CODED)
     step = rows_of(command, *plain, "--exact", "1")["int4"]["step"]
-    assert (step["exact_tokens"], step["coded_tokens"]) == (3277, 0)
-    assert step["exact_row_bytes"] == 32 * 3277 * 4096
+    assert (step["exact_tokens"], step["coded_tokens"]) == (819, 0)
+    assert step["exact_row_bytes"] == 32 * 819 * 4096
     assert (step["all_code_bytes"], step["budget_bytes"]) == (0, None)
 
 
@@ -241,9 +241,9 @@ def test_the_table_says_what_a_step_needs(command):
         for cells in (line.split("│") for line in outcome.out.splitlines())
         if len(cells) == 4
     }
-    assert lines["rows of exact tokens"] == "81.9 MiB"
-    assert lines["codes of values"] == "93.6 MiB"
-    assert lines["codes of all values in DRAM"] == "520.0 MiB"
+    assert lines["rows of exact tokens"] == "20.5 MiB"
+    assert lines["codes of values"] == "23.4 MiB"
+    assert lines["codes of all values in DRAM"] == "130.0 MiB"
     assert lines["with all ranked keys, of the KV"] == "25.4%"
     assert lines["fit 27%"] == "yes"
     assert "come on top" in outcome.out

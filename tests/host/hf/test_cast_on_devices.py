@@ -19,7 +19,7 @@ from hillinfer_hw.emulation import Engine
 SELECTION = {"alpha": 0.2, "kept_recent": 5, "kept_sinks": 2, "block_rows": 100}
 # Rows that a kernel reads as they are, and rows whose keys the host hands over.
 MODELS = {
-    "rows": TinyModel("llama", "gqa", torch.float16, head_dim=64),
+    "rows": TinyModel("llama", "gqa", head_dim=64),
     "keys": TinyModel("llama", "gqa", torch.bfloat16, head_dim=64),
 }
 CASES = {name: Case(tiny, (1500, 90), 256, 4, SELECTION) for name, tiny in MODELS.items()}
@@ -33,7 +33,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def cards(tmp_path_factory):
-    shape = ModelShape.from_config(MODELS["rows"].config(), torch.float16)
+    shape = ModelShape.from_config(MODELS["rows"].config(), torch.float32)
     spec = kernel_spec(shape, Settings().changed(**SELECTION, shadow="fp16", device="xrt"))
     with pytest.MonkeyPatch.context() as patch:
         yield EmulatedCards(spec, tmp_path_factory.mktemp, patch.setenv)

@@ -28,7 +28,7 @@ from hillinfer.settings import ModelName, Settings
 from hillinfer_hw.emulation import Engine
 
 # Heads as wide as kernels are built for, and two KV heads of two query heads each.
-TINY = TinyModel("llama", "gqa", torch.float16, head_dim=64)
+TINY = TinyModel("llama", "gqa", head_dim=64)
 SELECTION = {"alpha": 0.2, "kept_recent": 5, "kept_sinks": 2, "block_rows": 100}
 # A long sequence of two segments beside one of less than two groups.
 LONG = Case(TINY, (1500, 90), 256, 4, SELECTION)
