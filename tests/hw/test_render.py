@@ -51,6 +51,11 @@ def test_an_undefined_name_stops_rendering(tmp_path):
         render(template(tmp_path, "{% if spec.kv_head_count %}{% endif %}\n"), SPEC)
 
 
+def test_a_template_that_changed_is_read_anew(tmp_path):
+    assert "int a = 2;" in render(template(tmp_path, "int a = {{ spec.kv_heads }};\n"), SPEC)
+    assert "int b = 2;" in render(template(tmp_path, "int b = {{ spec.kv_heads }};\n"), SPEC)
+
+
 def test_a_template_syntax_error_names_file_and_line(tmp_path):
     path = template(tmp_path, "int a;\n{% if true %}\nint b;\n{% endif %}\n{% endfoo %}\n")
     with pytest.raises(jinja2.TemplateSyntaxError) as error:

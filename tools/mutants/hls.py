@@ -327,4 +327,12 @@ HLS: tuple[Mutant, ...] = (
         "",
         ("tests/hw/test_csim.py::test_data_that_come_between_two_polls_are_no_deadlock",),
     ),
+    Mutant(
+        "changed-template-not-read",
+        "A template that changes while a process runs is rendered as it was.",
+        "tools/hillinfer_hw/render.py",
+        'return path.is_file() and path.read_text(encoding="utf-8") == text',
+        "return True",
+        ("tests/hw/test_render.py::test_a_template_that_changed_is_read_anew",),
+    ),
 )
