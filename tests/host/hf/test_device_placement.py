@@ -28,7 +28,7 @@ from hillinfer.settings import ModelName, Settings
 from hillinfer_hw.emulation import Engine
 
 # Heads as wide as kernels are built for, and two KV heads of two query heads each.
-# Rows of FP32 models are FP16; models of FP16 take twice as long, and test_pynq_placement.py has one.
+# Rows of FP32 models are FP16; models of FP16 take twice as long: test_pynq_placement.py has one.
 TINY = TinyModel("llama", "gqa", head_dim=64)
 SELECTION = {"alpha": 0.2, "kept_recent": 5, "kept_sinks": 2, "block_rows": 100}
 # A long sequence of two segments beside one of less than two groups.
