@@ -316,7 +316,7 @@ def open_parts(
             least_hot = partial(pools.least_bytes, settings.kept_tokens)
             if key is None:
                 drive = cold_dir, store.own_io_mode, spec, shape.layers, engine, accountant
-                codes_file = CodeFile(*drive, counters, calls, recorder, prefetch.lander)
+                codes_file = CodeFile(*drive, counters, calls, recorder)
                 undone.callback(codes_file.close)
             values = ValueCodes(spec, shape.layers, accountant, least_hot, pools.set_aside)
         shadow_memory = ShadowMemory(

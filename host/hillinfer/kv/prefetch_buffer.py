@@ -165,9 +165,6 @@ class PrefetchBuffer:
 
     Attributes
     ----------
-    lander
-        The thread of the library's, for others that read ahead, too; None where nothing is read
-        ahead, or somebody looks at each read.
     unclaimed
         What landed and no attention has taken over, in the order in which it is read; to be looked
         at only.
@@ -184,7 +181,8 @@ class PrefetchBuffer:
         # What the thread that reads has not looked at.
         self._line: deque[_Waiting] = deque()
         self._beginning = threading.Lock()
-        self.lander = store.lander() if landing.blocks else None
+        # None where somebody looks at each read, or nothing is read ahead.
+        self._lander = store.lander() if landing.blocks else None
         self._gathers = False
 
     @property
@@ -316,15 +314,15 @@ class PrefetchBuffer:
         with self._beginning:
             self._is_closed = True
         try:
-            if self.lander is not None:
-                self.lander.close()
+            if self._lander is not None:
+                self._lander.close()
         finally:
             self.landing.wake()
             self._reading.shutdown()
 
     def _may_land_at_once(self) -> bool:
         """Whether a thread of the library's reads, and nothing stands in line before that."""
-        if self.lander is None or self._gathers or self._is_closed:
+        if self._lander is None or self._gathers or self._is_closed:
             return False
         return all(one.ahead is not None or one.reading.done() for one in self._unclaimed)
 
@@ -336,12 +334,12 @@ class PrefetchBuffer:
         rows: NDArray[np.int64],
     ) -> bool:
         """Let the library's thread land all of a set; False where it cannot."""
-        assert self.lander is not None
+        assert self._lander is not None
         if not self.landing.take_all(len(rows), landed.blocks):
             return False
         landed.positions, landed.places = positions, self.landing.places(landed.blocks, len(rows))
         wanted = WantedRows(layer, rows, self.landing.rows, landed.places)
-        ahead = self._store.ahead(self.lander, wanted)
+        ahead = self._store.ahead(self._lander, wanted)
         if ahead is None:
             self.landing.free_all(landed.blocks)
             landed.positions, landed.places = positions[:0], landed.places[:0]

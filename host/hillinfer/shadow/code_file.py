@@ -24,7 +24,6 @@ from hillinfer.drive.read_engines import (
     LandingAhead,
     LandingInPython,
     ReadEngine,
-    RowLander,
     lander_of,
 )
 from hillinfer.errors import ColdPoolError, HillInferWarning
@@ -127,8 +126,6 @@ class CodeFile:
         How the drive is reached; the operating system itself where None.
     recorder
         Notes how long reads and writes take.
-    lander
-        Lands rows, too: one thread less to wake. The caller closes it; None for one of its own.
     """
 
     def __init__(
@@ -142,7 +139,6 @@ class CodeFile:
         counters: Counters,
         calls: DriveCalls | None = None,
         recorder: Recorder = SILENT,
-        lander: RowLander | None = None,
     ) -> None:
         self._spec = spec
         self._layers = layers
@@ -158,8 +154,7 @@ class CodeFile:
         self._numbers = np.full((layers, 0), _NOTHING, np.int32)
         self._is_written = self._is_read = True
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-codes")
-        self._own_lander = lander_of(engine) if lander is None else None
-        self._lander = lander or self._own_lander
+        self._lander = lander_of(engine)
         accountant.take(Part.STAGING, buffer_bytes(spec, 0))
         size = round_up(spec.segment_tokens * self._size, PAGE_BYTES)
         self._written = aligned_buffer(size)[:size]
@@ -397,8 +392,8 @@ class CodeFile:
         """Stop reading and give the drive's space back; harmless when done twice."""
         self.drop()
         self._reader.shutdown(cancel_futures=True)
-        if self._own_lander is not None:
-            self._own_lander.close()
+        if self._lander is not None:
+            self._lander.close()
         self._file.close()
 
     # --- inside ----------------------------------------------------------------------------
