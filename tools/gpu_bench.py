@@ -17,6 +17,7 @@ import itertools
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -116,8 +117,8 @@ def told(name: str, row: dict[str, Any]) -> None:
     )
 
 
-def main() -> None:
-    """Measure, print a line for each contender, and write a report."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print a line for each contender, and write a report; None: a process' arguments."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/reports/gpu.json"))
     parser.add_argument("--shape", default="llama-3.1-8b", choices=list(SHAPES))
@@ -138,7 +139,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cold-dir", type=Path)
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.error("no CUDA GPU: run on a machine with one, with torch built for CUDA")
     # cuDNN plans attention anew for each length, which takes 8 ms a layer and step (measured).

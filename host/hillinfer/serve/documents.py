@@ -28,8 +28,6 @@ from hillinfer.values import format_bytes
 
 _NAME = re.compile(r"file-[0-9a-f]{24}")
 _MOST_NAME = 255
-# Those that wait to be read are looked at in each turn.
-_MOST_FILES = 10_000
 # A day, for a job that nobody waits for.
 _READING_SECONDS = 86400.0
 # A document comes before its question, with this between them, as in `hillinfer generate`.
@@ -143,12 +141,12 @@ class Documents:
         )
         ids = self._ids(text)
         with self._lock:
-            held = sum(one.byte_count for one in self._known.values())
-            if held + len(data) > self._rules.files_bytes or len(self._known) >= _MOST_FILES:
+            held, rules = sum(one.byte_count for one in self._known.values()), self._rules
+            if held + len(data) > rules.files_bytes or len(self._known) >= rules.most_files:
                 raise ApiError(
                     413,
                     f"{len(self._known)} files take {format_bytes(held)}, and "
-                    f"{format_bytes(self._rules.files_bytes)} and {_MOST_FILES} files is the most "
+                    f"{format_bytes(rules.files_bytes)} and {rules.most_files} files is the most "
                     "here: delete some",
                     "files_full",
                 )

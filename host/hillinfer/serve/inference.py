@@ -21,10 +21,6 @@ from hillinfer.serve.served_model import ServedModel
 from hillinfer.store.pool_files import StoreFailedError
 
 _RETRY_SECONDS = 5
-# So often documents are planned anew while nothing else is to be done.
-_REST_SECONDS = 10.0
-# So long before the first time nothing was to be done: who asks on at once waits for no form.
-_PAUSE_SECONDS = 0.3
 
 
 class State(StrEnum):
@@ -228,7 +224,7 @@ class Inference:
 
     def _rest(self, scheduler: Scheduler) -> None:
         """Wait until there is something to do; documents move meanwhile, now and then."""
-        pause = _PAUSE_SECONDS
+        pause = self._rules.pause_seconds
         while scheduler.is_idle and not self._is_stopping:
             with self._changed:
                 if scheduler.is_idle and not self._is_stopping:
@@ -236,7 +232,7 @@ class Inference:
             served = self._served
             if served is not None and scheduler.is_idle and not self._is_stopping:
                 served.rest(lambda: self._is_stopping or not scheduler.is_idle)
-            pause = _REST_SECONDS
+            pause = self._rules.rest_seconds
 
     def _note_end(self, job: Job, error: BaseException | None) -> None:
         if isinstance(error, ColdPoolError | StoreFailedError):

@@ -143,8 +143,13 @@ class ServerRules:
         What the model is called; None for its own name.
     files
         Directory that files of clients are kept in; None: as long as the server runs.
-    files_bytes
-        Most bytes of all of them.
+    files_bytes, most_files
+        Most bytes of all of them, and most files: those that wait to be read are looked at in each
+        turn.
+    pause_seconds
+        So long nothing is to be done before documents move: who asks on at once waits for no form.
+    rest_seconds
+        How often documents are planned anew while nothing else is to be done.
     """
 
     host: str = "127.0.0.1"
@@ -162,6 +167,9 @@ class ServerRules:
     alias: str | None = None
     files: Path | None = None
     files_bytes: int = 1 << 30
+    most_files: int = 10_000
+    pause_seconds: float = 0.3
+    rest_seconds: float = 10.0
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing, and doors that stand open."""
@@ -173,6 +181,7 @@ class ServerRules:
             ("answer_tokens", self.answer_tokens, 1, 1 << 30),
             ("context", self.context_tokens or 2, 2, 1 << 30),
             ("max_files", self.files_bytes, 0, 1 << 50),
+            ("most_files", self.most_files, 0, 1 << 20),
             ("max_body", self.body_bytes, 1 << 10, 1 << 40),
         ):
             if not least <= value <= most:
@@ -181,6 +190,8 @@ class ServerRules:
             ("max_seconds", self.seconds),
             ("ping_seconds", self.ping_seconds),
             ("drain_seconds", self.drain_seconds),
+            ("pause_seconds", self.pause_seconds),
+            ("rest_seconds", self.rest_seconds),
         ):
             if not 0 < number < float("inf"):
                 raise SettingsError(f"{name}={number} must be above 0")

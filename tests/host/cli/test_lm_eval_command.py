@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the harness is called with, and what is said where it is not there."""
 
+import sys
+
 import pytest
 
 from hillinfer.cli.serving.lm_eval import completed
@@ -35,7 +37,8 @@ def test_help_is_the_harness_own():
 
 
 def test_without_the_extra_one_line_says_how_to_get_it(command, monkeypatch):
-    monkeypatch.setattr("hillinfer.cli.serving.lm_eval.find_spec", lambda name: None)
+    # Python finds no module whose name stands for none.
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
     line = command("lm-eval", "--tasks", "x").error_line()
     assert line.endswith("pip install 'hillinfer[run,lm-eval]'")
     assert command("lm-eval", "--help").error_line() == line

@@ -22,7 +22,6 @@ from test_files import about, put, slowed, with_store
 from waiting import until
 
 from hillinfer.generate.answering import Generation
-from hillinfer.serve import documents
 from hillinfer.serve.documents import Documents, with_documents
 from hillinfer.serve.http import app, gate
 from hillinfer.serve.refusals import ApiError
@@ -211,14 +210,14 @@ def test_a_request_that_names_a_file_too_often(tiny_server, client):
     client.files.delete(made.id)
 
 
-def test_no_more_files_than_are_looked_at_in_a_turn(tiny_server, client, monkeypatch):
-    monkeypatch.setattr(documents, "_MOST_FILES", 2)
-    made = [put(client, "cat").id for _ in range(2)]
-    with pytest.raises(openai.APIStatusError) as full:
-        put(client, "cat")
-    assert (full.value.status_code, full.value.code) == (413, "files_full")
-    for one in made:
-        client.files.delete(one)
+def test_no_more_files_than_are_looked_at_in_a_turn(endless_folder, cold_dir):
+    with running(endless_folder, cold_dir, most_files=2) as server, server.client() as client:
+        made = [put(client, "cat").id for _ in range(2)]
+        with pytest.raises(openai.APIStatusError) as full:
+            put(client, "cat")
+        assert (full.value.status_code, full.value.code) == (413, "files_full")
+        client.files.delete(made[0])
+        assert put(client, "cat").id
 
 
 @pytest.fixture

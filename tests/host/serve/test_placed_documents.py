@@ -11,14 +11,12 @@ from generation_runs import SETTINGS
 from servers import HTTP, running
 from waiting import until
 
-from hillinfer.catalogue import placed as placed_documents
 from hillinfer.catalogue.catalogue import Catalogue
 from hillinfer.catalogue.planning import DocumentRules
 from hillinfer.errors import BudgetError
 from hillinfer.generate.tokens import Sampling
 from hillinfer.memory_budget import Part
 from hillinfer.models.loader import load_model
-from hillinfer.serve import inference
 from hillinfer.serve.rules import ApiKeys, ServerRules
 from hillinfer.serve.served_model import StoreOfServer, served_model
 from hillinfer.settings import Settings
@@ -147,12 +145,11 @@ def test_a_plan_places_a_document_and_a_client_with_a_key_does_not_see_it(
 
 
 def test_a_document_that_comes_later_is_placed_when_nobody_waits(
-    command, library, endless_folder, cold_dir, monkeypatch
+    command, library, endless_folder, cold_dir
 ):
-    monkeypatch.setattr(inference, "_REST_SECONDS", 0.05)
     removed = command("documents", "rm", library[1]["name"], "--store", library[0])
     assert removed.code == 0
-    with serving(library, endless_folder, cold_dir) as server:
+    with serving(library, endless_folder, cold_dir, rest_seconds=0.05) as server:
         assert "document_form" not in answered(server)[1]
         assert placed(server).held == {}
         again = command(
@@ -276,11 +273,8 @@ def test_who_wants_the_bits_of_an_unbroken_run_has_no_smaller_form(
             begun.generation.close()
 
 
-def test_documents_move_once_nothing_was_to_be_done_for_a_while(
-    library, endless_folder, cold_dir, monkeypatch
-):
-    monkeypatch.setattr(inference, "_PAUSE_SECONDS", 600.0)
-    with serving(library, endless_folder, cold_dir) as server:
+def test_documents_move_once_nothing_was_to_be_done_for_a_while(library, endless_folder, cold_dir):
+    with serving(library, endless_folder, cold_dir, pause_seconds=600.0) as server:
         for _ in range(2):
             assert "document_form" not in answered(server)[1]
         assert placed(server).held == {}
@@ -314,7 +308,7 @@ def test_profiles_follow_what_users_are_answered(library, endless_folder, cold_d
 
 
 def test_a_document_lies_packed_on_the_drive_where_memory_has_no_room(
-    library, endless_folder, cold_dir, monkeypatch
+    library, endless_folder, cold_dir
 ):
     told = {}
     for case, drive in (("at rest", 0), ("on the drive", 1 << 20), ("in memory", 0)):
@@ -326,8 +320,8 @@ def test_a_document_lies_packed_on_the_drive_where_memory_has_no_room(
             catalogue.put(replace(document, resting=resting, measured=only))
             if case == "in memory":
                 catalogue.pin(document.key, "int2")
-        monkeypatch.setattr(placed_documents, "_PART", 0.5 if case == "in memory" else 0.001)
-        rules = DocumentRules(floor=0.0, drive_budget=drive)
+        memory = 12 << 20 if case == "in memory" else 24 << 10
+        rules = DocumentRules(floor=0.0, drive_budget=drive, dram_budget=memory)
         with ExitStack() as opened:
             settings = {"rules": rules, "dram_budget": "24MiB"}
             served = served_alone(library, endless_folder, cold_dir, opened, **settings)
