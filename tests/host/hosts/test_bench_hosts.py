@@ -3,8 +3,7 @@
 
 import json
 import os
-import shlex
-import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,15 @@ from tiny_folder import character_tokenizer, save_tiny
 
 from hillinfer.errors import SettingsError
 from hillinfer.store.store import Store
-from hillinfer_bench.hosts import routing
 from hillinfer_bench.hosts import run as command
 from hillinfer_bench.hosts.request import HostsRequest, Part
-from hillinfer_bench.hosts.routing import RoutingRow, measure_policy, routing_text, two_replicas
+from hillinfer_bench.hosts.routing import (
+    NAMES,
+    RoutingRow,
+    measure_policy,
+    routing_text,
+    two_replicas,
+)
 from hillinfer_bench.serving.streams import Client
 from hillinfer_hosts.held import HeldPrefixes
 
@@ -40,12 +44,10 @@ def test_sizes_that_mean_nothing_are_refused(tmp_path, name, wrong):
         request(tmp_path, **{name: wrong})
 
 
-def test_a_fleet_is_reported(tmp_path, monkeypatch):
-    traces = {"one": trace_of(CHAINS, 4), "two": trace_of(CHAINS, 4, gap=60.0)}
-    monkeypatch.setattr(command, "CARRIED_TRACES", tuple(traces))
-    monkeypatch.setattr(command.RequestTrace, "carried", traces.__getitem__)
+def test_a_fleet_is_reported(tmp_path):
+    traces = [trace_of(CHAINS, 4), trace_of(CHAINS, 4, gap=60.0)]
     said = []
-    text = command.run(request(tmp_path), said.append)
+    text = command.run(request(tmp_path), said.append, traces)
     report = json.loads((tmp_path / "hosts.json").read_text())
     assert report["fleet"]["label"].startswith("modelled")
     assert report["fleet"]["entry"]["label"].startswith("measured")
@@ -57,9 +59,9 @@ def test_a_fleet_is_reported(tmp_path, monkeypatch):
     assert "routing" not in report
 
 
-def wait_for_rows(monkeypatch, places):
-    """Have each answer come once its rows are found, which else is a moment later."""
-    ask, groups = Client.ask, []
+def waiting_for_rows(places):
+    """Return what connects so that each answer comes once its rows are found, a moment later."""
+    groups = []
 
     def held():
         count = 0
@@ -68,33 +70,31 @@ def wait_for_rows(monkeypatch, places):
                 count += len(HeldPrefixes(store).everything().held)
         return count
 
-    def settled(client, content, tokens):
-        answer = ask(client, content, tokens)
-        groups.append(answer.prompt_tokens // 64 - answer.cached_tokens // 64)
-        wait_until(lambda: held() >= sum(groups))
-        return answer
+    class Settled(Client):
+        def ask(self, content, tokens):
+            answer = super().ask(content, tokens)
+            groups.append(answer.prompt_tokens // 64 - answer.cached_tokens // 64)
+            wait_until(lambda: held() >= sum(groups))
+            return answer
 
-    monkeypatch.setattr(Client, "ask", settled)
+    return lambda router: closing(Settled(router))
 
 
 def test_policies_are_measured_behind_two_replicas(tmp_path, monkeypatch, warm_python):
     pytest.importorskip("openai")
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec {shlex.join(warm_python)} "$@"\n')
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
-    wait_for_rows(monkeypatch, [tmp_path / name / "store" for name in routing.NAMES])
+    connect = waiting_for_rows([tmp_path / name / "store" for name in NAMES])
     paths = (str(PLUGIN), os.environ.get("PYTHONPATH", ""))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
-    monkeypatch.setattr(routing, "_SETTLED_SECONDS", 0.5)
     folder = save_tiny(tmp_path / "tiny", tokenizer=character_tokenizer())
     # Five groups and some tokens, so that what was computed is what is new in a store.
     text = "the cat sat on the mat and the dog lay in the fog. " * 6
     rows = {}
-    with two_replicas(tmp_path, str(folder)) as replicas:
+    with two_replicas(tmp_path, str(folder), warm_python) as replicas:
         for policy in ("prefix", "round-robin"):
             documents = [f"{policy} {number} {text}" for number in range(2)]
-            rows[policy] = measure_policy(tmp_path, policy, replicas, documents, 3, 1)
+            rows[policy] = measure_policy(
+                tmp_path, policy, replicas, documents, 3, 1, connect, warm_python
+            )
     for row in rows.values():
         assert row.requests == 6
         assert row.prompt_tokens > 6 * len(text)

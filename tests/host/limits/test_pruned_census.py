@@ -180,6 +180,19 @@ class LookingAtUnits(Looking, UnitScores):
             return UnitScores.scores(self, deciding)
 
 
+class UnitsUnsaid(LookingAtUnits):
+    """Makes keys of units, and does not say so."""
+
+    unit_tokens = None
+
+
+class LongWindow(Looking):
+    """Keeps queries of many more tokens than the question has."""
+
+    def window(self, question_tokens):
+        return 10 * WINDOW
+
+
 def read(model, cold_dir, monkeypatch, rows=1, ranker=Looking, **changes):
     """Read a prompt, answer, ask a fork anew, crop and complete; return how often was looked."""
     settings = Settings().changed(cold_dir=cold_dir, alpha=0.2, dram_budget="12MiB", **changes)
@@ -250,9 +263,8 @@ def test_rows_of_a_batch_keep_the_states_of_one(model, cold_dir, monkeypatch):
 def test_keys_of_units_are_counted(model, cold_dir, monkeypatch):
     stages = read(model, cold_dir, monkeypatch, ranker=LookingAtUnits, encrypt_cold_pool="yes")
     assert stages == STAGES | ALONE | {"is forgotten": 1}
-    monkeypatch.setattr(LookingAtUnits, "unit_tokens", None)
     with pytest.raises(AssertionError, match="excess"):
-        read(model, cold_dir, monkeypatch, ranker=LookingAtUnits, encrypt_cold_pool="yes")
+        read(model, cold_dir, monkeypatch, ranker=UnitsUnsaid, encrypt_cold_pool="yes")
 
 
 def states_not_counted(monkeypatch):

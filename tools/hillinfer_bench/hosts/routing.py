@@ -6,11 +6,12 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import quantiles
@@ -64,12 +65,14 @@ class RoutingRow:
 
 
 @contextmanager
-def two_replicas(place: Path, model: str) -> Iterator[list[RunningServer]]:
+def two_replicas(
+    place: Path, model: str, python: Sequence[str] = (sys.executable,)
+) -> Iterator[list[RunningServer]]:
     """Run two replicas of a model, each with a store, and a thread for its computing."""
     with ExitStack() as opened:
         options = ("--threads", "1", "--parallel", "2", "--dram-budget", "1GiB")
         yield [
-            opened.enter_context(hillinfer_server(place / name, model, 2, options))
+            opened.enter_context(hillinfer_server(place / name, model, 2, options, python=python))
             for name in NAMES
         ]
 
@@ -81,6 +84,8 @@ def measure_policy(
     documents: Sequence[str],
     questions: int,
     together: int,
+    connect: Callable[[RunningServer], AbstractContextManager[Client]] = connected,
+    python: Sequence[str] = (sys.executable,),
 ) -> RoutingRow:
     """Ask about documents that no store knows, through a router with one policy.
 
@@ -98,8 +103,12 @@ def measure_policy(
         About each.
     together
         Requests under way at once.
+    connect
+        Makes the client that asks the router.
+    python
+        The interpreter of router and agents, with options of its own.
     """
-    with routed(place, policy, replicas) as router, connected(router) as client:
+    with routed(place, policy, replicas, python) as router, connect(router) as client:
         order = [number for number in range(len(documents)) for _ in range(questions)]
         random.Random(3).shuffle(order)
         prompts = [f"{documents[one]}\n\nQuestion {at}?" for at, one in enumerate(order)]
@@ -119,7 +128,12 @@ def measure_policy(
 
 
 @contextmanager
-def routed(place: Path, policy: str, replicas: Sequence[RunningServer]) -> Iterator[RunningServer]:
+def routed(
+    place: Path,
+    policy: str,
+    replicas: Sequence[RunningServer],
+    python: Sequence[str] = (sys.executable,),
+) -> Iterator[RunningServer]:
     """Run a router with a policy before replicas, and an agent beside each.
 
     Parameters
@@ -130,17 +144,19 @@ def routed(place: Path, policy: str, replicas: Sequence[RunningServer]) -> Itera
         Of the router.
     replicas
         As `two_replicas` gives them; the router is asked in the way of the first.
+    python
+        As of `measure_policy`.
     """
     with ExitStack() as opened:
         own = ("router", "--port", "0", "--policy", policy)
         router = opened.enter_context(
-            command_server(place, f"router-{policy}", _PROGRAM, own, replicas[0].model)
+            command_server(place, f"router-{policy}", _PROGRAM, own, replicas[0].model, python)
         )
         for name, replica in zip(NAMES, replicas, strict=True):
             options = ["agent", "--port", "0", "--store", str(place / name / "store")]
             options += ["--replica", replica.url, "--directory", router.url, "--name", name]
             opened.enter_context(
-                command_server(place, f"agent-{policy}-{name}", _PROGRAM, options, "none")
+                command_server(place, f"agent-{policy}-{name}", _PROGRAM, options, "none", python)
             )
         _await_hosts(router, len(replicas))
         yield router

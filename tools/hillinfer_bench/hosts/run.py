@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 _REQUESTS_A_DAY = 1e9
 
 
-def run(request: HostsRequest, say: Say) -> str:
+def run(request: HostsRequest, say: Say, traces: Sequence[RequestTrace] | None = None) -> str:
     """Make the parts that were asked for and return their tables.
 
     Parameters
@@ -42,6 +42,8 @@ def run(request: HostsRequest, say: Say) -> str:
         Which.
     say
         Takes a line before each step that takes time.
+    traces
+        Whose copies fleets replay; those that are carried where None.
 
     Raises
     ------
@@ -70,7 +72,8 @@ def run(request: HostsRequest, say: Say) -> str:
     if Part.FLEET in request.parts:
         machines = Machines()
         entry = entry_cost()
-        fleet = _fleet(request, machines, say)
+        carried = (RequestTrace.carried(name) for name in CARRIED_TRACES)
+        fleet = _fleet(request, machines, say, [*(carried if traces is None else traces)])
         record["fleet"] = {
             "label": "modelled: copies of traces; rates of machines are assumed",
             "machines": asdict(machines),
@@ -110,9 +113,10 @@ def _routed(request: HostsRequest, say: Say) -> tuple[list[RoutingRow], MachineK
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _fleet(request: HostsRequest, machines: Machines, say: Say) -> list[FleetRow]:
+def _fleet(
+    request: HostsRequest, machines: Machines, say: Say, traces: Sequence[RequestTrace]
+) -> list[FleetRow]:
     counts = sorted({1, max(1, request.copies // 4), request.copies})
-    traces = [RequestTrace.carried(name) for name in CARRIED_TRACES]
     done = [0]
 
     def advanced() -> None:

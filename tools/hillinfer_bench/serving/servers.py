@@ -81,6 +81,7 @@ def hillinfer_server(
     parallel: int,
     options: Sequence[str] = (),
     headers: Mapping[str, str] | None = None,
+    python: Sequence[str] = (sys.executable,),
 ) -> Iterator[RunningServer]:
     """Run `hillinfer serve` with a store that stays in `place` for the next one.
 
@@ -96,6 +97,8 @@ def hillinfer_server(
         More of the command; of an option that is given twice the last one counts.
     headers
         What requests need.
+    python
+        The interpreter, with options of its own.
 
     Raises
     ------
@@ -105,7 +108,7 @@ def hillinfer_server(
     cold = place / "cold"
     cold.mkdir(parents=True, exist_ok=True)
     # The budget is above all rows of all parts, so that no figure is the drive's.
-    command = [sys.executable, "-c", _OWN, "serve", "--port", "0", "--model", model]
+    command = [*python, "-c", _OWN, "serve", "--port", "0", "--model", model]
     command += ["--alias", "bench", "--parallel", str(parallel), "--dram-budget", "2GiB"]
     command += ["--store", str(place / "store"), "--store-size", "8GiB", "--cold-dir", str(cold)]
     command += options
@@ -119,7 +122,12 @@ def hillinfer_server(
 
 @contextmanager
 def command_server(
-    place: Path, name: str, program: str, options: Sequence[str], model: str
+    place: Path,
+    name: str,
+    program: str,
+    options: Sequence[str],
+    model: str,
+    python: Sequence[str] = (sys.executable,),
 ) -> Iterator[RunningServer]:
     """Run another command of this project that says where it listens.
 
@@ -133,6 +141,8 @@ def command_server(
         Of the command.
     model
         What clients call the model behind it.
+    python
+        The interpreter, with options of its own.
 
     Raises
     ------
@@ -140,7 +150,7 @@ def command_server(
         Where it does not start.
     """
     log = place / f"{name}.log"
-    command = [sys.executable, "-c", program, *options]
+    command = [*python, "-c", program, *options]
     with server_process(command, log, subprocess.PIPE) as process:
         assert process.stdout is not None
         watch = threading.Timer(_START_SECONDS, process.kill)
