@@ -224,6 +224,7 @@ def measure_document(
     prefill_seconds: float = 0.0,
     on_progress: Callable[[int], None] = lambda done: None,
     is_over: Callable[[], bool] = lambda: False,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> MeasuredDocument:
     """Measure forms of a document that a store has.
 
@@ -248,6 +249,8 @@ def measure_document(
         Called with how many forms are done.
     is_over
         Asked before each forward pass whether somebody waits.
+    clock
+        Tells seconds.
 
     Raises
     ------
@@ -262,43 +265,43 @@ def measure_document(
     chosen_by, judged_by = recall_probes(ids, wanted, wishes.seed, wishes.instruction, wishes.sizes)
     chosen_by = [wishes.shortened(one) for one in wishes.drawn or chosen_by]
     _go_on(is_over)
-    began = time.perf_counter()
-    left = _TimeLeft(wishes.seconds)
+    began = clock()
+    left = _TimeLeft(wishes.seconds, clock)
     states = stored_states(prompts, ids)
-    rows_seconds = time.perf_counter() - began
+    rows_seconds = clock() - began
     if states.tokens < len(ids):
         raise CatalogueError(
             f"the store has {states.tokens} of the document's {len(ids)} tokens: put it there again"
         )
-    held, held_seconds = _opened(model, states, HeldForm())
+    held, held_seconds = _opened(model, states, HeldForm(), clock)
     # What users ask comes first: of some forms it is all that is read.
     chosen_by = [*_asked(model, held, wishes.questions, is_over), *chosen_by]
     _go_on(is_over)
     # Behind as many tokens steps are alike; a form with fewer counts as no faster.
-    step = _step_seconds(model, held, _STEPS if left.is_endless else 1)
+    step = _step_seconds(model, held, _STEPS if left.is_endless else 1, clock)
     read = [form for form in forms if not isinstance(form, HeldForm)]
     # All rows and a form are asked at least, which takes as long as so much of the text did.
     asking = prefill_seconds / len(ids) * _tokens(chosen_by)
     if not left.allows(2 * _SHORT_PASS * asking):
         read = []
     _go_on(is_over)
-    looked = time.perf_counter()
+    looked = clock()
     looking = judging = None
     if read:
         probing = Probing(model, states, chosen_by, held)
         looking = _Looking(probing, chosen_by, wishes, len(ids), len(read), left)
     if read and judged_by:
         judging = Probing(model, states, judged_by, held)
-    longest = _MAKING * (time.perf_counter() - looked)
+    longest = _MAKING * (clock() - looked)
     measured: list[MeasuredForm] = []
     for done, form in enumerate(forms, 1):
         _go_on(is_over)
         opened, opening_seconds = held, held_seconds
-        looked = time.perf_counter()
+        looked = clock()
         if not isinstance(form, HeldForm):
             if looking is None or not left.allows(longest):
                 continue
-            opened, opening_seconds = _opened(model, states, form)
+            opened, opening_seconds = _opened(model, states, form, clock)
         quality = _flawless(chosen_by)
         if looking is not None:
             quality = looking.quality(form, opened, is_over)
@@ -315,10 +318,10 @@ def measure_document(
                 None if judging is None else judging.quality(form, opened).mean,
             )
         )
-        longest = max(longest, time.perf_counter() - looked)
+        longest = max(longest, clock() - looked)
         on_progress(done)
-    seconds = time.perf_counter() - began
-    text_seconds = prefill_seconds or _prefill_seconds(model, ids)
+    seconds = clock() - began
+    text_seconds = prefill_seconds or _prefill_seconds(model, ids, clock)
     resting = RestingTimes(text_seconds, rows_seconds, step)
     return MeasuredDocument(resting, tuple(measured), seconds)
 
@@ -360,9 +363,9 @@ class _Looking:
         is_free = not self._wishes.least and self._left == math.inf
         if isinstance(form, HeldForm) or is_free or not self._others:
             return self._probing.quality(form, opened)
-        began = time.perf_counter()
+        began = self._ends.clock()
         first = self._probing.quality(form, opened, slice(0, 1))
-        others = (time.perf_counter() - began) * self._others / self._first
+        others = (self._ends.clock() - began) * self._others / self._first
         is_short = self._left < self._others or not self._ends.allows(others)
         if first.upper < self._wishes.least or is_short:
             return first
@@ -401,15 +404,15 @@ def check_namespace(document: KnownDocument, namespace: Namespace, model: str) -
 
 
 class _TimeLeft:
-    """Says what there is still time for, of so many seconds from now on."""
+    """Says what there is still time for, of so many seconds from now on by a clock."""
 
-    def __init__(self, seconds: float) -> None:
-        self.is_endless = seconds == math.inf
-        self._ends = time.perf_counter() + seconds
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self.is_endless, self.clock = seconds == math.inf, clock
+        self._ends = clock() + seconds
 
     def allows(self, seconds: float) -> bool:
         """Return whether so much more ends in time."""
-        return time.perf_counter() + seconds <= self._ends
+        return self.clock() + seconds <= self._ends
 
 
 def _flawless(probes: Sequence[Probe]) -> FormQuality:
@@ -417,12 +420,14 @@ def _flawless(probes: Sequence[Probe]) -> FormQuality:
     return FormQuality((1.0,) * len(probes), 0.0, sum(len(probe.answer) for probe in probes))
 
 
-def _opened(model: Any, states: DocumentStates, form: Form) -> tuple[OpenedForm, float]:
+def _opened(
+    model: Any, states: DocumentStates, form: Form, clock: Callable[[], float]
+) -> tuple[OpenedForm, float]:
     """Return a form, opened, and how long opening took."""
     made = form.make(model, states)
-    began = time.perf_counter()
+    began = clock()
     opened = made.open()
-    return opened, time.perf_counter() - began
+    return opened, clock() - began
 
 
 def _go_on(is_over: Callable[[], bool]) -> None:
@@ -434,18 +439,18 @@ def _tokens(probes: Sequence[Probe]) -> int:
     return len(ProbePass.of(probes).ids)
 
 
-def _step_seconds(model: Any, opened: OpenedForm, steps: int) -> float:
+def _step_seconds(model: Any, opened: OpenedForm, steps: int, clock: Callable[[], float]) -> float:
     """Return how long a decode step takes behind an opened form, which stays as it was."""
     taken = []
     for _ in range(steps):
-        began = time.perf_counter()
+        began = clock()
         with torch.no_grad():
             model(
                 input_ids=torch.zeros((1, 1), dtype=torch.long, device=model.device),
                 past_key_values=opened.cache,
                 use_cache=True,
             )
-        taken.append(time.perf_counter() - began)
+        taken.append(clock() - began)
         opened.cache.crop(-1)
     return min(taken)
 
@@ -469,10 +474,10 @@ def _asked(
     return probes
 
 
-def _prefill_seconds(model: Any, ids: Sequence[int]) -> float:
+def _prefill_seconds(model: Any, ids: Sequence[int], clock: Callable[[], float]) -> float:
     """Return how long reading all tokens takes, by some of them."""
     part = ids[:_TIMED_TOKENS]
-    began = time.perf_counter()
+    began = clock()
     with torch.no_grad():
         model(input_ids=torch.tensor([list(part)], device=model.device), logits_to_keep=1)
-    return (time.perf_counter() - began) * len(ids) / len(part)
+    return (clock() - began) * len(ids) / len(part)

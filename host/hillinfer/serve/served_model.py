@@ -13,6 +13,7 @@ from hillinfer.catalogue.checks import ServedAnswer
 from hillinfer.catalogue.keeper import Move
 from hillinfer.catalogue.placed import PlacedDocuments
 from hillinfer.catalogue.planning import DocumentRules
+from hillinfer.drive.calls import DriveCalls
 from hillinfer.errors import BudgetError
 from hillinfer.generate.answering import Generation
 from hillinfer.hf.attach import Attachment
@@ -296,6 +297,7 @@ def served_model(
     rules: ServerRules,
     stored: StoreOfServer | None = None,
     steps: AbstractContextManager[object] | None = None,
+    calls: DriveCalls | None = None,
 ) -> Iterator[ServedModel]:
     """Attach to a model, and keep its engine open between requests.
 
@@ -309,6 +311,8 @@ def served_model(
         As in `ServedModel`.
     steps
         What is entered for steps where one sequence may be open at a time; see `Generation`.
+    calls
+        How the drive is reached; the operating system itself where None.
 
     Raises
     ------
@@ -322,7 +326,7 @@ def served_model(
             *(stored.store, loaded.model, stored.reuse, stored.salt, stored.made_by, rounding),
             accept=stored.accept,
         )
-    with Attachment(loaded.model, settings, prompts=base) as attachment:
+    with Attachment(loaded.model, settings, calls, prompts=base) as attachment:
         # An answer alone has the bits that it has beside others, unless there are never others.
         products = StepProducts(loaded.model) if rules.parallel > 1 else steps or nullcontext()
         served = ServedModel(loaded, attachment, products, rules, stored, base)

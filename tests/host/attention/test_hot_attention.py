@@ -12,8 +12,8 @@ from native_cases import Rows, every_variant, native_attention, same_bits, shape
 from placement_matrix import Budget
 from twins.python_decode import PythonDecode
 
+from hillinfer.drive.calls import DriveCalls
 from hillinfer.engine.runtime import Runtime
-from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.hot_pool import HotPool
 from hillinfer.kv.pool_policies import DecayedCounts, PoolPolicy
@@ -188,18 +188,17 @@ def test_a_step_in_one_call_is_one_a_part_after_the_other(cold_dir, monkeypatch,
     assert (counts[0][1] > 0) == (budget is Budget.LEAST)
 
 
-def test_no_row_moves_between_the_look_and_attention(cold_dir, monkeypatch):
+def test_no_row_moves_between_the_look_and_attention(cold_dir):
     """Whoever finds a cold row goes on with the addresses of the others, so they must hold."""
     held, runtimes = [], []
-    as_it_is = ColdStore.read_rows
 
-    def read(self, *given):
-        # Where the first row is asked for.
-        held.append(is_held(runtimes[0].parts.pools.attending))
-        return as_it_is(self, *given)
+    class Looking(DriveCalls):
+        def land(self, *given):
+            # Where the first row is asked for.
+            held.append(is_held(runtimes[0].parts.pools.attending))
+            return super().land(*given)
 
-    monkeypatch.setattr(ColdStore, "read_rows", read)
-    _steps(cold_dir, Budget.LEAST, [], runtimes.append)
+    _steps(cold_dir, Budget.LEAST, [], runtimes.append, calls=Looking())
     assert held
     assert all(held)
 
@@ -233,7 +232,9 @@ def is_held(lock, seconds=0.5):
     return not got[0]
 
 
-def _steps(cold_dir, budget, counts, prepare=lambda runtime: None, observe=None, scope="layer"):
+def _steps(
+    cold_dir, budget, counts, prepare=lambda runtime: None, observe=None, scope="layer", calls=None
+):
     settings = Settings().changed(
         alpha=0.2, block_rows=40, kept_sinks=2, kept_recent=5, scope=scope
     )
@@ -246,6 +247,7 @@ def _steps(cold_dir, budget, counts, prepare=lambda runtime: None, observe=None,
         cold_dir,
         observe,
         observe_selected=lambda layer, length, sets: chosen.append([one.tolist() for one in sets]),
+        calls=calls,
     )
     try:
         query, keys, values = random_states(0, 4, 2, TOKENS, TOKENS, 8)

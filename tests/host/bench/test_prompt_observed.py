@@ -15,6 +15,7 @@ from hillinfer_bench.decode.measuring import Bed, _open
 from hillinfer_bench.decode.run import OBSERVED_QUERIES, read_text
 from hillinfer_bench.rivals.h2o import HELD_PROMPT
 from hillinfer_bench.systems.case import BenchSetting, Case
+from hillinfer_bench.systems.kv_source import KVSource
 from hillinfer_bench.systems.table import RivalSystem
 from hillinfer_model.selection import selected_count
 
@@ -84,10 +85,22 @@ def test_tokens_that_the_prompt_looked_at_stay(family, cold_dir):
         assert differ
 
 
-def test_without_queries_the_recent_tokens_stay(cold_dir, monkeypatch):
+class WithoutQueries(KVSource):
+    """The KV of a text, as from one that keeps no queries."""
+
+    def __init__(self, source):
+        self._source = source
+
+    def chunks(self):
+        return self._source.chunks()
+
+    def step_ids(self, step):
+        return self._source.step_ids(step)
+
+
+def test_without_queries_the_recent_tokens_stay(cold_dir):
     model = TinyModel().build()
-    source = read_text(model, text(CONTEXT), CONTEXT)
-    monkeypatch.setattr(source, "last_queries", lambda: None)
+    source = WithoutQueries(read_text(model, text(CONTEXT), CONTEXT))
     closing, _, system = opened(model, source, cold_dir)
     with closing:
         system.cache.rival.begin_step()

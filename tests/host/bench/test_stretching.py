@@ -10,9 +10,7 @@ from bench_cases import SETTINGS, local_trace
 from hillinfer.errors import SettingsError
 from hillinfer.models.loader import load_model
 from hillinfer_bench.quality.texts import TextSample, standard_library_samples
-from hillinfer_bench.replay.recording import record_selections
 from hillinfer_bench.replay.stretching import Locality, Stretch, recording_settings, stretched_trace
-from hillinfer_bench.systems import replayed_selections
 from hillinfer_bench.systems.replayed_selections import SelectionRecorder
 from hillinfer_bench.systems.system import BenchError
 from hillinfer_model.selection import kept_positions, selected_count
@@ -158,23 +156,30 @@ def test_selections_of_the_real_model_stay_as_local(smollm2_folder):
     assert len(selections.positions(1, 1, 32_769)) == selected_count(32_769, 0.1, 36, None)
 
 
-def test_two_shapes_replay_one_recording(tiny_folder, monkeypatch):
+def test_two_shapes_replay_one_recording(tiny_folder):
     loaded = load_model(str(tiny_folder))
     sample = TextSample("made", tuple(5 + i * 7 % 50 for i in range(620)))
     recorder, asked = SelectionRecorder(loaded, sample, 600), []
 
-    def counted(*given):
-        asked.append(given)
-        return record_selections(*given)
+    # A recording takes all of its steps through each layer at once.
+    loaded.model.model.layers[0].mlp.register_forward_pre_hook(
+        lambda _, given: asked.append(given[0].shape[1])
+    )
 
-    monkeypatch.setattr(replayed_selections, "record_selections", counted)
+    def recorded():
+        found = [tokens for tokens in asked if tokens < 600]
+        asked.clear()
+        return found
+
     few, many = (recorder.selections(SETTINGS, 600, 4, layers, 1) for layers in (1, 2))
-    assert len(asked) == 1
+    assert recorded() == [4]
     fresh = SelectionRecorder(loaded, sample, 600).selections(SETTINGS, 600, 4, 2, 1)
     for layer in range(2):
         assert np.array_equal(many.positions(layer, 0, 602), fresh.positions(layer, 0, 602))
     assert few.positions(0, 0, 602).size
     # The twin: another importance rate and other steps are recorded anew.
+    assert recorded() == [4]
     recorder.selections(SETTINGS.changed(alpha=0.3), 600, 4, 1, 1)
+    assert recorded() == [4]
     recorder.selections(SETTINGS, 600, 3, 1, 1)
-    assert len(asked) == 4
+    assert recorded() == [3]

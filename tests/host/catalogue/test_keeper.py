@@ -2,8 +2,8 @@
 """Forms are made within a budget and give way; documents open at every moment, rightly."""
 
 import threading
+import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +12,6 @@ from tiny_models import TinyModel, prompts
 from transformers import DynamicCache
 from waiting import until
 
-from hillinfer.catalogue import measuring
 from hillinfer.catalogue.catalogue import Catalogue
 from hillinfer.catalogue.checks import OnlineChecks, ServedAnswer
 from hillinfer.catalogue.keeper import DocumentKeeper, Move
@@ -258,18 +257,25 @@ def test_a_document_without_rows_holds_no_other_up(kept, opened_before):
         assert kept.answer(keeper, one.title)[0] == "int8"
 
 
-def test_no_form_is_made_of_some_of_a_document(kept, monkeypatch):
-    def of_some(prompts, ids):
-        return stored_states(prompts, ids[:-64])
+class FirstTokens(StoredPrompts):
+    """Brings the first tokens of a prompt alone, as where the others were evicted meanwhile."""
 
+    is_short = True
+
+    def load_into(self, cache, ids, *given, **options):
+        known = [*ids[:192], 0, 0] if self.is_short else ids
+        return super().load_into(cache, known, *given, **options)
+
+
+def test_no_form_is_made_of_some_of_a_document(kept):
     accountant = Accountant(1 << 20)
-    keeper = kept.keeper(accountant)
+    brought = FirstTokens(kept.store, kept.model)
+    keeper = DocumentKeeper(kept.model, brought, kept.store, kept.catalogue, accountant)
     kept.catalogue.set_forms([(kept.catalogue.find("d0").key, "int8")])
-    monkeypatch.setattr("hillinfer.catalogue.keeper.stored_states", of_some)
     (move,) = keeper.settle()
     assert not move.is_made
     assert accountant.held()[Part.OTHER] == 0
-    monkeypatch.undo()
+    brought.is_short = False
     assert keeper.settle() == [replace(move, form="int8", is_made=True)]
 
 
@@ -380,7 +386,7 @@ def test_what_cannot_be_read_is_not_read_again(kept, monkeypatch):
     assert checks.slipped(document) == []
 
 
-def measured_by(kept, **wishes):
+def measured_by(kept, clock=time.perf_counter, **wishes):
     """Return agreements of forms, and how many tokens the model read for them."""
     ids = list(kept.keeper(Accountant(1 << 20)).ids_of(kept.catalogue.find("d0")))
     forms = [make_form(name) for name in ("held", "int8", "knorm-0.2", "int4")]
@@ -393,7 +399,7 @@ def measured_by(kept, **wishes):
 
     kept.model.forward = counted
     try:
-        found = measure_document(kept.model, kept.prompts, ids, forms, told, 1.0)
+        found = measure_document(kept.model, kept.prompts, ids, forms, told, 1.0, clock=clock)
     finally:
         kept.model.forward = forward
     return {one.form: one for one in found.forms}, sum(one for one in read if one > 1)
@@ -419,19 +425,21 @@ def test_a_profile_reads_no_more_than_it_may_and_looks_at_each_form_once(kept):
         ProbeWishes(allowance=0)
 
 
-def test_a_profile_ends_in_time_and_all_rows_are_always_known(kept, monkeypatch):
+def test_a_profile_ends_in_time_and_all_rows_are_always_known(kept):
     now = iter(range(1 << 20))
-    clock = SimpleNamespace(perf_counter=lambda: float(next(now)))
-    monkeypatch.setattr(measuring, "time", clock)
-    # The clock goes on by a second whenever somebody looks.
-    whole, _ = measured_by(kept)
+
+    def clock():
+        """Goes on by a second whenever somebody looks."""
+        return float(next(now))
+
+    whole, _ = measured_by(kept, clock)
     assert [*whole] == ["held", "int8", "knorm-0.2", "int4"]
-    some, read = measured_by(kept, seconds=16.0)
+    some, read = measured_by(kept, clock, seconds=16.0)
     assert [*some] == ["held", "int8"]
     assert read == 2 * 60
     assert some["int8"].lower == whole["int8"].lower
     # No time for one: nothing is asked, and all rows lose nothing.
-    none, read = measured_by(kept, seconds=2.0)
+    none, read = measured_by(kept, clock, seconds=2.0)
     assert [*none] == ["held"]
     assert (read, none["held"].lower, none["held"].agreement) == (0, 1.0, 1.0)
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A device holds rows and casts their keys while it scores: the same output, and no codes here."""
 
-import errno
 import os
+import resource
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -107,12 +108,26 @@ def test_rows_of_keys_that_end_within_a_beat_are_cast(tell, kv_heads):
     assert not told.shadows.lost
 
 
-def test_keys_that_cannot_be_handed_over_lose_the_device(tell, expected, monkeypatch):
-    def refused(*_):
-        raise OSError(errno.EMFILE, "too many open files")
+@pytest.fixture
+def no_more_files():
+    """Return what lets this process open no more files, from when it is called."""
+    limits, opened = resource.getrlimit(resource.RLIMIT_NOFILE), []
 
-    monkeypatch.setattr(os, "memfd_create", refused)
+    def close():
+        highest = max(int(one.name) for one in Path("/proc/self/fd").iterdir())
+        while not opened or opened[-1] < highest:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (opened[-1] + 1, limits[1]))
+
+    yield close
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    for one in opened:
+        os.close(one)
+
+
+def test_keys_that_cannot_be_handed_over_lose_the_device(tell, expected, no_more_files):
     told = tell(None)
+    no_more_files()
     with pytest.warns(HillInferWarning, match="cannot be handed over.*the host goes on scoring"):
         assert same(story(told), expected["padded"])
     assert told.shadows.lost

@@ -15,7 +15,6 @@ from hillinfer.drive.checksums import RowSums
 from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.drive.landing import BlockState, LandingArea
-from hillinfer.drive.read_engines import RowLander
 from hillinfer.errors import ColdPoolError
 from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.prefetch_buffer import PrefetchBuffer
@@ -42,6 +41,36 @@ class Held(DriveCalls):
         return super().land(way, landing)
 
 
+class Struck(ColdStore):
+    """A store in which Ctrl-C comes once, where a test says."""
+
+    at = None
+
+    def strike(self, place):
+        if self.at == place:
+            self.at = None
+            raise KeyboardInterrupt
+
+    def landed_ahead(self, wanted, ahead):
+        cost = super().landed_ahead(wanted, ahead)
+        self.strike("rows came")
+        return cost
+
+    def ahead(self, lander, wanted):
+        ahead = super().ahead(lander, wanted)
+        if ahead is None:
+            return None
+        begin = ahead.begin
+
+        def struck():
+            self.strike("before they begin")
+            begin()
+            self.strike("after they began")
+
+        ahead.begin = struck
+        return ahead
+
+
 class Line:
     """A prefetch buffer over a store of two layers, on a drive that can be held."""
 
@@ -50,7 +79,7 @@ class Line:
         self.engine = open_engine(IOChoice.THREADS, 2, self.calls)
         sums = RowSums(LAYERS, Accountant(1 << 30))
         self.counters = Counters()
-        self.store = ColdStore(
+        self.store = Struck(
             folder, SHAPE, 1 << 16, self.engine, self.counters, sums=sums, ahead_bytes=ahead_bytes
         )
         self.store.cover(ROWS // 64)
@@ -342,15 +371,9 @@ def test_what_finds_no_room_goes_another_way(tmp_path):
     line.close()
 
 
-def test_an_interrupt_while_rows_come_loses_no_block(free, monkeypatch):
-    landed, native = free.begin(*FIRST), free.store.landed_ahead
-
-    def interrupted(*given):
-        monkeypatch.setattr(free.store, "landed_ahead", native)
-        native(*given)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(free.store, "landed_ahead", interrupted)
+def test_an_interrupt_while_rows_come_loses_no_block(free):
+    landed = free.begin(*FIRST)
+    free.store.at = "rows came"
     with pytest.raises(KeyboardInterrupt):
         arrived(free, landed)
     free.buffer.let_go(landed)
@@ -359,22 +382,8 @@ def test_an_interrupt_while_rows_come_loses_no_block(free, monkeypatch):
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_an_interrupt_while_rows_begin_to_come_loses_no_block(free, monkeypatch, begun):
-    native = RowLander.ahead
-
-    def interrupted(*given):
-        ahead = native(*given)
-        begin = ahead.begin
-
-        def begin_and_stop():
-            if begun:
-                begin()
-            raise KeyboardInterrupt
-
-        ahead.begin = begin_and_stop
-        return ahead
-
-    monkeypatch.setattr(RowLander, "ahead", interrupted)
+def test_an_interrupt_while_rows_begin_to_come_loses_no_block(free, begun):
+    free.store.at = "after they began" if begun else "before they begin"
     with pytest.raises(KeyboardInterrupt):
         free.begin(*FIRST)
     free.buffer.abandon_unclaimed()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import httpx2
 import openai
@@ -95,12 +95,15 @@ def running(
     made=None,
     spans=None,
     counts=Passes.put_on,
+    calls=None,
+    tokenizer=lambda own: own,
     **rules,
 ):
     """Run a server of a tiny model.
 
     A model whose passes are counted stores rows of its own: whoever wants those of a command has
-    `counts` do nothing.
+    `counts` do nothing. `calls` are how it reaches the drive, and `tokenizer` returns what the
+    server has in the place of the model's own.
     """
     lines, passes = [], Passes()
     allowed = ServerRules(**({"port": 0, "alias": "tiny", "chunk_tokens": CHUNK} | rules))
@@ -109,10 +112,11 @@ def running(
     @contextmanager
     def opening():
         loaded = load_model(str(folder), say=lines.append)
+        loaded = replace(loaded, tokenizer=tokenizer(loaded.tokenizer))
         steps = ProjectionAttachment(loaded.model, make_projections(projections)).steps
         counts(passes, loaded.model)
         stored = StoreOfServer(store) if isinstance(store, Store) else store
-        with served_model(loaded, settings, allowed, stored, steps) as served:
+        with served_model(loaded, settings, allowed, stored, steps, calls) as served:
             yield served
 
     server = Server(allowed, opening, Log(lines.append), spans=spans)

@@ -23,7 +23,7 @@ from waiting import until
 
 from hillinfer.generate.answering import Generation
 from hillinfer.serve.documents import Documents, with_documents
-from hillinfer.serve.http import app, gate
+from hillinfer.serve.http import app
 from hillinfer.serve.refusals import ApiError
 from hillinfer.serve.requests import chat_request
 from hillinfer.serve.rules import ServerRules
@@ -43,22 +43,46 @@ def test_addresses_that_are_none_are_kept_out(tiny_server, headers):
     assert answer.json()["error"]["code"].startswith("forbidden_")
 
 
-def test_a_defect_of_a_route_is_an_error_object(tiny_server, client, monkeypatch):
-    def fail(messages):
-        raise ValueError("secret words of the prompt")
+class DefectiveTokenizer:
+    """A model's own tokenizer, which no longer tells how it writes chats while it is defective."""
 
-    monkeypatch.setattr(tiny_server.inference.served.prompts, "of_chat", fail)
-    with pytest.raises(openai.InternalServerError) as failed:
-        tiny_server.ask(CHAT, client)
-    assert (failed.value.code, failed.value.type) == ("internal_error", "server_error")
-    assert "secret" not in str(failed.value)
-    monkeypatch.undo()
-    assert text(tiny_server.ask(CHAT, client))
+    is_defective = False
+
+    def __init__(self, own):
+        self._own = own
+
+    def __getattr__(self, name):
+        return getattr(self._own, name)
+
+    def __call__(self, *given, **options):
+        return self._own(*given, **options)
+
+    @property
+    def chat_template(self):
+        if self.is_defective:
+            raise ValueError("secret words of the prompt")
+        return self._own.chat_template
 
 
-def test_more_requests_than_anybody_answers(endless_folder, cold_dir, monkeypatch):
+def test_a_defect_of_a_route_is_an_error_object(endless_folder, cold_dir):
+    with (
+        running(endless_folder, cold_dir, tokenizer=DefectiveTokenizer) as server,
+        server.client() as client,
+    ):
+        expected = text(server.ask(CHAT, client))
+        tokenizer = server.inference.served.tokenizer
+        tokenizer.is_defective = True
+        with pytest.raises(openai.InternalServerError) as failed:
+            server.ask(CHAT, client)
+        assert (failed.value.code, failed.value.type) == ("internal_error", "server_error")
+        assert "secret" not in str(failed.value)
+        tokenizer.is_defective = False
+        assert text(server.ask(CHAT, client)) == expected
+
+
+def test_more_requests_than_anybody_answers(endless_folder, cold_dir):
     """Each is told so as an error object, and whoever looks after the server is let in."""
-    monkeypatch.setattr(gate, "_MORE_REQUESTS", 0)
+    most = 256 + 1 + 1
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n"
     with (
         running(endless_folder, cold_dir, parallel=1, queue=1) as server,
@@ -66,10 +90,10 @@ def test_more_requests_than_anybody_answers(endless_folder, cold_dir, monkeypatc
         ExitStack() as opened,
     ):
         place = urlsplit(server.url)
-        for _ in range(2):
+        for _ in range(most):
             made = opened.enter_context(socket.create_connection((place.hostname, place.port)))
             made.sendall(head)
-        until(lambda: server.server._gate.inside == 2)
+        until(lambda: server.server._gate.inside == most)
         with pytest.raises(openai.RateLimitError) as refused:
             server.ask(CHAT, client)
         assert refused.value.code == "too_many_requests"
@@ -139,14 +163,16 @@ def test_what_cannot_be_counted_costs_nobody_an_answer(tiny_server, client, monk
 
 
 @pytest.mark.parametrize("kind", ["pwrite", "land"])
-def test_a_drive_that_was_full_is_used_again(endless_folder, cold_dir, tmp_path, monkeypatch, kind):
+def test_a_drive_that_was_full_is_used_again(endless_folder, cold_dir, tmp_path, kind):
     """What is said meanwhile names the drive, and afterwards answers are those of before."""
     calls = FaultyCalls()
-    monkeypatch.setattr("hillinfer.hf.attach.DriveCalls", lambda: calls)
     made = {"dram_budget": "1600KiB", "block_rows": 16}
     # Rows are written where no store has them, and land from a store.
     opening = running if kind == "pwrite" else partial(with_store, directory=tmp_path / "store")
-    with opening(endless_folder, cold_dir, made=made) as server, server.client() as client:
+    with (
+        opening(endless_folder, cold_dir, made=made, calls=calls) as server,
+        server.client() as client,
+    ):
         letters = random.Random(3)
         prompts = ["".join(letters.choice("abc def") for _ in range(600)) for _ in range(4)]
         expected = [text(server.ask(one, client, max_tokens=30)) for one in prompts[:2]]
