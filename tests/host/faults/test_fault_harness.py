@@ -18,7 +18,6 @@ from lives import DocumentLife, Places, SessionLife
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.files import ColdFile
-from hillinfer.drive.landing import LandingTable
 from hillinfer.errors import ColdPoolError
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.kv.cold_store import ColdStore
@@ -99,17 +98,9 @@ def test_no_fault_of_a_ring_comes_to_light(places):
     assert tally.calls["read_done"] > 20
 
 
-def forget(table):
-    table.is_read = 1
-    return []
-
-
-def test_an_engine_that_forgets_what_a_ring_did_not_bring_is_seen(
-    places, monkeypatch, without_checksums
-):
+def test_an_engine_that_believes_what_a_ring_did_not_bring_is_seen(places, without_checksums):
     life = DocumentLife(scenario(IOChoice.AUTO))
-    failed = [Injection("read_done", index, Fault.SHORT) for index in (1, 2, 3)]
-    monkeypatch.setattr(LandingTable, "missing", lambda self: forget(self.table))
+    failed = [Injection("read_done", index, Fault.LOST) for index in (1, 2, 3)]
     # With checksums no token would come of it.
     assert not run_io_faults(life, places, DriveCalls(), plan=failed).outcomes[Outcome.WRONG]
     without_checksums()

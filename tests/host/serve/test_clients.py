@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients that people have, beside OpenAI's own: curl, LangChain, transformers' chat."""
 
-import io
 import json
 import subprocess
 
@@ -108,16 +107,27 @@ def test_langchain_asks_streams_and_sees_logprobs(tiny_server, expected):
 # --- transformers' chat ---
 
 
-def test_transformers_chat_talks(tiny_server, monkeypatch, capsys, tmp_path):
-    """It has the model loaded first, which is loaded here, and streams its answers."""
-    from transformers.cli.chat import Chat
+CHAT_PROGRAM = """
+import sys
+from transformers.cli.chat import Chat
+Chat("tiny", sys.argv[1], ["temperature=0.0"], user="someone")
+"""
 
-    # The tiny model's answers have no end: it asks whether to go on.
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"{QUESTION}\nn\n!exit\n"))
-    monkeypatch.chdir(tmp_path)
+
+def test_transformers_chat_talks(tiny_server, tmp_path, warm_python):
+    """It has the model loaded first, which is loaded here, and streams its answers."""
     before = len(tiny_server.passes.columns)
-    Chat("tiny", f"{tiny_server.url}/v1", ["temperature=0.0"], user="someone")
-    assert "already loaded" in capsys.readouterr().out
+    told = subprocess.run(
+        [*warm_python, "-c", CHAT_PROGRAM, f"{tiny_server.url}/v1"],
+        # The tiny model's answers have no end: it asks whether to go on.
+        input=f"{QUESTION}\nn\n!exit\n",
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=300,
+    )
+    assert told.returncode == 0, told.stderr
+    assert "already loaded" in told.stdout
     assert len(tiny_server.passes.columns) > before + CHUNK
     assert tiny_server.logged("answered")[-1]["endpoint"] == "chat"
 
