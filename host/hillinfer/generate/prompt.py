@@ -72,36 +72,28 @@ class QuestionPrompt:
     def _parts(self) -> tuple[MaskedText, MaskedText]:
         """Return what comes before a question and after it."""
         # What follows a question depends on no document, so any will do.
-        before, after, _ = self._around_question(MaskedText("text"))
-        return before, after
+        return self._around_question(MaskedText("text"))
 
-    def _around_question(
-        self, document: MaskedText, *alone: MaskedText
-    ) -> tuple[MaskedText, MaskedText, tuple[MaskedText, ...]]:
-        """Return what comes before a question and after it, and texts that are all a user says."""
+    def _around_question(self, document: MaskedText) -> tuple[MaskedText, MaskedText]:
         if self.form is PromptForm.PLAIN:
-            return document + f"{_SEPARATOR}Question: ", MaskedText("\nAnswer:"), alone
-        asked, *others = self._rendered(document + f"{_SEPARATOR}{_QUESTION_PLACE}", *alone)
-        parts = asked.cut(_QUESTION_PLACE)
+            return document + f"{_SEPARATOR}Question: ", MaskedText("\nAnswer:")
+        parts = self._rendered(document + f"{_SEPARATOR}{_QUESTION_PLACE}").cut(_QUESTION_PLACE)
         if len(parts) != 2:
             raise PromptError(
                 "the chat template of this model does not keep the user's text: use "
                 "--prompt-style plain"
             )
-        return parts[0], parts[1], tuple(others)
+        return parts[0], parts[1]
 
-    def _rendered(self, *contents: MaskedText) -> list[MaskedText]:
+    def _rendered(self, content: MaskedText) -> MaskedText:
         harmless = secrets.token_hex(_HARMLESS_BYTES)
-        # Together, because it takes a process.
-        said = [*(one.text for one in contents), harmless]
-        *texts, other = rendered_chats(self._tokenizer, said)
-        for content, text in zip(contents, texts, strict=True):
-            # Nearly all templates keep what a user says; then there is nothing to compare.
-            if text not in {
-                other.replace(harmless, one) for one in (content.text, content.text.strip())
-            }:
-                self._encoder.check_same_control(text, other)
-        return [one.with_text(text) for one, text in zip(contents, texts, strict=True)]
+        text, other = rendered_chats(self._tokenizer, (content.text, harmless))
+        # Nearly all templates keep what a user says; then there is nothing to compare.
+        if text not in {
+            other.replace(harmless, one) for one in (content.text, content.text.strip())
+        }:
+            self._encoder.check_same_control(text, other)
+        return content.with_text(text)
 
 
 class DocumentPrompt(QuestionPrompt):
@@ -141,8 +133,7 @@ class DocumentPrompt(QuestionPrompt):
 
     def _parts(self) -> tuple[MaskedText, MaskedText]:
         self._document = self._encoder.mask(self._text)
-        before, after, (self._alone,) = self._around_question(self._document, self._document)
-        return before, after
+        return self._around_question(self._document)
 
     @property
     def spelled_tokens(self) -> tuple[str, ...]:
@@ -151,7 +142,8 @@ class DocumentPrompt(QuestionPrompt):
 
     def alone(self) -> list[int]:
         """Return the ids of the document as the whole prompt."""
-        return self._start_ids(self._alone)
+        chat = self.form is PromptForm.CHAT
+        return self._start_ids(self._rendered(self._document) if chat else self._document)
 
     def document_ids(self) -> list[int]:
         """Return the ids that every question's prompt starts with."""
