@@ -118,7 +118,10 @@ def told(name: str, row: dict[str, Any]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print a line for each contender, and write a report; None: a process' arguments."""
+    """Measure, print a line for each contender, and write a report.
+
+    `arguments` are those of the command line; None takes the process' own.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/reports/gpu.json"))
     parser.add_argument("--shape", default="llama-3.1-8b", choices=list(SHAPES))

@@ -248,7 +248,7 @@ CATALOGUE = (
         "profiles-without-a-clock",
         "A profile goes on however long it takes.",
         f"{_ROOM}/measuring.py",
-        "return time.perf_counter() + seconds <= self._ends",
+        "return self.clock() + seconds <= self._ends",
         "return True",
         (f"{_TESTS}/test_keeper.py",),
     ),

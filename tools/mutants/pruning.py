@@ -484,6 +484,14 @@ PRUNING: tuple[Mutant, ...] = (
         (f"{_BANDS}::test_keys_that_decide_are_counted",),
     ),
     Mutant(
+        "states-at-a-cut-are-not-counted",
+        "States that wait in memory at a cut are counted by nobody.",
+        _CACHES,
+        "        accountant.take(Part.OTHER, size)\n        if states",
+        "        accountant.take(Part.OTHER, 0)\n        if states",
+        (f"{_CENSUS}::test_states_in_memory_are_counted_at_every_stage",),
+    ),
+    Mutant(
         "states-of-a-sealed-pool-are-not-planned",
         "The command takes a budget that does not hold boundary states in memory.",
         "host/hillinfer/cli/preflight.py",

@@ -181,7 +181,7 @@ class ServerRules:
             ("answer_tokens", self.answer_tokens, 1, 1 << 30),
             ("context", self.context_tokens or 2, 2, 1 << 30),
             ("max_files", self.files_bytes, 0, 1 << 50),
-            ("most_files", self.most_files, 0, 1 << 20),
+            ("most_files", self.most_files, 1, 1 << 20),
             ("max_body", self.body_bytes, 1 << 10, 1 << 40),
         ):
             if not least <= value <= most:

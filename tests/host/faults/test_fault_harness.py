@@ -98,7 +98,7 @@ def test_no_fault_of_a_ring_comes_to_light(places):
     assert tally.calls["read_done"] > 20
 
 
-def test_an_engine_that_believes_what_a_ring_did_not_bring_is_seen(places, without_checksums):
+def test_a_ring_that_says_what_it_did_not_do_is_seen(places, without_checksums):
     life = DocumentLife(scenario(IOChoice.AUTO))
     failed = [Injection("read_done", index, Fault.LOST) for index in (1, 2, 3)]
     # With checksums no token would come of it.

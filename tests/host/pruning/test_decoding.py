@@ -27,7 +27,7 @@ from transformers import DynamicCache
 
 import hillinfer
 from hillinfer.errors import SettingsError, UnsupportedFeatureError
-from hillinfer.pruning.block_policies import PAPER_GAMMA, Decoding, make_decoding
+from hillinfer.pruning.block_policies import DECODINGS, PAPER_GAMMA, Decoding, make_decoding
 from hillinfer.pruning.rankers import RANKERS
 from hillinfer.pruning.reading import Pruning
 from hillinfer.pruning.schedule import Schedule
@@ -479,10 +479,12 @@ class OneLess(Decoding):
         return candidates & active
 
 
-def test_a_policy_of_ones_own_is_a_class_with_one_method():
+def test_a_policy_of_ones_own_is_a_class_with_one_method(monkeypatch):
+    monkeypatch.setattr(
+        "hillinfer.pruning.block_policies.DECODINGS", {**DECODINGS, "less": OneLess}, raising=True
+    )
     model = TINY.build()
-    rule = RANKERS["paper"]()
-    with Pruning(model, Schedule.parse(SCHEDULE), rule, decoding=OneLess()) as pruning:
+    with hillinfer.prune(model, SCHEDULE, ranker="paper", decoding="less") as pruning:
         cache = read(model, pruning)
         before = pruning.read_of(cache).tokens
         feed(model, cache, FED)

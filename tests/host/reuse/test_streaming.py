@@ -6,7 +6,6 @@ import errno
 import gc
 import os
 import pickle
-import random
 import threading
 import time
 from contextlib import nullcontext
@@ -22,7 +21,7 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.generate.answering import Generation
 from hillinfer.generate.tokens import Sampling
 from hillinfer.reuse.landed_states import LandedStates, OfferedRows
-from hillinfer.reuse.row_placing import RowPlacing, threads_of_passes
+from hillinfer.reuse.row_placing import RowPlacing
 from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.store.keys import CHUNK_TOKENS, Reuse
 from hillinfer.store.store import Store
@@ -102,28 +101,11 @@ def drive():
     return Drive()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Passes of one thread, so that two cores are more than a pass keeps busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True, params=[0, 1], ids=["placed as read", "placed by the pass"])
-def pass_threads(request):
-    """How many threads of a pass put rows to their places; 0 where those that read do.
-
-    They do where a pass keeps all cores busy that this process may use.
-    """
-    cores = os.sched_getaffinity(0)
-    if len(cores) < 2:
-        pytest.skip("one core is always busy with a pass")
-    os.sched_setaffinity(0, set(random.sample(sorted(cores), 2 - request.param)))
-    assert threads_of_passes() == request.param
-    yield request.param
-    os.sched_setaffinity(0, cores)
+@pytest.fixture(autouse=True, params=[0, 2], ids=["placed as read", "placed by the pass"])
+def pass_threads(request, monkeypatch):
+    """How many threads of a pass put rows to their places; 0 where those that read do."""
+    monkeypatch.setattr("hillinfer.reuse.row_placing.threads_of_passes", lambda: request.param)
+    return request.param
 
 
 @pytest.fixture

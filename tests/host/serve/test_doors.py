@@ -177,6 +177,19 @@ def test_keys_are_read(tmp_path):
         ApiKeys.read(tmp_path / "none", {})
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        *(("most_files", one) for one in (0, (1 << 20) + 1)),
+        *((one, wrong) for one in ("pause_seconds", "rest_seconds") for wrong in (0.0, -1.0)),
+        *((one, float("inf")) for one in ("pause_seconds", "rest_seconds")),
+    ],
+)
+def test_rules_that_mean_nothing_are_refused(name, wrong):
+    with pytest.raises(SettingsError, match=f"{name}={wrong}"):
+        ServerRules(**{name: wrong})
+
+
 def test_no_door_stands_open():
     for host in ("0.0.0.0", "::", "192.168.1.2", "example.org"):
         with pytest.raises(SettingsError, match="API key"):

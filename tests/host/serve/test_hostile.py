@@ -82,10 +82,11 @@ def test_a_defect_of_a_route_is_an_error_object(endless_folder, cold_dir):
 
 def test_more_requests_than_anybody_answers(endless_folder, cold_dir):
     """Each is told so as an error object, and whoever looks after the server is let in."""
-    most = 256 + 1 + 1
+    parallel, queue, more = 1, 1, 256
+    most = parallel + queue + more
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n"
     with (
-        running(endless_folder, cold_dir, parallel=1, queue=1) as server,
+        running(endless_folder, cold_dir, parallel=parallel, queue=queue) as server,
         server.client() as client,
         ExitStack() as opened,
     ):

@@ -68,7 +68,15 @@ class RoutingRow:
 def two_replicas(
     place: Path, model: str, python: Sequence[str] = (sys.executable,)
 ) -> Iterator[list[RunningServer]]:
-    """Run two replicas of a model, each with a store, and a thread for its computing."""
+    """Run two replicas of a model, each with a store, and a thread for its computing.
+
+    Parameters
+    ----------
+    place, model
+        Where they keep what is theirs, and which model they serve.
+    python
+        The interpreter, with options of its own.
+    """
     with ExitStack() as opened:
         options = ("--threads", "1", "--parallel", "2", "--dram-budget", "1GiB")
         yield [

@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 _REQUESTS_A_DAY = 1e9
 
 
-def run(request: HostsRequest, say: Say, traces: Sequence[RequestTrace] | None = None) -> str:
+def run(request: HostsRequest, say: Say, traces: Sequence[RequestTrace] = ()) -> str:
     """Make the parts that were asked for and return their tables.
 
     Parameters
@@ -43,7 +43,7 @@ def run(request: HostsRequest, say: Say, traces: Sequence[RequestTrace] | None =
     say
         Takes a line before each step that takes time.
     traces
-        Whose copies fleets replay; those that are carried where None.
+        Whose copies fleets replay; those that are carried where none is given.
 
     Raises
     ------
@@ -72,8 +72,8 @@ def run(request: HostsRequest, say: Say, traces: Sequence[RequestTrace] | None =
     if Part.FLEET in request.parts:
         machines = Machines()
         entry = entry_cost()
-        carried = (RequestTrace.carried(name) for name in CARRIED_TRACES)
-        fleet = _fleet(request, machines, say, [*(carried if traces is None else traces)])
+        carried = traces or [RequestTrace.carried(name) for name in CARRIED_TRACES]
+        fleet = _fleet(request, machines, say, carried)
         record["fleet"] = {
             "label": "modelled: copies of traces; rates of machines are assumed",
             "machines": asdict(machines),
