@@ -6,7 +6,7 @@ from pathlib import Path
 
 FILES = sorted(Path(__file__).parent.rglob("*.py"))
 # A test that has no other way may look inside; each that does holds the code as it is.
-MOST_LOOKS = 97
+MOST_LOOKS = 96
 OWN = ("self", "cls")
 
 

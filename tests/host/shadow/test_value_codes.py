@@ -11,6 +11,7 @@ import torch
 
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.native.signatures import CodeSlots
+from hillinfer.shadow import values as values_module
 from hillinfer.shadow.values import CodePool, ValueCodes, slot_bytes
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import KernelSpec
@@ -175,13 +176,18 @@ def test_codes_that_nobody_makes_room_for_stay_as_few_as_they_are():
 # --- interrupts ---------------------------------------------------------------------------
 
 
-def broken_off(act, line):
-    """Let Ctrl-C come before so many lines of pools were run; say whether it came."""
+def broken_off(act, line, whose=""):
+    """Let Ctrl-C come before so many lines of the module, or of one class, were run.
+
+    Returns whether it came.
+    """
     left = line
 
     def watch(frame, event, _):
         nonlocal left
-        if not frame.f_code.co_qualname.startswith("CodePool."):
+        code = frame.f_code
+        is_own = code.co_filename == values_module.__file__
+        if not (is_own and code.co_qualname.startswith(whose)):
             return None
         if event == "line":
             left -= 1
@@ -253,7 +259,7 @@ def test_after_an_interrupt_the_next_step_counts_what_there_is():
         values.cover(1000)
         # Hot rows want more of it.
         least[0] = (1 << 20) - values.held_bytes // 2
-        came = broken_off(values.begin_step, line)
+        came = broken_off(values.begin_step, line, "CodePool.")
         line += 1
         halves += len({one.capacity for one in values.layers}) > 1
         values.begin_step()
