@@ -268,15 +268,16 @@ $(VENV)/pyvenv.cfg:
 		{ echo "Python lacks venv: on Debian, apt install python3-venv"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
+NOT_IMPORTED := /tests/|/transformers/models/(?!auto|llama|mistral|opt|qwen)|/torch/(_inductor|testing)/|/(fontTools|mypy|mypyc|pip|scapy|torchgen)/|/pygments/lexers/|/sympy/physics/
+
 # What is installed looks for the library where make puts it: while pip fetches and unpacks, which
 # keeps a core busy, make compiles.
 $(VENV)/packages: pyproject.toml tools/pyproject.toml plugins/hillinfer_pynq/pyproject.toml plugins/hillinfer_hosts/pyproject.toml constraints.txt hatch_build.py | $(VENV)/pyvenv.cfg
 	# pip compiles modules one after the other: a minute that all cores share here.
 	HILLINFER_NATIVE=beside $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
 		-e '.[run,serve,encryption,keyring,hls,rtl,xrt,figures,test,lint]' -e ./tools -e ./plugins/hillinfer_pynq -e './plugins/hillinfer_hosts[redis]'
-	# Without a third of all: tests of libraries, and models of transformers' that nobody imports here.
-	-@$(BIN)/python -m compileall -qq -j 0 \
-		-x '/tests/|/transformers/models/(?!auto|llama|mistral|opt|qwen)' $(VENV)/lib
+	# Without half of all: tests of libraries, models of transformers', and what nobody imports here.
+	-@$(BIN)/python -m compileall -qq -j 0 -x '$(NOT_IMPORTED)' $(VENV)/lib
 	@touch $@
 
 $(VENV)/installed: $(VENV)/packages | $(LIBRARY)
