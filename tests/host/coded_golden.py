@@ -138,8 +138,11 @@ class Text:
         queries = shape.layers, self.steps, shape.query_heads, shape.head_dim
         self.queries = torch.randn(queries, generator=generator)
 
-    def golden(self, settings, **changed):
-        """Outputs of all steps in all layers, float32 (steps, layers, query_heads, head_dim)."""
+    def golden(self, settings, steps=None, **changed):
+        """Outputs of steps in all layers, float32 (steps, layers, query_heads, head_dim).
+
+        Of all, or of those that are listed: statistics are taken in the first of them.
+        """
         layers = [Golden(settings, self.shape) for _ in range(self.shape.layers)]
         return np.stack(
             [
@@ -154,11 +157,11 @@ class Text:
                         for layer, own in enumerate(layers)
                     ]
                 )
-                for step in range(self.steps)
+                for step in (range(self.steps) if steps is None else steps)
             ]
         )
 
-    def read(self, runtime, sequence, chunk=200, first=0):
+    def read(self, runtime, sequence, chunk=500, first=0):
         """Bring the prompt from a position on into a runtime, as a forward pass does."""
         for start in range(first, self.prompt, chunk):
             own = slice(start, min(start + chunk, self.prompt))

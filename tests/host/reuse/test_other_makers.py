@@ -34,7 +34,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "store"))
 from test_vllm_steps import BLOCK, DIM, HEADS, LAYERS, NAMES, Engine, put
 
 MIB = 1 << 20
-TOKENS, CHUNK = 2500, 128
+# One chunk of the store, and a tail.
+TOKENS, CHUNK = 1300, 128
 STORED = TOKENS // 64 * 64
 NEW = 6
 TYPE = torch.bfloat16
@@ -46,6 +47,8 @@ def ids_of(tokens, seed=0):
 
 
 IDS = ids_of(TOKENS)
+# What is missed or not accepted is so however long a prompt is.
+FEW, FEW_STORED = IDS[:400], 384
 
 
 def saved_model(folder, dtype=TYPE, **changes):
@@ -65,7 +68,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def store(tmp_path):
-    Store.create(tmp_path / "store", 256 * MIB)
+    Store.create(tmp_path / "store", 64 * MIB)
     with Store(tmp_path / "store") as opened:
         yield opened
 
@@ -152,7 +155,7 @@ def vllm(store, model, rows, accept=None, **facts):
 def rows(model, tmp_path_factory):
     """Rows of the prompt, and what comes of it where the model has stored them itself."""
     folder = tmp_path_factory.mktemp("own")
-    Store.create(folder / "store", 256 * MIB)
+    Store.create(folder / "store", 64 * MIB)
     settings = Settings().changed(
         cold_dir=folder, **(SETTINGS | {"dram_budget": ByteSize(24 * MIB), "alpha": 0.2})
     )
@@ -189,21 +192,21 @@ def test_what_vllm_read_is_opened_in_place_with_shadows_coded_then(model, store,
 
 def test_nobody_takes_rows_of_others_unasked(model, store, attached, rows):
     with vllm(store, model, rows[2]) as engine:
-        engine.read("a", IDS)
+        engine.read("a", FEW)
     with attached(accept=()) as hill:
-        _, _, told, _ = read(model, hill)
+        _, _, told, _ = read(model, hill, FEW)
     assert (told.found_tokens, told.made_by) == (0, "")
 
 
 def test_what_is_read_behind_rows_of_others_is_stored_by_nobody(model, store, attached, rows):
-    few = IDS[:1300]
+    few = IDS[:400]
     with vllm(store, model, rows[2]) as engine:
         engine.read("a", few)
     before = store.statistics()
     with attached() as hill:
         generation = Generation(model, hill.new_cache(TOKENS + NEW), CHUNK)
-        generation.read(IDS[:1400])
-        generation.read(IDS[1400:])
+        generation.read(IDS[:500])
+        generation.read(IDS[500:1100])
         told = generation.cache.read_from_store
         generation.close()
     assert told.made_by == "vllm"
@@ -211,16 +214,16 @@ def test_what_is_read_behind_rows_of_others_is_stored_by_nobody(model, store, at
     assert store.statistics()["chunks"] == before["chunks"]
     # By its own it is found no further than before, which is not at all.
     with attached(accept=()) as hill:
-        assert read(model, hill)[2].found_tokens == 0
+        assert read(model, hill, IDS[:1100])[2].found_tokens == 0
 
 
 def test_a_session_is_saved_of_own_rows_alone(model, store, attached, rows, tmp_path):
     with vllm(store, model, rows[2]) as engine:
-        engine.read("a", IDS)
+        engine.read("a", FEW)
     for accept, is_saved in ((("vllm",), False), ((), True)):
         with attached(accept=accept) as hill:
             generation = Generation(model, hill.new_cache(TOKENS + NEW), CHUNK)
-            generation.read(IDS)
+            generation.read(FEW)
             with nullcontext() if is_saved else pytest.raises(SessionError, match="vllm made rows"):
                 generation.cache.save_session(tmp_path / "session")
             generation.close()
@@ -229,11 +232,11 @@ def test_a_session_is_saved_of_own_rows_alone(model, store, attached, rows, tmp_
 
 def test_own_rows_come_first_where_both_have_as_many(model, store, attached, rows):
     with attached() as hill:
-        read(model, hill)
+        read(model, hill, FEW)
     with vllm(store, model, rows[2]) as engine:
-        engine.read("a", IDS)
+        engine.read("a", FEW)
     with attached() as hill:
-        assert read(model, hill)[2].made_by == "hillinfer"
+        assert read(model, hill, FEW)[2].made_by == "hillinfer"
 
 
 def test_a_cache_of_transformers_takes_them_and_is_not_stored_as_its_own(model, store, rows):
@@ -250,12 +253,12 @@ def test_a_cache_of_transformers_takes_them_and_is_not_stored_as_its_own(model, 
 
 def told_of(attached, model, **more):
     with attached(model, **more) as hill:
-        return read(model, hill)[2]
+        return read(model, hill, FEW)[2]
 
 
 def test_other_weights_are_always_a_miss(model, store, attached, rows, tmp_path):
     with vllm(store, model, rows[2]) as engine:
-        engine.read("a", IDS)
+        engine.read("a", FEW)
     other = saved_model(tmp_path / "other", seed=1)
     told = told_of(attached, other)
     assert (told.found_tokens, told.not_accepted) == (0, "")
@@ -270,7 +273,7 @@ def test_other_weights_are_always_a_miss(model, store, attached, rows, tmp_path)
 
 def test_another_type_is_a_miss_that_says_so(model, store, attached, rows):
     with vllm(store, model, rows[2]) as engine:
-        engine.read("a", IDS)
+        engine.read("a", FEW)
     single = loaded(model.config._name_or_path, torch.float32)
     told = told_of(attached, single)
     assert told.found_tokens == 0
@@ -281,7 +284,7 @@ def test_another_type_is_a_miss_that_says_so(model, store, attached, rows):
 
 def test_another_rotation_is_always_a_miss(model, store, attached, rows):
     with vllm(store, model, rows[2]) as engine:
-        engine.read("a", IDS)
+        engine.read("a", FEW)
     config = type(model.config).from_pretrained(model.config._name_or_path)
     config.rope_parameters = config.rope_parameters | {"rope_theta": 5e5}
     other = loaded(model.config._name_or_path, config=config)
@@ -295,9 +298,9 @@ def test_another_rotation_is_always_a_miss(model, store, attached, rows):
 
 def test_another_salt_is_always_a_miss(model, store, attached, rows):
     with vllm(store, model, rows[2]) as engine:
-        engine.read("a", IDS, salt="tenant")
+        engine.read("a", FEW, salt="tenant")
     assert told_of(attached, model).found_tokens == 0
-    assert told_of(attached, model, salt=b"tenant").found_tokens == STORED
+    assert told_of(attached, model, salt=b"tenant").found_tokens == FEW_STORED
 
 
 def test_hooks_and_adapters_are_no_other_engines_rows(model, store):
@@ -326,9 +329,9 @@ def test_exact_reuse_takes_nothing_of_others(model, store):
 # --- what HillInfer read is loaded by vLLM ---
 
 
-def stored_by_hillinfer(model, attached, **more):
+def stored_by_hillinfer(model, attached, ids=None, **more):
     with attached(model, **more) as hill:
-        return read(model, hill)[3]
+        return read(model, hill, ids)[3]
 
 
 def test_what_hillinfer_read_is_loaded_by_vllm(model, store, attached):
@@ -371,15 +374,15 @@ def test_vllm_stores_nothing_that_it_computed_behind_rows_of_others(model, store
 
 
 def test_vllm_takes_rows_of_others_only_where_it_is_told_to(model, store, attached):
-    own = stored_by_hillinfer(model, attached)
+    own = stored_by_hillinfer(model, attached, FEW)
     with vllm(store, model, own) as engine:
-        assert engine.read("a", IDS)[1] == 0
+        assert engine.read("a", FEW)[1] == 0
 
 
 def test_vllm_does_not_find_what_was_read_without_the_users_word(model, store, attached):
-    own = stored_by_hillinfer(model, attached, accept=())
+    own = stored_by_hillinfer(model, attached, FEW, accept=())
     with vllm(store, model, own, accept="hillinfer") as engine:
-        assert engine.read("a", IDS)[1] == 0
+        assert engine.read("a", FEW)[1] == 0
 
 
 @pytest.mark.parametrize(
@@ -391,30 +394,30 @@ def test_vllm_does_not_find_what_was_read_without_the_users_word(model, store, a
     ],
 )
 def test_vllm_says_why_it_takes_none(model, store, attached, changed, said):
-    own = stored_by_hillinfer(model, attached)
+    own = stored_by_hillinfer(model, attached, FEW)
     with vllm(store, model, own, accept="hillinfer", **changed) as engine:
-        assert engine.read("a", IDS)[1] == 0
+        assert engine.read("a", FEW)[1] == 0
         assert said in engine.lines[0]
 
 
 def test_vllm_misses_with_another_salt_or_other_weights(model, store, attached, tmp_path):
-    own = stored_by_hillinfer(model, attached)
+    own = stored_by_hillinfer(model, attached, FEW)
     with vllm(store, model, own, accept="hillinfer") as engine:
-        assert engine.read("a", IDS, salt="x")[1] == 0
+        assert engine.read("a", FEW, salt="x")[1] == 0
     other = saved_model(tmp_path / "other", seed=1)
     with vllm(store, other, own, accept="hillinfer") as engine:
-        assert engine.read("a", IDS)[1] == 0
+        assert engine.read("a", FEW)[1] == 0
 
 
 def test_a_request_with_an_adapter_takes_none(model, store, attached, tmp_path):
     from test_vllm_adapters import adapter_folder
     from test_vllm_steps import adapter_in
 
-    own = stored_by_hillinfer(model, attached)
+    own = stored_by_hillinfer(model, attached, FEW)
     adapter = adapter_in(adapter_folder(tmp_path / "adapter"))
     with vllm(store, model, own, accept="hillinfer") as engine:
-        assert engine.read("a", IDS, adapter=adapter)[1] == 0
-        assert engine.read("b", IDS)[1] == STORED
+        assert engine.read("a", FEW, adapter=adapter)[1] == 0
+        assert engine.read("b", FEW)[1] == FEW_STORED
 
 
 def test_an_index_that_is_made_anew_knows_makers_once_they_come_again(model, store, rows, tmp_path):

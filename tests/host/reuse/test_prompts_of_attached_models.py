@@ -95,9 +95,34 @@ def test_a_directory_that_is_encrypted_takes_the_key_that_a_variable_names(
     assert torch.equal(first.tokens, again.tokens)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_way_answers_alike_and_finds_what_it_stored(store, cold_dir, family, way):
+# A way differs by what it passes to a model, and so does OPT, which has positions of its own: all
+# ways meet one family of each kind. Of the others each way meets one.
+ROTATED = ("mistral", "qwen2", "qwen3")
+FAMILIES_AND_WAYS = [
+    pytest.param(family, way, id=f"{family}-{way}")
+    for at, way in enumerate(WAYS)
+    for family in ("llama", "opt", ROTATED[at % len(ROTATED)])
+]
+
+
+@pytest.fixture(scope="module")
+def changed_answers(tmp_path_factory):
+    """What each family answers to another prompt."""
+    said = {}
+    for family in FAMILIES:
+        model = tiny(family).build()
+        with attached(model, tmp_path_factory.mktemp("changed")) as hill:
+            cache = hill.new_cache()
+            out = run(model, cache, ids_of(seed=9), new_tokens=NEW_TOKENS)
+            said[family] = out.sequences[0, 150:]
+            cache.close()
+    return said
+
+
+@pytest.mark.parametrize(("family", "way"), FAMILIES_AND_WAYS)
+def test_every_way_answers_alike_and_finds_what_it_stored(
+    store, cold_dir, family, way, changed_answers
+):
     model = tiny(family).build()
     with attached(model, cold_dir) as hill:
         plain = WAYS[way](hill)
@@ -112,18 +137,14 @@ def test_every_way_answers_alike_and_finds_what_it_stored(store, cold_dir, famil
     for other in (first, again):
         assert torch.equal(other.tokens, plain.tokens)
     # The twin: another prompt has another answer.
-    with attached(model, cold_dir) as hill:
-        cache = hill.new_cache()
-        changed = run(model, cache, ids_of(seed=9), new_tokens=NEW_TOKENS)
-        cache.close()
-    assert not torch.equal(changed.sequences[0, 150:], plain.tokens[0])
+    assert not torch.equal(changed_answers[family], plain.tokens[0])
 
 
 @pytest.mark.parametrize("chunk", [64, 48, 640])
 def test_exact_has_the_bits_of_an_unbroken_run(store, cold_dir, chunk):
     """48 and 640 divide no chunk of the store, which is 1,024 tokens."""
-    model, ids = tiny(head_dim=32).build(), ids_of(2000)
-    border = {64: 1984, 48: 1920, 640: 1920}[chunk]
+    model, ids = tiny().build(), ids_of(1300)
+    border = {64: 1280, 48: 1152, 640: 1280}[chunk]
 
     def answered(hill, ids):
         cache = hill.new_cache()
