@@ -16,6 +16,8 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 _VOCABULARY = 49152
 
+TokenNumbers = Sequence[int] | NDArray[np.uint32]
+
 
 def namespace(
     layers: int = 3, row_bytes: int = 256, shadow_bytes: int = 4096, **facts: object
@@ -31,7 +33,7 @@ def prompt(seed: int, tokens: int) -> list[int]:
 
 
 def rows_of(
-    space: Namespace, ids: Sequence[int], layer: int, first: int, stop: int
+    space: Namespace, ids: TokenNumbers, layer: int, first: int, stop: int
 ) -> NDArray[np.uint8]:
     """Return rows of some groups as they would be computed: each follows from all tokens so far.
 
@@ -39,16 +41,20 @@ def rows_of(
     """
     size = (stop - first) * GROUP_TOKENS * space.row_bytes
     out = aligned_buffer(size)[:size].reshape(-1, space.row_bytes)
+    words = np.asarray(ids[: stop * GROUP_TOKENS], "<u4")
+    # Goes on from group to group, because hashing all tokens anew for each takes long.
+    before = hashlib.sha256(words[: first * GROUP_TOKENS].tobytes())
     for group in range(first, stop):
-        before = np.asarray(ids[: (group + 1) * GROUP_TOKENS], "<u4").tobytes()
-        seed = hashlib.sha256(before + bytes([layer]) + space.about.encode()).digest()[:8]
-        numbers = np.random.default_rng(int.from_bytes(seed, "little"))
+        before.update(words[group * GROUP_TOKENS : (group + 1) * GROUP_TOKENS].tobytes())
+        hashed = before.copy()
+        hashed.update(bytes([layer]) + space.about.encode())
+        numbers = np.random.default_rng(int.from_bytes(hashed.digest()[:8], "little"))
         own = slice((group - first) * GROUP_TOKENS, (group - first + 1) * GROUP_TOKENS)
         out[own] = numbers.integers(0, 256, (GROUP_TOKENS, space.row_bytes), np.uint8)
     return out
 
 
-def shadow_of(space: Namespace, ids: Sequence[int], layer: int, position: int) -> NDArray[np.uint8]:
+def shadow_of(space: Namespace, ids: TokenNumbers, layer: int, position: int) -> NDArray[np.uint8]:
     """Return the shadow of a chunk in a layer, page-aligned, uint8 (shadow_bytes,)."""
     group = CHUNK_GROUPS * (position + 1) - 1
     out = aligned_buffer(space.shadow_bytes)
@@ -83,17 +89,19 @@ def put(
     found = store.find(space, ids[:count], salt)
     done = 0 if found is None else found.tokens
     writer = store.writer(space, ids[:count], found, salt, turn)
+    words = np.asarray(ids[:last], np.uint32)
     if writer is not None:
         begun = done
         while begun < last and not writer.is_ended:
             stop = min(begun // step * step + step, last)
             for layer in range(space.layers):
                 first = begun // GROUP_TOKENS
-                rows = rows_of(space, ids, layer, first, stop // GROUP_TOKENS)
+                rows = rows_of(space, words, layer, first, stop // GROUP_TOKENS)
                 writer.write(layer, first, rows)
                 for position in range(begun // CHUNK_TOKENS, stop // CHUNK_TOKENS):
                     if space.shadow_bytes:
-                        writer.write_shadow(layer, position, shadow_of(space, ids, layer, position))
+                        shadow = shadow_of(space, words, layer, position)
+                        writer.write_shadow(layer, position, shadow)
             writer.publish(stop)
             begun = stop
         writer.close()
@@ -119,11 +127,11 @@ def check(store: Store, space: Namespace, ids: Sequence[int], salt: bytes = b"")
     if found is None:
         return 0
     with found:
-        seen = 0
+        seen, words = 0, np.asarray(ids, np.uint32)
         for layer, position, rows in found.stream():
             first = position // GROUP_TOKENS
             stop = first + len(rows) // GROUP_TOKENS
-            if not np.array_equal(rows, rows_of(space, ids, layer, first, stop)):
+            if not np.array_equal(rows, rows_of(space, words, layer, first, stop)):
                 raise WrongTokensError(f"rows of layer {layer} from {position} on")
             seen += len(rows)
         if seen != found.tokens * space.layers:
@@ -135,6 +143,6 @@ def check(store: Store, space: Namespace, ids: Sequence[int], salt: bytes = b"")
         ]
         for number, shadows in found.shadows(whole):
             for layer, shadow in enumerate(shadows):
-                if not np.array_equal(shadow, shadow_of(space, ids, layer, number)):
+                if not np.array_equal(shadow, shadow_of(space, words, layer, number)):
                     raise WrongTokensError(f"shadow of layer {layer} of chunk {number}")
         return found.tokens
