@@ -19,6 +19,10 @@ LLAMA = ModelShape(32, 8, 32, 128, StoredType.BFLOAT16, 131_072)
 OPT = ModelShape(32, 32, 32, 128, StoredType.FLOAT16, 2048)
 SHAPES = {"smollm2-135m": SMOLLM2, "llama-3.1-8b": LLAMA, "opt-6.7b": OPT}
 MOST = 3000
+# Every one where kept tokens and least counts decide, and about where a segment begins.
+SHORT = sorted(
+    {*range(1, 300), *range(1000, 1100), *range(2040, 2060), *range(300, MOST + 1, 7), MOST}
+)
 
 
 @pytest.fixture(params=SHAPES)
@@ -43,7 +47,7 @@ def needs(shape, **changes):
 
 def test_the_command_plans_every_short_context(shape):
     default = needs(shape)
-    refused = [tokens for tokens in range(1, MOST + 1) if not works(default.plan(tokens))]
+    refused = [tokens for tokens in SHORT if not works(default.plan(tokens))]
     assert refused == []
 
 
@@ -52,13 +56,13 @@ def test_the_command_plans_every_short_context(shape):
 def test_answers_and_forks_have_room_too(shape, reserved, fork_bytes):
     one = needs(shape, reserved_tokens=reserved, fork_bytes=fork_bytes)
     share = replace(one, budget=ByteSize.parse("25%"))
-    for tokens in (*range(1, 201, 3), *range(1000, MOST, 333)):
+    for tokens in (*range(1, 201, 13), *range(1000, MOST, 333)):
         assert works(one.plan(tokens + reserved)), tokens
         assert works(share.plan(tokens + reserved)), tokens
 
 
 def test_python_plans_every_short_context_in_memory(shape):
-    plans = [ShadowChoice.of(shape, Settings(), tokens).plan for tokens in range(1, MOST + 1, 7)]
+    plans = [ShadowChoice.of(shape, Settings(), tokens).plan for tokens in SHORT[::2]]
     for plan in plans:
         plan.check()
         # Buffers are as large for one token as for many, so the least is far from none.

@@ -120,7 +120,7 @@ def test_rows_that_are_still_being_written_are_waited_for(make_store, how):
 
 
 def test_rows_come_back_bit_by_bit(mode, make_store):
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=10, deadline=None)
     @given(
         row_bytes=st.sampled_from([64, 192, 768, 4160, 12_288, 16_384]),
         numbers=st.lists(st.integers(0, 12), min_size=1, max_size=8, unique=True),
@@ -289,7 +289,7 @@ def test_reading_waits_only_for_writes_of_the_groups_it_wants(make_store):
 
 
 def test_frozen_groups_are_read_and_never_written(mode, make_store):
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=8, deadline=None)
     @given(
         row_bytes=st.sampled_from([64, 768, 4160]),
         frozen=st.integers(1, 5),
@@ -359,7 +359,7 @@ def base_of(folder, mode, seed, count, row_bytes, key=None):
 
 
 def test_rows_of_several_bases_and_of_the_own_files_come_together(mode, make_store, cold_dir):
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=8, deadline=None)
     @given(
         row_bytes=st.sampled_from([64, 768, 4160]),
         runs=st.lists(st.tuples(st.booleans(), st.integers(1, 4)), min_size=1, max_size=6),

@@ -298,7 +298,7 @@ def test_rows_of_many_sequences(cold_dir):
         pass
 
     Here.cold_dir = cold_dir
-    Here.TestCase.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
+    Here.TestCase.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
     Here.TestCase("runTest").runTest()
 
 

@@ -11,7 +11,7 @@ from tiny_models import prompts
 from hillinfer.sessions.manifest import reusable_tokens
 from hillinfer.sessions.opening import SavedSession
 
-OTHER, _ = prompts([1500], seed=31)
+OTHER, _ = prompts([400], seed=31)
 
 
 @pytest.mark.parametrize(

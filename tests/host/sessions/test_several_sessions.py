@@ -282,7 +282,7 @@ def test_many_sessions_one_after_another_leave_nothing_behind(attachment, places
     feed(attachment.model, calm, DOCUMENTS["short"])
     told = []
     for turn in range(3):
-        for _ in range(4 + 30 * turn):
+        for _ in range(4 + 8 * turn):
             loaded("whole")
             loaded("short")
         statistics = attachment.statistics()

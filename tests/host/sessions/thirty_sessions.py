@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A child process: thirty sessions of a model of 16 layers at once, with few descriptors.
+"""A child process: thirty sessions of a model of 8 layers at once, with few descriptors.
 
 Its argument is a folder for cold files and sessions. Prints what came of it as JSON.
 """
@@ -68,7 +68,7 @@ CHANGES = {1: touched, 2: copied, 3: gone, 4: cut}
 def main(folder):
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-    model = TinyModel(layers=16).build()
+    model = TinyModel(layers=8).build()
     places = [folder / f"session-{number}" for number in range(SESSIONS)]
     told = {"counts": [], "alone": []}
     with attached(model, folder, dram_budget="25%") as hill:

@@ -63,14 +63,15 @@ def test_finding_again_reads_nothing(place, key):
 
 
 def test_what_was_found_is_compared_anew_where_another_lies_in_its_place(place, key):
-    space, ids = namespace(), prompt(3, 8192)
+    # Of which the store holds fewer than three prompts.
+    space, ids = namespace(row_bytes=1024), prompt(3, 8192)
     with (
         Store(place, key=key, eviction="lru") as reader,
         Store(place, key=key, eviction="lru") as writer,
     ):
         put(reader, space, ids)
         assert check(reader, space, ids) == 8192
-        others = [prompt(100 + number, 8192) for number in range(10)]
+        others = [prompt(100 + number, 8192) for number in range(3)]
         for other in others:
             put(writer, space, other)
         assert check(reader, space, ids) < 8192

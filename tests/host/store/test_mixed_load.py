@@ -6,7 +6,7 @@ from hillinfer_bench.storing.damage import SPACE, Losses, look_at_room
 from hillinfer_bench.storing.made_prompts import prompt, put
 from hillinfer_bench.storing.mixed_load import mixed_load
 
-SECONDS = 4.0
+SECONDS = 2.0
 
 
 def test_two_processes_leave_nothing_behind(tmp_path):

@@ -95,11 +95,12 @@ def test_several_drives_share_a_prompt(tmp_path, key):
 
 def test_what_goes_first_gives_its_room_to_others(tmp_path, key):
     Store.create(tmp_path / "small", 64 * MIB, key=key)
-    space = namespace()
+    # Of which the store holds fewer than three prompts.
+    space = namespace(row_bytes=1024)
     with Store(tmp_path / "small", eviction="lru", key=key) as store:
-        for number in range(10):
+        for number in range(4):
             put(store, space, prompt(100 + number, 8192))
-        assert check(store, space, prompt(109, 8192)) == 8192
+        assert check(store, space, prompt(103, 8192)) == 8192
         assert store.counts.evicted_chunks > 0
         assert store.counts.failures == 0
 
@@ -453,7 +454,8 @@ with Store(sys.argv[1], eviction="lru", key=KeyFile(Path(sys.argv[4]))) as store
 """
 
 
-@pytest.mark.parametrize("seed", range(3))
+# How a process is killed is not a matter of the key: see test_store_damage.py for more of it.
+@pytest.mark.parametrize("seed", range(1))
 def test_a_killed_writer_loses_nothing_that_was_published(tmp_path, key, seed):
     place, space = tmp_path / "small", namespace()
     Store.create(place, 64 * MIB, key=key)
