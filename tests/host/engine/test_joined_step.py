@@ -122,8 +122,17 @@ class Rows:
         self.runtime.close()
 
 
-@pytest.mark.parametrize("predicted", [True, False], ids=["predicted", "true"])
-@pytest.mark.parametrize("scope", ["layer", "kv_head"])
+# Any two of them meet.
+@pytest.mark.parametrize(
+    ("threads", "scope", "predicted"),
+    [
+        (count, scope, predicted)
+        for count in (1, 2, 4)
+        for scope in ("layer", "kv_head")
+        for predicted in [(count == 2) == (scope == "kv_head")]
+    ],
+    indirect=["threads"],
+)
 def test_rows_together_have_the_bits_sets_and_counts_of_rows_alone(
     tmp_path, threads, scope, predicted
 ):
