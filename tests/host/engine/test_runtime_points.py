@@ -341,23 +341,41 @@ def test_what_the_plan_requires_is_enough(tokens, sequences, device, cold_dir):
     runtime.close()
 
 
-def test_a_truncate_that_fails_changes_nothing(runtime, monkeypatch):
+def all_of(accountant):
+    """Take what a budget has left, rows that can be read again too; return how much that was."""
+    size, taken = accountant.budget_bytes, 0
+    while size:
+        try:
+            accountant.take(Part.OTHER, size)
+        except BudgetError:
+            size //= 2
+        else:
+            taken += size
+    return taken
+
+
+def test_a_truncate_that_fails_changes_nothing(runtime):
+    """A shared segment that is cut is copied, and there is no room for the copy."""
     sequence = runtime.open_sequence()
-    fill(runtime, sequence, 150)
+    states = fill(runtime, sequence, 1100)
+    for layer in range(SHAPE.layers):
+        runtime.code_full_segments(layer, sequence, states[0, layer])
+    fork = runtime.fork(sequence)
     before = (list(sequence.lengths), sequence.groups, sequence.tails.copy())
-
-    def raises(*_):
-        raise BudgetError("no room for a copy")
-
-    # Behind the rows that are read back: whatever came before must not be written yet.
-    monkeypatch.setattr(runtime.parts.shadow, "truncate", raises)
-    with pytest.raises(BudgetError, match="no room"):
-        runtime.truncate(sequence, 100)
+    accountant = runtime.parts.accountant
+    taken = all_of(accountant)
+    # For rows that are read back, which come first and must not be written yet, and what says
+    # where they lie.
+    rows = 40 * SHAPE.token_bytes + (1 << 12)
+    accountant.give(Part.OTHER, rows)
+    with pytest.raises(BudgetError, match="more for shadow"):
+        runtime.truncate(sequence, 1000)
     assert (list(sequence.lengths), sequence.groups) == before[:2]
     assert (sequence.tails == before[2]).all()
-    monkeypatch.undo()
-    runtime.truncate(sequence, 100)
-    assert list(sequence.lengths) == [100] * len(sequence.lengths)
+    accountant.give(Part.OTHER, taken - rows)
+    runtime.truncate(sequence, 1000)
+    assert list(sequence.lengths) == [1000] * len(sequence.lengths)
+    assert list(fork.lengths) == before[0]
 
 
 def test_rows_that_a_truncate_reads_back_count(runtime):
