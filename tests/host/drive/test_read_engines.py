@@ -90,7 +90,7 @@ def open_files():
 def test_any_reads_bring_the_bytes_of_the_file(engine_choice, file, content):
     with opened(open_engine(engine_choice, THREADS, DriveCalls())) as engine:
 
-        @settings(max_examples=40, deadline=None)
+        @settings(max_examples=15, deadline=None)
         @given(seed=st.integers(0, 2**32), count=st.integers(0, 200), most=st.integers(1, 40))
         def check(seed, count, most):
             reads = scattered(seed, count, most)

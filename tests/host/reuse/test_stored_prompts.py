@@ -155,7 +155,7 @@ def test_a_token_that_is_read_alone_is_not_stored(store, cold_dir):
 @torch.no_grad()
 def test_a_prompt_that_is_refused_is_answered_and_asked_for_once(tmp_path, cold_dir):
     """What is not admitted lies in the cache's own files; the second prompt is stored."""
-    model = TinyModel(head_dim=32, dtype=torch.bfloat16).build()
+    model = TinyModel(head_dim=32).build()
     ids = ids_of(2200)
     Store.create(tmp_path / "store", 64 * MIB)
     StoreRules(admission="seen-once").write(tmp_path / "store")
@@ -179,7 +179,7 @@ def test_a_prompt_that_is_refused_is_answered_and_asked_for_once(tmp_path, cold_
 
 @torch.no_grad()
 def test_a_chunk_that_the_cap_refuses_stays_in_the_own_files(tmp_path, cold_dir):
-    model = TinyModel(head_dim=32, dtype=torch.bfloat16).build()
+    model = TinyModel(head_dim=32).build()
     ids = ids_of(4000)
     Store.create(tmp_path / "store", 64 * MIB)
     with attached(model, cold_dir, alpha=0.2) as hill:

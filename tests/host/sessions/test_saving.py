@@ -98,9 +98,13 @@ def outcome(cache, place):
 @pytest.mark.parametrize("kind", FAULTS)
 def test_every_call_that_fails_leaves_all_or_nothing(attachment, cache, tmp_path, kind):
     ids = torch.cat([SHORT, PROMPT[:, -20:]], dim=1)
+
+    def answered(cache):
+        return answer(attachment.model, cache, ids, new_tokens=3)
+
     calls = cache.engine.runtime.calls = FaultyCalls()
     cache.save_session(tmp_path / "counted")
-    expected = answer(attachment.model, attachment.load_session(tmp_path / "counted"), ids)
+    expected = answered(attachment.load_session(tmp_path / "counted"))
     count = calls.counts[kind]
     for index in {0, count // 2, count - 1} if count else ():
         for fault in FAULTS[kind]:
@@ -113,12 +117,12 @@ def test_every_call_that_fails_leaves_all_or_nothing(attachment, cache, tmp_path
             sweep(place)
             if error is None or "may not outlast a power failure" in str(error):
                 resumed = attachment.load_session(place / "session")
-                assert torch.equal(answer(attachment.model, resumed, ids), expected)
+                assert torch.equal(answered(resumed), expected)
                 resumed.close()
             else:
                 assert entries(place) == []
     # The run itself was not disturbed by any of it.
-    assert torch.equal(answer(attachment.model, cache, ids), expected)
+    assert torch.equal(answered(cache), expected)
 
 
 def test_a_file_that_had_a_name_once_is_not_written_to_again(attachment, tmp_path):
