@@ -52,14 +52,15 @@ def document(tmp_path):
 
 @pytest.fixture
 def ask_tiny(command, tiny_folder, cold_dir, document, tmp_path):
-    """Generate from the tiny model and return the outcome and the report."""
-    from command import read_report
+    """Generate from the tiny model, without a chat, and return the outcome and the report."""
+    from command import PLAIN, read_report
 
     def ask(*arguments, around=None):
         file = tmp_path / "run.json"
         outcome = command(
             *("generate", "--model", tiny_folder, "--prompt-file", document),
-            *("--cold-dir", cold_dir, "--report", file, "--max-new-tokens", 12, *arguments),
+            *("--cold-dir", cold_dir, "--report", file, "--max-new-tokens", 12, *PLAIN),
+            *arguments,
             around=around,
         )
         assert outcome.code == 0, outcome.err

@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from command import CHAT, PLAIN
 from tiny_folder import character_tokenizer
 
 import hillinfer
@@ -20,7 +21,7 @@ REQUIRED_KEYS = {
 def test_report_has_every_required_number_and_they_agree(ask_tiny, document):
     # With a named format `auto` is the least budget that works, so most rows are cold.
     outcome, report = ask_tiny(
-        "--question", "which cat?", "--dram-budget", "auto", "--shadow", "int4"
+        *("--question", "which cat?", "--dram-budget", "auto", "--shadow", "int4", *CHAT)
     )
     assert report.keys() >= REQUIRED_KEYS
     assert all(isinstance(report[key], (int, float)) for key in REQUIRED_KEYS)
@@ -43,7 +44,7 @@ def test_report_has_every_required_number_and_they_agree(ask_tiny, document):
 
 
 def test_tokens_are_those_of_generate(ask_tiny, tiny_folder, cold_dir, document):
-    chosen = ("--shadow", "int4", "--prefill-chunk", "64")
+    chosen = ("--shadow", "int4", "--prefill-chunk", "64", *CHAT)
     _, report = ask_tiny("--question", "which cat?", "--alpha", "0.3", *chosen)
     loaded = load_model(str(tiny_folder))
     prompt = DocumentPrompt(loaded.tokenizer, document.read_text())
@@ -96,7 +97,7 @@ def test_questions_read_the_document_once_and_answer_as_if_asked_alone(ask_tiny)
 
 def test_interactive_answers_as_options_do(command, tiny_folder, cold_dir, document, ask_tiny):
     questions = ("which cat?", "what mat did cat 7 sit on?")
-    expected, _ = ask_tiny("--question", questions[0], "--question", questions[1])
+    expected, _ = ask_tiny("--question", questions[0], "--question", questions[1], *CHAT)
     outcome = command(
         *("generate", "--model", tiny_folder, "--prompt-file", document, "--interactive"),
         *("--cold-dir", cold_dir, "--max-new-tokens", 12),
@@ -111,7 +112,7 @@ def test_interactive_goes_on_after_a_question_that_is_too_long(
 ):
     outcome = command(
         *("generate", "--model", tiny_folder, "--prompt-file", document, "--interactive"),
-        *("--cold-dir", cold_dir, "--max-new-tokens", 4),
+        *("--cold-dir", cold_dir, "--max-new-tokens", 4, *PLAIN),
         stdin="why " * 200 + "\nwhich cat?\n",
     )
     assert outcome.code == 0
@@ -119,23 +120,18 @@ def test_interactive_goes_on_after_a_question_that_is_too_long(
     assert "1024 prompt" not in outcome.err
 
 
-@pytest.mark.parametrize("place", ["argument", "stdin", "dash"])
-def test_prompt_sources_are_equal(command, tiny_folder, cold_dir, document, ask_tiny, place):
+def test_prompt_sources_are_equal(command, tiny_folder, cold_dir, document, ask_tiny):
     expected, _ = ask_tiny()
     text = document.read_text()
-    source = {
-        "argument": (("--prompt", text), ""),
-        "stdin": ((), text),
-        "dash": (("--prompt-file", "-"), text),
-    }
-    arguments, stdin = source[place]
-    outcome = command(
-        *("generate", "--model", tiny_folder, "--cold-dir", cold_dir, "--max-new-tokens", 12),
-        *arguments,
-        stdin=stdin,
-    )
-    assert outcome.code == 0, outcome.err
-    assert outcome.out == expected.out
+    sources = ((("--prompt", text), ""), ((), text), (("--prompt-file", "-"), text))
+    for arguments, stdin in sources:
+        outcome = command(
+            *("generate", "--model", tiny_folder, "--cold-dir", cold_dir, "--max-new-tokens", 12),
+            *(*PLAIN, *arguments),
+            stdin=stdin,
+        )
+        assert outcome.code == 0, outcome.err
+        assert outcome.out == expected.out, arguments
 
 
 def test_sparse_question_selects_for_every_question_token(ask_tiny):
@@ -156,16 +152,14 @@ def test_seed_decides_what_is_drawn(ask_tiny):
     assert texts[0] == texts[1] != texts[2]
 
 
-@pytest.mark.parametrize("device", ["nvme", "golden"])
-@pytest.mark.parametrize("budget", ["auto", "64MiB"])
-def test_budget_and_device_do_not_change_the_answer(ask_tiny, device, budget):
+def test_budget_and_device_do_not_change_the_answer(ask_tiny):
     # What `auto` takes depends on the budget, so the format is named.
     expected, _ = ask_tiny("--shadow", "int4")
-    outcome, report = ask_tiny("--device", device, "--dram-budget", budget, "--shadow", "int4")
-    assert outcome.out == expected.out
-    assert report["settings"]["device"] == device
-    if budget == "64MiB":
-        assert report["dram_budget_bytes"] == 64 * 2**20
+    for device, budget in (("nvme", "64MiB"), ("golden", "auto")):
+        outcome, report = ask_tiny("--device", device, "--dram-budget", budget, "--shadow", "int4")
+        assert outcome.out == expected.out, (device, budget)
+        assert report["settings"]["device"] == device
+        assert (report["dram_budget_bytes"] == 64 * 2**20) == (budget == "64MiB")
 
 
 def test_settings_reach_the_cache(ask_tiny):
@@ -207,7 +201,7 @@ def test_a_budget_without_room_for_codes_has_all_exact_and_says_so(ask_tiny):
 
 
 def test_plain_style_leaves_the_chat_template_out(ask_tiny):
-    _, chat = ask_tiny()
+    _, chat = ask_tiny(*CHAT)
     _, plain = ask_tiny("--prompt-style", "plain")
     assert chat["prompt_tokens"] == plain["prompt_tokens"] + 3
 

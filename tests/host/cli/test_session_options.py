@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 import torch
-from command import files_of_one_page, read_report
+from command import PLAIN, files_of_one_page, read_report
 from tiny_folder import save_tiny
 from tiny_models import TinyModel
 
@@ -21,7 +21,7 @@ SHADOW = ("--shadow", "int4")
 @pytest.fixture
 def long_document(tmp_path):
     file = tmp_path / "long.txt"
-    file.write_text("".join(f"cat {i} sat on mat {i * 7 % 61}. " for i in range(150)))
+    file.write_text("".join(f"cat {i} sat on mat {i * 7 % 61}. " for i in range(100)))
     return file
 
 
@@ -34,7 +34,7 @@ def generate(command, tiny_folder, cold_dir, tmp_path):
         report.unlink(missing_ok=True)
         outcome = command(
             *("generate", "--model", tiny_folder, "--cold-dir", cold_dir, "--report", report),
-            *("--max-new-tokens", 12, *arguments),
+            *("--max-new-tokens", 12, *PLAIN, *arguments),
             stdin=stdin,
         )
         assert outcome.code == code, outcome.err
@@ -83,7 +83,7 @@ def test_saving_does_not_change_the_answers(generate, long_document, tmp_path):
 def test_a_document_that_starts_the_same_is_read_on(generate, long_document, tmp_path):
     generate("--prompt-file", long_document, *SHADOW, "--save-session", tmp_path / "session")
     other = tmp_path / "other.txt"
-    other.write_text(long_document.read_text()[:2500] + "a dog came. " * 60)
+    other.write_text(long_document.read_text()[:2150] + "a dog came. " * 20)
     asked = ("--prompt-file", other, "--question", "which dog?", *SHADOW)
     fresh, expected = generate(*asked)
     used, report = generate(*asked, "--session", tmp_path / "session")

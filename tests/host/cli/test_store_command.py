@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from command import read_report
+from command import PLAIN, read_report
 from transformers import AutoConfig
 
 from hillinfer.model_shape import ModelShape
@@ -22,7 +22,7 @@ from hillinfer_bench.figures.store_figures import StoreRecord
 @pytest.fixture
 def long_document(tmp_path):
     file = tmp_path / "long.txt"
-    file.write_text("".join(f"cat {i} sat on mat {i * 7 % 61}. " for i in range(150)))
+    file.write_text("".join(f"cat {i} sat on mat {i * 7 % 61}. " for i in range(70)))
     return file
 
 
@@ -35,7 +35,7 @@ def generate(command, tiny_folder, cold_dir, tmp_path):
         report.unlink(missing_ok=True)
         outcome = command(
             *("generate", "--model", tiny_folder, "--cold-dir", cold_dir, "--report", report),
-            *("--max-new-tokens", 12, "--prefill-chunk", 256, *arguments),
+            *("--max-new-tokens", 12, "--prefill-chunk", 256, *PLAIN, *arguments),
         )
         assert outcome.code == code, outcome.err
         return outcome, read_report(report) if report.exists() else None
@@ -285,7 +285,8 @@ def put(place, command, tiny_folder, cold_dir, long_document):
     def run(*arguments):
         return command(
             *("store", "put", "--model", tiny_folder, "--cold-dir", cold_dir),
-            *("--prompt-file", long_document, "--prefill-chunk", 256, *place, *arguments),
+            *("--prompt-file", long_document, "--prefill-chunk", 256, *PLAIN),
+            *(*place, *arguments),
         )
 
     return run
