@@ -5,6 +5,7 @@ import json
 import shutil
 
 import pytest
+from command import PLAIN
 from forked import (
     AFTER,
     CLOSED,
@@ -47,9 +48,17 @@ DONE = {
     "nothing": (),
     "help-of-generate": ("generate", "--help"),
     "list-of-models": ("models",),
-    "specs-of-one": ("specs", "smollm2-135m"),
+    "specs-of-one": ("specs", "smollm2-135m", "--key-mode", "int4", "--tokens", "64"),
 }
 STATUS = {CLOSED: 2, FULL: 2, NO_READER: 141}
+# What wraps all commands looks at the streams, before any of them and behind it: each command meets
+# one kind of stream in turn, and a few of every sort of end meet all.
+ALL_STREAMS = ("generate", "no-command", "help", "list-of-models")
+MET = [
+    (name, stream)
+    for turn, name in enumerate([*REFUSED, *DONE])
+    for stream in (STATUS if name in ALL_STREAMS else [[*STATUS][turn % len(STATUS)]])
+]
 
 
 @pytest.fixture
@@ -69,7 +78,7 @@ def generate(forked, tiny_folder, document, place):
             *("generate", "--model", tiny_folder, "--prompt-file", document, "--threads", 1),
             *("--cold-dir", place / "cold", "--report", place / "reports" / "run.json"),
             *("--max-new-tokens", 40, "--dram-budget", "64MiB", "--temperature", 5),
-            *("--prefill-chunk", 64, *arguments),
+            *("--prefill-chunk", 64, *PLAIN, *arguments),
             touches=None if touch is None else str(place / touch),
             **changes,
         )
@@ -96,8 +105,7 @@ def one_line(ended):
     return lines[0]
 
 
-@pytest.mark.parametrize("stream", STATUS)
-@pytest.mark.parametrize("name", [*REFUSED, *DONE])
+@pytest.mark.parametrize(("name", "stream"), MET)
 def test_an_output_that_takes_nothing_is_refused_at_once(forked, name, stream):
     ended = forked(*(REFUSED | DONE)[name], stdout=stream)
     assert ended.status == STATUS[stream], ended
@@ -118,7 +126,7 @@ def test_messages_that_nobody_takes_change_nothing(forked, name):
     assert bool(heard.out) == (name in DONE)
     if name in REFUSED:
         one_line(heard)
-    for stream in STATUS:
+    for stream in [stream for one, stream in MET if one == name]:
         unheard = forked(*(REFUSED | DONE)[name], stderr=stream)
         assert (unheard.status, unheard.out) == (heard.status, heard.out), stream
 
@@ -148,8 +156,12 @@ STRIKES = {
 }
 
 
-@pytest.mark.parametrize("forward", [PREFILL, DECODE], ids=["prefill", "decode"])
-@pytest.mark.parametrize("strike", STRIKES)
+# While the document is read one of each kind: what is said of them is the same in both.
+@pytest.mark.parametrize(
+    ("strike", "forward"),
+    [(strike, DECODE) for strike in STRIKES]
+    + [(strike, PREFILL) for strike in ("SIGTERM", "EIO", "RLIMIT_AS", "thread", "defect")],
+)
 def test_whatever_strikes_the_text_and_the_report_are_there(generate, place, strike, forward):
     ended = generate(strike=strike, forward=forward)
     status, said = STRIKES[strike]
@@ -170,7 +182,7 @@ def test_whatever_strikes_the_text_and_the_report_are_there(generate, place, str
     assert list((place / "cold").iterdir()) == []
 
 
-@pytest.mark.parametrize("strike", ["SIGINT", "defect", "thread"])
+@pytest.mark.parametrize("strike", ["SIGINT", "defect"])
 def test_what_strikes_after_the_answer_costs_neither(generate, place, strike):
     """While HillInfer is taken off the model, between the parts of a run."""
     ended = generate(strike=strike, forward=AFTER)
@@ -200,7 +212,7 @@ MODES = {
     "compare": (("--question", "who?", "--compare", "full"), 46),
     "comparing": (("--question", "who?", "--compare", "full"), 60),
     "saving": (("--question", "who?"), 16),
-    "singly": (("--question", "who?", "--sparse-question"), 16),
+    "singly": (("--question", "who?", "--sparse-question"), 24),
 }
 
 
@@ -223,32 +235,33 @@ def test_every_way_to_ask_keeps_what_was_answered(generate, place, mode):
         assert again.out.startswith(ended.out.strip("\n"))
 
 
-@pytest.mark.parametrize("strike", ["SIGINT", "SIGTERM", "defect"])
 def test_an_answer_that_breaks_off_costs_no_document_that_is_read_in_stages(
-    generate, place, document, strike
+    generate, place, document
 ):
     """Its session and its rows in a store are there, and those of a document read whole."""
     document.write_text("".join(f"cat {i} sat on mat {i * 7 % 61}. " for i in range(30)))
     asked = ("--question", "who?")
-    kept = ("--store", place / "store", "--store-size", "64MiB")
-    pruned = ("--prune", "1:25%", "--save-session", place / "session", *kept)
     whole = generate(*asked)
-    ended = generate(*asked, *pruned, strike=strike, forward=DECODE + 10)
-    assert ended.status == STRIKES[strike][0], ended
-    assert STRIKES[strike][1] in one_line(ended)
-    assert "to be kept; another interrupt ends it" in ended.err
-    told = report_of(place)
-    (answer,) = told["answers"]
-    assert 0 < len(answer["token_ids"]) < 40
-    tokens = told["document_tokens"]
-    assert answer["pruned"]["tokens"][1] < tokens
-    assert told["completion"]["done"] == tokens
-    assert told["store"]["stored_tokens"] == tokens // 64 * 64
-    again = generate("--session", place / "session", *asked)
-    assert again.status == 0, again
-    assert again.out == whole.out
-    assert generate(*asked, *kept).out == whole.out
-    assert report_of(place)["store"]["found_tokens"] == tokens // 64 * 64
+    for strike in ("SIGINT", "defect"):
+        session = place / strike / "session"
+        kept = ("--store", place / strike / "store", "--store-size", "64MiB")
+        pruned = ("--prune", "1:25%", "--save-session", session, *kept)
+        ended = generate(*asked, *pruned, strike=strike, forward=DECODE + 10)
+        assert ended.status == STRIKES[strike][0], ended
+        assert STRIKES[strike][1] in one_line(ended)
+        assert "to be kept; another interrupt ends it" in ended.err
+        told = report_of(place)
+        (answer,) = told["answers"]
+        assert 0 < len(answer["token_ids"]) < 40
+        tokens = told["document_tokens"]
+        assert answer["pruned"]["tokens"][1] < tokens
+        assert told["completion"]["done"] == tokens
+        assert told["store"]["stored_tokens"] == tokens // 64 * 64
+        again = generate("--session", session, *asked)
+        assert again.status == 0, again
+        assert again.out == whole.out
+        assert generate(*asked, *kept).out == whole.out
+        assert report_of(place)["store"]["found_tokens"] == tokens // 64 * 64
 
 
 @pytest.mark.parametrize("arguments", [(), ("--question", "who?", "--question", "where?")])

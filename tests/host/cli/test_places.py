@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from command import read_report
+from command import PLAIN, read_report
 
 import hillinfer
 from hillinfer.cli.preflight import Surroundings
@@ -24,7 +24,8 @@ from hillinfer_bench.quality.table import write_report as write_quality
 from hillinfer_bench.replay.table import write_report as write_pools
 from hillinfer_bench.report.bench_report import write_bench_report
 
-UMASKS = (0o000, 0o002, 0o022, 0o077)
+# What is open to others shows where a umask takes nothing; the other is what most users have.
+UMASKS = (0o000, 0o022)
 # Commands up to an option that names a file; no model and no input is there, which shows later.
 OPTIONS = {
     "report": ("generate", "--model", "/no/model", "--prompt", "text", "--report"),
@@ -402,6 +403,7 @@ def test_what_generate_and_the_pictures_leave_is_for_their_owner(
     ended = forked(
         *("generate", "--model", tiny_folder, "--prompt-file", document, "--cold-dir", cold_dir),
         *("--max-new-tokens", 6, "--dram-budget", "64MiB", "--threads", 1, "--question", "who?"),
+        *PLAIN,
         *(str(word) for pair in files.items() for word in pair),
         umask=umask,
     )
