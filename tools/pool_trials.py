@@ -35,7 +35,7 @@ from hillinfer_bench.quality.texts import file_samples, standard_library_samples
 from hillinfer_bench.replay.belady import demand_bound
 from hillinfer_bench.replay.pool_replay import PoolReplay
 from hillinfer_bench.replay.processes import spawned_processes
-from hillinfer_bench.replay.recording import SelectionTrace
+from hillinfer_bench.replay.selection_trace import SelectionTrace
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 from hillinfer_model.selection import kept_positions
 

@@ -4,7 +4,7 @@
 import numpy as np
 
 from hillinfer.settings import Settings
-from hillinfer_bench.replay.recording import SelectionTrace
+from hillinfer_bench.replay.selection_trace import SelectionTrace
 from hillinfer_bench.report.rows import BenchRow
 from hillinfer_model.selection import kept_positions, selected_count
 

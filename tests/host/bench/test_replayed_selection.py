@@ -17,7 +17,7 @@ from hillinfer_bench.precision.mixed import MixedPrecision
 from hillinfer_bench.precision.value_forms import ContractCodes, Split
 from hillinfer_bench.quality.forced_reading import Prefix, forced_logits, selecting
 from hillinfer_bench.quality.policies import SelectionPolicy
-from hillinfer_bench.replay.recording import SelectionTrace
+from hillinfer_bench.replay.selection_trace import SelectionTrace
 from hillinfer_bench.rivals.block_attention import count, replayed_pages
 from hillinfer_bench.rivals.paged import PAGE_TOKENS, PagedRival
 from hillinfer_bench.rivals.rival import Rival, RivalSetup

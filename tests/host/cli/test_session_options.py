@@ -215,9 +215,7 @@ def test_a_session_saved_in_python_needs_its_document(
     asked = ("--session", tmp_path / "session", *CHAT)
     outcome, _ = generate(*asked, "--question", "a", code=2)
     assert "saved from Python" in outcome.error_line()
-    outcome, report = generate(
-        *(*asked, "--question", "which cat?", "--prompt-file", document)
-    )
+    outcome, report = generate(*(*asked, "--question", "which cat?", "--prompt-file", document))
     assert report["session"]["reused_tokens"] == len(ids)
 
 

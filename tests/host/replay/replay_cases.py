@@ -7,7 +7,7 @@ import numpy as np
 
 from hillinfer.settings import Settings
 from hillinfer_bench.replay.code_split import CodedTrace
-from hillinfer_bench.replay.recording import SelectionTrace
+from hillinfer_bench.replay.selection_trace import SelectionTrace
 from hillinfer_model.selection import kept_positions, selected_count
 
 SETTINGS = Settings().changed(alpha=0.1, block_rows=64)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer_bench.replay.pool_replay import Replayed
-from hillinfer_bench.replay.recording import SelectionTrace
+from hillinfer_bench.replay.selection_trace import SelectionTrace
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 _NEVER = np.iinfo(np.int64).max

@@ -19,7 +19,7 @@ from hillinfer.settings import Settings
 from hillinfer_bench.quality.forced_reading import Prefix, forced_logits
 from hillinfer_bench.quality.policies import ContractSelection, LayerQueries
 from hillinfer_bench.replay.code_split import CodedTrace
-from hillinfer_bench.replay.recording import SelectionTrace, Sets
+from hillinfer_bench.replay.selection_trace import SelectionTrace, Sets
 from hillinfer_model.choices import Scope
 from hillinfer_model.selection import exact_count
 

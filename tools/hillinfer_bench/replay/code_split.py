@@ -24,7 +24,7 @@ from hillinfer.system.files import cannot_write, write_whole
 from hillinfer.trace.recorder import LayerStep
 from hillinfer.values import ByteSize
 from hillinfer_bench.replay.pool_replay import PoolReplay
-from hillinfer_bench.replay.recording import SelectionTrace, Sets
+from hillinfer_bench.replay.selection_trace import SelectionTrace, Sets
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 0.8, 0.85, CODE_SHARE, 0.95, 1.0)

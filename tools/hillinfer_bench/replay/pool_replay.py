@@ -19,7 +19,7 @@ from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.settings import PoolSizes
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import LayerStep
-from hillinfer_bench.replay.recording import SelectionTrace
+from hillinfer_bench.replay.selection_trace import SelectionTrace
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 

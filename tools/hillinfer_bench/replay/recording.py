@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,45 +16,8 @@ from hillinfer.errors import SettingsError
 from hillinfer.settings import Settings
 from hillinfer_bench.quality.forced_reading import Prefix, forced_logits
 from hillinfer_bench.quality.policies import ContractSelection, LayerQueries, SelectionPolicy
+from hillinfer_bench.replay.selection_trace import SelectionTrace, Sets
 from hillinfer_model.choices import Scope
-
-Sets = tuple[NDArray[np.int32], ...]
-
-
-@dataclass(frozen=True)
-class SelectionTrace:
-    """What each layer selected in consecutive decode steps of one sequence.
-
-    Parameters
-    ----------
-    text
-        Name of the text.
-    settings
-        α, rule, shadow and kept tokens that made the sets; the scope is a layer.
-    prefix
-        Tokens that were read densely before the first step.
-    layers
-        Per layer and step, int32 positions, ascending, kept tokens included. Step i selects from
-        `prefix` + i + 1 tokens.
-    observed
-        Per layer, the sets that the last queries of the prefix would have selected.
-    """
-
-    text: str
-    settings: Settings
-    prefix: int
-    layers: tuple[Sets, ...]
-    observed: tuple[Sets, ...]
-
-    @property
-    def steps(self) -> int:
-        """Decode steps."""
-        return len(self.layers[0])
-
-    @property
-    def selected(self) -> int:
-        """Selected tokens of all layers and steps, kept tokens included."""
-        return sum(len(positions) for sets in self.layers for positions in sets)
 
 
 class _Recorded(SelectionPolicy):

@@ -28,8 +28,9 @@ from hillinfer_bench.replay.code_split import (
     write_splits,
 )
 from hillinfer_bench.replay.processes import spawned_processes
-from hillinfer_bench.replay.recording import SelectionTrace, record_selections
+from hillinfer_bench.replay.recording import record_selections
 from hillinfer_bench.replay.request import PoolsRequest
+from hillinfer_bench.replay.selection_trace import SelectionTrace
 from hillinfer_bench.replay.table import PoolRow, pool_rows, table_text, write_report
 
 Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]

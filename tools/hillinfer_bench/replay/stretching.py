@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hillinfer.errors import SettingsError
 from hillinfer.settings import PoolSizes, Settings
-from hillinfer_bench.replay.recording import SelectionTrace, Sets
+from hillinfer_bench.replay.selection_trace import SelectionTrace, Sets
 from hillinfer_bench.replay.table import replay_policy
 from hillinfer_model.selection import kept_positions, selected_count
 

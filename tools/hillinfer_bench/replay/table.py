@@ -16,7 +16,7 @@ from hillinfer.settings import PoolSizes, Settings
 from hillinfer.system.files import cannot_write, write_whole
 from hillinfer_bench.replay.belady import demand_bound, prefetch_bound, shared_demand_bound
 from hillinfer_bench.replay.pool_replay import PoolReplay, Replayed
-from hillinfer_bench.replay.recording import SelectionTrace
+from hillinfer_bench.replay.selection_trace import SelectionTrace
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 from hillinfer_model.selection import selected_count
 

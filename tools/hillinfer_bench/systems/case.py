@@ -17,7 +17,7 @@ from hillinfer.errors import SettingsError
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import Settings
 from hillinfer.system.machine import NumberType, ProcessorFacts
-from hillinfer_bench.replay.recording import SelectionTrace
+from hillinfer_bench.replay.selection_trace import SelectionTrace
 from hillinfer_bench.systems.shapes import SHAPES, BenchShape
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.selection import kept_positions
