@@ -5,6 +5,7 @@ import inspect
 import os
 
 import pytest
+from command import PLAIN
 
 from hillinfer.cli.ending import one_line
 from hillinfer.cli.generate import generate
@@ -81,6 +82,7 @@ def test_every_option_of_generate_with_a_model(
             "cold_dir": ("--cold-dir", cold_dir),
             "max_new_tokens": ("--max-new-tokens", 2),
             "dram_budget": ("--dram-budget", "64MiB"),
+            "prompt_style": PLAIN,
         }
         base.pop(name, None)
         if name == "prompt":
@@ -102,6 +104,10 @@ def test_every_option_without_a_model(command, inside, function):
             base += ("--prompt=text",) if function is generate and "prompt" not in name else ()
             profile = ("--profile", "no-shape") if function is doctor and name != "profile" else ()
             preset = ("smollm2-135m",) if function is specs else ()
+            # What is modelled of few tokens in one format takes a hundredth of a second.
+            few = {"tokens": ("--tokens", 64), "key_mode": ("--key-mode", "int4")}
+            few.pop(name, None)
+            preset += tuple(word for pair in few.values() for word in pair) if preset else ()
             if function is specs and odd in ("zero", "digit") and name == "tokens":
                 continue
             check(command(function.__name__, *preset, *base, *profile, given(name, value)))
