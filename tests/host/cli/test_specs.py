@@ -12,12 +12,18 @@ from hillinfer_model.kernel_figures import P2P_ROOF, kernel_figures
 from hillinfer_model.presets import PRESETS, preset_spec
 
 
+_found = {}
+
+
 def rows_of(command, *arguments):
-    outcome = command("specs", *arguments, "--json")
-    assert outcome.code == 0, outcome
-    report = json.loads(outcome.out)
-    assert report["label"] == "modelled"
-    return {row["mode"]: row for row in report["rows"]}
+    # What is modelled depends on nothing else, and cycles of many tokens take seconds.
+    if arguments not in _found:
+        outcome = command("specs", *arguments, "--json")
+        assert outcome.code == 0, outcome
+        report = json.loads(outcome.out)
+        assert report["label"] == "modelled"
+        _found[arguments] = {row["mode"]: row for row in report["rows"]}
+    return _found[arguments]
 
 
 def test_beats_and_bytes_of_llama(command):
@@ -48,7 +54,8 @@ def test_tokens_on_a_card(command):
     # With an array per KV head, 8 · 64 beats of scores.
     per_segment = 32 * 520 * 1024 + 2 * (67 + 1 + 1 + 512) * 64
     expected = (4_000_000_000 - 67_108_864) // per_segment * 1024
-    found = rows_of(command, "llama-3.1-8b", "--scope", "kv_head")["int4"]["card_tokens"]
+    by_head = ("llama-3.1-8b", "--scope", "kv_head", "--key-mode", "int4")
+    found = rows_of(command, *by_head)["int4"]["card_tokens"]
     assert found == expected
     # FP16 keys: 2,048 bytes, and 64 beats of statistics per segment and layer.
     per_segment = 32 * (2048 * 1024 + 64 * 64) + 2 * (67 + 1 + 1 + 64) * 64
@@ -66,15 +73,16 @@ def test_rows_on_a_card_take_their_values_too(command):
 
 
 def test_what_several_queries_a_pass_gain_is_told(command):
-    rows = rows_of(command, "llama-3.1-8b", "--tokens", "16384")
+    rows = rows_of(command, "llama-3.1-8b")
     assert [row["passes"]["queries"] for row in rows.values()] == [2, 4, 4, 4]
-    found = rows["int4"]["passes"]
+    chosen = ("llama-3.1-8b", "--tokens", "16384", "--key-mode", "int4")
+    found = rows_of(command, *chosen)["int4"]["passes"]
     # The RTL's is 3.82 (docs/results/kernels.md).
     assert found["gain"] == pytest.approx(3.82, abs=0.05)
     assert found["gain"] == pytest.approx(4 * found["cycles_of_one"] / found["cycles"])
-    by_head = rows_of(command, "llama-3.1-8b", "--tokens", "16384", "--scope", "kv_head")
+    by_head = rows_of(command, *chosen, "--scope", "kv_head")
     assert by_head["int4"]["passes"]["gain"] < found["gain"]
-    outcome = command("specs", "llama-3.1-8b", "--tokens", "16384", "--key-mode", "int4")
+    outcome = command("specs", *chosen)
     assert "token scores a cycle, over one query's" in outcome.out
     assert f"{found['gain']:.2f}" in outcome.out
 
@@ -99,18 +107,17 @@ def test_a_launch_costs_what_its_parts_do(command):
     halved = rows_of(command, *chosen, "--host-rate", "11.6")["int4"]["card"]
     assert halved["host_threads"] == pytest.approx(2 * card["host_threads"])
     # FP16 keys are scored by no host.
-    rows = rows_of(command, "llama-3.1-8b", "--key-mode", "fp16")
-    assert rows["fp16"]["card"]["host_seconds"] == 0
+    assert rows_of(command, "llama-3.1-8b")["fp16"]["card"]["host_seconds"] == 0
 
 
 def test_loads_beside_scoring_hide_the_shorter_of_the_two(command):
-    """32 segments, eight a launch: only the first load and the last scores are alone."""
+    """16 segments, eight a launch: only the first load and the last scores are alone."""
     for mode in ("fp16", "int4"):
-        chosen = ("llama-3.1-8b", "--key-mode", mode, "--tokens", "32768")
+        chosen = ("llama-3.1-8b", "--key-mode", mode, "--tokens", "16384")
         card = rows_of(command, *chosen)[mode]["card"]
         loads, scores = card["key_bytes"] / P2P_ROOF * 300e6, card["kernel_seconds"] * 300e6
         assert card["in_turn_cycles"] == pytest.approx(loads + scores, abs=1)
-        hidden = min(loads, scores) * 3 / 4
+        hidden = min(loads, scores) / 2
         assert card["beside_cycles"] == pytest.approx(loads + scores - hidden, abs=1)
 
 
@@ -206,7 +213,8 @@ def test_bytes_of_a_step_with_coded_tokens(command):
     # 2 · 520 of 4096 bytes are 25.4 %.
     assert step["budget_bytes"] == int(0.27 * step["kv_bytes"])
     assert step["all_codes_fit"] is True
-    less = rows_of(command, "llama-3.1-8b", *CODED, "--dram-budget", "25%")
+    int4 = (*CODED, "--key-mode", "int4")
+    less = rows_of(command, "llama-3.1-8b", *int4, "--dram-budget", "25%")
     assert less["int4"]["step"]["all_codes_fit"] is False
     # A shadow of eight bits is larger.
     assert rows["int8"]["step"]["all_codes_fit"] is False
@@ -218,15 +226,17 @@ def test_bytes_of_a_step_with_coded_tokens(command):
 
 
 def test_sets_of_their_own_may_share_no_token(command):
-    step = rows_of(command, "llama-3.1-8b", *CODED, "--scope", "kv_head")["int4"]["step"]
+    step = rows_of(command, "llama-3.1-8b", *CODED, "--scope", "kv_head", "--key-mode", "int4")
+    step = step["int4"]["step"]
     assert step["exact_row_bytes"] == 32 * 8 * 164 * 4096
     # 8 · 1474 are more tokens than there are.
     assert step["value_code_bytes"] == 32 * 8192 * 520
 
 
 def test_tokens_are_coded_by_default_and_all_are_exact_where_asked_for(command):
-    plain = ("llama-3.1-8b", "--tokens", "8192")
-    assert rows_of(command, *plain) == rows_of(command, "llama-3.1-8b", *CODED)
+    plain = ("llama-3.1-8b", "--tokens", "1024")
+    assert rows_of(command, *plain) == rows_of(command, *plain, *CODED[2:])
+    plain = (*plain[:2], "8192", "--key-mode", "int4")
     step = rows_of(command, *plain, "--exact", "1")["int4"]["step"]
     assert (step["exact_tokens"], step["coded_tokens"]) == (819, 0)
     assert step["exact_row_bytes"] == 32 * 819 * 4096
