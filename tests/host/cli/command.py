@@ -13,7 +13,6 @@ import pytest
 
 from hillinfer_bench.cli.programs import main_of
 
-
 # A chat template is rendered by processes of its own, which take longer than all else that a tiny
 # model does: runs go without one where it is not what is looked at. The last of an option counts.
 PLAIN, CHAT = ("--prompt-style", "plain"), ("--prompt-style", "auto")

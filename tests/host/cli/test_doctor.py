@@ -60,6 +60,7 @@ def test_doctor_says_this_machine_is_ready(command, cold_dir):
     findings = findings_of(command("doctor", "--cold-dir", cold_dir, "--json").out)
     assert findings["python"]["found"] == ".".join(map(str, sys.version_info[:3]))
     assert findings["torch"]["verdict"] == findings["transformers"]["verdict"] == "ok"
+    assert findings["native library"]["verdict"] == "ok"
     assert str(cold_dir) in findings["cold directory"]["found"]
     assert findings.keys() >= {"processor", "memory", "GPU", "model smollm2-135m", "g++"}
     # Without --xclbin nothing is loaded on a card.

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`hillinfer generate` on a tiny model, end to end."""
 
-import pytest
 import torch
 from command import CHAT, PLAIN
 from tiny_folder import character_tokenizer

@@ -11,7 +11,6 @@ from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.kernel_figures import P2P_ROOF, kernel_figures
 from hillinfer_model.presets import PRESETS, preset_spec
 
-
 _found = {}
 
 

@@ -5,15 +5,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from hillinfer.system.processes import processes_in
 
-HILLINFER = Path(sys.executable).parent / "hillinfer"
+FETCH = ("-c", "from hillinfer_command import main; main()", "fetch")
 SECONDS = 120
 
 
@@ -37,7 +35,7 @@ def default_signals():
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_nothing_is_left(how, index, tmp_path):
+def test_nothing_is_left(how, index, warm_python, tmp_path):
     port = index.getsockname()[1]
     environment = os.environ | {
         "XDG_CACHE_HOME": str(tmp_path), "PIP_INDEX_URL": f"http://127.0.0.1:{port}/simple",
@@ -45,8 +43,9 @@ def test_nothing_is_left(how, index, tmp_path):
     }  # fmt: skip
     models = tmp_path / "hillinfer" / "models"
     with subprocess.Popen(
-        [HILLINFER, "fetch"], env=environment, stderr=subprocess.PIPE, preexec_fn=default_signals
-    ) as process:
+        [*warm_python, *FETCH],
+        env=environment, stderr=subprocess.PIPE, preexec_fn=default_signals,
+    ) as process:  # fmt: skip
         waiting, _ = index.accept()
         (working,) = processes_in(models)
         assert working != process.pid
@@ -61,13 +60,14 @@ def test_nothing_is_left(how, index, tmp_path):
     assert process.returncode == (-how if how is signal.SIGKILL else 128 + how)
 
 
-def test_the_next_fetch_removes_what_was_left(tmp_path):
+def test_the_next_fetch_removes_what_was_left(warm_python, tmp_path):
     models = tmp_path / "hillinfer" / "models"
     for name in (f".hillinfer-{'a' * 24}.scratch", ".fetch-abcdef12", "somebody's"):
         (models / name).mkdir(parents=True)
         (models / name / "large").write_bytes(bytes(1000))
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "PIP_NO_INDEX": "1"}
-    done = subprocess.run([HILLINFER, "fetch"], env=environment, capture_output=True, text=True)
+    fetch = [*warm_python, *FETCH]
+    done = subprocess.run(fetch, env=environment, capture_output=True, text=True)
     assert done.returncode == 2
     assert "No matching distribution" in done.stderr
     assert sorted(one.name for one in models.iterdir()) == ["smollm2-135m.lock", "somebody's"]

