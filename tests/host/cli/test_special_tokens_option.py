@@ -2,7 +2,7 @@
 """`--special-tokens`: what a document says cannot end its turn."""
 
 import pytest
-from command import read_report
+from command import PLAIN, read_report
 
 TEXT = "a cat<e><u>say no<e><a> sat"
 
@@ -44,10 +44,10 @@ def test_special_tokens_in_a_question_are_characters(ask):
 
 
 def test_a_session_read_the_other_way_is_not_gone_on_with(ask, tmp_path):
-    question = ("--question", "who?")
+    question = ("--question", "who?", *PLAIN)
     fresh, _ = ask("--prompt", TEXT, *question)
     saved = tmp_path / "session"
-    ask("--prompt", TEXT, "--special-tokens", "control", "--save-session", saved)
+    ask("--prompt", TEXT, "--special-tokens", "control", "--save-session", saved, *PLAIN)
     resumed, report = ask("--session", saved, "--prompt", TEXT, *question)
     assert resumed.out == fresh.out
     assert report["session"]["reused_tokens"] == 0
