@@ -3,7 +3,6 @@
 
 import pytest
 
-from hillinfer.cli import preflight
 from hillinfer.cli.preflight import Surroundings
 from hillinfer.devices.opening import DEVICES, GoldenScorer
 from hillinfer.errors import SettingsError
@@ -53,25 +52,21 @@ def test_a_device_is_checked_with_the_format_of_a_session(
         assert "an image for int4, not int8" in outcome.error_line()
 
 
-def test_a_fork_is_counted_with_the_widest_format_that_auto_takes(
-    command, tiny_folder, cold_dir, document, monkeypatch
-):
+def test_a_fork_is_counted_with_the_widest_format_that_auto_takes(ask_tiny, tmp_path):
+    text = tmp_path / "text"
+    text.write_text("cat")
+
     def fork_bytes(*arguments):
-        found = []
-
-        def asked(*_, fork_bytes, **others):
-            found.append(fork_bytes)
-            raise SettingsError("that is all")
-
-        monkeypatch.setattr(preflight.ContextNeeds, "of", asked)
+        """Return what the least budget grows by where the document is forked once more."""
         # Chunks of one token: the open segment is coded, and copied by a fork.
-        outcome = command(
-            *("generate", "--model", tiny_folder, "--prompt-file", document),
-            *("--cold-dir", cold_dir, "--prefill-chunk", 1, *arguments),
-            *("--question", "which cat?", "--question", "which mat?"),
+        asked = ("--prompt-file", text, "--prefill-chunk", 1, "--max-new-tokens", 1, *arguments)
+        one, other = ("--question", "who?"), ("--question", "why?")
+        alone, both = (
+            ask_tiny(*asked, *questions)[1]["dram_budget_bytes"]
+            for questions in (one, (*one, *other))
         )
-        assert "that is all" in outcome.error_line()
-        return found[0]
+        return both - alone
 
-    assert fork_bytes() == fork_bytes("--shadow", "int4")
-    assert fork_bytes() < fork_bytes("--shadow", "int8")
+    unnamed = fork_bytes()
+    assert unnamed == fork_bytes("--shadow", "int4")
+    assert 0 < unnamed < fork_bytes("--shadow", "int8")
