@@ -65,7 +65,7 @@ def mutant(file, old, new, kernel="score_tokens", spec=SMALL):
     return RtlSession(spec, kernel, library=library)
 
 
-def early_status(kernel="score_tokens"):
+def early_status():
     """A kernel whose status beats do not wait for the responses of what they count."""
     return mutant(
         "writer.sv",
@@ -74,5 +74,4 @@ def early_status(kernel="score_tokens"):
         "        .in_ready(unused_ready), .in_data({done_index, done_count}),",
         ".in_valid(takes && block_ends),\n"
         "        .in_ready(unused_ready), .in_data({index, count_next}),",
-        kernel=kernel,
     )

@@ -36,7 +36,7 @@ TOKENS = [512, 130, 0, 1, 63, 65]
 # The same kernels by another name: their status beats say which one they are.
 RENAMED = replace(SMALL, product_style=ProductStyle.LUT)
 # Of a host that gives up soon, and the most that any test waits, however busy the machine.
-PATIENCE, ENOUGH = 2.0, 120.0
+PATIENCE, ENOUGH = 1.0, 120.0
 
 # Tests of one spec run in one process, so that its kernels are built once.
 pytestmark = pytest.mark.xdist_group(SMALL.digest().hex())
@@ -250,6 +250,7 @@ FAULTS = {
 def test_a_fault_ends_in_an_error_and_nothing_is_left(own, fault):
     which, number, said = FAULTS[fault]
     launch = random_launch(SMALL, Scope.LAYER, TOKENS)
+    own.grace = PATIENCE
     own.score(SMALL, launch)
     pids, folder = front_and_device(own), own.front.folder
     own.patience = PATIENCE

@@ -23,12 +23,14 @@ from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.launch_shape import query_beats
 from hillinfer_model.score_launch import scope_number
 
-# Several blocks in a segment, and a kernel that is built in seconds; then rows and query blocks
-# that end in mid-beat.
-SMALL = KernelSpec(64, 2, 1, segment_tokens=512, block_tokens=64, queries=4)
+# Several blocks in a segment, and a kernel that is built in seconds: products in DSP blocks are a
+# third of the code that bit planes are. Then rows and query blocks that end in mid-beat.
+SMALL = KernelSpec(
+    64, 2, 1, key_mode=KeyMode.INT8, segment_tokens=512, block_tokens=64, queries=4
+)
 SHAPE = KernelSpec(80, 3, 2, segment_tokens=512, block_tokens=64, queries=4)
 SPECS = {
-    "small": preset_like(replace(SMALL, key_mode=KeyMode.INT4)),
+    "small": SMALL,
     "int4": preset_like(replace(SHAPE, key_mode=KeyMode.INT4)),
     "fp16": preset_like(replace(SHAPE, key_mode=KeyMode.FP16, rule=Rule.RAW_SUM, queries=2)),
 }

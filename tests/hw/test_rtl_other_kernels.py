@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from launch_cases import random_launch, random_shadow_launch
-from rtl_kernels import LATE_ANSWERS, SMALL, early_status, session, statuses
+from rtl_kernels import LATE_ANSWERS, SMALL, session, statuses
 
 from hillinfer_hw.memory_model import IDEAL, MEMORIES, REALISTIC, STALLS
 from hillinfer_hw.rtl import check_outcome
@@ -160,9 +160,19 @@ def test_after_every_ending_the_next_launch_is_right(case):
         assert np.array_equal(run.result.status, golden.status)
 
 
-def test_a_shadow_status_that_does_not_wait_for_responses_is_seen():
-    launch, golden = Shadow.launch()
-    early = early_status("make_shadow")
-    run = early.run(launch, LATE_ANSWERS, expected=golden.output)
-    early.close()
-    assert run.outcome.snapshot_errors
+@both
+def test_what_a_status_counts_is_looked_at_when_it_comes(case):
+    """The twin: one bit, at the first and at the last byte that a segment's status counts.
+
+    That the look comes with the status, test_rtl_kernel.py shows by a writer that waits for
+    nothing: both kernels have the same one.
+    """
+    launch, golden = case.launch()
+    first, last = case.complete(launch, 3, TOKENS[3])
+    for place in (first, last - 1):
+        flipped = golden.output.copy()
+        flipped.reshape(-1)[place] ^= 1
+        run = session(case.kernel, case.spec).run(launch, LATE_ANSWERS, expected=flipped)
+        # A whole segment's first byte is counted by each of its blocks, the last one by one status.
+        assert run.outcome.snapshot_errors == (-(-TOKENS[3] // BLOCK) if place == first else 1)
+        assert np.array_equal(run.result.output, golden.output)

@@ -42,7 +42,7 @@ int32_t hillinfer_attention_result(int32_t, const Attention*, const void*, float
 namespace {
 
 constexpr int32_t kBoth[] = {kPortableVariant, kNeonVariant};
-constexpr int64_t kTokens = 700;
+constexpr int64_t kTokens = 330;
 constexpr int32_t kSegmentTokens = 1024;
 
 int failures = 0;
@@ -333,12 +333,11 @@ int main(int count, char** arguments) {
         for (int32_t bits : {8, 4, 2}) {
             for (int32_t rule : {kWeightSum, kRawSum}) {
                 for (int32_t scope : {kLayer, kKvHead}) {
-                    // Numbers from 2^10 on take the long way.
-                    for (float scale : {1.0f, 4096.0f}) {
-                        const Shape shape{kv_heads, heads, dim, dim, bits, rule, scope, kSegmentTokens};
-                        check_scores(shape, scale, flip && !cases ? 1 : 0);
-                        ++cases;
-                    }
+                    // Numbers from 2^10 on take the long way; every two of the three choices meet.
+                    const float scale = (rule == kRawSum) == (scope == kKvHead) ? 4096.0f : 1.0f;
+                    const Shape shape{kv_heads, heads, dim, dim, bits, rule, scope, kSegmentTokens};
+                    check_scores(shape, scale, flip && !cases ? 0x40 : 0);
+                    ++cases;
                 }
             }
         }

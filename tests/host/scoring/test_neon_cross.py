@@ -2,6 +2,7 @@
 """The NEON variant, cross-compiled and emulated where this machine has none of its own."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,7 +17,50 @@ EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
 SYSTEM_ROOT = "/usr/aarch64-linux-gnu"
 CHECK = Path(__file__).with_name("neon_check.cpp")
 
+# The sources that are compared, and what these call; of the others it is shown that they compile.
+# What the linker misses is to be named here.
+COMPARED = (
+    *("aligned_tokens", "api", "choice", "launch_thread", "neon_dot", "offsets", "portable"),
+    *("row_sums", "selection", "sequence", "thread_pool"),
+    *("attention", "attention_api", "attention_neon", "attention_portable", "row_products"),
+    *("coded_api", "coded_neon", "coded_portable", "coded_powers"),
+)
+STANDARD = re.compile(r"^#include <\w+>$", re.MULTILINE)
+
 pytestmark = pytest.mark.xdist_group("neon")
+
+
+def _build(folder):
+    """Compile the library's sources for the processor, and the check with those that it compares.
+
+    With the library's flags, but of optimisation: what is computed must not depend on that, and
+    half of the compiler's time does.
+    """
+    flags = [*build_native.FLAGS, "-O1", f"-I{folder}", f"-I{build_native.SOURCES}"]
+    # Half of what is left would be the standard library's headers, once for each source.
+    sources = build_native.SOURCES.iterdir()
+    texts = [one.read_text() for one in sources if one.suffix in (".h", ".cpp")]
+    headers = sorted({line for text in texts for line in STANDARD.findall(text)})
+    (folder / "standard.h").write_text("\n".join(headers))
+    _compile([*flags, "-x", "c++-header", "standard.h", "-o", "standard.h.gch"], folder)
+    objects = []
+    for name, own in (build_native.COMMON | build_native.OWN_FLAGS["aarch64"]).items():
+        source = str(build_native.SOURCES / f"{name}.cpp")
+        told = [*flags, *own, "-include", "standard.h", source]
+        if name in COMPARED:
+            objects.append(f"{name}.o")
+            _compile([*told, "-c", "-o", objects[-1]], folder)
+        else:
+            _compile([*told, "-fsyntax-only"], folder)
+    own = ["-std=c++17", "-O1", "-Wall", "-Wextra", f"-I{build_native.SOURCES}", str(CHECK)]
+    _compile([*own, *objects, "-pthread", "-ldl", "-o", "neon_check"], folder)
+
+
+def _compile(arguments, folder):
+    done = subprocess.run(
+        [COMPILER, *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert not done.returncode, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -29,27 +73,19 @@ def check(tmp_path_factory):
         )
         (pytest.fail if os.environ.get("CI") else pytest.skip)(missing)
     folder = tmp_path_factory.mktemp("neon")
-    library = build_native.build(folder / "libhillinfer_native.so", COMPILER, "aarch64")
+    _build(folder)
     program = folder / "neon_check"
-    sources = ["-I", str(build_native.SOURCES), str(CHECK), str(library)]
-    subprocess.run(
-        [COMPILER, "-std=c++17", "-O1", "-Wall", "-Wextra", *sources, "-o", str(program)],
-        check=True,
-    )
 
     def run(*arguments):
-        environment = os.environ | {"LD_LIBRARY_PATH": str(folder)}
         return subprocess.run(
             [
                 emulator,
                 "-L",
                 SYSTEM_ROOT,
-                "-E",
-                f"LD_LIBRARY_PATH={folder}",
                 str(program),
                 *arguments,
             ],
-            env={**environment, "LD_LIBRARY_PATH": ""},
+            env={**os.environ, "LD_LIBRARY_PATH": ""},
             capture_output=True,
             text=True,
             check=False,
@@ -61,7 +97,7 @@ def check(tmp_path_factory):
 def test_neon_equals_portable(check):
     done = check()
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "115 cases, 0 differences"
+    assert done.stdout.splitlines()[-1] == "67 cases, 0 differences"
 
 
 def test_a_flipped_bit_is_found(check):
