@@ -2,6 +2,7 @@
 """The cycle model against the simulated RTL: within 2 % or 32 cycles, whichever is more."""
 
 import pytest
+from executions import small_rtl_spec
 from launch_builder import key_value_extra_beats
 from launch_cases import random_launch, random_shadow_launch
 
@@ -13,15 +14,17 @@ from hillinfer_model.cycle_model import score_cycles, shadow_cycles
 from hillinfer_model.descriptor import Descriptor
 from hillinfer_model.launch_shape import SegmentShape
 from hillinfer_model.memory_model import MEMORIES
-from hillinfer_model.presets import preset_spec
+from hillinfer_model.presets import PRESETS, preset_spec
 
 SPECS = [
+    # The one of every run: test_executions.py has it built.
+    ("half-beat", KeyMode.INT4, Rule.WEIGHT_SUM),
     ("smollm2-135m", KeyMode.INT4, Rule.WEIGHT_SUM),
     ("smollm2-135m", KeyMode.FP16, Rule.WEIGHT_SUM),
     ("qwen2.5-0.5b", KeyMode.INT8, Rule.RAW_SUM),
 ]
 # With realistic latencies the time of a short launch depends on a handful of draws.
-TOKENS = {"ideal": ([1], [64] * 3, [16] * 20, [0, 0, 33], [1000] * 2), "realistic": ([1000] * 5,)}
+TOKENS = {"ideal": ([1], [64] * 3, [16] * 20, [0, 0, 33], [1000] * 2), "realistic": ([1000] * 16,)}
 
 
 def allowed(cycles):
@@ -58,14 +61,21 @@ def assert_close(session, launch, memory, model):
         assert abs(model(2).cycles - found) > allowed(found)
 
 
+def rows():
+    for shape, mode, rule in SPECS:
+        spec = (preset_spec if shape in PRESETS else small_rtl_spec)(shape, mode, rule)
+        one_process = pytest.mark.xdist_group(spec.digest().hex())
+        yield pytest.param(spec, id=f"{shape}-{mode}-{rule}", marks=one_process)
+
+
 @pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize(("preset", "mode", "rule"), SPECS)
-def test_score_tokens(preset, mode, rule, memory):
-    spec = preset_spec(preset, mode, rule)
-    extras = [0, key_value_extra_beats(spec)] if mode is KeyMode.FP16 else [0]
+@pytest.mark.parametrize("spec", [*rows()])
+def test_score_tokens(spec, memory):
+    extras = [0, key_value_extra_beats(spec)] if spec.key_mode is KeyMode.FP16 else [0]
     session = session_of(spec, "score_tokens")
     try:
-        for tokens in TOKENS[memory]:
+        for counts in TOKENS[memory]:
+            tokens = [min(count, spec.segment_tokens) for count in counts]
             for scope in Scope:
                 for extra in extras:
                     launch = random_launch(spec, scope, tokens, extra_beats=extra)

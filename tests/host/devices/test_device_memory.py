@@ -64,8 +64,11 @@ def plain(tmp_path_factory):
 STORY = (3_200, 2)
 
 
-@pytest.mark.parametrize("slots", [1, 2, 6, 100])
-@pytest.mark.parametrize("whole", ["whole", "streamed"])
+@pytest.mark.parametrize(
+    ("whole", "slots"),
+    # Where the whole shadow has room here, a device's room moves less.
+    [*(("streamed", slots) for slots in (1, 2, 6, 100)), ("whole", 2), ("whole", 100)],
+)
 def test_the_least_budget_is_enough_whatever_room_a_device_has(cold_dir, plain, slots, whole):
     plan = {"whole": plan_of("csim", *STORY), "streamed": streamed(*STORY)}[whole]
     with tell(cold_dir, plan, STORY[1], slots=slots) as told:
