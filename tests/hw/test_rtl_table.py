@@ -19,6 +19,9 @@ from hillinfer_model.presets import PRESETS  # noqa: E402
 KERNEL = Kernel("qwen2.5-0.5b", KeyMode.INT4, Rule.RAW_SUM)
 SHORT = (1024,) * 4
 
+# With test_cycle_model_rtl.py, which builds the same one.
+pytestmark = pytest.mark.xdist_group(KERNEL.spec.digest().hex())
+
 
 @pytest.fixture(scope="module")
 def session():

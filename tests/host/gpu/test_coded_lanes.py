@@ -32,7 +32,7 @@ def same(found, expected):
 
 @pytest.fixture(scope="module")
 def expected():
-    return {text: text.golden(SETTINGS) for text in (TEXT, SHORT)}
+    return {text.prompt: text.golden(SETTINGS) for text in (TEXT, SHORT)}
 
 
 WAYS = [
@@ -53,10 +53,12 @@ BEHIND = {"now and then": lambda: LateLane(to_gpu=(0.0, 0.0, 0.004), from_gpu=(0
 BOTH = [(TEXT, way, "now and then") for way in WAYS] + [(SHORT, WAYS[1], lane) for lane in LANES]
 
 
-@pytest.mark.parametrize(("text", "way", "lane"), BOTH, ids=lambda one: "" if one in (TEXT, SHORT) else str(one))
+@pytest.mark.parametrize(
+    ("text", "way", "lane"), BOTH, ids=lambda one: one.prompt if isinstance(one, Text) else str(one)
+)
 def test_lanes_give_the_golden_models_bits(text, way, lane, expected, cold_dir):
     found, statistics = run(way, text, SETTINGS, cold_dir, (LANES | BEHIND)[lane]())
-    assert same(found, expected[text])
+    assert same(found, expected[text.prompt])
     assert 0 < statistics.coded_tokens < statistics.selected_tokens
     assert statistics.dram_peak_bytes <= statistics.dram_budget_bytes
 
@@ -105,4 +107,4 @@ def test_queries_that_were_announced_give_the_bits_of_the_processor(cold_dir):
 )
 def test_lanes_with_a_mistake_are_found_out(lane, expected, cold_dir):
     found, _ = run(Way(), SHORT, SETTINGS, cold_dir, lane())
-    assert not same(found, expected[SHORT])
+    assert not same(found, expected[SHORT.prompt])
