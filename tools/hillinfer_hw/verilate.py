@@ -57,16 +57,16 @@ def build(source: RtlSource) -> Path:
             binaries,
         )
         include = _include(binaries)
-        # As one unit: each of the parts includes all of Verilator's headers.
-        parts = "".join(f'#include "{part.name}"\n' for part in sorted(generated.glob("*.cpp")))
+        # As one unit: each of the parts includes all of Verilator's headers, as the harness does.
+        parts = [*sorted(generated.glob("*.cpp")), TESTBENCH / "harness.cpp"]
         whole = generated / "whole.cpp"
-        whole.write_text(parts, encoding="utf-8")
+        text = "".join(f'#include "{part}"\n' for part in parts)
+        whole.write_text(text, encoding="utf-8")
         run(
             [
                 *(find_compiler(), *COMPILE, *include, f"-I{generated}", f"-I{TESTBENCH}"),
                 *("-shared", "-o", str(folder / LIBRARY)),
-                *(str(whole), str(TESTBENCH / "harness.cpp")),
-                *(str(path) for path in _runtime(binaries)),
+                *(str(path) for path in (whole, *_runtime(binaries))),
                 "-pthread",
             ],
             binaries,
