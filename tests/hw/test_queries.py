@@ -25,9 +25,7 @@ from hillinfer_model.score_launch import scope_number
 
 # Several blocks in a segment, and a kernel that is built in seconds: products in DSP blocks are a
 # third of the code that bit planes are. Then rows and query blocks that end in mid-beat.
-SMALL = KernelSpec(
-    64, 2, 1, key_mode=KeyMode.INT8, segment_tokens=512, block_tokens=64, queries=4
-)
+SMALL = KernelSpec(64, 2, 1, key_mode=KeyMode.INT8, segment_tokens=512, block_tokens=64, queries=4)
 SHAPE = KernelSpec(80, 3, 2, segment_tokens=512, block_tokens=64, queries=4)
 SPECS = {
     "small": SMALL,

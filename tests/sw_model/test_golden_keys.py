@@ -14,9 +14,17 @@ LIMIT = 2**23 - 1
 ALL_CODES = np.arange(65_536, dtype=np.uint16)
 
 
-@pytest.mark.parametrize("mode", [KeyMode.INT8, KeyMode.INT4, KeyMode.INT2])
-@pytest.mark.parametrize(("c", "mean"), [(4, 0), (-14, -LIMIT), (16, 3), (-3, 1_234_567)])
-def test_every_fp16_code_equals_the_scalar_restatement(mode, c, mean):
+@pytest.mark.parametrize(
+    ("c", "mean", "mode"),
+    # A number is centred before it is coded, in the same way whatever the mode.
+    [
+        *((4, 0, mode) for mode in (KeyMode.INT8, KeyMode.INT4, KeyMode.INT2)),
+        (-14, -LIMIT, KeyMode.INT8),
+        (16, 3, KeyMode.INT4),
+        (-3, 1_234_567, KeyMode.INT2),
+    ],
+)
+def test_every_fp16_code_equals_the_scalar_restatement(c, mean, mode):
     # One channel: every token has its own exponent.
     found = encode_keys(ALL_CODES.reshape(-1, 1, 1), statistics_of([[c]], [[mean]]), mode)
     expected = [scalar.key([code], [c], [mean], mode.value) for code in range(65_536)]

@@ -6,6 +6,7 @@ import oracle_layout
 import oracle_scores
 import pytest
 from oracle_arrays import flipped, from_statistics, to_statistics
+from pairwise import pairwise
 
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.descriptor import Descriptor
@@ -53,10 +54,11 @@ def shadow_is(shadow, image):
     return shadow.tobytes() == image.ljust(shadow.nbytes, b"\0")
 
 
-@pytest.mark.parametrize("mode", SHADOW_MODES)
-@pytest.mark.parametrize(("kv", "d"), SHAPES)
-@pytest.mark.parametrize("tokens", [1, 4, 5, 17, 64, 65, 150])
-def test_shadow_bytes(mode, kv, d, tokens):
+@pytest.mark.parametrize(
+    ("shape", "tokens", "mode"), pairwise([SHAPES, [1, 4, 5, 17, 64, 65, 150], SHADOW_MODES])
+)
+def test_shadow_bytes(shape, tokens, mode):
+    kv, d = shape
     spec = KernelSpec(d, kv, 1, key_mode=mode, segment_tokens=512)
     codes = random_codes(tokens, tokens, kv, d, mode)
     shadow = empty_shadow(spec)

@@ -64,9 +64,7 @@ def test_a_flipped_score_changes_the_output(tell, expected):
 
 
 # With a share of 50 the host scores all of it, whatever room there is.
-@pytest.mark.parametrize(
-    ("beta", "slots"), [(0.3, 100), (1.0, 3), (0.3, 1), (1.0, 100), (50.0, 3)]
-)
+@pytest.mark.parametrize(("beta", "slots"), [(0.3, 100), (1.0, 3), (0.3, 1), (1.0, 100), (50.0, 3)])
 def test_neither_its_share_nor_its_room_changes_the_output(tell, expected, beta, slots):
     told = tell(beta=beta, slots=slots)
     assert same(long_story(told), expected())

@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from native_variants import every_variant, native_scorer
+from pairwise import pairwise
 from scorer_cases import (
     KEY_KINDS,
     any_statistics,
@@ -73,11 +74,12 @@ def test_a_variant_is_tested_where_the_processor_has_it(variant):
 
 
 @every_variant
-@pytest.mark.parametrize("scope", Scope)
-@pytest.mark.parametrize("rule", Rule)
-@pytest.mark.parametrize("key_mode", KeyMode)
-@pytest.mark.parametrize(("kv_heads", "group_size", "head_dim"), SHAPES)
-def test_equal_golden(key_mode, rule, scope, kv_heads, group_size, head_dim, variant):
+@pytest.mark.parametrize(
+    ("shape", "key_mode", "rule", "scope"),
+    pairwise([SHAPES, list(KeyMode), list(Rule), list(Scope)]),
+)
+def test_equal_golden(shape, key_mode, rule, scope, variant):
+    kv_heads, group_size, head_dim = shape
     spec = KernelSpec(
         head_dim, kv_heads, group_size, key_mode, rule, segment_tokens=512, block_tokens=200
     )

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pairwise import pairwise
 from scorer_cases import (
     KEY_KINDS,
     any_statistics,
@@ -45,11 +46,12 @@ def tuples_by_head(blocks):
     ]
 
 
-@pytest.mark.parametrize("scope", Scope)
-@pytest.mark.parametrize("rule", Rule)
-@pytest.mark.parametrize("key_mode", KeyMode)
-@pytest.mark.parametrize(("kv_heads", "group_size", "head_dim"), SHAPES)
-def test_equal_golden(key_mode, rule, scope, kv_heads, group_size, head_dim):
+@pytest.mark.parametrize(
+    ("shape", "key_mode", "rule", "scope"),
+    pairwise([SHAPES, list(KeyMode), list(Rule), list(Scope)]),
+)
+def test_equal_golden(shape, key_mode, rule, scope):
+    kv_heads, group_size, head_dim = shape
     spec = KernelSpec(
         head_dim, kv_heads, group_size, key_mode, rule, segment_tokens=512, block_tokens=200
     )
