@@ -117,9 +117,8 @@ Made make(int32_t variant, const Shape& shape, const std::vector<uint16_t>& keys
     expect(hillinfer_encode(variant, &sequence, &segment, keys.data(), token, dim, 1,
                             made.shadow.data(), 0, kTokens) == kDone,
            "coding failed", shape);
-    if (flipped_bit) {
-        made.shadow[shape.kv_heads * kBeatBytes] ^= uint8_t(flipped_bit);
-    }
+    // Of the first token's exponent: its score is then far above that of the others.
+    made.shadow[0] ^= uint8_t(flipped_bit);
     segment.shadow = made.shadow.data();
     sequence.segments = &segment;
     sequence.segment_count = 1;
@@ -334,9 +333,9 @@ int main(int count, char** arguments) {
             for (int32_t rule : {kWeightSum, kRawSum}) {
                 for (int32_t scope : {kLayer, kKvHead}) {
                     // Numbers from 2^10 on take the long way; every two of the three choices meet.
-                    const float scale = (rule == kRawSum) == (scope == kKvHead) ? 4096.0f : 1.0f;
+                    const float scale = (rule == kRawSum) != (scope == kKvHead) ? 4096.0f : 1.0f;
                     const Shape shape{kv_heads, heads, dim, dim, bits, rule, scope, kSegmentTokens};
-                    check_scores(shape, scale, flip && !cases ? 0x40 : 0);
+                    check_scores(shape, scale, flip && !cases ? 0x10 : 0);
                     ++cases;
                 }
             }
