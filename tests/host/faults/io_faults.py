@@ -103,6 +103,7 @@ def run_io_faults(
     on_run: Callable[[int, int], None] = lambda done, total: None,
     plan: Sequence[Injection] = (),
     tries: int = TRIES,
+    clean_runs: int = CLEAN_RUNS,
 ) -> Tally:
     """Live a life once per fault and count how each ended.
 
@@ -120,10 +121,12 @@ def run_io_faults(
         The faults, in place of one per call.
     tries
         Runs for a fault at a call that not every run makes.
+    clean_runs
+        Runs without a fault, which must be alike and tell how many calls there are.
     """
     model, again = life.scenario.model(), AGAIN.scenario.model()
     tally = Tally(life.name)
-    expected, counts = _clean_runs(tally, life, model, places, below)
+    expected, counts = _clean_runs(tally, life, model, places, below, clean_runs)
     expected_again = AGAIN.live(again, places, DriveCalls(), Witness())
     tally.calls = dict(counts)
     tally.possible = sum(count * len(FAULTS[kind]) for kind, count in counts.items())
@@ -165,14 +168,14 @@ def run_io_faults(
 
 
 def _clean_runs(
-    tally: Tally, life: Life, model: Any, places: Places, below: DriveCalls
+    tally: Tally, life: Life, model: Any, places: Places, below: DriveCalls, count: int
 ) -> tuple[list[int], Counter[str]]:
     """Return the right tokens, and the calls of each kind that most runs make.
 
     When a write in the background ends decides what else fits in DRAM, and so what is read.
     """
     runs, witness, expected = [], Witness(), []
-    for _ in range(CLEAN_RUNS):
+    for _ in range(count):
         clean, witness = FaultyCalls(below=below), Witness()
         tokens = life.live(model, places, clean, witness)
         places.remove_session()
