@@ -39,10 +39,13 @@ def small(model, folder):
     return attached(model, folder, shadow="int4", dram_budget=least_budget(model))
 
 
+# Rows of 1 KiB: what the budget does not use otherwise holds few of them.
+TINY = TinyModel(heads="mha", head_dim=64)
+
+
 @pytest.fixture(scope="module")
 def model():
-    # Rows of 1 KiB: what the budget does not use otherwise holds few of them.
-    return TinyModel(heads="mha", head_dim=64).build()
+    return TINY.build()
 
 
 @torch.no_grad()
@@ -136,11 +139,13 @@ def assert_clear(errors, what):
         assert len(line.splitlines()) == 1
 
 
-@pytest.fixture
-def cold(model, tmp_path):
-    """A cache whose rows lie on the drive, and the files that they lie in."""
-    folder = tmp_path / "cold"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def cold(tmp_path_factory):
+    """A model, a cache of it whose rows lie on the drive, and the files that they lie in.
+
+    Who changes a file makes it as it was.
+    """
+    model, folder = TINY.build(), tmp_path_factory.mktemp("cold")
     with small(model, folder) as hill:
         cache = hill.new_cache(expected_tokens=1400, sequences=2)
         read(model, cache, IDS)
@@ -149,36 +154,36 @@ def cold(model, tmp_path):
         files = files_in(folder)
         assert len(files) == LAYERS
         assert cache.statistics().cold_read_bytes > 0
-        yield cache, files
+        yield model, cache, files
         for file in files:
             file.close()
         cache.close()
 
 
 @pytest.mark.parametrize("use", [dense, decode])
-def test_rows_of_the_cold_pool(model, cold, use):
-    cache, files = cold
+def test_rows_of_the_cold_pool(cold, use):
+    model, cache, files = cold
     expected = use(model, cache)
-    errors, same, other = outcomes(files, lambda: use(model, cache), expected, 24)
+    errors, same, other = outcomes(files, lambda: use(model, cache), expected, 16)
     assert other == 0
     assert_clear(errors, "of rows of layer")
-    assert len(errors) >= (6 if use is dense else 2)
-    assert len(errors) + same == 24
+    assert len(errors) >= (4 if use is dense else 2)
+    assert len(errors) + same == 16
     # Once the bytes are right again, so is the answer.
     assert torch.equal(use(model, cache), expected)
 
 
-def test_without_checksums_flips_give_another_answer(model, cold, without_checksums):
+def test_without_checksums_flips_give_another_answer(cold, without_checksums):
     """The twin: nobody looks, and many a flip comes through."""
-    cache, files = cold
+    model, cache, files = cold
     expected = dense(model, cache)
     without_checksums()
-    _, _, other = outcomes(files, lambda: dense(model, cache), expected, 20)
+    _, _, other = outcomes(files, lambda: dense(model, cache), expected, 16)
     assert other > 2
 
 
-def test_rows_are_not_saved_that_the_drive_has_lost(model, cold, tmp_path):
-    cache, files = cold
+def test_rows_are_not_saved_that_the_drive_has_lost(cold, tmp_path):
+    _, cache, files = cold
     # In the middle of a page, a row and a group.
     files[1].flip(files[1].size // 3 + 77, 3)
     with pytest.raises(ColdPoolError, match=r"rows of layer 1 .* not what was written"):
@@ -188,19 +193,26 @@ def test_rows_are_not_saved_that_the_drive_has_lost(model, cold, tmp_path):
     cache.save_session(tmp_path / "session")
 
 
-def test_a_page_of_another_place_is_an_error(model, cold):
-    """As from a drive that mixes up addresses: every byte was written once, elsewhere."""
-    cache, files = cold
-    first, second = (os.pread(files[0].descriptor, 4096, at * 4096) for at in (2, 9))
-    os.pwrite(files[0].descriptor, second, 2 * 4096)
+def test_pages_of_another_place_are_an_error(cold):
+    """As from a drive that mixes up addresses: every byte was written once, elsewhere.
+
+    So many pages that not all of their rows are hot.
+    """
+    model, cache, files = cold
+    pages = 64 * 4096
+    first, second = (os.pread(files[0].descriptor, pages, at * pages) for at in (1, 3))
+    os.pwrite(files[0].descriptor, second, pages)
     os.fsync(files[0].descriptor)
     with pytest.raises(ColdPoolError, match="not what was written"):
         dense(model, cache)
-    os.pwrite(files[0].descriptor, first, 2 * 4096)
+    os.pwrite(files[0].descriptor, first, pages)
+    os.fsync(files[0].descriptor)
 
 
-@pytest.fixture
-def saved(model, tmp_path):
+@pytest.fixture(scope="module")
+def saved(model, tmp_path_factory):
+    """A session; who changes a file of it makes it as it was."""
+    tmp_path = tmp_path_factory.mktemp("saved")
     with small(model, tmp_path) as hill:
         cache = hill.new_cache(expected_tokens=1400, sequences=2)
         read(model, cache, IDS)
@@ -214,10 +226,10 @@ def test_rows_of_a_session_in_use(model, saved, tmp_path):
         cache = hill.load_session(saved)
         expected = dense(model, cache)
         files = [OpenFile(saved / f"rows-{layer:04}.bin") for layer in range(LAYERS)]
-        errors, _, other = outcomes(files, lambda: dense(model, cache), expected, 16)
+        errors, _, other = outcomes(files, lambda: dense(model, cache), expected, 12)
         assert other == 0
         assert_clear(errors, f"of the session {saved}")
-        assert len(errors) >= 4
+        assert len(errors) >= 3
         for file in files:
             file.close()
         cache.close()
@@ -241,7 +253,7 @@ def test_shadows_that_are_streamed(model, saved, tmp_path, where):
         assert len(files) == 1
         expected = decode(model, cache)
         assert cache.statistics().shadow_read_bytes > 0
-        errors, _, other = outcomes(files, lambda: decode(model, cache), expected, 12)
+        errors, _, other = outcomes(files, lambda: decode(model, cache), expected, 8)
         assert other == 0
         assert_clear(errors, "shadow")
         assert errors

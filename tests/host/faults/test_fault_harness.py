@@ -285,14 +285,14 @@ def test_processes_killed_at_random_moments(tmp_path, warm_python):
     out = tmp_path / "kills.json"
     subprocess.run(
         [
-            *(*warm_python, FAULTS_TOOL, "--part", "kills", "--kills", "8"),
+            *(*warm_python, FAULTS_TOOL, "--part", "kills", "--kills", "5"),
             *("--drive", tmp_path / "drive", "--out", out),
         ],
         check=True,
         timeout=300,
     )
     lives = json.loads(out.read_text())["lives"]
-    assert sum(one["kills"] for one in lives) == 8
+    assert sum(one["kills"] for one in lives) == 5
     for one in lives:
         assert (one["wrong_tokens"], one["leftovers"], one["failures"]) == (0, 0, [])
         assert one["ended_before"] < one["kills"]

@@ -14,7 +14,7 @@ from hillinfer.reuse.model_prompts import ModelPrompts
 from hillinfer.store.store import Store
 
 # More rows than the hot pools hold.
-TINY, TOKENS, FEW = TinyModel(heads="mha", head_dim=64, layers=3), 3000, {"dram_budget": "7MiB"}
+TINY, TOKENS, FEW = TinyModel(heads="mha", head_dim=64, layers=3), 1500, {"dram_budget": "4MiB"}
 
 
 class Silent(SingleReads):

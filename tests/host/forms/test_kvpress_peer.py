@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The comparison with kvpress counts equal sets, and sees one index that differs."""
 
-import sys
+import shlex
 
 import pytest
 import torch
@@ -55,6 +55,9 @@ def test_queries_are_those_that_the_model_attends_with(saved):
     assert not torch.allclose(own.plain[:, 5], own.turned[:, 5])
 
 
-def test_a_worker_that_fails_is_skipped_with_its_reason(tmp_path):
+def test_a_worker_that_fails_is_skipped_with_its_reason(tmp_path, warm_python):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.join(warm_python)} "$@"\n')
+    python.chmod(0o755)
     with pytest.raises(PeerSkippedError, match="No module named 'kvpress'"):
-        kvpress_peer.ask(sys.executable, tmp_path, [1, 2], tmp_path / "out.pt", 60)
+        kvpress_peer.ask(python, tmp_path, [1, 2], tmp_path / "out.pt", 60)

@@ -35,15 +35,22 @@ def answer(model, cache, ids):
     return list(generation.decode(Sampling(), 6, frozenset()))
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=("shadowed", "lead"))
-def test_it_answers_as_a_cache_that_read_the_document(document, cold_dir, kind):
-    model = document.model
+@pytest.fixture(scope="module")
+def expected(document, cold_dir):
+    """Answers of caches that read the document: to a question, and to another."""
+    model, found = document.model, []
     with attached(model, cold_dir, shadow="int4") as hill:
-        expected = []
         for question in QUESTIONS[:2]:
             cache = hill.new_cache()
-            expected.append(answer(model, cache, [*document.ids, *question]))
+            found.append(answer(model, cache, [*document.ids, *question]))
             cache.close()
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=("shadowed", "lead"))
+def test_it_answers_as_a_cache_that_read_the_document(document, cold_dir, kind, expected):
+    model = document.model
+    with attached(model, cold_dir, shadow="int4") as hill:
         form = kind(hill, document.prompts)
         made = form.make(model, document.states)
         answers = []

@@ -54,7 +54,7 @@ def program(warm_python):
 
 
 def test_a_short_run_finds_nothing(fuzz):
-    report, done = fuzz("--inputs", 10)
+    report, done = fuzz("--inputs", 7)
     assert report["found"] == [], done.stdout
     assert done.returncode == 0
     assert report["worked"] + report["refused"] == report["inputs"]

@@ -39,10 +39,17 @@ def test_the_optimum_is_the_best_of_all_placements():
         assert found.share(found.resting) == 0.0
 
 
-@pytest.mark.parametrize("part", range(10))
+# Of a thousand instances those where least was reached, .937 of the limit and more.
+HARD = (
+    *(562, 886, 96, 800, 279, 520, 496, 21, 31, 812),
+    *(87, 350, 415, 414, 91, 249, 724, 10, 966, 600),
+)
+
+
+@pytest.mark.parametrize("part", range(4))
 def test_ours_is_near_the_optimum_of_random_instances(part):
     shares = []
-    for seed in range(100 * part, 100 * part + 100):
+    for seed in (*HARD[part::4], *range(40 * part, 40 * part + 40)):
         stock = random_instance(seed)
         stock.arrange(make_placement_policy("hulls").plan(stock, None))
         least = share_at_least(stock)

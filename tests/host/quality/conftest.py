@@ -30,17 +30,24 @@ def real_ids(real_outline):
 
 
 @pytest.fixture(scope="session")
-def recorded_layers(real_model, real_ids):
-    """Queries of the last 8 of 2,048 tokens and keys of all of them, in every layer."""
+def read_prefix(real_model, real_ids):
+    """The first text as far as a full segment and an open one, as the model has read it."""
+    from hillinfer_bench.quality.forced_reading import Prefix
+
+    return Prefix.read(real_model, real_ids[0][:1160])
+
+
+@pytest.fixture(scope="session")
+def recorded_layers(real_model, real_ids, read_prefix):
+    """Queries of the last 8 of 1,168 tokens and keys of all of them, in every layer."""
     from product_decode import Recorded
 
     from hillinfer.settings import Settings
-    from hillinfer_bench.quality.forced_reading import Prefix, forced_logits, selecting
+    from hillinfer_bench.quality.forced_reading import forced_logits, selecting
     from hillinfer_bench.quality.policies import RecentOnly
 
-    ids = real_ids[0][:2048]
     everything = Recorded(RecentOnly(Settings().changed(alpha=1.0)))
-    prefix = Prefix.read(real_model, ids[:-8])
     with selecting(real_model):
-        forced_logits(real_model, prefix, ids[-8:], everything)
+        ids = real_ids[0][read_prefix.tokens :][:8]
+        forced_logits(real_model, read_prefix, ids, everything)
     return everything.layers

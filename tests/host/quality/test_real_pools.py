@@ -4,7 +4,7 @@
 import pytest
 
 from hillinfer.settings import PoolSizes, Settings
-from hillinfer_bench.quality.forced_reading import Prefix, selecting
+from hillinfer_bench.quality.forced_reading import selecting
 from hillinfer_bench.replay.belady import demand_bound
 from hillinfer_bench.replay.recording import record_selections
 from hillinfer_bench.replay.table import replay_policy
@@ -12,17 +12,18 @@ from hillinfer_model.selection import kept_positions, selected_count
 
 pytestmark = [pytest.mark.model, pytest.mark.xdist_group("real-model-quality")]
 
-CONTEXT, LAST, QUERIES = 1200, 40, 16
+LAST, QUERIES = 40, 16
+CONTEXT = 1160 + LAST
 SETTINGS = Settings().changed(alpha=0.2)
 
 
 @pytest.fixture(scope="module")
-def trace(real_model, real_ids):
+def trace(real_model, real_ids, read_prefix):
     """What the real model selects in 40 steps."""
     ids = real_ids[0][:CONTEXT]
-    prefix = Prefix.read(real_model, ids[:-LAST])
+    assert read_prefix.tokens == CONTEXT - LAST
     with selecting(real_model):
-        return record_selections(real_model, prefix, ids, SETTINGS, "pydoc", QUERIES)
+        return record_selections(real_model, read_prefix, ids, SETTINGS, "pydoc", QUERIES)
 
 
 def test_sets_are_those_of_decode_steps(trace, real_model):

@@ -89,7 +89,7 @@ def test_statistics_of_later_tokens_are_noticed(cold_dir):
 
 @pytest.fixture(scope="module")
 def real_prefix(real_model, real_ids):
-    return Prefix.read(real_model, real_ids[0][:592])
+    return Prefix.read(real_model, real_ids[0][:336])
 
 
 @pytest.mark.model
@@ -104,7 +104,7 @@ def real_prefix(real_model, real_ids):
     ids=lambda settings: "-".join(settings.values()),
 )
 def test_on_the_real_model(settings, real_model, real_ids, real_prefix, cold_dir):
-    ids = real_ids[0][:600]
+    ids = real_ids[0][:344]
     first = real_prefix.tokens
     decoded = decode_through_cache(real_model, ids, first, cold_dir, **settings)
     configuration = contract_configuration(Settings().changed(**settings))

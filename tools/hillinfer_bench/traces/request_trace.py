@@ -8,6 +8,7 @@ import lzma
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from hillinfer.errors import HillInferError
@@ -71,8 +72,9 @@ class RequestTrace:
     distinct: int
 
     @classmethod
+    @cache
     def carried(cls, name: str) -> RequestTrace:
-        """Return one of `CARRIED_TRACES`."""
+        """Return one of `CARRIED_TRACES`; reading it takes a second, once."""
         return cls.read(CARRIED / f"{name}_trace.jsonl.xz", name)
 
     @classmethod
