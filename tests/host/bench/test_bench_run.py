@@ -2,6 +2,7 @@
 """The whole quick plan through the command, with a tiny model in the real one's place."""
 
 import json
+from functools import partial
 from itertools import groupby
 
 import pytest
@@ -12,6 +13,7 @@ from tiny_models import TinyModel
 from hillinfer.drive.files import IOMode, probe_io_mode
 from hillinfer.system.machine import NumberType
 from hillinfer.trace.recorder import Lane
+from hillinfer_bench.decode.rates import RateProbe
 from hillinfer_bench.decode.request import BenchRequest, Chosen
 from hillinfer_bench.decode.run import run
 from hillinfer_bench.figures.trace_figures import TraceRecord
@@ -21,6 +23,8 @@ from hillinfer_bench.systems.table import make_system
 
 # They share two runs.
 pytestmark = pytest.mark.xdist_group("bench-run")
+# Of a gigabyte and a half the same is read, in six seconds.
+small_probe = partial(RateProbe, memory_bytes=256 << 20, drive_bytes=64 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +41,7 @@ def whole_run(tmp_path_factory, cold_dir):
         BenchRequest("quick", str(folder), NumberType.AUTO, Chosen(steps=4), 1, cold_dir, out),
         said.append,
         _QuietStage,
+        small_probe,
     )
     return table, json.loads(out.read_text(encoding="utf-8")), out, said
 
@@ -59,7 +64,7 @@ def traced(tmp_path_factory, cold_dir):
     request = BenchRequest(
         "quick", str(model), NumberType.AUTO, chosen, 1, cold_dir, out, trace=trace
     )
-    run(request, lambda line: None, _QuietStage)
+    run(request, lambda line: None, _QuietStage, small_probe)
     return trace, json.loads(out.read_text(encoding="utf-8"))
 
 

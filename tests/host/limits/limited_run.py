@@ -27,7 +27,7 @@ CONFIG = {
     "eos_token_id": None,
     "bos_token_id": None,
 }
-PROMPT, NEW = 1600, 6
+PROMPT, NEW = 1200, 6
 
 
 @torch.no_grad()
@@ -46,7 +46,7 @@ def main(kind, cold_dir):
         out = model.generate(ids, past_key_values=cache, pad_token_id=0, **options)
     else:
         with hillinfer.attach(
-            model, alpha=0.1, shadow="int4", block_rows=128, dram_budget="56MiB", cold_dir=cold_dir
+            model, alpha=0.1, shadow="int4", block_rows=128, dram_budget="48MiB", cold_dir=cold_dir
         ) as attached:
             cache = attached.new_cache(expected_tokens=PROMPT + NEW)
             out = model.generate(ids, past_key_values=cache, pad_token_id=0, **options)

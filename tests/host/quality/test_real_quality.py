@@ -13,7 +13,7 @@ from hillinfer_bench.quality.texts import TextSample
 
 pytestmark = [pytest.mark.model, pytest.mark.xdist_group("real-model-quality")]
 
-CONTEXT, LAST = 1000, 48
+CONTEXT, LAST = 640, 40
 # At α = 0.2 the rules differ by a factor of about 1.8 on any text; INT8 and INT4 hardly at all.
 SETTINGS = Settings().changed(alpha=0.2)
 CONFIGURATIONS = {

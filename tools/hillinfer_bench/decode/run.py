@@ -56,7 +56,12 @@ OBSERVED_QUERIES = 64
 Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
-def run(request: BenchRequest, say: Callable[[str], None], stage: Stage) -> str:
+def run(
+    request: BenchRequest,
+    say: Callable[[str], None],
+    stage: Stage,
+    open_rates: Callable[[Path], RateProbe] = RateProbe,
+) -> str:
     """Measure a plan, write report and pictures and return the table.
 
     Parameters
@@ -68,6 +73,8 @@ def run(request: BenchRequest, say: Callable[[str], None], stage: Stage) -> str:
     stage
         Shows progress: called with a name and a total of steps, gives a function that takes the
         steps done so far.
+    open_rates
+        Measures memory and the drive, given a directory on it.
 
     Where it ends before the plan does, the report has what was measured until then.
 
@@ -110,7 +117,7 @@ def run(request: BenchRequest, say: Callable[[str], None], stage: Stage) -> str:
     sample = standard_library_samples(outline.tokenizer, needed)[0]
     with compute_threads(threads):
         say("measuring memory and drive")
-        with RateProbe(cold_dir) as rates:
+        with open_rates(cold_dir) as rates:
             parts = (outline.load(), sample, plan.recorded, cold_dir, rates, stage)
             bench = _Bench(request, *parts)
             facts = _facts(request, cold_dir, threads, outline.dtype)
