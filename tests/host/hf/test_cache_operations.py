@@ -12,6 +12,9 @@ from tiny_models import TinyModel, prompts
 TINY = TinyModel()
 IDS, _ = prompts([150])
 LONG_IDS, _ = prompts([1120])
+# A few tokens more fill the group that is open.
+NEARLY, _ = prompts([184])
+LONG_NEARLY, _ = prompts([1144])
 
 
 @pytest.fixture
@@ -87,12 +90,12 @@ def test_cropped_tokens_leave_nothing_behind(alpha, removed, budget, cold_dir, l
     model = TINY.build()
     budget = least_budget(TINY, 400) if budget == "least" else budget
     detour, _ = prompts([removed], seed=8)
-    further, _ = prompts([45], seed=9)
+    further, _ = prompts([12], seed=9)
     found = []
     with attached(model, cold_dir, alpha=alpha, dram_budget=budget) as hill:
         for winds in (False, True):
             cache = hill.new_cache()
-            feed(model, cache, IDS)
+            feed(model, cache, NEARLY)
             # The first step fixes the statistics; a rewind keeps them (contract, section 3).
             feed_singly(model, cache, IDS[:, :1])
             if winds:
@@ -199,13 +202,13 @@ def test_a_reset_cache_is_a_new_one_and_reuses_its_space(cold_dir):
 
 @pytest.mark.parametrize(
     ("ids", "before"),
-    [(IDS, 0), (IDS, 2), (LONG_IDS, 2)],
+    [(NEARLY, 0), (NEARLY, 2), (LONG_NEARLY, 2)],
     ids=["after prefill", "after decode", "in the second segment"],
 )
 def test_forks_go_their_own_ways(ids, before, cold_dir):
     model = TINY.build()
     # Enough to fill the group that is open when they part.
-    ways = [prompts([46], seed)[0] for seed in (5, 6)]
+    ways = [prompts([12], seed)[0] for seed in (5, 6)]
     beginning, _ = prompts([3], seed=7)
 
     def prefilled():
@@ -234,7 +237,7 @@ def test_forks_go_their_own_ways(ids, before, cold_dir):
                         feed(model, trunk, ways[0][:, i : i + 1]),
                         feed(model, branch, ways[1][:, i : i + 1]),
                     )
-                    for i in range(46)
+                    for i in range(12)
                 ),
                 strict=True,
             )
@@ -248,11 +251,11 @@ def test_forks_go_their_own_ways(ids, before, cold_dir):
 
 def test_a_fork_outlives_its_origin(cold_dir):
     model = TINY.build()
-    further, _ = prompts([46], seed=5)
+    further, _ = prompts([12], seed=5)
     before = len(open_cold_files(cold_dir))
     with attached(model, cold_dir) as hill:
         trunk = hill.new_cache()
-        feed(model, trunk, IDS)
+        feed(model, trunk, NEARLY)
         branch = trunk.fork()
         twig = branch.fork()
         expected = feed_singly(model, trunk, further)

@@ -37,8 +37,10 @@ def generated(model):
     return run(model, DynamicCache(config=model.config), IDS)
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    ("way", "implementation"),
+    [(copy.deepcopy, "sdpa"), (copy.deepcopy, "eager"), (WAYS["pickle"], "eager"), (saved, "sdpa")],
+)
 def test_a_copy_computes_with_its_own_weights(way, implementation, cold_dir):
     model = TINY.build()
     model.set_attn_implementation(implementation)

@@ -77,6 +77,8 @@ def test_late_choices_change_no_bit(cold_dir, two_threads, late, monkeypatch):
     assert not torch.equal(played(cold_dir, ALL_HOT)[0], found[0])
 
 
+# What compiles takes seconds to import, so one process does it.
+@pytest.mark.xdist_group("compiled")
 @torch.no_grad()
 def test_a_compiled_model_chooses_late_as_if_the_new_token_was_not_there(
     cold_dir, two_threads, late

@@ -335,6 +335,8 @@ def test_autocast_changes_the_model_but_not_the_scoring(cold_dir):
     assert torch.equal(bits(outputs[1]), bits(outputs[2]))
 
 
+# What compiles takes seconds to import, so one process does it.
+@pytest.mark.xdist_group("compiled")
 def test_a_compiled_model_gives_the_same_tokens(cold_dir):
     model = TINY.build()
     with attached(model, cold_dir) as hill, torch.no_grad():

@@ -15,8 +15,8 @@ from hillinfer.errors import BudgetError, SettingsError, SetupWarning
 
 NEW = 3
 # Around groups of 64, segments of 1,024, and the 36 tokens that are always selected.
-BORDERS = (1, 2, 3, 15, 16, 17, 31, 36, 37, 63, 64, 65, 127, 128, 129)
-LONGER = (1023, 1025, 2049, 3000)
+BORDERS = (1, 2, 3, 16, 17, 36, 37, 63, 64, 65, 128, 129)
+LONGER = (1023, 1025, 2049)
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +45,9 @@ def test_the_defaults_work_and_the_length_says_nothing_about_the_answer(model, c
     assert all(torch.equal(one, found[0]) for one in found[1:])
 
 
-@pytest.mark.parametrize("tokens", [1, 5, 36, 64, 200])
-@pytest.mark.parametrize("new_tokens", [1, 29, 64])
+@pytest.mark.parametrize(
+    ("tokens", "new_tokens"), [(1, 1), (1, 64), (5, 29), (36, 29), (64, 1), (64, 64), (200, 29)]
+)
 def test_short_prompts_and_answers(model, cold_dir, tokens, new_tokens):
     with hillinfer.attach(model, cold_dir=cold_dir) as hill:
         cache = hill.new_cache()
@@ -68,7 +69,7 @@ def test_short_prompts_and_answers(model, cold_dir, tokens, new_tokens):
 def test_every_way_of_selecting(model, cold_dir, shadow, rule, scope, device):
     chosen = {"shadow": shadow, "rule": rule, "scope": scope, "device": device}
     with hillinfer.attach(model, cold_dir=cold_dir, **chosen) as hill:
-        for tokens, expected in product((1, 36, 65, 130), (None, 1)):
+        for tokens, expected in ((1, None), (36, 1), (65, None), (130, 1)):
             cache = hill.new_cache(expected)
             answer(hill, cache, [tokens])
             cache.close()
@@ -144,8 +145,9 @@ def test_a_budget_in_bytes_does_not_follow(model, cold_dir):
         cache.close()
 
 
-@pytest.mark.parametrize("tokens", [1, 5, 70])
-@pytest.mark.parametrize("expected", [None, 1, 500])
+@pytest.mark.parametrize(
+    ("tokens", "expected"), [(1, None), (1, 500), (5, 1), (70, None), (70, 1), (70, 500)]
+)
 def test_sessions_of_short_documents(model, cold_dir, tmp_path, tokens, expected):
     more, _ = prompts([9], seed=2)
     with hillinfer.attach(model, cold_dir=cold_dir) as hill:

@@ -139,17 +139,22 @@ def same(found, expected):
 
 
 @pytest.mark.filterwarnings("ignore::hillinfer.errors.SetupWarning")
-@pytest.mark.parametrize("query", ["true", "predicted"])
 @pytest.mark.parametrize(
-    ("shared", "place"),
+    ("shared", "place", "query"),
     [
-        (forks, MEMORY),
-        (forks, OF_FORKS),
-        (forks, STREAMED),
-        (caches, OF_TWO_CACHES),
-        (models, OF_ONE_CACHE),
+        (forks, MEMORY, "predicted"),
+        (forks, OF_FORKS, "true"),
+        (forks, OF_FORKS, "predicted"),
+        (forks, STREAMED, "true"),
+        (forks, STREAMED, "predicted"),
+        (caches, OF_TWO_CACHES, "predicted"),
+        (models, OF_ONE_CACHE, "true"),
     ],
-    ids=["forks", "forks on the drive", "forks with a streamed shadow", "caches", "models"],
+    ids=[
+        *("forks", "forks on the drive", "forks on the drive, predicted"),
+        *("forks with a streamed shadow", "forks with a streamed shadow, predicted"),
+        *("caches", "models"),
+    ],
 )
 def test_every_thread_gets_the_answer_that_it_would_get_alone(shared, place, query, cold_dir):
     alone, statistics = answers(

@@ -81,6 +81,8 @@ def test_each_cause_is_named(called, attachment, cache):
     assert cache.get_seq_length() == length
 
 
+# What compiles takes seconds to import, so one process does it.
+@pytest.mark.xdist_group("compiled")
 @torch.no_grad()
 def test_a_model_that_ran_compiled_before_it_was_attached(cold_dir):
     model = TINY.build()

@@ -2,6 +2,7 @@
 """Our server beside others: real ones of tiny models, and what their rows say of each other."""
 
 import json
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,10 +14,10 @@ from hillinfer_bench.serving.beside.rival_servers import RIVALS, Setting
 from hillinfer_bench.serving.beside.rivals import FirstTokens, RivalsRow, ServerRow
 from hillinfer_bench.serving.measures import StreamsRow
 from hillinfer_bench.serving.run import Measured
-from hillinfer_bench.serving.servers import server_process
+from hillinfer_bench.serving.servers import RunningServer, server_process
 
 
-def test_both_parts_of_the_command(command, endless_folder, tmp_path):
+def test_both_parts_of_the_command(command, warm_python, endless_folder, tmp_path):
     """Ours and `transformers serve` answer; who is not installed is named with what to do."""
     out, place = tmp_path / "serve.json", tmp_path / "place"
     told = command(
@@ -25,6 +26,7 @@ def test_both_parts_of_the_command(command, endless_folder, tmp_path):
         *("--server", "transformers_serve", "--server", "llama_cpp"),
         *("--prompt-tokens", 100, "--document-tokens", 200, "--new-tokens", 4, "--questions", 2),
         *("--documents", 12, "--open-tokens", 1500, "--budget-documents", 6),
+        *("--python", shlex.join(warm_python)),
     )
     assert told.code == 0, told.err
     record = json.loads(out.read_text())
@@ -60,6 +62,19 @@ def test_both_parts_of_the_command(command, endless_folder, tmp_path):
     assert record["goals"]["open_context_unanswered"]["is_met"]
     assert record["goals"]["open_context_above_budget_bytes"]["is_met"]
     assert [*place.iterdir()] == []
+
+
+def test_a_servers_most_memory_is_that_of_all_its_processes(tmp_path):
+    """Of what it started, too, and of what is given back by then."""
+    filled = "import sys; b'1' * (64 << 20); print(flush=True); sys.stdin.read()"
+    starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {filled!r}])"
+    for program, least in ((filled, 64), ("print(flush=True); input()", 0), (starts, 64)):
+        with server_process(
+            [sys.executable, "-c", program], tmp_path / "log", subprocess.PIPE
+        ) as process:
+            process.stdout.readline()
+            told = RunningServer("http://127.0.0.1:1", "tiny", process).peak_bytes
+        assert least << 20 < told < (least + 48) << 20
 
 
 def streams(rate, first):

@@ -2,6 +2,7 @@
 """Load in several sittings: each goes on where the last one ended, and only all of them count."""
 
 import json
+import shlex
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
@@ -112,19 +113,24 @@ def test_a_report_of_something_else_is_refused(request_of):
         earlier(request)
 
 
-def test_the_command_asks_no_more_than_all(command, endless_folder, tmp_path):
+def test_the_command_asks_no_more_than_all(command, warm_python, endless_folder, tmp_path):
     out = tmp_path / "serve.json"
 
     def sat():
         return command(
             *("serving", "--model", endless_folder, "--dir", tmp_path, "--out", out),
             *("--part", "planted", "--prompt-tokens", 150, "--planted", 32, "--sitting", 60),
+            *("--python", shlex.join(warm_python)),
         )
 
     assert sat().code == 0
     first = json.loads(out.read_text())
-    assert first["planted"]["asked"] == 32
-    assert first["goals"]["leaks"]["is_met"]
+    assert first["failed"] == {}
+    planted = first["planted"]
+    assert (planted["asked"], planted["answered"], planted["statuses"]) == (32, 32, {})
+    for name in ("mixed_answers", "leaks"):
+        assert first["goals"][name]["reached"] == 0, name
+        assert first["goals"][name]["is_met"], name
     told = sat()
     assert told.code == 0
     assert "planted: earlier sittings asked all" in told.err

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -87,6 +89,13 @@ def serving(
             min=0, help="About how many of them rivals are asked at most; 0: computed alone."
         ),
     ] = _BESIDE.rival_documents,
+    python: Annotated[
+        str,
+        typer.Option(
+            help="The interpreter that our servers and `transformers serve` run in, with options "
+            "of its own: that of another environment, say. By default the one that runs this."
+        ),
+    ] = "",
     out: Annotated[Path, typer.Option(help="Where the figures go as JSON.")] = Path(
         "build/reports/serve.json"
     ),
@@ -111,5 +120,6 @@ def serving(
     request = ServingRequest(
         *(model, directory, out, rounds, new_tokens, prompt_tokens, document_tokens, chosen, load),
         beside,
+        tuple(shlex.split(python)) or (sys.executable,),
     )
     print(run(request, error_console().print))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -116,6 +117,8 @@ class ServingRequest:
         Sizes of the parts that only load the server.
     beside
         What other servers are asked.
+    python
+        The interpreter that our servers and `transformers serve` run in, with options of its own.
     """
 
     model: str
@@ -128,3 +131,4 @@ class ServingRequest:
     parts: frozenset[Part] = TIMED
     load: LoadSizes = LoadSizes()
     beside: BesideSizes = BesideSizes()
+    python: tuple[str, ...] = (sys.executable,)

@@ -265,7 +265,9 @@ def run(request: ServingRequest, say: Say) -> str:
             lambda: measure_limit(outline.load().model, COUNTS, request.rounds, say),
         )
         shutil.rmtree(place / "streams", ignore_errors=True)
-        start = partial(hillinfer_server, place / "restart", request.model, _PARALLEL)
+        start = partial(
+            hillinfer_server, place / "restart", request.model, _PARALLEL, python=request.python
+        )
         _step(
             *(request, Part.RESTART, found, say),
             lambda: measure_restart(start, document, request.rounds, say),
@@ -308,7 +310,7 @@ def _with_one_server(
     rounds, new_tokens = request.rounds, request.new_tokens
     try:
         with (
-            hillinfer_server(place, request.model, _PARALLEL) as server,
+            hillinfer_server(place, request.model, _PARALLEL, python=request.python) as server,
             connected(server) as client,
         ):
             say(f"{len(prompts)} prompts are stored")
@@ -338,10 +340,13 @@ def load_server(
 ) -> None:
     """Take the parts that load a server, each with one of its own."""
     sizes = request.load
+    own_server = partial(
+        hillinfer_server, model=request.model, parallel=_PARALLEL, python=request.python
+    )
 
     def disconnects() -> DisconnectsRow:
         with (
-            hillinfer_server(place / "left", request.model, _PARALLEL) as server,
+            own_server(place / "left") as server,
             connected(server) as client,
         ):
             prompts = [texts.take(request.prompt_tokens) for _ in range(_PARALLEL)]
@@ -357,7 +362,7 @@ def load_server(
         (own / "keys").chmod(0o600)
         options = ("--api-key-file", str(own / "keys"), "--queue", "64")
         head = {"Authorization": f"Bearer {keys[0]}"}
-        with hillinfer_server(own, request.model, _PARALLEL, options, head) as server:
+        with own_server(own, options=options, headers=head) as server:
             shared = texts.take(min(request.prompt_tokens, _SHARED_TOKENS))
             return measure_planted(
                 *(server, keys, shared.lower(), sizes.planted, say, found.planted),
@@ -367,14 +372,14 @@ def load_server(
     def fuzzed() -> FuzzedRow:
         # Answers of any length are asked for: bounds keep them short.
         options = ("--context", "256", "--answer-tokens", "4", "--max-seconds", "20")
-        with hillinfer_server(place / "fuzzed", request.model, _PARALLEL, options) as server:
+        with own_server(place / "fuzzed", options=options) as server:
             return measure_fuzzed(server, sizes.fuzzed, found.fuzzed, sizes.sitting_seconds)
 
     def soak() -> SoakRow:
         files = place / "soak" / "files"
         options = ["--files", str(files), "--reuse", "exact", "--dram-budget", "256MiB"]
         options += ["--queue", "64"]
-        start = partial(hillinfer_server, place / "soak", request.model, _PARALLEL, options)
+        start = partial(own_server, place / "soak", options=options)
         documents = [texts.take(request.prompt_tokens) for _ in range(sizes.soak_documents)]
         return measure_soak(start, documents, sizes.soak_seconds, sizes.kill_seconds, say)
 

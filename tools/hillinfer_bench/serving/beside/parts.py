@@ -89,7 +89,9 @@ def with_open_context(
     options = ["--files", str(place / "files"), "--dram-budget", f"{budget >> 10}KiB"]
     options += ["--queue", str(4 * len(texts)), "--parallel", str(len(texts))]
     options += ["--store-size", f"{max(3 * stored * tokens * len(texts) >> 20, 64)}MiB"]
-    start = partial(hillinfer_server, place, request.model, len(texts), options)
+    start = partial(
+        hillinfer_server, place, request.model, len(texts), options, python=request.python
+    )
     row = measure_open_context(start, texts, request.new_tokens, stored, say)
     most = tokens + request.new_tokens + _CHAT_TOKENS
     setting = _setting(request, place, outline, most, budget)
@@ -129,6 +131,7 @@ def _setting(
         token_values=_values(outline),
         peers=request.beside.peers,
         place=place,
+        python=request.python,
     )
 
 

@@ -60,6 +60,8 @@ class Setting:
         Where `make serve-peers` puts what is not of this environment.
     place
         Directory for stores and logs.
+    python
+        The interpreter that ours and `transformers serve` run in, with options of its own.
     """
 
     model: str
@@ -72,6 +74,7 @@ class Setting:
     token_values: int
     peers: Path
     place: Path
+    python: Sequence[str] = (sys.executable,)
 
     @property
     def gguf(self) -> Path:
@@ -129,7 +132,10 @@ class ServerKind:
 
 def _hillinfer(setting: Setting) -> AbstractContextManager[RunningServer]:
     options = ("--dram-budget", f"{-(-setting.cache_bytes // _MIB)}MiB")
-    return hillinfer_server(setting.place / "hillinfer", setting.model, setting.parallel, options)
+    return hillinfer_server(
+        *(setting.place / "hillinfer", setting.model, setting.parallel, options),
+        python=setting.python,
+    )
 
 
 # --- transformers serve ---
@@ -145,7 +151,7 @@ def _transformers_missing(_: Setting) -> str | None:
 @contextmanager
 def _transformers(setting: Setting) -> Iterator[RunningServer]:
     model = str(setting.folder.absolute())
-    command = [sys.executable, "-c", _TRANSFORMERS, "serve", model, "--device", "cpu"]
+    command = [*setting.python, "-c", _TRANSFORMERS, "serve", model, "--device", "cpu"]
     command += ["--dtype", setting.number_type]
     # It has no field for answers of one length; -1 is no token, so that no answer ends before.
     lasting = {"eos_token_id": -1, "pad_token_id": 0}
