@@ -207,6 +207,14 @@ def test_one_key_at_most_is_named(tmp_path):
         key_source_around(around)
 
 
+@pytest.fixture(scope="module")
+def stretched(tmp_path_factory):
+    """The table of a store whose key comes from a passphrase, which takes a while to make."""
+    place = tmp_path_factory.mktemp("stretched")
+    KeyTable.create(place / "keys.json", POOL, passphrase(place))
+    return (place / "keys.json").read_text()
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
@@ -217,10 +225,9 @@ def test_one_key_at_most_is_named(tmp_path):
         (lambda text: text.replace('"p": 1', '"p": "x"'), "does not say how a passphrase"),
     ],
 )
-def test_a_damaged_table_says_so(tmp_path, damage, says):
+def test_a_damaged_table_says_so(tmp_path, stretched, damage, says):
     path, source = tmp_path / "keys.json", passphrase(tmp_path)
-    KeyTable.create(path, POOL, source)
-    path.write_text(damage(path.read_text()))
+    path.write_text(damage(stretched))
     with pytest.raises(SecrecyError, match=says):
         KeyTable(path, POOL, source)
 
@@ -314,7 +321,7 @@ for turn in range(10**6):
 """
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.01, 0.05, 0.1, 0.13, 0.2])
+@pytest.mark.parametrize("delay", [0.0, 0.01, 0.05, 0.13])
 def test_a_kill_while_keys_are_wrapped_anew_loses_none(tmp_path, delay):
     keys = [KeyFile(tmp_path / name) for name in ("even", "odd")]
     path = tmp_path / "keys.json"

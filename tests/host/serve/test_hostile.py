@@ -175,18 +175,18 @@ def test_a_drive_that_was_full_is_used_again(endless_folder, cold_dir, tmp_path,
         server.client() as client,
     ):
         letters = random.Random(3)
-        prompts = ["".join(letters.choice("abc def") for _ in range(600)) for _ in range(4)]
-        expected = [text(server.ask(one, client, max_tokens=30)) for one in prompts[:2]]
+        prompts = ["".join(letters.choice("abc def") for _ in range(600)) for _ in range(3)]
+        expected = [text(server.ask(one, client, max_tokens=12)) for one in prompts[:2]]
         calls.injection = Injection(kind, None, Fault.ENOSPC)
         codes = set()
         for one in prompts:
             try:
-                server.ask(one, client, max_tokens=30)
+                server.ask(one, client, max_tokens=12)
             except openai.InternalServerError as error:
                 codes.add((error.status_code, error.code))
         assert codes == {(503, "drive_full")}
         calls.injection = None
-        answers = [text(server.ask(one, client, max_tokens=30)) for one in prompts]
+        answers = [text(server.ask(one, client, max_tokens=12)) for one in prompts]
         assert answers[:2] == expected
         assert HTTP.get(f"{server.url}/health").json() == {"status": "ok"}
 

@@ -10,7 +10,7 @@ from servers import HTTP, running
 
 from hillinfer.models.loader import load_model
 
-PROMPT = "the cat sat on the mat and the dog sat on the cat " * 4
+PROMPT = "the cat sat on the mat and the dog sat on the cat " * 2
 ASKED = {"model": "tiny", "echo": True, "logprobs": 2, "temperature": 0}
 
 
@@ -36,9 +36,14 @@ def scores(server, **options):
         return client.completions.create(**({"prompt": PROMPT, "max_tokens": 1} | ASKED | options))
 
 
-def test_a_prompts_tokens_are_worth_what_an_ordinary_pass_says(dense, expected):
+@pytest.fixture(scope="module")
+def answer(dense):
+    """What the dense server says of the prompt."""
+    return scores(dense)
+
+
+def test_a_prompts_tokens_are_worth_what_an_ordinary_pass_says(answer, expected):
     ids, logprobs = expected
-    answer = scores(dense)
     told = answer.choices[0].logprobs
     assert len(told.tokens) == len(ids) + 1
     assert told.token_logprobs[0] is None
@@ -59,9 +64,9 @@ def test_a_prompts_tokens_are_worth_what_an_ordinary_pass_says(dense, expected):
     assert answer.usage.completion_tokens == 1
 
 
-def test_scores_go_through_selection(dense, tiny_server):
+def test_scores_go_through_selection(answer, tiny_server):
     """Selected tokens alone give others than all of them, and not for the first few."""
-    whole = scores(dense).choices[0].logprobs.token_logprobs
+    whole = answer.choices[0].logprobs.token_logprobs
     few = scores(tiny_server).choices[0].logprobs.token_logprobs
     assert few[1:4] == pytest.approx(whole[1:4], abs=2e-2)
     assert few[1:] != pytest.approx(whole[1:], abs=2e-2)
@@ -80,8 +85,8 @@ def test_nothing_need_follow_a_scored_prompt(dense, expected):
         scores(dense, max_tokens=0, echo=False)
 
 
-def test_a_stream_has_the_same_scores(dense):
-    whole = scores(dense).choices[0]
+def test_a_stream_has_the_same_scores(dense, answer):
+    whole = answer.choices[0]
     body = {"prompt": PROMPT, "max_tokens": 1, "stream": True} | ASKED
     said = HTTP.post(f"{dense.url}/v1/completions", json=body).text
     data = [one.removeprefix("data: ") for one in said.split("\n\n") if one.startswith("data: {")]
