@@ -3,9 +3,10 @@
 
 import json
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -43,7 +44,14 @@ from hillinfer_bench.slim.run import (
     paper_schedule,
     run,
 )
-from hillinfer_bench.slim.speed import CACHES, DRIVE, ORDINARY, SpeedRow, parse_caches
+from hillinfer_bench.slim.speed import (
+    CACHES,
+    DRIVE,
+    ORDINARY,
+    SpeedRow,
+    measure_speed,
+    parse_caches,
+)
 from hillinfer_bench.slim.text import TEXT_WAYS, TextPlan
 
 # A whole read, and one that selects; the other ways take as long.
@@ -53,10 +61,14 @@ ASKED = WAYS[:2]
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     """What a run said, and its report."""
-    folder = save_tiny(tmp_path_factory.mktemp("model"), TinyModel(layers=30))
+    # One layer lies behind the deepest cut.
+    folder = save_tiny(tmp_path_factory.mktemp("model"), TinyModel(layers=29))
     out = tmp_path_factory.mktemp("slim") / "new" / "slim.json"
     said = []
-    request = SlimRequest(str(folder), out, (320,), 1, (200,), 1, (), ASKED, TextPlan(1, 300, 3))
+    request = SlimRequest(
+        *(str(folder), out, (320,), 1, (200,), 1, (), ASKED, TextPlan(1, 300, 3)),
+        new_tokens=(1, 3),
+    )
     table = run(request, said.append)
     assert len(said) == 12 + len(ASKED) + len(TEXT_WAYS)
     return table, json.loads(out.read_text(encoding="utf-8"))
@@ -68,7 +80,7 @@ def test_every_way_is_measured_beside_what_operations_allow(report):
     assert told["label"] == "measured"
     assert [(row["cache"], row["schedule"], row["new_tokens"]) for row in told["rows"]] == [
         (cache, schedule, new)
-        for new in (1, 16)
+        for new in (1, 3)
         for cache in CACHES
         for schedule in (FULL, GOOD, PAPERS)
     ]
@@ -164,21 +176,35 @@ def test_every_text_is_read_on_in_every_way(report):
     assert len(named) == 4
 
 
-def test_answers_are_decoded_in_every_way(tmp_path):
-    folder, out = save_tiny(tmp_path / "model", TinyModel(layers=5)), tmp_path / "slim.json"
-    said, way = [], Way("2:25%", "paper")
-    request = SlimRequest(str(folder), out, (), 2, (500,), 1, (), (), decoding=(way,))
-    run(request, said.append)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Of a tiny model that can prune and select."""
+    return save_tiny(tmp_path_factory.mktemp("tiny"), TinyModel(layers=5))
+
+
+@pytest.fixture(scope="module")
+def decoded(folder, tmp_path_factory):
+    """A report of a document whose answers were decoded in every way, and what that took."""
+    out, said = tmp_path_factory.mktemp("decoded") / "slim.json", []
+    ways = (Way("2:25%", "paper"),)
+    began = time.perf_counter()
+    run(SlimRequest(str(folder), out, (), 1, (500,), 1, (), (), decoding=ways), said.append)
+    spent = time.perf_counter() - began
     told = json.loads(out.read_text(encoding="utf-8"))
+    assert len(said) == len(told["decoding"])
+    return told, spent
+
+
+def test_answers_are_decoded_in_every_way(decoded):
+    told, _ = decoded
     rows = told["decoding"]
     assert [(row["way"], row["decoding"]) for row in rows] == [
         (FULL, FULL),
-        *((way.name, one) for one in DECODED),
+        *(("2:25% paper", one) for one in DECODED),
     ]
-    assert len(said) == len(rows)
     for row in rows:
-        assert row["documents"] == 2
-        assert 0 <= row["free_right"] <= 2
+        assert row["documents"] == 1
+        assert 0 <= row["free_right"] <= 1
         assert min(row["seconds"], row["cpu_seconds"], row["nll"]) > 0
         blocks = row["decoding"] in (BLOCKS, BLOCKS_TIGHT, ENTER)
         for name in ("computed", "swapping_seconds"):
@@ -199,9 +225,9 @@ def test_answers_are_decoded_in_every_way(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    """A tiny model that can prune and select, its tokenizer, and a document."""
-    loaded = load_model(str(save_tiny(tmp_path_factory.mktemp("tiny"), TinyModel(layers=5))))
+def tiny(folder):
+    """The model, its tokenizer, and the document."""
+    loaded = load_model(str(folder))
     loaded.model.set_attn_implementation("sdpa")
     return loaded.model, loaded.tokenizer, needle_document(loaded.tokenizer, 500, 0)
 
@@ -210,88 +236,95 @@ def nothing(line):
     pass
 
 
-def answered_by_hand(model, document, place, schedule=FULL, decoding="keep", alpha=None, **changes):
-    """Return what a forced answer is, and what is said freely, as a user would get both."""
+@contextmanager
+def read_by_hand(model, document, place, schedule=FULL, decoding="keep", alpha=None, **changes):
+    """Give a cache that has read a prompt as a user's would, and the logits behind it."""
     question = document.questions[0]
     ids = [*document.ids, *question.ids]
     with ExitStack() as stack, torch.no_grad():
-        caches = [DynamicCache(config=model.config) for _ in range(2)]
+        cache = DynamicCache(config=model.config)
         if alpha is not None:
             made = hillinfer.attach(
                 model, cold_dir=place, alpha=alpha, dram_budget="120%", **changes
             )
             stack.enter_context(made)
-            caches = [made.new_cache(expected_tokens=len(ids) + 99) for _ in range(2)]
-        if schedule != FULL:
-            pruning = hillinfer.prune(model, schedule, ranker="paper", decoding=decoding)
-            stack.enter_context(pruning)
-        lasts = []
-        for cache in caches:
-            with ExitStack() as reading:
-                if schedule != FULL:
-                    reading.enter_context(pruning.prompt(len(ids), len(question.ids)))
-                lasts.append(read(model, cache, ids))
-        forced, said = answer(model, caches[0], question, lasts[0]), [int(lasts[1].argmax())]
+            cache = made.new_cache(expected_tokens=len(ids) + 99)
+        with ExitStack() as reading:
+            if schedule != FULL:
+                pruning = hillinfer.prune(model, schedule, ranker="paper", decoding=decoding)
+                stack.enter_context(pruning)
+                reading.enter_context(pruning.prompt(len(ids), len(question.ids)))
+            last = read(model, cache, ids)
+        yield cache, last
+
+
+def forced_by_hand(model, document, place, *schedule, **given):
+    """Return what a forced answer is: whether it is right, and its NLL."""
+    with read_by_hand(model, document, place, *schedule, **given) as (cache, last):
+        return answer(model, cache, document.questions[0], last)
+
+
+def said_by_hand(model, document, place):
+    """Return what is said freely of a document that was read whole."""
+    with read_by_hand(model, document, place) as (cache, last):
+        said = [int(last.argmax())]
         while len(said) < FREE_TOKENS:
-            said.append(int(read(model, caches[1], said[-1:]).argmax()))
-        return forced, said
+            said.append(int(read(model, cache, said[-1:]).argmax()))
+        return said
 
 
-def test_decoded_answers_are_those_by_hand(tiny, tmp_path):
+def test_decoded_answers_are_those_by_hand(decoded, tiny, tmp_path):
     model, tokenizer, document = tiny
-    way = Way("2:25%", "paper")
-    began = time.perf_counter()
-    full, *others = measure_decoding(model, tokenizer, [document], [way], nothing)
-    spent = time.perf_counter() - began
-    forced, said = answered_by_hand(model, document, tmp_path)
-    assert tokenizer.eos_token_id not in said
+    told, spent = decoded
+    full, *others = (SimpleNamespace(**row) for row in told["decoding"])
+    forced = forced_by_hand(model, document, tmp_path)
+    assert tokenizer.eos_token_id not in said_by_hand(model, document, tmp_path)
     assert 0 < full.seconds * (FREE_TOKENS - 1) < spent
     assert (full.right, full.nll) == (forced[0], pytest.approx(forced[1]))
-    hands = [
-        {"decoding": "keep"},
-        {"decoding": "swap:0.9"},
-        {"alpha": 0.1},
-        {"alpha": 0.1, "decoding": "blocks:10%"},
-        {"alpha": 0.1, "decoding": "enter:10%"},
-        {"alpha": 0.1},
-        {"alpha": 0.1, "decoding": "blocks:10%"},
-        {"alpha": 0.1, "query": "true"},
-    ]
-    assert [one.decoding for one in others] == [
-        "keep",
-        "swap:0.9",
-        "alpha=0.1",
-        "blocks:10%",
-        "enter:10%",
-        "alpha=0.1 25%",
-        "blocks:10% 25%",
-        "alpha=0.1 25% late",
-    ]
-    for row, given in zip(others, hands, strict=True):
-        forced, _ = answered_by_hand(model, document, tmp_path, "2:25%", **given)
-        assert (row.right, row.nll) == (forced[0], pytest.approx(forced[1]))
+    hands = {
+        "keep": {"decoding": "keep"},
+        "swap:0.9": {"decoding": "swap:0.9"},
+        "alpha=0.1": {"alpha": 0.1},
+        "blocks:10%": {"alpha": 0.1, "decoding": "blocks:10%"},
+        "enter:10%": {"alpha": 0.1, "decoding": "enter:10%"},
+        "alpha=0.1 25% late": {"alpha": 0.1, "query": "true"},
+    }
+    forced = {
+        name: forced_by_hand(model, document, tmp_path, "2:25%", **given)
+        for name, given in hands.items()
+    }
     # Where rows lie changes nothing.
-    assert others[2].nll == others[5].nll
-    assert others[3].nll == others[6].nll
-    # Twins: no other is another one's, and another share of rows gives another answer.
-    every = [full.nll, *(row.nll for row in (*others[:4], others[7]))]
-    forced, _ = answered_by_hand(model, document, tmp_path, "2:25%", alpha=0.9)
-    apart = sorted([*every, forced[1]])
+    places = {f"{name} 25%": name for name in ("alpha=0.1", "blocks:10%")}
+    forced |= {one: forced[name] for one, name in places.items()}
+    assert {one.decoding for one in others} == forced.keys()
+    for row in others:
+        right, nll = forced[row.decoding]
+        assert (row.right, row.nll) == (right, pytest.approx(nll))
+    found = {row.decoding: row.nll for row in others}
+    assert all(found[one] == found[name] for one, name in places.items())
+    # Twins: no other is another one's, and another share of rows gives another answer. Blocks that
+    # enter for this one are those that stayed.
+    _, other = forced_by_hand(model, document, tmp_path, "2:25%", alpha=0.9)
+    apart = sorted([full.nll, other, *(found[one] for one in found if one not in places)])
+    apart.remove(found["enter:10%"])
     assert min(b - a for a, b in pairwise(apart)) > 1e-4
 
 
 def test_who_says_a_number_by_itself_is_right(tiny, tmp_path):
     model, tokenizer, document = tiny
-    _, said = answered_by_hand(model, document, tmp_path)
+    said = said_by_hand(model, document, tmp_path)
     # What the model says anyway is asked for, and in the twin another last digit.
     first, second = document.questions
     known = replace(first, answer_ids=said[:4], digits=[0, 1, 2, 3])
     other = replace(known, answer_ids=[*said[:3], said[3] + 1])
-    for question, right in ((known, 1), (other, 0)):
-        asked = replace(document, questions=(question, second))
-        (row,) = measure_decoding(model, tokenizer, [asked], [], nothing)
-        assert (row.right, row.free_right) == (right, right)
-        assert says_number(tokenizer, question, said) == bool(right)
+    asked = [replace(document, questions=(one, second)) for one in (known, other)]
+    (row,) = measure_decoding(model, tokenizer, asked, [], nothing)
+    assert (row.documents, row.right, row.free_right) == (2, 1, 1)
+    assert [says_number(tokenizer, one, said) for one in (known, other)] == [True, False]
+    # Of several documents the mean is told.
+    nlls = [forced_by_hand(model, one, tmp_path)[1] for one in asked]
+    assert nlls[0] < row.nll < nlls[1]
+    assert row.nll == pytest.approx(sum(nlls) / 2)
 
 
 def test_a_number_is_looked_for_in_all_that_is_said(tiny):
@@ -377,21 +410,32 @@ def test_one_cache_can_be_timed_by_itself(tmp_path, capfd):
         main(["slim", "--model", "nowhere", "--caches", "drive", "--caches", "disk"])
     assert ended.value.code
     assert "--caches disk: choose of" in " ".join(capfd.readouterr().err.split())
-    folder, out = save_tiny(tmp_path / "model", TinyModel(layers=30)), tmp_path / "slim.json"
-    given = ["slim", "--model", str(folder), "--contexts", "320", "--rounds", "1"]
-    given += ["--texts", "0", "--out", str(out)]
+    folder, out = save_tiny(tmp_path / "model", TinyModel(layers=29)), tmp_path / "slim.json"
+    given = ["slim", "--model", str(folder), "--rounds", "1", "--texts", "0", "--out", str(out)]
     # Without documents, in either way to say so.
-    for cache, no in ((DRIVE, "lengths"), (ORDINARY, "documents")):
+    for contexts, no in (("320", "documents"), ("0", "lengths")):
         with pytest.raises(SystemExit) as ended:
-            main([*given, f"--{no}", "0", "--caches", cache])
+            main([*given, "--contexts", contexts, f"--{no}", "0", "--caches", ORDINARY])
         assert ended.value.code == 0
         told = json.loads(out.read_text(encoding="utf-8"))
-        rows = told["rows"]
-        assert [row["cache"] for row in rows] == [cache] * 6
-        assert all(row["speedup"] > 0 for row in rows)
-        # What is over the ordinary cache takes it, and a goal takes both: see the report of both.
-        assert all((row["over_ordinary"] is None) == (cache == DRIVE) for row in rows)
+        rows = [(row["cache"], row["new_tokens"]) for row in told["rows"]]
+        assert rows == ([(ORDINARY, 1)] * 3 + [(ORDINARY, 16)] * 3 if contexts != "0" else [])
+        assert all(row["speedup"] > 0 for row in told["rows"])
+        assert told["quality"] == []
         assert not [one for one in told["goals"] if "ordinary cache's" in one["goal"]]
+
+
+def test_what_is_over_the_ordinary_cache_takes_it(tiny):
+    """And a goal takes both: see the report of both."""
+    model, _, document = tiny
+    for cache in CACHES:
+        rows = measure_speed(
+            "tiny", model, document.ids[:200], ["2:50%"], 1, 1, 200, nothing, (cache,)
+        )
+        assert [(row.cache, row.schedule) for row in rows] == [(cache, FULL), (cache, "2:50%")]
+        assert all(row.speedup > 0 for row in rows)
+        assert all((row.over_ordinary is None) == (cache == DRIVE) for row in rows)
+        assert not [one for one in goals_of(rows, ()) if "ordinary cache's" in one["goal"]]
 
 
 def test_needles_are_kept_where_their_blocks_are(tiny):

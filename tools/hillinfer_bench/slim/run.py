@@ -119,6 +119,8 @@ class SlimRequest:
         How prompts are read whose answers are decoded in each way.
     caches
         Into which timed prompts are read, of `CACHES`.
+    new_tokens
+        Decoded behind timed prompts of the real model, one row for each.
     """
 
     model: str
@@ -132,6 +134,7 @@ class SlimRequest:
     text: TextPlan = NO_TEXTS
     decoding: tuple[Way, ...] = ()
     caches: tuple[str, ...] = CACHES
+    new_tokens: tuple[int, ...] = (1, 16)
 
 
 def run(request: SlimRequest, say: Callable[[str], None]) -> str:
@@ -206,7 +209,7 @@ def _of_model(request: SlimRequest, say: Callable[[str], None]) -> _OfModel:
     for tokens in request.contexts:
         (sample,) = standard_library_samples(loaded.tokenizer, tokens - 1, 1)
         ids = list(sample.token_ids)
-        for new_tokens in (1, 16):
+        for new_tokens in request.new_tokens:
             schedules = (GOOD, PAPERS)
             rows += measure_speed(
                 loaded.name,
