@@ -140,6 +140,8 @@ def test_a_cache_on_the_drive_has_these_bits_too(model, cold_dir):
     assert not torch.equal(found[200], expected)
 
 
+# Tokens past the end of the group that a question leaves open.
+TURN, DECODED = torch.cat([IDS, QUESTION[:, :30]], 1), 12
 PLACES = PLACEMENTS | {"sealed": {"encrypt_cold_pool": "yes"}}
 
 
@@ -152,7 +154,7 @@ def of_completed(model, cold_dir, **changes):
         cache = hill.new_cache(expected_tokens=800)
         waits(pruning, model, cache)
         pruning.complete(cache)
-        return generated(model, torch.cat([IDS, QUESTION], 1), cache, None, 40)
+        return generated(model, TURN, cache, None, DECODED)
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +162,7 @@ def completed_in_dram(cold_dir):
     model = TINY.build()
     expected = of_completed(model, cold_dir, **PLACES["in DRAM"])
     with attached(model, cold_dir) as hill, hillinfer.prune(model, SCHEDULE):
-        _, chosen = generated(model, torch.cat([IDS, QUESTION], 1), hill.new_cache(), None, 40)
+        _, chosen = generated(model, TURN, hill.new_cache(), None, DECODED)
     # What was chosen has other bits.
     assert not torch.equal(chosen, expected[1])
     return expected
@@ -261,8 +263,10 @@ def test_forks_are_completed_by_themselves(model, cold_dir):
     assert torch.equal(*answers)
 
 
-@pytest.mark.parametrize("attaches", [False, True])
-@pytest.mark.parametrize("left", [650, 451, 450, 130])
+@pytest.mark.parametrize(
+    ("attaches", "left"),
+    [(False, 650), (False, 450), (True, 650), (True, 451), (True, 450), (True, 130)],
+)
 def test_what_is_cropped_before_it_is_whole_is_read_again(left, attaches, model, cold_dir):
     hill = attached(model, cold_dir) if attaches else None
     with hillinfer.prune(model, SCHEDULE, later="anew") as pruning:
@@ -356,11 +360,11 @@ def test_a_completed_document_is_saved_as_any_other(later, model, cold_dir, tmp_
             pruning.complete(cache)
         cache.save_session(tmp_path / "whole")
         turn = torch.cat([torch.tensor(cache.token_ids), ANSWER], 1)
-        answers = [generated(model, turn, cache, None, 40)]
+        answers = [generated(model, turn, cache, None, 12)]
     with attached(model, cold_dir) as hill:
         again = hill.load_session(tmp_path / "whole")
         assert lengths(again) == [turn.shape[1] - ANSWER.shape[1]] * 5
-        answers.append(generated(model, turn, again, None, 40))
+        answers.append(generated(model, turn, again, None, 12))
     assert answers[0][0] == answers[1][0]
     assert torch.equal(answers[0][1], answers[1][1])
 

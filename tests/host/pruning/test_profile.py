@@ -32,9 +32,14 @@ def test_schedules_that_a_curve_allows_come_fastest_first(curve, allowed):
     assert [str(one) for one in candidates(curve, SIX, 4000)] == allowed
 
 
+@pytest.fixture(scope="module")
+def tiny(tiny_folder):
+    return load_model(str(tiny_folder))
+
+
 @pytest.fixture
-def document(tiny_folder):
-    return needle_document(load_model(str(tiny_folder)).tokenizer, 600, 3)
+def document(tiny):
+    return needle_document(tiny.tokenizer, 600, 3)
 
 
 class Oracle(Ranker):
@@ -50,8 +55,8 @@ class Oracle(Ranker):
         return scores
 
 
-def test_a_number_lies_in_its_blocks_and_nowhere_else(document, tiny_folder):
-    tokenizer = load_model(str(tiny_folder)).tokenizer
+def test_a_number_lies_in_its_blocks_and_nowhere_else(document, tiny):
+    tokenizer = tiny.tokenizer
     for question in document.questions:
         number = tokenizer.decode([question.answer_ids[place] for place in question.digits])
         first, last = question.blocks[0], question.blocks[-1] + 1
@@ -61,8 +66,8 @@ def test_a_number_lies_in_its_blocks_and_nowhere_else(document, tiny_folder):
 
 
 @pytest.mark.parametrize("worth", [1.0, -1.0])
-def test_the_curve_is_the_share_that_keeps_the_number(document, tiny_folder, worth):
-    model = load_model(str(tiny_folder)).model
+def test_the_curve_is_the_share_that_keeps_the_number(document, tiny, worth):
+    model = tiny.model
     said = []
     found = make_profile(model, [document], Oracle(document, worth), said.append)
     blocks = -(-(len(document.ids) + len(document.questions[0].ids)) // 64)
@@ -107,13 +112,12 @@ def answered_as(whole, *tried):
         ((1, 1.0), [(4, 0.5), (4, 0.5)], None),
     ],
 )
-def test_the_fastest_that_keeps_the_quality_is_named(whole, tried, named, tiny_folder):
-    loaded = load_model(str(tiny_folder))
+def test_the_fastest_that_keeps_the_quality_is_named(whole, tried, named, tiny):
     # So long that the numbers' blocks are less than a fifth of it.
-    document = needle_document(loaded.tokenizer, 1200, 3)
+    document = needle_document(tiny.tokenizer, 1200, 3)
     oracle, said = Oracle(document, 1.0), []
     answered = answered_as(whole, *tried)
-    found = make_profile(loaded.model, [document] * 2, oracle, said.append, answered)
+    found = make_profile(tiny.model, [document] * 2, oracle, said.append, answered)
     assert found.schedule == named
     # Nothing slower is tried behind what is good enough.
     assert [(one.right, one.nll) for one in found.tried] == [
@@ -122,9 +126,9 @@ def test_the_fastest_that_keeps_the_quality_is_named(whole, tried, named, tiny_f
     assert [one.schedule for one in found.tried[1:]] == ["1:25%", "1:50%"][: len(tried)]
 
 
-def test_an_answer_is_right_where_every_digit_is_expected(document, tiny_folder):
+def test_an_answer_is_right_where_every_digit_is_expected(document, tiny):
     """Whatever a random model expects is taken for the number, and then something else."""
-    model, (question, _) = load_model(str(tiny_folder)).model, document.questions
+    model, (question, _) = tiny.model, document.questions
 
     def asked(ids):
         cache = DynamicCache(config=model.config)
