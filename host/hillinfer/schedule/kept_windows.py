@@ -178,7 +178,7 @@ class KeptWindows:
         own[name] = dict(record)
         content[part] = dict(list(own.items())[-_MOST:])
         try:
-            write_whole(self.file, json.dumps({"version": VERSION, **content}, indent=1).encode())
+            write_whole(self.file, json.dumps({"version": VERSION, **content}).encode())
         except OSError as error:
             warnings.warn(
                 f"compute windows cannot be kept in {self.file} ({error.strerror}): every run "
