@@ -126,7 +126,7 @@ def test_streamed_shadows_that_only_some_sets_want(cold_dir):
     way = Way(Budget.LEAST, path=Path.STREAMED)
     found, statistics = run(way, text, settings, cold_dir)
     assert way.was_taken(statistics)
-    # A step reads what is streamed at most twice, to rank and to weigh, however many sets there are.
+    # A step reads what is streamed at most twice, to rank and to weigh, for all sets together.
     most = 2 * text.steps * statistics.shadow_write_bytes
     assert statistics.shadow_read_bytes <= most
     expected, _ = run(Way(), text, settings, cold_dir)
