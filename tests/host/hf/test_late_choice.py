@@ -21,7 +21,7 @@ SELECTION = {
 TINY = TinyModel(layers=4)
 IDS, _ = prompts([150])
 # Behind steps in which something was cold it is chosen ahead for a while.
-NEW = 30
+NEW = 18
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from hillinfer_model.scores import mag
 
 TINY = TinyModel()
 # Whose rows do not fit the least budget.
-WIDE = TinyModel("llama", "gqa", torch.float32, head_dim=64, layers=4)
+WIDE = TinyModel("llama", "gqa", torch.float32, head_dim=64, layers=2)
 DOCUMENT, QUESTION = 1200, [5, 9, 2, 31, 7, 40, 3, 17, 22, 8, 11, 6]
 
 

@@ -66,9 +66,10 @@ def test_both_parts_of_the_command(command, warm_python, endless_folder, tmp_pat
 
 def test_a_servers_most_memory_is_that_of_all_its_processes(tmp_path):
     """Of what it started, too, and of what is given back by then."""
-    filled = "import sys; b'1' * (64 << 20); print(flush=True); sys.stdin.read()"
+    stays = "print(flush=True); import time; time.sleep(60)"
+    filled = f"a = b'1' * (64 << 20); del a; {stays}"
     starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {filled!r}])"
-    for program, least in ((filled, 64), ("print(flush=True); input()", 0), (starts, 64)):
+    for program, least in ((filled, 64), (stays, 0), (starts, 64)):
         with server_process(
             [sys.executable, "-c", program], tmp_path / "log", subprocess.PIPE
         ) as process:
