@@ -101,6 +101,9 @@ def small(tmp_path_factory):
     folder = tmp_path_factory.mktemp("small")
     (folder / "sw_model").mkdir()
     (folder / "sw_model/package.py").write_text("def answer(times):\n    return 42 * times\n")
+    # As in this project's: plugins of other packages take seconds to import.
+    options = '[tool.pytest.ini_options]\naddopts = "--disable-plugin-autoload"\n'
+    (folder / "pyproject.toml").write_text(options)
     (folder / "tests").mkdir()
     (folder / "tests/test_package.py").write_text(TESTS)
     (folder / "tests/test_other.py").write_text(TESTS.replace("== 43", "in (42, 43)"))

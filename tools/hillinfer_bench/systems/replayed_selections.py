@@ -21,7 +21,8 @@ from hillinfer.scoring.scorer import ImportanceEvaluation, Scorer, SegmentShadow
 from hillinfer.settings import Settings
 from hillinfer_bench.quality.forced_reading import Prefix, selecting
 from hillinfer_bench.quality.texts import TextSample
-from hillinfer_bench.replay.recording import SelectionTrace, record_selections
+from hillinfer_bench.replay.recording import record_selections
+from hillinfer_bench.replay.selection_trace import SelectionTrace
 from hillinfer_bench.replay.stretching import (
     LOCALITY_TOLERANCE,
     Locality,
