@@ -42,7 +42,6 @@ def cards(tmp_path_factory):
 
 # What casts, and the settings that choose it: one line each.
 DEVICES = {
-    "golden": lambda _: {"device": "golden"},
     "csim": lambda _: {"device": "csim"},
     "xrt-rtl": lambda cards: {"device": "xrt", "xclbin": cards(Engine.RTL).xclbin},
     "xrt-hls": lambda cards: {"device": "xrt", "xclbin": cards(Engine.HLS).xclbin},
@@ -63,7 +62,7 @@ def expected(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("share", [None, 0.0])
-@pytest.mark.parametrize("device", _LONG[1:])
+@pytest.mark.parametrize("device", _LONG)
 def test_keys_cast_anywhere_give_the_same_bits(device, share, expected, cards, cold_dir):
     name, case, model, (wanted, hot) = expected
     placement = Placement(share, {"shadow": "fp16", **DEVICES[device](cards)})
@@ -82,7 +81,7 @@ def test_keys_cast_by_the_host_give_the_same_bits(expected, cold_dir):
     assert statistics.device_scored_tokens == statistics.device_read_bytes == 0
 
 
-@pytest.mark.parametrize("device", _LONG[1:])
+@pytest.mark.parametrize("device", _LONG)
 def test_flipped_bits_of_keys_on_a_device_show(device, expected, cards, cold_dir):
     """The twin: what the device holds decides."""
     _, case, model, (wanted, _) = expected
@@ -94,7 +93,7 @@ def test_flipped_bits_of_keys_on_a_device_show(device, expected, cards, cold_dir
 
 
 @pytest.mark.parametrize("expected", ["rows"], indirect=True)
-@pytest.mark.parametrize("device", _LONG[1:2])
+@pytest.mark.parametrize("device", _LONG[:1])
 def test_a_scope_of_heads_is_cast_alike(device, expected, cards, cold_dir):
     _, case, model, _ = expected
     own = replace(case, selection=SELECTION | {"scope": "kv_head"})
