@@ -222,8 +222,8 @@ STORES: tuple[Mutant, ...] = (
         "rows-wait-for-ever",
         "Rows wait for long for a pass that broke off.",
         "host/hillinfer/reuse/row_placing.py",
-        "patience_seconds = 0.5",
-        "patience_seconds = 40.0",
+        "patience_seconds: float = 0.5",
+        "patience_seconds: float = 40.0",
         (f"{_PLACING}::test_rows_that_no_pass_comes_for_are_placed_in_the_end",),
     ),
     Mutant(

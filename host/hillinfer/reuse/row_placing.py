@@ -37,6 +37,27 @@ def threads_of_passes() -> int:
     return threads if threads >= len(os.sched_getaffinity(0)) else 0
 
 
+@dataclass(frozen=True)
+class PlacingRules:
+    """When rows wait for a pass that places them.
+
+    Parameters
+    ----------
+    threads
+        Of a pass, which keep every core busy; with 0 nothing waits. As torch and the cores of this
+        process say where None.
+    patience_seconds
+        A pass that does not come for rows is not waited for any longer.
+    """
+
+    threads: int | None = None
+    patience_seconds: float = 0.5
+
+    def __post_init__(self) -> None:
+        if (self.threads or 0) < 0 or not self.patience_seconds >= 0:
+            raise ValueError(f"{self}: give 0 or more")
+
+
 class StoppedError(Exception):
     """Nobody waits any longer."""
 
@@ -87,14 +108,9 @@ class RowPlacing(Taker):
         Held while `landed` is called, and told of everything that a pass may wait for.
     threads
         Of a pass that places what waits for it; with 0 nothing waits.
-
-    Attributes
-    ----------
     patience_seconds
-        A pass that does not come for rows is not waited for any longer.
+        As in `PlacingRules`.
     """
-
-    patience_seconds = 0.5
 
     def __init__(
         self,
@@ -103,10 +119,11 @@ class RowPlacing(Taker):
         landed: Callable[[ArrivedRows], None],
         changed: threading.Condition,
         threads: int,
+        patience_seconds: float = PlacingRules.patience_seconds,
     ) -> None:
         self._states, self._tokens, self._landed = states, tokens, landed
         self._changed = changed
-        self._threads = threads
+        self._threads, self._patience = threads, patience_seconds
         # Few, because a layer that waits takes memory until the pass comes to it.
         self.most_layers = _WAITING_LAYERS if threads else None
         self._waiting: list[_Waiting] = []
@@ -115,7 +132,7 @@ class RowPlacing(Taker):
         self._is_computing = self._is_stopped = False
 
     @staticmethod
-    def threads_for(states: LandedStates, layers_ahead: int) -> int:
+    def threads_for(states: LandedStates, layers_ahead: int, rules: PlacingRules) -> int:
         """Return how many threads of a pass place rows; 0 where those that read do.
 
         Parameters
@@ -124,9 +141,12 @@ class RowPlacing(Taker):
             Where rows go.
         layers_ahead
             Layers that may wait in memory.
+        rules
+            Say what a pass has.
         """
-        is_worthwhile = states.is_native and layers_ahead >= _LEAST_LAYERS
-        return threads_of_passes() if is_worthwhile else 0
+        if not states.is_native or layers_ahead < _LEAST_LAYERS:
+            return 0
+        return threads_of_passes() if rules.threads is None else rules.threads
 
     def has_waiting(self, layer: int) -> bool:
         """Return whether `help` has something to do for a layer."""
@@ -158,7 +178,7 @@ class RowPlacing(Taker):
         own = self._of.get(arrived[0])
         if own is None:
             return True
-        until = time.monotonic() + self.patience_seconds
+        until = time.monotonic() + self._patience
         while not own.offered.is_placed(_LOOK_SECONDS):
             if own.taker is not None or not self._is_computing or time.monotonic() > until:
                 break

@@ -30,6 +30,7 @@ from hillinfer.native.library import PROMPT_ROUNDING, native_library
 from hillinfer.reuse.described_model import DescribedModel, has_stored_codes, slot_of
 from hillinfer.reuse.landed_states import LandedStates, copied
 from hillinfer.reuse.other_makers import FoundPrompts, OtherMakers
+from hillinfer.reuse.row_placing import PlacingRules
 from hillinfer.reuse.streaming import (
     Landing,
     Loading,
@@ -82,6 +83,8 @@ class StoredPrompts:
         Notes what passes wait for.
     others
         Engines whose rows of the same model are taken, too; None for none.
+    placing
+        When rows of caches in memory wait for a pass; the usual rules where None.
 
     Attributes
     ----------
@@ -106,13 +109,14 @@ class StoredPrompts:
         rates: RateSource | None = None,
         recorder: Recorder = SILENT,
         others: OtherMakers | None = None,
+        placing: PlacingRules | None = None,
     ) -> None:
         self._store = store
         self._directory = str(store.places.directory)
         self._model = model
         self._salt = salt
         self._reuse, self._chunk_tokens = reuse, chunk_tokens
-        self._recorder = recorder
+        self._recorder, self._placing = recorder, placing or PlacingRules()
         self._border = GROUP_TOKENS if reuse is Reuse.LONGEST else _common(chunk_tokens or 1)
         self._shape = ModelShape.from_config(model.config, model.dtype)
         self._layout = RowLayout(self._shape)
@@ -440,6 +444,7 @@ class StoredPrompts:
             self.loaded,
             self._recorder,
             clock.deadlines(min(len(ids) - tokens, self._chunk_tokens or len(ids)), tokens),
+            self._placing,
         )
         batches = [(keys[None], values[None]) for keys, values in held.layers]
         return Loading(landing, batches, tokens, read, clock.passed, self.loaded)

@@ -26,7 +26,7 @@ from transformers.cache_utils import DynamicLayer
 
 from hillinfer.arrived_rows import ArrivedRows
 from hillinfer.reuse.landed_states import LandedStates, StreamedLayer
-from hillinfer.reuse.row_placing import RowPlacing, StoppedError
+from hillinfer.reuse.row_placing import PlacingRules, RowPlacing, StoppedError
 from hillinfer.schedule.windows import SlackTable
 from hillinfer.store.keys import CHUNK_TOKENS
 from hillinfer.store.prefix import StoredPrefix, WrongBytesError
@@ -152,6 +152,8 @@ class Landing:
         Notes waiting.
     deadline
         Says when a layer's rows are wanted, in seconds of `time.monotonic`.
+    rules
+        Say when rows wait for a pass.
     """
 
     def __init__(
@@ -163,8 +165,9 @@ class Landing:
         counts: LoadingCounts,
         recorder: Recorder,
         deadline: Callable[[int], float],
+        rules: PlacingRules,
     ) -> None:
-        self._deadline = deadline
+        self._deadline, self._rules = deadline, rules
         self._found = found
         self._tokens = tokens
         self._border = border
@@ -300,9 +303,11 @@ class Landing:
         """Land layer after layer, from the first that is not there yet."""
         chunks, most = -(-self._most // CHUNK_TOKENS), self._most
         first = max(self._whole, self._part)
-        threads = RowPlacing.threads_for(self._states, self._found.layers_ahead(chunks))
+        rules, ahead = self._rules, self._found.layers_ahead(chunks)
+        threads = RowPlacing.threads_for(self._states, ahead, rules)
         landed = partial(self._landed, most)
-        placing = RowPlacing(self._states, most, landed, self._changed, threads)
+        own = self._changed, threads, rules.patience_seconds
+        placing = RowPlacing(self._states, most, landed, *own)
         with self._changed:
             groups = sum(one.groups for one in self._found.chunks[:chunks])
             self._missing = [set(range(groups)) for _ in self._missing]

@@ -21,7 +21,7 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.generate.answering import Generation
 from hillinfer.generate.tokens import Sampling
 from hillinfer.reuse.landed_states import LandedStates, OfferedRows
-from hillinfer.reuse.row_placing import RowPlacing
+from hillinfer.reuse.row_placing import PlacingRules
 from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.store.keys import CHUNK_TOKENS, Reuse
 from hillinfer.store.store import Store
@@ -81,11 +81,11 @@ def known(tmp_path_factory):
     held = [(one.keys[:, :, :STORED], one.values[:, :, :STORED]) for one in full.layers]
     answer = list(generation.decode(Sampling(), 8, frozenset()))
     with Store(place) as store:
-        assert prompts_of(store, model).keep(_cut(held), ids[:STORED]) == STORED
+        assert made_prompts(store, model).keep(_cut(held), ids[:STORED]) == STORED
     return place, model, ids, held, answer
 
 
-def prompts_of(store, model, **given):
+def made_prompts(store, model, **given):
     return StoredPrompts(store, model, reuse=Reuse.EXACT, chunk_tokens=64, **given)
 
 
@@ -102,10 +102,20 @@ def drive():
 
 
 @pytest.fixture(autouse=True, params=[0, 2], ids=["placed as read", "placed by the pass"])
-def pass_threads(request, monkeypatch):
+def pass_threads(request):
     """How many threads of a pass put rows to their places; 0 where those that read do."""
-    monkeypatch.setattr("hillinfer.reuse.row_placing.threads_of_passes", lambda: request.param)
     return request.param
+
+
+@pytest.fixture
+def prompts_of(pass_threads):
+    """Return what opens a store's prompts, whose rows such a pass places."""
+
+    def opened(store, model, patience_seconds=PlacingRules.patience_seconds, **given):
+        rules = PlacingRules(pass_threads, patience_seconds)
+        return made_prompts(store, model, placing=rules, **given)
+
+    return opened
 
 
 @pytest.fixture
@@ -130,7 +140,7 @@ def same_rows(cache, held):
     )
 
 
-def test_layers_compute_while_later_ones_are_read(known, drive):
+def test_layers_compute_while_later_ones_are_read(known, drive, prompts_of):
     place, model, ids, held, _ = known
     drive.gate.clear()
     seen = []
@@ -170,7 +180,7 @@ class Neighbours(DriveCalls):
         return super().read_many(way, reads, address)
 
 
-def test_layers_that_wait_for_a_pass_come_in_long_calls(known, pass_threads):
+def test_layers_that_wait_for_a_pass_come_in_long_calls(known, pass_threads, prompts_of):
     place, model, ids, held, _ = known
     calls = Neighbours()
     with Store(place, calls=calls) as store:
@@ -209,7 +219,9 @@ class FirstLayer(Drive):
 
 
 @pytest.mark.parametrize("breaks", [False, True])
-def test_rows_wait_for_a_pass_that_keeps_all_cores_busy(known, pass_threads, breaks, monkeypatch):
+def test_rows_wait_for_a_pass_that_keeps_all_cores_busy(
+    known, pass_threads, breaks, monkeypatch, prompts_of
+):
     place, model, ids, held, _ = known
     every = FirstLayer()
     with Store(place, calls=every) as store:
@@ -279,13 +291,10 @@ class Interrupted:
         return place
 
 
-def test_a_pass_that_is_interrupted_while_it_places_rows_loses_none(
-    known, pass_threads, monkeypatch
-):
+@pytest.mark.parametrize("pass_threads", [2], indirect=True)
+def test_a_pass_that_is_interrupted_while_it_places_rows_loses_none(known, monkeypatch, prompts_of):
     """It is no failure of a drive: whoever read them places them, and nothing is computed anew."""
     place, model, ids, held, _ = known
-    if not pass_threads:
-        pytest.skip("no pass places rows")
     every = FirstLayer()
     with Store(place, calls=every) as store:
         cache = DynamicCache()
@@ -296,9 +305,8 @@ def test_a_pass_that_is_interrupted_while_it_places_rows_loses_none(
     monkeypatch.setattr(OfferedRows, "place", interrupted)
     # No core is idle, and rows wait for the pass however late it comes.
     monkeypatch.setattr(OfferedRows, "is_placed", lambda *_: time.sleep(0.01))
-    monkeypatch.setattr(RowPlacing, "patience_seconds", ENOUGH)
     with Store(place, calls=drive) as store:
-        stored = prompts_of(store, model)
+        stored = prompts_of(store, model, ENOUGH)
         cache = DynamicCache()
         # Other layers are read once the pass computes.
         hook = model.model.layers[0].mlp.register_forward_hook(lambda *_: drive.gate.set())
@@ -324,7 +332,7 @@ def _no_collections():
 
 
 @pytest.mark.usefixtures("_no_collections")
-def test_memory_of_a_dropped_cache_is_used_again_at_once(known):
+def test_memory_of_a_dropped_cache_is_used_again_at_once(known, prompts_of):
     place, model, ids, *_ = known
     with Store(place) as store:
         stored = prompts_of(store, model)
@@ -351,7 +359,7 @@ def landing_threads():
     return [one for one in threading.enumerate() if one.name == "hillinfer-store-land"]
 
 
-def test_answers_are_those_of_a_cache_that_was_full_before(known):
+def test_answers_are_those_of_a_cache_that_was_full_before(known, prompts_of):
     place, model, ids, held, _ = known
     with Store(place) as store:
         stored = prompts_of(store, model)
@@ -374,7 +382,7 @@ def test_answers_are_those_of_a_cache_that_was_full_before(known):
     [(0, 1), (0, 4), (2, 1), (2, 2), (2, 3), (2, 4)],
     indirect=["pass_threads"],
 )
-def test_a_drive_that_fails_in_the_middle_costs_time_and_no_answer(known, drive, first):
+def test_a_drive_that_fails_in_the_middle_costs_time_and_no_answer(known, drive, first, prompts_of):
     place, model, ids, held, answer = known
     drive.fails_at = first
     with Store(place, calls=drive) as store:
@@ -390,7 +398,7 @@ def test_a_drive_that_fails_in_the_middle_costs_time_and_no_answer(known, drive,
 
 
 def rows_at(store, ids, model, chunk, layer):
-    stored = prompts_of(store, model)
+    stored = made_prompts(store, model)
     with store.find(stored.namespace, ids) as found:
         own = found.chunks[chunk]
         return own.record.span.offset + own.shape.rows_at(layer, 2) + 100
@@ -410,7 +418,9 @@ def flip(place, offset):
     [(0, 0, 0), (0, 2, 2), (2, 1, 1), (2, 0, 3), (2, 2, LAYERS - 1)],
     indirect=["pass_threads"],
 )
-def test_a_flipped_bit_is_computed_anew_behind_what_is_right(known, place, chunk, layer):
+def test_a_flipped_bit_is_computed_anew_behind_what_is_right(
+    known, place, chunk, layer, prompts_of
+):
     _, model, ids, held, answer = known
     with Store(place) as store:
         offset = rows_at(store, ids, model, chunk, layer)
@@ -431,7 +441,7 @@ def test_a_flipped_bit_is_computed_anew_behind_what_is_right(known, place, chunk
             assert rest(model, again, ids, start) == answer
 
 
-def test_two_damaged_chunks_are_met_one_after_the_other(known, place):
+def test_two_damaged_chunks_are_met_one_after_the_other(known, place, prompts_of):
     _, model, ids, _, answer = known
     with Store(place) as store:
         offsets = [rows_at(store, ids, model, 2, 0), rows_at(store, ids, model, 1, 4)]
@@ -445,7 +455,7 @@ def test_two_damaged_chunks_are_met_one_after_the_other(known, place):
         assert stored.loaded.recomputed_tokens == STORED - CHUNK_TOKENS
 
 
-def test_strictness_makes_a_miss_an_error(known, place):
+def test_strictness_makes_a_miss_an_error(known, place, prompts_of):
     _, model, ids, _, _ = known
     with Store(place) as store:
         offset = rows_at(store, ids, model, 1, 3)
@@ -466,7 +476,7 @@ def test_strictness_makes_a_miss_an_error(known, place):
     [(2 * (at % 2), family) for at, family in enumerate(FAMILIES)],
     indirect=["pass_threads"],
 )
-def test_generate_takes_a_cache_that_is_still_coming(tmp_path, family):
+def test_generate_takes_a_cache_that_is_still_coming(tmp_path, family, prompts_of):
     Store.create(tmp_path / "store", 64 * MIB)
     model, ids = model_of(family), ids_of(400)
     full = DynamicCache()
@@ -498,7 +508,7 @@ def test_generate_takes_a_cache_that_is_still_coming(tmp_path, family):
             assert said[beams][0] == said[beams][1]
 
 
-def test_what_is_collected_of_a_pass_is_its_own(known, place):
+def test_what_is_collected_of_a_pass_is_its_own(known, place, prompts_of):
     """Rows are computed anew in the middle of a pass that collects what its layers put out."""
     _, model, ids, held, _ = known
     with Store(place) as store:
@@ -513,7 +523,7 @@ def test_what_is_collected_of_a_pass_is_its_own(known, place):
     assert [one.shape for one in found] == [one.shape for one in expected]
 
 
-def test_a_pass_that_collects_what_layers_put_out_changes_no_name(known):
+def test_a_pass_that_collects_what_layers_put_out_changes_no_name(known, prompts_of):
     place, _, ids, _, _ = known
     model = model_of()
     with Store(place) as store, torch.no_grad():
@@ -525,7 +535,7 @@ def test_a_pass_that_collects_what_layers_put_out_changes_no_name(known):
         assert prompts_of(store, model).namespace != before
 
 
-def test_copies_are_whole_and_their_own(known):
+def test_copies_are_whole_and_their_own(known, prompts_of):
     place, model, ids, held, _ = known
     with Store(place) as store:
         stored = prompts_of(store, model)
@@ -539,7 +549,7 @@ def test_copies_are_whole_and_their_own(known):
             assert same_rows(own, held)
 
 
-def test_a_cache_is_cut_reset_and_made_larger(known):
+def test_a_cache_is_cut_reset_and_made_larger(known, prompts_of):
     place, model, ids, held, _ = known
     with Store(place) as store:
         stored = prompts_of(store, model)
@@ -566,7 +576,7 @@ def test_a_cache_is_cut_reset_and_made_larger(known):
 
 # No pass computes when it is closed, so whoever places rows is the same.
 @pytest.mark.parametrize("pass_threads", [2], indirect=True)
-def test_a_store_that_is_closed_meanwhile_costs_no_answer(known, drive):
+def test_a_store_that_is_closed_meanwhile_costs_no_answer(known, drive, prompts_of):
     place, model, ids, _, answer = known
     drive.gate.clear()
     store = Store(place, calls=drive)
@@ -582,7 +592,7 @@ def test_a_store_that_is_closed_meanwhile_costs_no_answer(known, drive):
     assert rest(model, cache, ids, STORED) == answer
 
 
-def test_a_cache_that_is_dropped_stops_reading_and_gives_its_lease_back(known, drive):
+def test_a_cache_that_is_dropped_stops_reading_and_gives_its_lease_back(known, drive, prompts_of):
     place, model, ids, _, _ = known
     drive.gate.clear()
     with Store(place, calls=drive) as store:
@@ -596,7 +606,7 @@ def test_a_cache_that_is_dropped_stops_reading_and_gives_its_lease_back(known, d
         assert store.database.rows("SELECT * FROM lease") == []
 
 
-def test_waiting_for_rows_is_told(known, drive):
+def test_waiting_for_rows_is_told(known, drive, prompts_of):
     place, model, ids, _, _ = known
     drive.gate.clear()
 
@@ -633,7 +643,7 @@ def test_waiting_for_rows_is_told(known, drive):
 
 # The harder of both: what is wrong is known only when the pass places it.
 @pytest.mark.parametrize("pass_threads", [2], indirect=True)
-def test_an_attached_model_computes_what_does_not_come(known, place, cold_dir):
+def test_an_attached_model_computes_what_does_not_come(known, place, cold_dir, prompts_of):
     _, _, ids, held, _ = known
     model = model_of()
     with Store(place) as store:
