@@ -18,8 +18,7 @@ from scorer_cases import (
     plain_query,
     segments_of,
 )
-from twins import log_weights as scratch
-from twins.log_weights import KeyBufferPool
+from twins.log_weights import KeyBufferPool, Pieces
 from twins.torch_scorer import TorchScorer
 
 from hillinfer.devices.opening import GoldenScorer
@@ -240,19 +239,18 @@ def test_threads_do_not_change_bits(key_mode, rule):
 
 
 @pytest.mark.parametrize("key_mode", [KeyMode.INT8, KeyMode.INT4, KeyMode.INT2])
-def test_piece_sizes_do_not_change_bits(key_mode, monkeypatch):
+def test_piece_sizes_do_not_change_bits(key_mode):
     spec = KernelSpec(16, 2, 2, key_mode, segment_tokens=512)
     keys = KEY_KINDS["rare"](1, 1700, 2, 16)
     query = plain_query(1, spec)
     usual = TorchScorer(spec, Scope.LAYER)
     segments = segments_of(usual, keys)
     blocks = list(usual.score(query, 0.02, segments))
-    assert scratch.product_tokens(spec) > 1700
+    assert Pieces().product_tokens(spec) > 1700
     for limit in (1, 100_000, 300_000):
-        for name in ("_CODING_BYTES", "_QUERY_BYTES", "_PRODUCT_BYTES", "_FINAL_BYTES"):
-            monkeypatch.setattr(scratch, name, limit)
-        assert scratch.product_tokens(spec) < 1700
-        scorer = TorchScorer(spec, Scope.LAYER)
+        pieces = Pieces(limit, limit, limit, limit)
+        assert pieces.product_tokens(spec) < 1700
+        scorer = TorchScorer(spec, Scope.LAYER, pieces)
         for one, other in zip(segments, segments_of(scorer, keys), strict=True):
             assert np.array_equal(one.shadow, other.shadow)
         assert_same_blocks(list(scorer.score(query, 0.02, segments)), blocks)

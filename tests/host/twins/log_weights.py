@@ -23,32 +23,42 @@ from twins.key_path import (
 from twins.query_path import QUERY_BYTES_PER_CHANNEL, QueryCodes, code_query
 
 _MIB = 1 << 20
-_CODING_BYTES = 3 * _MIB // 2
-_QUERY_BYTES = _MIB // 4
-# Enough to hide most of what a torch call costs: twice as much scored a tenth faster, but took
-# more from hot rows than that is worth.
-_PRODUCT_BYTES = 3 * _MIB
-_FINAL_BYTES = 3 * _MIB // 2
 
 
-def coding_tokens(spec: KernelSpec) -> int:
-    """Return how many tokens' keys are coded at once: a multiple of a group, at least one."""
-    return _tokens_within(_CODING_BYTES, _coding_bytes(spec))
+@dataclass(frozen=True)
+class Pieces:
+    """How many bytes one piece of the work takes at most.
+
+    Parameters
+    ----------
+    coding, queries, products, final
+        Where keys and queries are coded, products and score codes made.
+    """
+
+    coding: int = 3 * _MIB // 2
+    queries: int = _MIB // 4
+    # Enough to hide most of what a torch call costs.
+    products: int = 3 * _MIB
+    final: int = 3 * _MIB // 2
+
+    def coding_tokens(self, spec: KernelSpec) -> int:
+        """Return how many tokens' keys are coded at once: a multiple of a group, at least one."""
+        return _tokens_within(self.coding, _coding_bytes(spec))
+
+    def product_tokens(self, spec: KernelSpec) -> int:
+        """Return how many tokens have products made at once: whole groups, at least one."""
+        return _tokens_within(self.products, _key_bytes(spec) + _product_bytes(spec))
+
+    def segments_coded_at_once(self, spec: KernelSpec) -> int:
+        """Return for how many segments the queries are coded at once, at least one."""
+        return max(self.queries // _query_bytes(spec), 1)
+
+    def final_tokens(self, spec: KernelSpec, sets: int) -> int:
+        """Return how many tokens' score codes are made at once for so many selected sets."""
+        return _tokens_within(self.final, _final_bytes(spec, sets))
 
 
-def product_tokens(spec: KernelSpec) -> int:
-    """Return how many tokens' products are made at once: a multiple of a group, at least one."""
-    return _tokens_within(_PRODUCT_BYTES, _key_bytes(spec) + _product_bytes(spec))
-
-
-def segments_coded_at_once(spec: KernelSpec) -> int:
-    """Return for how many segments the queries are coded at once, at least one."""
-    return max(_QUERY_BYTES // _query_bytes(spec), 1)
-
-
-def final_tokens(spec: KernelSpec, sets: int) -> int:
-    """Return how many tokens' score codes are made at once for so many selected sets."""
-    return _tokens_within(_FINAL_BYTES, _final_bytes(spec, sets))
+USUAL = Pieces()
 
 
 def _tokens_within(limit: int, bytes_per_token: int) -> int:
@@ -86,8 +96,8 @@ class KeyBuffers:
 
     Parameters
     ----------
-    spec
-        Gives the size of a piece.
+    spec, pieces
+        Give the size of a piece.
 
     Attributes
     ----------
@@ -99,8 +109,9 @@ class KeyBuffers:
         float32, flat: those codes as numbers.
     """
 
-    def __init__(self, spec: KernelSpec) -> None:
-        codes = product_tokens(spec) * spec.kv_heads * spec.padded_head_dim
+    def __init__(self, spec: KernelSpec, pieces: Pieces = USUAL) -> None:
+        self.pieces = pieces
+        codes = pieces.product_tokens(spec) * spec.kv_heads * spec.padded_head_dim
         packed_bytes = codes * spec.key_mode.code_bits // 8
         spread_words = 0 if packed_bytes == codes else packed_bytes // 8
         self.packed = np.empty(packed_bytes, dtype=np.uint8)
@@ -115,12 +126,12 @@ class KeyBufferPool:
 
     Parameters
     ----------
-    spec
-        Gives the size of the buffers.
+    spec, pieces
+        Give the size of the buffers.
     """
 
-    def __init__(self, spec: KernelSpec) -> None:
-        self._spec = spec
+    def __init__(self, spec: KernelSpec, pieces: Pieces = USUAL) -> None:
+        self._spec, self._pieces = spec, pieces
         self._free: deque[KeyBuffers] = deque()
 
     def take(self) -> KeyBuffers:
@@ -128,7 +139,7 @@ class KeyBufferPool:
         try:
             return self._free.pop()
         except IndexError:
-            return KeyBuffers(self._spec)
+            return KeyBuffers(self._spec, self._pieces)
 
     def give_back(self, buffers: KeyBuffers) -> None:
         """Make buffers available to the next call."""
@@ -299,11 +310,12 @@ def sequence_log_weights(
     padded = _groups(tokens) * GROUP_TOKENS
     weights = torch.empty((*scaled.shape[:2], padded), dtype=torch.int32)
     exponents = np.empty((spec.kv_heads, padded), dtype=np.uint8)
-    step = segments_coded_at_once(spec)
+    step = buffers.pieces.segments_coded_at_once(spec)
+    at_once = buffers.pieces.product_tokens(spec)
     for first in range(0, len(segments), step):
         some = segments[first : first + step]
         queries = query_rows(layout, code_query(scaled, [each.statistics for each in some]))
-        for piece in _pieces(spec, [_groups(each.tokens) for each in some]):
+        for piece in _pieces(spec, [_groups(each.tokens) for each in some], at_once):
             _fill(layout, queries, some, piece, weights, exponents, buffers)
     invalid = torch.from_numpy(exponents[:, :tokens]) == INVALID_EXPONENT
     return weights[..., :tokens], invalid
@@ -346,7 +358,7 @@ def group_log_weights(
     tokens = groups.stop * GROUP_TOKENS
     weights = torch.empty((*scaled.shape[:2], tokens), dtype=torch.int32)
     exponents = np.empty((layout.spec.kv_heads, tokens), dtype=np.uint8)
-    limit = product_tokens(layout.spec) // GROUP_TOKENS
+    limit = buffers.pieces.product_tokens(layout.spec) // GROUP_TOKENS
     for start in range(groups.start, groups.stop, limit):
         piece = _Piece(slice(0, 1), slice(start, min(start + limit, groups.stop)))
         _fill(layout, queries, [segment], piece, weights, exponents, buffers)
@@ -358,9 +370,9 @@ def _groups(tokens: int) -> int:
     return -(-tokens // GROUP_TOKENS)
 
 
-def _pieces(spec: KernelSpec, groups: Sequence[int]) -> Iterator[_Piece]:
+def _pieces(spec: KernelSpec, groups: Sequence[int], at_once: int) -> Iterator[_Piece]:
     """Cut segments of so many groups into pieces: several full ones or a part of one."""
-    limit = product_tokens(spec) // GROUP_TOKENS
+    limit = at_once // GROUP_TOKENS
     full = spec.segment_tokens // GROUP_TOKENS
     first = 0
     while first < len(groups):

@@ -13,7 +13,7 @@ from hillinfer_model.choices import Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.score_tuples import WINDOW_TOKENS
-from twins.log_weights import final_tokens
+from twins.log_weights import USUAL, Pieces
 from twins.query_path import sequence_offsets
 from twins.score_codes import raw_sum_codes, weight_sum_codes, weights_in_place
 
@@ -89,6 +89,8 @@ class ScoreStream:
         bool of shape (kv_heads, N).
     coming
         As for `sequence_offsets`.
+    pieces
+        How much is done at once.
     """
 
     def __init__(
@@ -98,8 +100,9 @@ class ScoreStream:
         log_weights: torch.Tensor,
         invalid: torch.Tensor,
         coming: int = 0,
+        pieces: Pieces = USUAL,
     ) -> None:
-        self._spec = spec
+        self._spec, self._pieces = spec, pieces
         self._tokens = log_weights.shape[-1]
         self._log_weights = log_weights
         self._invalid = invalid
@@ -110,7 +113,7 @@ class ScoreStream:
         """Yield blocks of `block_tokens` tuples; a block ends where its 65,536-window ends."""
         tuples = np.empty((self._tuples.sets, self._tokens), dtype=np.uint32)
         length = self._spec.block_tokens
-        step = final_tokens(self._spec, tuples.shape[0])
+        step = self._pieces.final_tokens(self._spec, tuples.shape[0])
         filled = 0
         for window in range(0, self._tokens, WINDOW_TOKENS):
             window_stop = min(window + WINDOW_TOKENS, self._tokens)

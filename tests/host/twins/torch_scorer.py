@@ -17,7 +17,7 @@ from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.score_block import ScoreBlock
 from twins.key_path import TwinLayout, code_keys, take_statistics
-from twins.log_weights import KeyBufferPool, coding_tokens, sequence_log_weights
+from twins.log_weights import USUAL, KeyBufferPool, Pieces, sequence_log_weights
 from twins.query_path import scale_query
 from twins.score_path import ScoreStream
 
@@ -36,13 +36,15 @@ class TorchScorer:
         kernel would make on the fly.
     scope
         What shares one selected set.
+    pieces
+        How much is done at once; bits do not depend on it.
     """
 
-    def __init__(self, spec: KernelSpec, scope: Scope) -> None:
+    def __init__(self, spec: KernelSpec, scope: Scope, pieces: Pieces = USUAL) -> None:
         self.spec = spec
         self.scope = scope
         self._layout = TwinLayout(spec)
-        self._buffers = KeyBufferPool(spec)
+        self._pieces, self._buffers = pieces, KeyBufferPool(spec, pieces)
         self._arguments = ScoringArguments(spec)
 
     def statistics(
@@ -66,7 +68,11 @@ class TorchScorer:
         """
         self._arguments.check_keys(keys)
         return take_statistics(
-            self.spec, keys.detach(), first_position, preceding, coding_tokens(self.spec)
+            self.spec,
+            keys.detach(),
+            first_position,
+            preceding,
+            self._pieces.coding_tokens(self.spec),
         )
 
     def encode(
@@ -95,7 +101,7 @@ class TorchScorer:
             Keys, statistics or shadow of another shape or type, or tokens outside the segment.
         """
         self._arguments.check_encoding(keys, statistics, shadow, first_token)
-        step = coding_tokens(self.spec)
+        step = self._pieces.coding_tokens(self.spec)
         for start in range(0, keys.shape[0], step):
             codes, exponents = code_keys(
                 keys.detach()[start : start + step], statistics, self._layout.code_bits
@@ -177,4 +183,5 @@ class TorchScorer:
             buffers = self._buffers.take()
             weights, invalid = sequence_log_weights(self._layout, scaled, segments, buffers)
             self._buffers.give_back(buffers)
-            yield from ScoreStream(self.spec, self.scope, weights, invalid, coming)
+            own = self.spec, self.scope, weights, invalid, coming, self._pieces
+            yield from ScoreStream(*own)
