@@ -22,7 +22,7 @@ _BACKLOG = 1024
 _START_SECONDS = 10.0
 
 
-def read_key(file: Path | None, host: str) -> str:
+def read_key(file: Path | None, host: str, user: int | None = None) -> str:
     """Return the key that hosts share; empty where none is named.
 
     Parameters
@@ -31,6 +31,8 @@ def read_key(file: Path | None, host: str) -> str:
         That has it on its first line.
     host
         The address that is listened at.
+    user
+        Who reads it; whose process this is where None.
 
     Raises
     ------
@@ -52,7 +54,7 @@ def read_key(file: Path | None, host: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = reason_of(error) if isinstance(error, OSError) else "it is not text"
         raise HostsError(f"cannot read the hosts' key in {file}: {reason}") from error
-    is_own = status.st_uid == os.geteuid()
+    is_own = status.st_uid == (os.geteuid() if user is None else user)
     # Of another owner's file, as Kubernetes gives one, a service can have but its group's part.
     if status.st_mode & (0o077 if is_own else 0o037):
         mode = "600" if is_own else "640"

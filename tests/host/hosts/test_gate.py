@@ -2,7 +2,6 @@
 """What a router and an agent let in: no page of other places, no strangers, nothing but JSON."""
 
 import json
-import os
 from contextlib import contextmanager
 
 import pytest
@@ -103,7 +102,7 @@ def test_an_agent_that_nobody_could_reach_is_refused(tmp_path):
         cli.agent(**asked, host="0.0.0.0", url="http://10.0.0.7:8200")
 
 
-def test_a_key_that_others_may_read_is_refused(tmp_path, monkeypatch):
+def test_a_key_that_others_may_read_is_refused(tmp_path):
     key = tmp_path / "key"
     key.write_text("0123456789abcdef0123\nmore\n")
     for mode in (0o644, 0o640, 0o604, 0o620, 0o601):
@@ -114,10 +113,10 @@ def test_a_key_that_others_may_read_is_refused(tmp_path, monkeypatch):
         key.chmod(mode)
         assert read_key(key, "10.0.0.7") == "0123456789abcdef0123"
     # A service reads what is somebody else's as its group, and nobody besides.
-    monkeypatch.setattr(os, "geteuid", lambda: key.stat().st_uid + 1)
+    service = key.stat().st_uid + 1
     for mode in (0o444, 0o660, 0o641):
         key.chmod(mode)
         with pytest.raises(HillInferError, match=f"chmod 640 {key}"):
-            read_key(key, "10.0.0.7")
+            read_key(key, "10.0.0.7", service)
     key.chmod(0o440)
-    assert read_key(key, "10.0.0.7") == "0123456789abcdef0123"
+    assert read_key(key, "10.0.0.7", service) == "0123456789abcdef0123"
