@@ -9,7 +9,7 @@ from generation_runs import attached, bits, run
 from tiny_models import TinyModel, prompts
 from trace_events import ends, load, spans
 
-LENGTH, NEW, LAYERS = 1300, 3, 4
+LENGTH, NEW, LAYERS = 700, 3, 3
 TINY = TinyModel("llama", "gqa", torch.float32, head_dim=64, layers=LAYERS)
 CHANGES = {"shadow": "int4", "kept_recent": 6, "block_rows": 48}
 
@@ -81,7 +81,7 @@ def test_rows_of_the_next_layer_come_while_the_one_before_computes(
 
 
 def test_several_rows_of_a_batch_look_ahead_each(model, cold_dir, least, tmp_path):
-    lengths = (LENGTH, 850)
+    lengths = (LENGTH, 450)
     found, _ = generated(model, cold_dir, "4MiB", None, lengths)
     others, _ = generated(model, cold_dir, "4MiB", tmp_path / "t.json", lengths, prefetch_blocks=0)
     assert torch.equal(found, others)
@@ -99,7 +99,7 @@ def test_what_was_read_ahead_of_a_pass_that_broke_off_is_given_up(model, cold_di
         expected.close()
         cache = hill.new_cache(LENGTH + NEW)
         model(ids[:, :400], past_key_values=cache)
-        hook = model.model.layers[2].mlp.register_forward_hook(broken)
+        hook = model.model.layers[1].mlp.register_forward_hook(broken)
         with pytest.raises(RuntimeError, match="broke off"):
             model(ids[:, 400:600], past_key_values=cache)
         hook.remove()

@@ -3,7 +3,6 @@
 
 import json
 import subprocess
-import sys
 
 import pytest
 
@@ -82,10 +81,10 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def started():
+def started(warm_python):
     """How many threads each case started, each in a process that had none."""
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, json.dumps(list(CASES))],
+        [*warm_python, "-c", _PROGRAM, json.dumps(list(CASES))],
         capture_output=True,
         text=True,
         check=False,

@@ -145,7 +145,7 @@ def asked(tmp_path_factory):
     """Rows of one document in every way it may be held."""
     from tiny_folder import save_tiny
 
-    folder = save_tiny(tmp_path_factory.mktemp("model"), TinyModel(layers=5))
+    folder = save_tiny(tmp_path_factory.mktemp("model"), TinyModel(layers=4))
     loaded = load_model(str(folder))
     documents = [needle_document(loaded.tokenizer, 900, 3)]
     names = ["2:25%", "2:25% entering", "2:25% completed"]

@@ -34,12 +34,12 @@ def read_prefix(real_model, real_ids):
     """The first text as far as a full segment and an open one, as the model has read it."""
     from hillinfer_bench.quality.forced_reading import Prefix
 
-    return Prefix.read(real_model, real_ids[0][:1160])
+    return Prefix.read(real_model, real_ids[0][:1192])
 
 
 @pytest.fixture(scope="session")
 def recorded_layers(real_model, real_ids, read_prefix):
-    """Queries of the last 8 of 1,168 tokens and keys of all of them, in every layer."""
+    """Queries of the last 8 of 1,200 tokens, which fill a segment and begin one, and all keys."""
     from product_decode import Recorded
 
     from hillinfer.settings import Settings

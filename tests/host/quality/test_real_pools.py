@@ -13,7 +13,7 @@ from hillinfer_model.selection import kept_positions, selected_count
 pytestmark = [pytest.mark.model, pytest.mark.xdist_group("real-model-quality")]
 
 LAST, QUERIES = 40, 16
-CONTEXT = 1160 + LAST
+CONTEXT = 1192 + LAST
 SETTINGS = Settings().changed(alpha=0.2)
 
 

@@ -18,10 +18,10 @@ from hillinfer_model.kernel_spec import KernelSpec
 pytestmark = [pytest.mark.model, pytest.mark.xdist_group("real-model-quality")]
 
 ALPHA = 0.1
-# At α = 0.1, over layers: the least share of the ideal set that must be found, and the most
-# attention mass that may be lost against it. With `fidelity` below, over all layers, the three
-# default texts gave .965-.981, .877-.892 and .711-.738, and at most .0003, .0024 and .0166.
-LEAST_OVERLAP = {KeyMode.INT8: 0.94, KeyMode.INT4: 0.85, KeyMode.INT2: 0.68}
+# At α = 0.1, over the layers that are looked at: the least share of the ideal set that must be
+# found, and the most attention mass that may be lost against it. With `fidelity` below, the three
+# default texts gave .957-.967, .867-.872 and .680-.691, and at most .0004, .0031 and .0202.
+LEAST_OVERLAP = {KeyMode.INT8: 0.94, KeyMode.INT4: 0.85, KeyMode.INT2: 0.66}
 MOST_MASS_LOST = {KeyMode.INT8: 0.001, KeyMode.INT4: 0.004, KeyMode.INT2: 0.025}
 
 
@@ -89,8 +89,8 @@ class ShufflingScorer(TorchScorer):
 
 @pytest.fixture(scope="module")
 def measured(recorded_layers):
-    """Return the fidelity of a scorer, a shadow and a rule, over every third layer."""
-    settings, layers = Settings().changed(alpha=ALPHA), recorded_layers[::3]
+    """Return the fidelity of a scorer, a shadow and a rule, over every second layer."""
+    settings, layers = Settings().changed(alpha=ALPHA), recorded_layers[::2]
     ideals = [ideal_of(layer, settings) for layer in layers]
 
     @functools.cache
@@ -143,5 +143,5 @@ def test_shuffled_codes_are_noticed(shadow, measured):
     shuffled = measured(ShufflingScorer, shadow, Rule.WEIGHT_SUM)
     with pytest.raises(AssertionError):
         assert_close_to_attention(shuffled, shadow)
-    assert shuffled.overlap < LEAST_OVERLAP[shadow] * 0.6
+    assert shuffled.overlap < LEAST_OVERLAP[shadow] / 2
     assert shuffled.mass_lost > 2 * MOST_MASS_LOST[shadow]

@@ -89,7 +89,8 @@ def test_statistics_of_later_tokens_are_noticed(cold_dir):
 
 @pytest.fixture(scope="module")
 def real_prefix(real_model, real_ids):
-    return Prefix.read(real_model, real_ids[0][:336])
+    """What comes behind so many tokens the model is sure of: no two best ones lie close."""
+    return Prefix.read(real_model, real_ids[0][:314])
 
 
 @pytest.mark.model
@@ -104,7 +105,7 @@ def real_prefix(real_model, real_ids):
     ids=lambda settings: "-".join(settings.values()),
 )
 def test_on_the_real_model(settings, real_model, real_ids, real_prefix, cold_dir):
-    ids = real_ids[0][:344]
+    ids = real_ids[0][:322]
     first = real_prefix.tokens
     decoded = decode_through_cache(real_model, ids, first, cold_dir, **settings)
     configuration = contract_configuration(Settings().changed(**settings))
@@ -124,6 +125,6 @@ def test_on_the_real_model(settings, real_model, real_ids, real_prefix, cold_dir
         for one, other in zip(positions, others, strict=True)
     ]
     assert max(strangers) <= decoded.sets[0][0].shape[-1] // 10
-    # Of sets of some 118 tokens; 0.29 was seen.
-    assert np.mean(strangers) < 0.5
+    # Of sets of some 63 tokens; 0.06 was seen.
+    assert np.mean(strangers) < 0.2
     assert torch.equal(logits.argmax(-1), decoded.logits.argmax(-1))
