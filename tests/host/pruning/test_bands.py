@@ -6,6 +6,7 @@ import gc
 import math
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,13 @@ def head_dim(model):
 
 def test_a_piece_of_a_single_token_is_none(model, cold_dir):
     """Rows of a band are the same in whatever pieces its tokens come; a single one would select."""
-    answers = []
+    answers, pieces = [], {layer: [] for layer in (2, 4)}
+
+    def note(own, module, given):
+        own.append(given[0].shape[1])
+
+    for layer, own in pieces.items():
+        model.model.layers[layer].mlp.register_forward_pre_hook(partial(note, own))
     # 380 and 188 tokens stay: pieces of 379 and 187 would leave one, and the least are one.
     for chunk in (379, 187, 1, 1024):
         with (
@@ -113,6 +120,12 @@ def test_a_piece_of_a_single_token_is_none(model, cold_dir):
             hillinfer.prune(model, SCHEDULE, chunk_tokens=chunk),
         ):
             answers.append(generated(model, IDS, hill.new_cache(), None, 8))
+        for layer, own in pieces.items():
+            # Behind the prompt come the decoded ones.
+            assert own[-7:] == [1] * 7
+            assert sum(own[:-7]) == BANDS[layer]
+            assert 1 not in own[:-7]
+            own.clear()
     for _, logits in answers:
         torch.testing.assert_close(logits, answers[-1][1], atol=1e-3, rtol=1e-3)
 
