@@ -35,7 +35,11 @@ def stored(model, cold_dir, tmp_path):
 def stored_by(model, cold_dir, tmp_path):
     Store.create(tmp_path / "store", 64 << 20)
     with attached(model, cold_dir, store=tmp_path / "store") as hill:
-        generated(model, IDS[:, :STORED], hill.new_cache(), new=1)
+        cache = hill.new_cache()
+        generated(model, IDS[:, :STORED], cache, new=1)
+        # What is written behind the answer is lost with a cache that is dropped at once.
+        cache.await_stored()
+        cache.close()
     return tmp_path / "store"
 
 
