@@ -37,7 +37,7 @@ def stored_by(model, cold_dir, tmp_path):
     with attached(model, cold_dir, store=tmp_path / "store") as hill:
         cache = hill.new_cache()
         generated(model, IDS[:, :STORED], cache, new=1)
-        # What is written behind the answer is lost with a cache that is dropped at once.
+        # Rows are found once they are written, which an answer of one token does not wait for.
         cache.await_stored()
         cache.close()
     return tmp_path / "store"
