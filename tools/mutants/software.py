@@ -442,7 +442,10 @@ _CAUGHT = (
         "host/hillinfer/engine/joined_step.py",
         "sequence, length, table = part.sequence, part.past + 1,",
         "sequence, length, table = part.sequence, self.parts[0].past + 1,",
-        (f"{_TESTS}/engine/test_joined_step.py::test_rows_that_are_cold_change_no_bit",),
+        (
+            f"{_TESTS}/engine/test_joined_step.py::"
+            "test_rows_together_have_the_bits_sets_and_counts_of_rows_alone",
+        ),
     ),
     Mutant(
         "joined-at-a-groups-end",

@@ -118,6 +118,16 @@ class Rows:
         rows = [one.hot_rows_read + one.cold_rows_read for one in every]
         return [[getattr(one, name) for name in names] for one in every], rows
 
+    def told(self):
+        """Return what pools know of their rows: numbers, hits and lengths of contexts."""
+        pools, found = self.runtime.parts.pools, []
+        for layer, pool in enumerate(pools.layers):
+            pools.hits.tell(layer)
+            own = np.flatnonzero(pool.columns.rows[: pool.columns.used] >= 0)
+            columns = pool.columns.rows, pool.columns.counts, pool.columns.lengths
+            found.append(sorted(zip(*(column[own].tolist() for column in columns), strict=True)))
+        return found
+
     def close(self):
         self.runtime.close()
 
@@ -142,7 +152,8 @@ def test_rows_together_have_the_bits_sets_and_counts_of_rows_alone(
         outputs = [rows.step(number, joined, predicted) for number in range(1, 4)]
         tails = [one.tails[:, : one.lengths[0] % 64].copy() for one in rows.sequences]
         hits = [[counts.copy() for counts in one.hits.counts] for one in rows.sequences]
-        found.append((outputs, sorted(rows.sets), tails, hits, rows.counts(), rows.alone))
+        counts = rows.counts(), rows.told()
+        found.append((outputs, sorted(rows.sets), tails, hits, counts, rows.alone))
         rows.close()
     (outputs, sets, tails, hits, counts, alone), own = found
     assert alone == [0] * 3
