@@ -40,7 +40,7 @@ def bare(tmp_path_factory):
     """The packages as an install brings them, compiled where they are, but for the library."""
     place = tmp_path_factory.mktemp("install")
     host, model = LIBRARY.parents[2], LIBRARY.parents[3] / "sw_model"
-    without = shutil.ignore_patterns(LIBRARY.name)
+    without = shutil.ignore_patterns(LIBRARY.name, "*.pyc.*")
     shutil.copytree(host / "hillinfer", place / "hillinfer", ignore=without)
     shutil.copytree(model / "hillinfer_model", place / "hillinfer_model", ignore=without)
     shutil.copy(host / "hillinfer_command.py", place)

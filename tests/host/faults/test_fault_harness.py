@@ -75,7 +75,7 @@ class Lying(FaultyCalls):
         except OSError:
             other = aligned_buffer(len(data))
             other[:] = 0xEE
-            return DriveCalls().pwrite(descriptor, other.data, offset)
+            return DriveCalls().pwrite(descriptor, other[: len(data)].data, offset)
 
 
 class Believing(DocumentLife):
@@ -207,7 +207,7 @@ def test_every_write_of_a_prompt_in_stages_may_fail(places):
 def test_states_that_were_not_written_and_are_believed_are_seen(places, monkeypatch):
     monkeypatch.setattr("hillinfer.pruning.states._sum", lambda memory: 0)
     # Rows are written by another thread: which of the first writes are of states is its doing.
-    failed = [Injection("pwrite", index, Fault.EIO) for index in range(1, 10)]
+    failed = [Injection("pwrite", index, Fault.EIO) for index in range(1, 20)]
     life = Believing(scenario(IOChoice.THREADS, STAGED))
     assert faults_of(life, places, plan=failed, tries=1).outcomes[Outcome.WRONG]
 

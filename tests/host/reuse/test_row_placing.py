@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows that wait for a pass: where it breaks off, where none comes, and whose memory they have."""
 
+import os
 import threading
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from hillinfer.reuse.row_placing import RowPlacing
+from hillinfer.reuse.row_placing import PlacingRules, RowPlacing
 
 ENOUGH = 20
 
@@ -194,3 +196,21 @@ def test_memory_stays_whose_rows_somebody_has_begun():
     assert not offered.ended
     placing.close()
     assert offered.ended == 1
+
+
+def test_rows_wait_for_passes_that_keep_every_core_busy():
+    """By the threads of torch, where nothing else is said."""
+    states, cores = SimpleNamespace(is_native=True), len(os.sched_getaffinity(0))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(cores)
+        assert RowPlacing.threads_for(states, 2, PlacingRules()) == cores
+        # One layer's memory alone is none that may wait.
+        assert RowPlacing.threads_for(states, 1, PlacingRules()) == 0
+        assert RowPlacing.threads_for(states, 2, PlacingRules(threads=0)) == 0
+        torch.set_num_threads(1)
+        assert RowPlacing.threads_for(states, 2, PlacingRules()) == (cores == 1)
+    finally:
+        torch.set_num_threads(before)
+    with pytest.raises(ValueError, match="give 0 or more"):
+        PlacingRules(threads=-1)

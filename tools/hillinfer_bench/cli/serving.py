@@ -93,7 +93,7 @@ def serving(
         str,
         typer.Option(
             help="The interpreter that our servers and `transformers serve` run in, with options "
-            "of its own: that of another environment, say. By default the one that runs this."
+            "of its own: a wrapper of this environment's, say. By default the one that runs this."
         ),
     ] = "",
     out: Annotated[Path, typer.Option(help="Where the figures go as JSON.")] = Path(
