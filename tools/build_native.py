@@ -107,7 +107,7 @@ def find_compiler() -> str:
     raise BuildError("no C++ compiler on PATH: apt install g++, or set CXX")
 
 
-def build(target: Path = LIBRARY, compiler: str | None = None, machine: str | None = None) -> Path:
+def build(target: Path = LIBRARY, compiler: str | None = None) -> Path:
     """Compile and link the library and return its path; raise BuildError with what failed.
 
     Parameters
@@ -116,11 +116,9 @@ def build(target: Path = LIBRARY, compiler: str | None = None, machine: str | No
         The library's path.
     compiler
         By default that of `find_compiler`.
-    machine
-        What the compiler compiles for, as `platform.machine` says it; by default this one.
     """
     compiler = compiler or find_compiler()
-    files = COMMON | OWN_FLAGS.get((machine or platform.machine()).lower(), {})
+    files = COMMON | OWN_FLAGS.get(platform.machine().lower(), {})
     with tempfile.TemporaryDirectory() as folder:
         objects = {name: Path(folder) / f"{name}.o" for name in files}
 

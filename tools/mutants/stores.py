@@ -219,6 +219,14 @@ STORES: tuple[Mutant, ...] = (
         (f"{_STREAMING}::test_rows_wait_for_a_pass_that_keeps_all_cores_busy",),
     ),
     Mutant(
+        "rows-wait-where-rules-say-so-alone",
+        "Where nobody says what a pass has, rows take cores from one that keeps all of them busy.",
+        "host/hillinfer/reuse/row_placing.py",
+        "return threads_of_passes() if rules.threads is None else rules.threads",
+        "return rules.threads or 0",
+        (f"{_PLACING}::test_rows_wait_for_passes_that_keep_every_core_busy",),
+    ),
+    Mutant(
         "rows-wait-for-ever",
         "Rows wait for long for a pass that broke off.",
         "host/hillinfer/reuse/row_placing.py",
