@@ -9,6 +9,9 @@ BUILD ?= build
 JOBS ?= auto
 # Once for all of the test processes and what they start, which may not be let write bytecode.
 COMPILE = @$(BIN)/python -m compileall -qq -j 0 sw_model host plugins tools
+# What one process of tests has rewritten the others need not, whatever the shell says of bytecode.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 \
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 # What `make bitstream` builds.
 PRESET ?= smollm2-135m
@@ -81,14 +84,14 @@ test: lint tests ## Check the code and run the test suite, all but the long test
 # By itself, so that `make --jobs=2 test` checks types while tests run.
 tests: model $(if $(CI),xrt cross pynq-env $(BUILD)/vllm-load-env/installed)
 	$(COMPILE)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m "not kernels and not lm_eval and not browser"
+	$(PYTEST) -m "not kernels and not lm_eval and not browser"
 
 test-kernels: model $(if $(CI),xrt pynq-env) ## Compile, simulate and prove kernels (an hour of two cores)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m kernels
+	$(PYTEST) -m kernels
 
 test-fast: $(VENV)/installed ## Run the tests that need no real model
 	$(COMPILE)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m "not model and not kernels and not lm_eval and not browser"
+	$(PYTEST) -m "not model and not kernels and not lm_eval and not browser"
 
 lint: $(VENV)/packages ## Check style, types and formatting
 	$(BIN)/ruff check sw_model host plugins hw tests tools hatch_build.py
@@ -162,7 +165,7 @@ faults: $(VENV)/installed ## Let every I/O call fail and kill 200 processes; no 
 		--drive $(BUILD)/faults
 
 serve-test: model ## Test the server: routes, options, errors, clients that leave, many at once (a minute)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder tests/host/serve
+	$(PYTEST) tests/host/serve
 
 browser-test: $(BUILD)/browser-env/installed ## Test the page in Chromium, and take pictures of it (a minute; as root, once)
 	OMP_NUM_THREADS=1 $(BUILD)/browser-env/bin/python -m pytest -m browser tests/host/serve
@@ -268,7 +271,7 @@ $(VENV)/pyvenv.cfg:
 		{ echo "Python lacks venv: on Debian, apt install python3-venv"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
-NOT_IMPORTED := /tests/|/transformers/models/(?!auto|llama|mistral|opt|qwen)|/torch/(_inductor|testing)/|/(fontTools|mypy|mypyc|pip|scapy|torchgen)/|/pygments/lexers/|/sympy/physics/
+NOT_IMPORTED := /tests/|/transformers/models/(?!auto|llama|mistral|opt|qwen)|/torch/(_inductor|testing)/|/(fontTools|hls4ml|langchain_core|langsmith|mypy|mypyc|pip|scapy|torchgen)/|/pygments/lexers/|/sympy/physics/
 
 # What is installed looks for the library where make puts it: while pip fetches and unpacks, which
 # keeps a core busy, make compiles.
@@ -285,13 +288,13 @@ $(VENV)/installed: $(VENV)/packages | $(LIBRARY)
 
 # Environments of tests that need much beside the other one, which they see.
 define ENVIRONMENT
-	$(BIN)/python -m venv --clear $(@D)
+	$(BIN)/python -m venv --clear --without-pip $(@D)
 endef
 define SEES
 	echo 'import site; site.addsitedir("$(abspath $(VENV))/lib/'$$(ls $(VENV)/lib)'/site-packages")' \
 		> $(@D)/lib/$$(ls $(@D)/lib)/site-packages/other.pth
 endef
-OVER_PIP = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+OVER_PIP = $(BIN)/python -m pip --python $(@D)/bin/python install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 define OVER
 	$(ENVIRONMENT)
 	$(SEES)

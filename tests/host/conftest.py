@@ -33,9 +33,8 @@ def least_budget():
 
 @pytest.fixture
 def hub_cache(monkeypatch, tmp_path):
-    """An empty cache of the hub's library, which finds no network."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    """An empty cache of the hub's library, which may ask no network (see tests/conftest.py)."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path / "hub"
 
 

@@ -52,13 +52,15 @@ def found_models(here: Path, variables: Mapping[str, str]) -> list[FoundModel]:
     variables
         Of the process; they say where the hub's cache lies.
     """
-    return [*_of_the_hub(_hub_cache(variables)), *_of_a_folder(here)]
+    return [*_of_the_hub(hub_cache(variables)), *_of_a_folder(here)]
 
 
-def _hub_cache(variables: Mapping[str, str]) -> Path:
+def hub_cache(variables: Mapping[str, str]) -> Path:
     """Return the folder that huggingface_hub keeps, as it finds it, without importing it."""
-    if variables.get("HF_HUB_CACHE"):
-        return _expanded(variables["HF_HUB_CACHE"])
+    # The second is the older name.
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if variables.get(name):
+            return _expanded(variables[name])
     home = variables.get("HF_HOME")
     if not home:
         home = f"{variables.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hillinfer.errors import ModelError, one_line
+from hillinfer.models.found import hub_cache
 from hillinfer.models.json_files import (
     check_settings,
     check_size,
@@ -52,7 +54,12 @@ def hub_model(name: str, say: Callable[[str], None]) -> HubModel:
     def snapshot(*, local: bool) -> Path:
         return Path(
             snapshot_download(
-                repository, revision=wanted, allow_patterns=_FILES, local_files_only=local
+                repository,
+                revision=wanted,
+                allow_patterns=_FILES,
+                local_files_only=local,
+                # Where `hillinfer models` looks, whatever was imported before.
+                cache_dir=hub_cache(os.environ),
             )
         )
 

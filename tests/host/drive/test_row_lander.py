@@ -178,15 +178,19 @@ def test_what_landed_before_its_thread_ended_is_told_afterwards(opened, monkeypa
     opened.lander.close()
     asked, functions = [], native_library().functions
     wait = functions.hillinfer_lander_wait
-    monkeypatch.setattr(functions, "hillinfer_lander_wait", asked.append)
+    waits = False
+
+    def asking(*given):
+        asked.append(given)
+        return wait(*given) if waits else None
+
+    monkeypatch.setattr(functions, "hillinfer_lander_wait", asking)
     ahead.settle()
     assert ahead.result() == opened.engine.land(opened.file, opened.wanted(5))
     # The thread is gone, and nobody may ask it.
     assert not asked
     # The twin: what is under way is waited for.
-    monkeypatch.setattr(
-        functions, "hillinfer_lander_wait", lambda *given: asked.append(given) or wait(*given)
-    )
+    waits = True
     opened.lander = lander_of(opened.engine)
     other = opened.lander.ahead(opened.file, opened.wanted(6))
     other.begin()

@@ -32,7 +32,8 @@ def test_models_of_the_hub_have_the_names_that_are_taken(tmp_path, here):
     model(tmp_path / "hub" / "datasets--org--name" / "snapshots" / COMMIT)
     model(snapshots / "no-commit")
     expected = [FoundModel(f"org/name.v1@{COMMIT}", "qwen2", 7, "in the hub's cache")]
-    assert found_models(here, {"HF_HUB_CACHE": str(tmp_path / "hub")}) == expected
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        assert found_models(here, {name: str(tmp_path / "hub")}) == expected
     shutil.move(tmp_path / "hub", tmp_path / "home" / "hub")
     assert found_models(here, {"HF_HOME": str(tmp_path / "home")}) == expected
     shutil.move(tmp_path / "home", tmp_path / "cache" / "huggingface")

@@ -294,7 +294,7 @@ def _registered(client: openai.OpenAI, text: str, row: OpenContextRow) -> str:
         told = client.files.retrieve(sent.id)
         if told.status == "processed":
             row.document_tokens.append(int((told.model_extra or {})["hillinfer"]["tokens"]))
-            return sent.id
+            return str(sent.id)
         if told.status == "error":
             raise ServerError(f"a document could not be read: {told.status_details}")
         time.sleep(_LOOK_SECONDS)
