@@ -264,6 +264,8 @@ LIBRARY := host/hillinfer/native/libhillinfer_native.so
 $(LIBRARY): tools/build_native.py $(wildcard host/native/*)
 	@$(PYTHON) $< $(if $(CI),--require)
 
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+
 $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 ..."; exit 2; }
@@ -271,13 +273,19 @@ $(VENV)/pyvenv.cfg:
 		{ echo "Python lacks venv: on Debian, apt install python3-venv"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
+# What installs and builds the rest: a newer pip takes three quarters of the time, and builders are
+# installed once and not for each package.
+$(VENV)/builders: constraints.txt | $(VENV)/pyvenv.cfg
+	$(PIP) pip hatchling editables
+	@touch $@
+
 NOT_IMPORTED := /tests/|/transformers/models/(?!auto|llama|mistral|opt|qwen)|/torch/(_inductor|testing)/|/(fontTools|hls4ml|langchain_core|langsmith|mypy|mypyc|pip|scapy|torchgen)/|/pygments/lexers/|/sympy/physics/
 
 # What is installed looks for the library where make puts it: while pip fetches and unpacks, which
 # keeps a core busy, make compiles.
-$(VENV)/packages: pyproject.toml tools/pyproject.toml plugins/hillinfer_pynq/pyproject.toml plugins/hillinfer_hosts/pyproject.toml constraints.txt hatch_build.py | $(VENV)/pyvenv.cfg
+$(VENV)/packages: pyproject.toml tools/pyproject.toml plugins/hillinfer_pynq/pyproject.toml plugins/hillinfer_hosts/pyproject.toml constraints.txt hatch_build.py $(VENV)/builders
 	# pip compiles modules one after the other: a minute that all cores share here.
-	HILLINFER_NATIVE=beside $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
+	HILLINFER_NATIVE=beside $(PIP) --no-build-isolation --check-build-dependencies \
 		-e '.[run,serve,encryption,keyring,hls,rtl,xrt,figures,test,lint]' -e ./tools -e ./plugins/hillinfer_pynq -e './plugins/hillinfer_hosts[redis]'
 	# Without half of all: tests of libraries, models of transformers', and what nobody imports here.
 	-@$(BIN)/python -m compileall -qq -j 0 -x '$(NOT_IMPORTED)' $(VENV)/lib
@@ -307,7 +315,7 @@ $(BUILD)/lm-eval-env/installed: $(VENV)/installed
 
 # The part of vLLM that sends load: neither what its engine needs nor its own torch.
 # It is made while the other one is, and sees it afterwards.
-$(BUILD)/vllm-load-env/installed: tools/peers/requirements/vllm_load.txt constraints.txt | $(VENV)/pyvenv.cfg
+$(BUILD)/vllm-load-env/installed: tools/peers/requirements/vllm_load.txt constraints.txt | $(VENV)/builders
 	$(ENVIRONMENT)
 	$(OVER_PIP) --no-deps -r $<
 	$(SEES)
