@@ -23,11 +23,12 @@ SEQUENTIAL = HARDWARE / "testbench" / "sequential"
 THREADS = HARDWARE / "testbench" / "threads"
 _FLAGS = (
     # Launches are short: what -O2 saves in them costs more in the compiler.
-    *("-std=c++14", "-O1", "-fPIC", "-shared", "-Wl,-Bsymbolic", "-fno-gnu-unique"),
+    *("-std=c++14", "-O1", "-fPIC", "-fno-gnu-unique"),
     *("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-unused-label"),
     # ap_private.h draws over a thousand false ones.
     *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),
 )
+_LINK = ("-shared", "-Wl,-Bsymbolic")
 _VENDOR_HEADER = "vendor.h"
 _STREAM_PRAGMA = re.compile(r"#pragma HLS STREAM variable=(\w+) depth=(\d+)")
 
@@ -138,9 +139,11 @@ def compile_sources(main: str, sources: Mapping[str, str], include: list[str]) -
     def make(folder: Path) -> None:
         for file, text in sources.items():
             (folder / file).write_text(text, encoding="utf-8")
-        command = [compiler, *_FLAGS, *include, f"-I{folder}", f"-I{HLS}", *vendor]
+        command = [compiler, *_FLAGS, *_LINK]
         if streams is SEQUENTIAL:
+            # In front of all else, or the compiler would read the headers.
             command += ["-include", str(_compiled_headers(compiler, vendor))]
+        command += [*include, f"-I{folder}", f"-I{HLS}", *vendor]
         command += [str(folder / main), "-o", str(folder / name)]
         outcome = subprocess.run(command, capture_output=True, text=True, check=False)
         if outcome.returncode:
@@ -148,7 +151,7 @@ def compile_sources(main: str, sources: Mapping[str, str], include: list[str]) -
 
     headers = [*HLS.glob("*.h"), *BURSTS.glob("*.h"), *streams.glob("*.h")]
     parts = [part.encode() for item in sorted(sources.items()) for part in item]
-    parts += [flag.encode() for flag in (*_FLAGS, *include)]
+    parts += [flag.encode() for flag in (*_FLAGS, *_LINK, *include)]
     parts += [header.read_bytes() for header in sorted(headers)]
     return cached("csim", parts, make) / name
 
