@@ -6,9 +6,9 @@ per worker imports them and forks a child for each program. What a test starts i
 interpreter is this file: a small process that hands its streams, environment, directory and limits
 to the child, passes signals on to it and ends as it ended, so `subprocess` serves as ever.
 
-Not for tests of what importing does, nor of a process's own memory. A killed program ends a
-moment after what its caller holds: `communicate` waits for its output to end, which comes before
-that of its locks, and `wait` for nothing.
+Not for tests of what importing does, nor of all of a process's memory: a child begins with what was
+imported. A killed program ends a moment after what its caller holds: `communicate` waits for its
+output to end, which comes before that of its locks, and `wait` for nothing.
 """
 
 from __future__ import annotations

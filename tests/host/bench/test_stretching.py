@@ -146,14 +146,14 @@ def test_the_check_says_what_it_looked_at():
 @pytest.mark.model
 def test_selections_of_the_real_model_stay_as_local(smollm2_folder):
     loaded = load_model(str(smollm2_folder))
-    sample = standard_library_samples(loaded.tokenizer, 1024 + 10)[0]
-    recorder = SelectionRecorder(loaded, sample, 1024)
-    selections = recorder.selections(SETTINGS, 16_384, 10, layers=2, batch=2)
+    sample = standard_library_samples(loaded.tokenizer, 640 + 10)[0]
+    recorder = SelectionRecorder(loaded, sample, 640)
+    selections = recorder.selections(SETTINGS, 10_240, 10, layers=2, batch=2)
     (check,) = recorder.checks
     assert check["recorded"]["overlap"] > 0.5
     # Two sequences of two layers each.
     assert len(check["layers"]) == 4
-    assert len(selections.positions(1, 1, 16_385)) == selected_count(16_385, 0.1, 36, None)
+    assert len(selections.positions(1, 1, 10_241)) == selected_count(10_241, 0.1, 36, None)
 
 
 def test_two_shapes_replay_one_recording(tiny_folder):

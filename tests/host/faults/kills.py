@@ -152,13 +152,12 @@ def run_kills(
     _expect(_threads() == 1, f"{_threads()} threads run, and fork copies only one")
     deaths = Deaths(life.name)
     started = time.perf_counter()
-    first = Child(lambda send: life.live(model, places, DriveCalls(), Witness(send)))
+    first = Child(lambda send: _counted(life, model, places, Witness(send)))
     _expect(first.wait() == 0, first.error or "the run without a kill failed")
     seconds = time.perf_counter() - started
-    expected = first.result
+    assert first.result
+    *expected, calls = first.result
     assert expected
-    places.remove_session()
-    calls = _count_calls(life, model, places)
     places.remove_session()
     neighbour = Neighbour(life, model, places)
     try:
@@ -282,16 +281,10 @@ def _start_again(
     places.remove_session()
 
 
-def _count_calls(life: Life, model: Any, places: Places) -> int:
-    def count(send: Callable[[int], None]) -> list[int]:
-        calls = FaultyCalls()
-        life.live(model, places, calls, Witness(send))
-        return [calls.counts.total()]
-
-    child = Child(count)
-    _expect(child.wait() == 0 and child.result is not None, child.error)
-    assert child.result is not None
-    return child.result[0]
+def _counted(life: Life, model: Any, places: Places, witness: Witness) -> list[int]:
+    """Return all tokens, and behind them how many I/O calls were made."""
+    calls = FaultyCalls()
+    return [*life.live(model, places, calls, witness), calls.counts.total()]
 
 
 def _as_child(work: Callable[[Callable[[int], None]], list[int]], into: int) -> None:

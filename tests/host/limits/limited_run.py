@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A child process: generate over a long random prompt; prints tokens and peak memory as JSON.
 
-Its argument is `hillinfer` or `ordinary`.
+Its arguments are `hillinfer` or `ordinary`, the directory of the cold pool, and the file of a
+control group's processes, to which it goes before it does anything. The peak is what it takes
+beyond what it begins with, which a process that forked it may have been charged for.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -31,7 +34,10 @@ PROMPT, NEW = 1200, 6
 
 
 @torch.no_grad()
-def main(kind, cold_dir):
+def main(kind, cold_dir, processes=None):
+    if processes is not None:
+        Path(processes).write_text(str(os.getpid()))
+    begun = own_bytes("VmRSS")
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(LlamaConfig(**CONFIG)).eval()
@@ -50,17 +56,18 @@ def main(kind, cold_dir):
         ) as attached:
             cache = attached.new_cache(expected_tokens=PROMPT + NEW)
             out = model.generate(ids, past_key_values=cache, pad_token_id=0, **options)
-    print(json.dumps({"tokens": out[0, PROMPT:].tolist(), "peak_bytes": own_peak_bytes()}))
+    peak = own_bytes("VmHWM") - begun
+    print(json.dumps({"tokens": out[0, PROMPT:].tolist(), "peak_bytes": peak}))
 
 
-def own_peak_bytes():
-    """Return peak memory without pages of files, which the kernel takes back and may not charge.
+def own_bytes(name):
+    """Return memory without pages of files, which the kernel takes back and may not charge.
 
     Of this program alone: `ru_maxrss` would tell of the process that started it, too.
     """
     facts = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return (int(facts["VmHWM"].split()[0]) - int(facts["RssFile"].split()[0])) * 1024
+    return (int(facts[name].split()[0]) - int(facts["RssFile"].split()[0])) * 1024
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

@@ -13,7 +13,7 @@ _V2 = Path("/sys/fs/cgroup")
 
 @contextmanager
 def memory_cgroup(limit_bytes):
-    """Yield a function for a child to call before exec, or skip with the reason."""
+    """Yield the file to which a child writes its number, or skip with the reason."""
     group = _own_group() / f"hillinfer-test-{os.getpid()}"
     try:
         group.mkdir()
@@ -24,8 +24,7 @@ def memory_cgroup(limit_bytes):
         )
     try:
         _limit(group, limit_bytes)
-        processes = group / "cgroup.procs"
-        yield lambda: processes.write_text(str(os.getpid()))
+        yield group / "cgroup.procs"
     finally:
         group.rmdir()
 

@@ -127,13 +127,13 @@ def test_a_run_goes_on_with_what_is_known(report):
     assert json.loads(request.out.read_text(encoding="utf-8")) == told
     # What is missing is asked, and nothing else.
     fewer = json.loads(json.dumps(told))
-    del fewer["accuracy"]["answers"]["choice, 120 tokens, 0"]
+    del fewer["accuracy"]["answers"]["lines, 8 lines, 0"]
     request.out.write_text(json.dumps(fewer), encoding="utf-8")
     run(replace(request, parts=(Part.ACCURACY,)), said.append)
     (asked,) = [one for one in said if "of a processor" in one]
-    assert "choice, 120 tokens, 0" in asked
+    assert "lines, 8 lines, 0" in asked
     again = json.loads(request.out.read_text(encoding="utf-8"))
-    name = "choice, 120 tokens, 0"
+    name = "lines, 8 lines, 0"
     known, new = (one["accuracy"]["answers"][name]["scores"] for one in (told, again))
     assert known == new
 
