@@ -563,7 +563,8 @@ def test_rows_made_under_selection_are_not_stored(model, store, cold_dir):
 def test_an_extent_that_is_read_stays(model, store, cold_dir, plain_answer):
     ids = ids_of(FEW)
     failing = FailingCalls("none", 0)
-    with attached(model, cold_dir, dram_budget=least(model, cold_dir, FEW)) as hill, torch.no_grad():
+    budget = least(model, cold_dir, FEW)
+    with attached(model, cold_dir, dram_budget=budget) as hill, torch.no_grad():
         plain = plain_answer(hill, ids)
         with Store(store.places.directory, calls=failing) as own:
             failing.left = {"fdatasync": 0}
