@@ -161,7 +161,7 @@ class Text:
             ]
         )
 
-    def read(self, runtime, sequence, chunk=500, first=0):
+    def read(self, runtime, sequence, chunk=800, first=0):
         """Bring the prompt from a position on into a runtime, as a forward pass does."""
         for start in range(first, self.prompt, chunk):
             own = slice(start, min(start + chunk, self.prompt))

@@ -10,7 +10,7 @@ from tiny_models import prompts
 from hillinfer.generate.answering import Generation
 from hillinfer.generate.tokens import Sampling
 
-NEW_TOKENS = 6
+NEW_TOKENS = 4
 
 
 def ids_of(tokens=150, seed=0):

@@ -162,17 +162,18 @@ def is_network(filesystem: str) -> bool:
 def filesystem_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
     """Return the type of the file system that `path` lies on, `unknown` where that is not told."""
     resolved = path.resolve()
-    best, kind = Path(), "unknown"
+    depths = {str(one): len(one.parts) for one in (resolved, *resolved.parents)}
+    best, kind = 0, "unknown"
     try:
         lines = mounts.read_text().splitlines()
     except OSError:
         return kind
     for line in lines:
         before, _, after = line.partition(" - ")
-        point = Path(_unescape(before.split()[4]))
+        depth = depths.get(_unescape(before.split()[4]), 0)
         # The last mount on a point hides the earlier ones, hence >=.
-        if point in (resolved, *resolved.parents) and len(point.parts) >= len(best.parts):
-            best, kind = point, after.split()[0]
+        if depth and depth >= best:
+            best, kind = depth, after.split()[0]
     return kind
 
 

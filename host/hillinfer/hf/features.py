@@ -10,10 +10,10 @@ import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
 
 import torch
+import transformers
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
@@ -192,7 +192,7 @@ TRANSFORMERS_WINDOW = ((5, 23), (5, 24))
 
 def check_versions() -> None:
     """Refuse a transformers outside the window whose internals were checked."""
-    found = version("transformers")
+    found = transformers.__version__
     low, high = TRANSFORMERS_WINDOW
     if not low <= tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < high:
         raise UnsupportedFeatureError(

@@ -35,7 +35,7 @@ from test_vllm_steps import BLOCK, DIM, HEADS, LAYERS, NAMES, Engine, put
 
 MIB = 1 << 20
 # One chunk of the store, and a tail.
-TOKENS, CHUNK = 1300, 128
+TOKENS, CHUNK = 1300, 256
 STORED = TOKENS // 64 * 64
 NEW = 6
 TYPE = torch.bfloat16

@@ -106,11 +106,16 @@ FAMILIES_AND_WAYS = [
 
 
 @pytest.fixture(scope="module")
-def changed_answers(tmp_path_factory):
+def models():
+    """One of each family, for tests that leave it as it is."""
+    return {family: tiny(family).build() for family in FAMILIES}
+
+
+@pytest.fixture(scope="module")
+def changed_answers(models, tmp_path_factory):
     """What each family answers to another prompt."""
     said = {}
-    for family in FAMILIES:
-        model = tiny(family).build()
+    for family, model in models.items():
         with attached(model, tmp_path_factory.mktemp("changed")) as hill:
             cache = hill.new_cache()
             out = run(model, cache, ids_of(seed=9), new_tokens=NEW_TOKENS)
@@ -121,9 +126,9 @@ def changed_answers(tmp_path_factory):
 
 @pytest.mark.parametrize(("family", "way"), FAMILIES_AND_WAYS)
 def test_every_way_answers_alike_and_finds_what_it_stored(
-    store, cold_dir, family, way, changed_answers
+    store, cold_dir, family, way, models, changed_answers
 ):
-    model = tiny(family).build()
+    model = models[family]
     with attached(model, cold_dir) as hill:
         plain = WAYS[way](hill)
     assert plain.found == 0
@@ -140,11 +145,11 @@ def test_every_way_answers_alike_and_finds_what_it_stored(
     assert not torch.equal(changed_answers[family], plain.tokens[0])
 
 
-@pytest.mark.parametrize("chunk", [64, 48, 640])
+@pytest.mark.parametrize("chunk", [128, 96, 320])
 def test_exact_has_the_bits_of_an_unbroken_run(store, cold_dir, chunk):
-    """48 and 640 divide no chunk of the store, which is 1,024 tokens."""
+    """96 and 320 divide no chunk of the store, which is 1,024 tokens, and 96 no two groups."""
     model, ids = tiny().build(), ids_of(1300)
-    border = {64: 1280, 48: 1152, 640: 1280}[chunk]
+    border = {128: 1280, 96: 1152, 320: 1280}[chunk]
 
     def answered(hill, ids):
         cache = hill.new_cache()
@@ -153,7 +158,7 @@ def test_exact_has_the_bits_of_an_unbroken_run(store, cold_dir, chunk):
         cache.close()
         return bits(out), 0 if told is None else told.found_tokens
 
-    longer = torch.cat([ids, ids_of(700, seed=4)], dim=1)
+    longer = torch.cat([ids, ids_of(340, seed=4)], dim=1)
     with attached(model, cold_dir) as hill:
         plain, _ = answered(hill, ids)
         plain_longer, _ = answered(hill, longer)
@@ -510,24 +515,24 @@ def test_a_padded_batch_holds_what_it_shares_once(store, cold_dir):
 
 
 def test_generate_computes_what_a_store_that_goes_away_had(store, cold_dir):
-    model, ids = tiny(head_dim=32).build(), ids_of(2500)
+    model, ids = tiny(head_dim=32).build(), ids_of(1300)
     # Too little for rows to stay that a pass has brought.
-    few = {"dram_budget": "1800KiB", "alpha": 0.3}
+    few = {"dram_budget": "1600KiB", "alpha": 0.3}
 
     def answered(hill, **options):
         cache = hill.new_cache()
         torch.manual_seed(3)
-        chosen = {"do_sample": True, "temperature": 0.2, "prefill_chunk_size": 128}
+        chosen = {"do_sample": True, "temperature": 0.2, "prefill_chunk_size": 256}
         out = run(model, cache, ids, new_tokens=12, **(chosen | options))
         told = cache.read_from_store
         cache.close()
-        return out.sequences[0, 2500:].tolist(), told and told.found_tokens
+        return out.sequences[0, 1300:].tolist(), told and told.found_tokens
 
     class Goes(StoppingCriteria):
         """Takes the drive away after two tokens."""
 
         def __call__(self, sequences, scores, **_):
-            if sequences.shape[1] == 2502:
+            if sequences.shape[1] == 1302:
                 os.truncate(store.places.files[0][0], 128 * 1024)
             return torch.zeros(len(sequences), dtype=torch.bool)
 
@@ -536,5 +541,5 @@ def test_generate_computes_what_a_store_that_goes_away_had(store, cold_dir):
     with attached(model, cold_dir, store=store, reuse="exact", **few) as hill:
         assert answered(hill) == (plain, 0)
         found = answered(hill, stopping_criteria=StoppingCriteriaList([Goes()]))
-        assert found == (plain, 2432)
+        assert found == (plain, 1280)
     assert store.counts.quarantined_chunks

@@ -29,10 +29,10 @@ from hillinfer.trace.recorder import Lane, Silent
 
 MIB = 1 << 20
 # As the prompt was read, so that rows that are computed anew have the same bits.
-CHUNK = 64
+CHUNK = 256
 LAYERS, HEAD_DIM = 5, 16
-TOKENS = 2300
-STORED = 2240
+TOKENS = 2350
+STORED = 2304
 ENOUGH = 30
 
 
@@ -86,7 +86,7 @@ def known(tmp_path_factory):
 
 
 def made_prompts(store, model, **given):
-    return StoredPrompts(store, model, reuse=Reuse.EXACT, chunk_tokens=64, **given)
+    return StoredPrompts(store, model, reuse=Reuse.EXACT, chunk_tokens=CHUNK, **given)
 
 
 def _cut(held):
@@ -488,10 +488,10 @@ def test_generate_takes_a_cache_that_is_still_coming(tmp_path, family, prompts_o
         said = {}
         for beams in (1, 2):
             found = DynamicCache()
-            assert stored.load_into(found, ids) == 384
+            assert stored.load_into(found, ids) == 256
             eager = DynamicCache()
             for layer, one in enumerate(full.layers):
-                eager.update(one.keys[:, :, :384], one.values[:, :, :384], layer)
+                eager.update(one.keys[:, :, :256], one.values[:, :, :256], layer)
             for cache in (found, eager) if beams > 1 else ():
                 # `generate` leaves that to whoever gives a cache that holds tokens.
                 cache.batch_repeat_interleave(beams)

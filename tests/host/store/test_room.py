@@ -34,16 +34,28 @@ def held(tmp_path_factory):
     return place
 
 
-@pytest.fixture
-def full(held, tmp_path):
-    """A full store most of which is leased by a reader; what may give way is six chunks or so."""
-    place = tmp_path / "store"
+@pytest.fixture(scope="module")
+def filled(held, tmp_path_factory):
+    """The same store, full, while those chunks are leased by a reader."""
+    place = tmp_path_factory.mktemp("filled") / "store"
     shutil.copytree(held, place)
     with Store(place, eviction="lru") as store, store.find(SPACE, prompt(1, HELD * 1024)):
         for seed in range(2, 12):
             put(store, SPACE, prompt(seed, TOKENS))
         assert store.counts.evicted_chunks > 0
-        yield place
+    return place
+
+
+@pytest.fixture
+def full(filled, tmp_path):
+    """A full store most of which is leased by a reader; what may give way is six chunks or so."""
+    place = tmp_path / "store"
+    shutil.copytree(filled, place)
+    with Store(place, eviction="lru") as store:
+        reader = store.find(SPACE, prompt(1, HELD * 1024))
+        assert reader.tokens == HELD * 1024
+        with reader:
+            yield place
 
 
 def unowned(store):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 
@@ -15,6 +16,8 @@ from hillinfer.store.store import Store
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 _VOCABULARY = 49152
+# Words of 64 bits in a SHA-256.
+_HASH_WORDS = 4
 
 TokenNumbers = Sequence[int] | NDArray[np.uint32]
 
@@ -32,6 +35,13 @@ def prompt(seed: int, tokens: int) -> list[int]:
     return found
 
 
+@functools.cache
+def _noise(byte_count: int) -> NDArray[np.uint64]:
+    """Return random words, as many in a row as a hash has: no two places of a group are alike."""
+    words = np.random.default_rng(0).integers(0, 1 << 64, byte_count // 8, np.uint64)
+    return words.reshape(-1, _HASH_WORDS)
+
+
 def rows_of(
     space: Namespace, ids: TokenNumbers, layer: int, first: int, stop: int
 ) -> NDArray[np.uint8]:
@@ -42,15 +52,16 @@ def rows_of(
     size = (stop - first) * GROUP_TOKENS * space.row_bytes
     out = aligned_buffer(size)[:size].reshape(-1, space.row_bytes)
     words = np.asarray(ids[: stop * GROUP_TOKENS], "<u4")
+    noise = _noise(GROUP_TOKENS * space.row_bytes)
     # Goes on from group to group, because hashing all tokens anew for each takes long.
     before = hashlib.sha256(words[: first * GROUP_TOKENS].tobytes())
     for group in range(first, stop):
         before.update(words[group * GROUP_TOKENS : (group + 1) * GROUP_TOKENS].tobytes())
         hashed = before.copy()
         hashed.update(bytes([layer]) + space.about.encode())
-        numbers = np.random.default_rng(int.from_bytes(hashed.digest()[:8], "little"))
         own = slice((group - first) * GROUP_TOKENS, (group - first + 1) * GROUP_TOKENS)
-        out[own] = numbers.integers(0, 256, (GROUP_TOKENS, space.row_bytes), np.uint8)
+        words_of_group = out[own].reshape(-1).view(np.uint64).reshape(-1, _HASH_WORDS)
+        np.bitwise_xor(noise, np.frombuffer(hashed.digest(), np.uint64), out=words_of_group)
     return out
 
 
