@@ -109,14 +109,14 @@ def small(tmp_path_factory):
     (folder / "tests/test_other.py").write_text(TESTS.replace("== 43", "in (42, 43)"))
     copied = CopiedProject(folder)
     _, cases = run_tests(copied, ["tests"], None)
-    return copied, Unharmed(cases)
+    return copied, cases
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_becomes_of_a_mutant(case, small):
-    copied, unharmed = small
+    copied, cases = small
     mutant, outcome = CASES[case]
-    result = try_mutant(copied, mutant, unharmed)
+    result = try_mutant(copied, mutant, Unharmed(cases))
     assert result.outcome is outcome, result
     assert (copied.folder / mutant.file).read_text().endswith(f"{WRONG.original}\n")
 
@@ -129,8 +129,8 @@ class Hasty(Unharmed):
 
 
 def test_a_mutant_that_hangs_is_ended_and_counts_as_killed(small):
-    copied, _ = small
-    unharmed = Hasty(run_tests(copied, ["tests"], None)[1])
+    copied, cases = small
+    unharmed = Hasty(cases)
     hanging = killed_by("test_answer", changed="__import__('time').sleep(600)")
     result = try_mutant(copied, hanging, unharmed)
     assert result.outcome is Outcome.TIMED_OUT

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forms are made within a budget and give way; documents open at every moment, rightly."""
 
+import shutil
 import threading
 import time
 from dataclasses import replace
@@ -42,31 +43,47 @@ FORMS = ("held", "int8", "int4")
 WISHES = ProbeWishes(3, 2, sizes=ProbeSizes(4, 12))
 
 
-class Kept:
+class Known:
     """A store with three documents of a tiny model, their catalogue, and what all rows answer."""
 
-    def __init__(self, store, catalogue):
-        self.store, self.catalogue = store, catalogue
+    def __init__(self, folder):
+        self.folder = folder
         self.model = TinyModel("llama", dtype=torch.float32).build()
+        self.expected = {}
+        Store.create(folder, 64 << 20)
+        with Store(folder) as store, Catalogue(store.places) as catalogue:
+            stored = StoredPrompts(store, self.model)
+            for number in range(3):
+                self._add(f"d{number}", number, stored, catalogue)
+            self.sizes = {one.form: one.byte_count for one in catalogue.documents()[0].measured}
+
+    def _add(self, name, number, stored, catalogue):
+        ids = prompts([TOKENS], seed=number)[0][0].tolist()
+        full = DynamicCache()
+        Generation(self.model, full, 64).read(ids)
+        stored.keep(full, ids)
+        key, tokens, _ = stored.stored_key(ids)
+        found = measure_document(
+            self.model, stored, ids, [make_form(name) for name in FORMS], WISHES
+        )
+        document = KnownDocument(key, name, "tiny", stored.namespace.digest, tokens, float(number))
+        catalogue.put(replace(document, resting=found.resting, measured=found.forms))
+        opened = make_form("held").make(self.model, stored_states(stored, ids)).open()
+        self.expected[name] = logits(self.model, opened, QUESTION).argmax(-1).tolist()
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory):
+    return Known(tmp_path_factory.mktemp("known") / "store")
+
+
+class Kept:
+    """A copy of these, for one test alone."""
+
+    def __init__(self, known, store, catalogue):
+        self.model, self.expected, self.sizes = known.model, known.expected, known.sizes
+        self.store, self.catalogue = store, catalogue
         self.prompts = StoredPrompts(store, self.model)
-        self.expected, self.sizes = {}, {}
-        for number in range(3):
-            ids = prompts([TOKENS], seed=number)[0][0].tolist()
-            full = DynamicCache()
-            Generation(self.model, full, 64).read(ids)
-            self.prompts.keep(full, ids)
-            key, tokens, _ = self.prompts.stored_key(ids)
-            found = measure_document(
-                self.model, self.prompts, ids, [make_form(name) for name in FORMS], WISHES
-            )
-            document = KnownDocument(
-                key, f"d{number}", "tiny", self.prompts.namespace.digest, tokens, float(number)
-            )
-            catalogue.put(replace(document, resting=found.resting, measured=found.forms))
-            states = stored_states(self.prompts, ids)
-            opened = make_form("held").make(self.model, states).open()
-            self.expected[f"d{number}"] = logits(self.model, opened, QUESTION).argmax(-1).tolist()
-        self.sizes = {one.form: one.byte_count for one in catalogue.documents()[0].measured}
 
     def keeper(self, accountant):
         return DocumentKeeper(self.model, self.prompts, self.store, self.catalogue, accountant)
@@ -77,10 +94,10 @@ class Kept:
 
 
 @pytest.fixture
-def kept(tmp_path):
-    Store.create(tmp_path / "store", 64 << 20)
-    with Store(tmp_path / "store") as store, Catalogue(store.places) as catalogue:
-        yield Kept(store, catalogue)
+def kept(known, tmp_path):
+    folder = shutil.copytree(known.folder, tmp_path / "store")
+    with Store(folder) as store, Catalogue(store.places) as catalogue:
+        yield Kept(known, store, catalogue)
 
 
 def test_what_was_measured_is_of_the_document(kept):

@@ -19,7 +19,7 @@ from hillinfer.scoring.native import NativeScorer
 from hillinfer.settings import Settings
 from hillinfer_model.choices import KeyMode, Scope
 
-CAST = {"shadow": "fp16", "device": "csim", "budget": 8 << 20}
+CAST = {"shadow": "fp16", "device": "csim", "budget": 8 << 20, "attends": False}
 
 
 def story(told):
@@ -72,7 +72,7 @@ def test_keys_that_a_device_casts_change_no_output(tell, expected, reading, tmp_
             answer = story(told)
     else:
         answer = expected[name]
-    told = tell(wrap=Heard, **given)
+    told = tell(wrap=Heard, attends=True, **given)
     assert told.spec.key_mode is KeyMode.FP16
     assert same(story(told), answer)
     assert not told.shadows.lost

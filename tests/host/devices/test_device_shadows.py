@@ -27,7 +27,9 @@ from hillinfer_model.choices import Rule, Scope
 @pytest.fixture
 def tell(cold_dir):
     with ExitStack() as told:
-        yield lambda **given: told.enter_context(closing(Told(cold_dir, **given)))
+        yield lambda attends=False, **given: told.enter_context(
+            closing(Told(cold_dir, attends=attends, **given))
+        )
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,7 @@ def expected(tmp_path_factory):
      for other, scope in enumerate(Scope)],
 )  # fmt: skip
 def test_a_device_changes_no_output(tell, expected, rule, scope, beta):
-    told = tell(rule=rule, scope=scope, beta=beta)
+    told = tell(attends=True, rule=rule, scope=scope, beta=beta)
     assert same(long_story(told), expected(rule=rule, scope=scope))
     assert told.shadows.launches == len(told.outputs)
     assert not told.shadows.lost

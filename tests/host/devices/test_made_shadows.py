@@ -55,8 +55,8 @@ class Wrong(LookedAfter):
 @pytest.fixture
 def tell(tmp_path):
     with ExitStack() as told:
-        yield lambda shape=WHOLE, **given: told.enter_context(
-            closing(Told(tmp_path, shape=shape, **given))
+        yield lambda shape=WHOLE, attends=False, **given: told.enter_context(
+            closing(Told(tmp_path, shape=shape, attends=attends, **given))
         )
 
 
@@ -67,7 +67,7 @@ def expected(tmp_path_factory):
 
 
 def test_what_a_device_makes_of_rows_changes_no_output(tell, expected):
-    told = tell(wrap=Heard, makes=True)
+    told = tell(wrap=Heard, makes=True, attends=True)
     assert same(long_story(told), expected)
     assert told.shadows.making_launches == len(told.device.made) > 0
     sizes = {size for launch in told.device.made for _, _, size in launch}

@@ -149,11 +149,16 @@ class Forgetful(LookedAfter):
 
 
 class Told:
-    """A runtime over a device, with what its attention gave."""
+    """A runtime over a device, with what its attention gave to single tokens.
+
+    Prompts are only coded where nothing `attends` to them: what that would give is not looked at,
+    and takes most of a story's time.
+    """
 
     def __init__(
         self, cold_dir, wrap=lambda device: device, slots=100, flip=None, limit=100, budget=None,
-        host=NativeScorer, core=False, recorder=SILENT, shape=None, makes=False, **changes,
+        host=NativeScorer, core=False, recorder=SILENT, shape=None, makes=False,
+        attends=True, **changes,
     ):  # fmt: skip
         self.shape = shape = shape or SHAPE
         settings = told_settings(**changes)
@@ -178,6 +183,7 @@ class Told:
         )  # fmt: skip
         self.sequence = self.runtime.open_sequence()
         self.generator = torch.Generator().manual_seed(0)
+        self.attends = attends
         self.outputs = []
 
     def close(self):
@@ -193,8 +199,10 @@ class Told:
         for layer in range(2):
             keys, values = states[0, layer], states[1, layer]
             self.runtime.append(layer, sequence, keys, values)
-            if tokens > 1:
+            if tokens > 1 and self.attends:
                 self.runtime.attend_dense(layer, sequence, query[layer], keys, values, 0.4)
+            elif tokens > 1:
+                self.runtime.code_full_segments(layer, sequence, keys, values)
             else:
                 self.outputs.append(
                     self.runtime.attend_selected(layer, sequence, query[layer], keys, 0.4).clone()

@@ -106,7 +106,7 @@ def head_dim(model):
 
 def test_a_piece_of_a_single_token_is_none(model, cold_dir):
     """Rows of a band are the same in whatever pieces its tokens come; a single one would select."""
-    answers, pieces = [], {layer: [] for layer in (2, 4)}
+    pieces = {layer: [] for layer in (2, 4)}
 
     def note(own, module, given):
         own.append(given[0].shape[1])
@@ -114,20 +114,25 @@ def test_a_piece_of_a_single_token_is_none(model, cold_dir):
     for layer, own in pieces.items():
         model.model.layers[layer].mlp.register_forward_pre_hook(partial(note, own))
     # 380 and 188 tokens stay: pieces of 379 and 187 would leave one, and the least are one.
-    for chunk in (379, 187, 1, 1024):
-        with (
-            attached(model, cold_dir, alpha=0.05) as hill,
-            hillinfer.prune(model, SCHEDULE, chunk_tokens=chunk),
-        ):
-            answers.append(generated(model, IDS, hill.new_cache(), None, 8))
-        for layer, own in pieces.items():
-            # Behind the prompt come the decoded ones.
-            assert own[-7:] == [1] * 7
-            assert sum(own[:-7]) == BANDS[layer]
-            assert 1 not in own[:-7]
-            own.clear()
-    for _, logits in answers:
-        torch.testing.assert_close(logits, answers[-1][1], atol=1e-3, rtol=1e-3)
+    for ids, chunks in ((IDS, (1024, 379, 187)), (IDS[:, :300], (1024, 1))):
+        answers = []
+        for chunk in chunks:
+            with (
+                attached(model, cold_dir, alpha=0.05) as hill,
+                hillinfer.prune(model, SCHEDULE, chunk_tokens=chunk) as pruning,
+            ):
+                cache = hill.new_cache()
+                answers.append(generated(model, ids, cache))
+                tokens = pruning.read_of(cache).tokens
+            for layer, own in pieces.items():
+                # Behind the prompt come the decoded ones.
+                decoded = NEW - 1
+                assert own[-decoded:] == [1] * decoded
+                assert sum(own[:-decoded]) == tokens[layer] < ids.shape[1]
+                assert 1 not in own[:-decoded]
+                own.clear()
+        for _, logits in answers:
+            torch.testing.assert_close(logits, answers[0][1], atol=1e-3, rtol=1e-3)
 
 
 PLACEMENTS = {
@@ -142,7 +147,7 @@ PLACEMENTS = {
 
 
 # Past the end of a group, whose rows then lie on the drive like those of the prompt.
-DECODED = 12
+DECODED = 8
 
 
 @pytest.mark.parametrize(
@@ -198,14 +203,15 @@ def test_alpha_counts_what_a_band_has_not(alpha, query, device, model, cold_dir)
 
 
 def test_forks_go_on_by_themselves(model, cold_dir):
-    ways = [prompts([80], seed=seed)[0] for seed in (5, 6)]
+    # Their answers end a group.
+    ways = [prompts([94], seed=seed)[0] for seed in (5, 6)]
     with attached(model, cold_dir) as hill, hillinfer.prune(model, SCHEDULE) as pruning:
         alone = []
         for way in ways:
             cache = hill.new_cache()
             answer, _ = generated(model, IDS, cache)
             turn = torch.cat([IDS, torch.tensor([answer]), way], 1)
-            alone.append(generated(model, turn, cache, None, 20))
+            alone.append(generated(model, turn, cache, None, 6))
             cache.close()
         first = hill.new_cache()
         answer, _ = generated(model, IDS, first)
@@ -213,7 +219,7 @@ def test_forks_go_on_by_themselves(model, cold_dir):
         assert pruning.read_of(second) == pruning.read_of(first)
         for cache, way, (tokens, logits) in zip((first, second), ways, alone, strict=True):
             turn = torch.cat([IDS, torch.tensor([answer]), way], 1)
-            found, own = generated(model, turn, cache, None, 20)
+            found, own = generated(model, turn, cache, None, 6)
             assert found == tokens
             assert torch.equal(own, logits)
         shared = hill.statistics().kv_bytes
@@ -258,7 +264,7 @@ def test_a_cropped_answer_comes_again(model, cold_dir):
         fork = cache.fork()
         turn = torch.cat([IDS, torch.tensor([answer]), ANSWER], 1)
         expected, logits = generated(model, turn, fork)
-        generated(model, turn, cache, None, 20)
+        generated(model, turn, cache)
         cache.crop(-(cache.get_seq_length() - TOKENS - NEW + 1))
         found, own = generated(model, turn, cache)
     assert found == expected
@@ -309,7 +315,7 @@ def test_an_ordinary_cache_of_an_attached_model_is_read_as_without(model, cold_d
 
 def test_a_long_prompt_has_the_same_bits_wherever_shadows_lie(model, cold_dir):
     """Bands with segments that are full, in memory and streamed from the drive."""
-    ids, _ = prompts([4000], seed=11)
+    ids, _ = prompts([4020], seed=11)
     answers = []
     # What a context needs at least, some shadows of which are streamed, and open groups of bands.
     shape = ModelShape.from_config(model.config, model.dtype)
@@ -327,10 +333,10 @@ def test_a_long_prompt_has_the_same_bits_wherever_shadows_lie(model, cold_dir):
             hillinfer.prune(model, "2:60%,4:45%"),
         ):
             cache = hill.new_cache(expected_tokens=4090)
-            answers.append(generated(model, ids, cache, 1000, 40))
-            rows = [4039, 4039, *[lengths(cache)[2]] * 2, lengths(cache)[4]]
+            answers.append(generated(model, ids, cache, 1000, 16))
+            rows = [4035, 4035, *[lengths(cache)[2]] * 2, lengths(cache)[4]]
             assert lengths(cache) == rows
-            assert 1024 < rows[4] < rows[2] < 4039
+            assert 1024 < rows[4] < rows[2] < 4035
     assert answers[0][0] == answers[1][0]
     assert torch.equal(answers[0][1], answers[1][1])
 
@@ -575,10 +581,10 @@ def test_a_later_question_chooses_anew(model, cold_dir):
 def test_what_is_too_short_has_the_bits_of_no_pruning(model, cold_dir):
     short = IDS[:, :60]
     with attached(model, cold_dir) as hill:
-        tokens, logits = generated(model, short, hill.new_cache(), None, 20)
+        tokens, logits = generated(model, short, hill.new_cache(), None, 8)
         with hillinfer.prune(model, SCHEDULE) as pruning:
             cache = hill.new_cache()
-            found, own = generated(model, short, cache, None, 20)
+            found, own = generated(model, short, cache, None, 8)
             assert pruning.read_of(cache) is None
             # Where nothing is dropped, either.
     with attached(model, cold_dir) as hill, hillinfer.prune(model, "2:mass=100%") as pruning:
@@ -850,18 +856,18 @@ class Widest(TorchDispatchMode):
 def test_states_are_in_memory_chunk_by_chunk(sealed, model, cold_dir):
     """Of a band as of what waits, however many tokens stay."""
     widest = []
-    for chunk in (50, 1000):
+    for chunk in (70, 1000):
         with (
             attached(model, cold_dir, alpha=1.0, encrypt_cold_pool=sealed) as hill,
             hillinfer.prune(model, SCHEDULE, chunk_tokens=chunk) as pruning,
         ):
             cache = hill.new_cache()
             with Widest(model.config.hidden_size) as seen:
-                generated(model, IDS, cache, 50, 1)
+                generated(model, IDS, cache, 70, 1)
             assert pruning.read_of(cache).tokens == BANDS
             widest.append(seen.tokens)
     # The last two pieces together give the last token; in one piece the first band is.
-    assert widest == [50 + BANDS[4] % 50, BANDS[2]]
+    assert widest == [70 + BANDS[4] % 70, BANDS[2]]
 
 
 def test_a_drive_that_takes_no_states_between_bands_is_an_error(model, cold_dir):

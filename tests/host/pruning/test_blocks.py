@@ -32,7 +32,7 @@ from single_reads import SingleReads
 CUT, BAND, COUNT = "2:50%", range(2, 5), 4
 NAME, ENTER = "blocks:40%", "enter:40%"
 # Decoded tokens within which blocks move, and the group that a prompt left open ends.
-STEPS = 16
+STEPS = 12
 
 
 @contextmanager

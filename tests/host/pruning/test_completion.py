@@ -141,7 +141,7 @@ def test_a_cache_on_the_drive_has_these_bits_too(model, cold_dir):
 
 
 # Tokens past the end of the group that a question leaves open.
-TURN, DECODED = torch.cat([IDS, QUESTION[:, :30]], 1), 12
+TURN, DECODED = torch.cat([IDS, QUESTION[:, :30]], 1), 9
 PLACES = PLACEMENTS | {"sealed": {"encrypt_cold_pool": "yes"}}
 
 

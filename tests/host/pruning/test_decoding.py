@@ -245,7 +245,7 @@ def test_rows_of_a_block_are_those_of_a_direct_computation_and_return_as_they_we
         places = positions(before.active[0], TOKENS)
         out, _ = plain.through(BANDS[0], plain.boundary[:, places], places)
         entering = {block: out[:, places // 64 == block] for block in before.active[0]}
-        for step, token in enumerate(FED[0, :28]):
+        for step, token in enumerate(FED[0, :20]):
             logits = feed(model, cache, token.view(1, 1))[0]
             after, own, length = pruning.decoding_of(cache), rows_of(cache), TOKENS + step
             assert lengths(cache)[:2] == [length + 1] * 2
@@ -324,7 +324,7 @@ def test_where_nothing_moves_the_bits_are_those_of_keeping(family, later):
             model, SCHEDULE, ranker="paper", later=later, decoding=decoding
         ) as pruning:
             cache = read(model, pruning)
-            logits = feed(model, cache, FED[:, :20])
+            logits = feed(model, cache, FED[:, :12])
             found[decoding] = logits, rows_of(cache), pruning.decoding_of(cache)
     assert torch.equal(found["swap:0.01"][0], found["keep"][0])
     assert same(found["swap:0.01"][1], found["keep"][1])
@@ -465,8 +465,8 @@ def test_a_turn_that_chooses_anew_forgets_what_moved(decoding):
     ) as pruning:
         cache, fresh = read(model, pruning), DynamicCache(config=model.config)
         feed(model, cache, FED)
-        found, logits = generated(model, longer, cache, new=20)
-        expected, plain = generated(model, longer, fresh, new=20)
+        found, logits = generated(model, longer, cache, new=10)
+        expected, plain = generated(model, longer, fresh, new=10)
         assert found == expected
         torch.testing.assert_close(logits, plain, atol=5e-4, rtol=5e-4)
         if decoding == "swap":

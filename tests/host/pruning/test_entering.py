@@ -4,7 +4,7 @@
 import pytest
 import torch
 from test_decoding import plain_of, rows_of
-from test_reading import IDS, TINY, TOKENS, StruckError, cut_back, generated, lengths
+from test_reading import IDS, NEW, TINY, TOKENS, StruckError, cut_back, generated, lengths
 from tiny_models import TinyModel, prompts
 from transformers import DynamicCache
 
@@ -108,7 +108,7 @@ def test_an_answer_between_two_prompts_is_chosen_from():
         read = pruning.read_of(cache)
         assert read.tokens[0] == turn.shape[1]
         assert ASKED <= read.entered < read.tokens[-1]
-        assert lengths(cache)[4] == read.tokens[-1] + 5
+        assert lengths(cache)[4] == read.tokens[-1] + NEW - 1
         # Rows lie in the order of positions, so what is cropped is what came last.
         cut_back(cache, TOKENS)
         again, _ = generated(model, IDS[:, :TOKENS], DynamicCache(config=model.config))

@@ -16,10 +16,10 @@ from hillinfer.pruning.rankers import make_ranker
 from hillinfer.pruning.stages import layer_work
 from hillinfer.store.store import Store
 
-# 10 blocks that are stored, and 11 behind them, of which the cuts keep 6 and 3.
-STORED, TOKENS = 640, 1340
+# 5 blocks that are stored, and 11 behind them, of which the cuts keep 6 and 3.
+STORED, TOKENS = 320, 1020
 IDS, _ = prompts([TOKENS], seed=5)
-BANDS = [1340, 1340, 640 + 380, 640 + 380, 640 + 188]
+BANDS = [1020, 1020, 320 + 380, 320 + 380, 320 + 188]
 
 
 @pytest.fixture
@@ -94,14 +94,14 @@ def test_what_was_read_in_stages_is_stored_once_it_is_whole(stored, model, cold_
         assert kept_of(pruning, other) == kept_of(pruning, cache)
         assert pruning.complete(cache, piece_tokens=130) == Completed(TOKENS, TOKENS)
         assert lengths(cache) == [TOKENS] * 5
-        assert cache.read_from_store.stored_tokens == 1280 - STORED
+        assert cache.read_from_store.stored_tokens == 960 - STORED
         found = asked(pruning, model, cache)
         torch.testing.assert_close(found[0], expected[0], **CLOSE)
         chosen = asked(pruning, model, other)
         assert not torch.allclose(chosen[0], expected[0], **CLOSE)
         third = hill.new_cache()
         generated(model, IDS, third, 100, 1)
-        assert third.read_from_store.found_tokens == 1280
+        assert third.read_from_store.found_tokens == 960
         assert lengths(third) == [TOKENS] * 5
 
 
@@ -144,9 +144,9 @@ def test_rows_that_bands_share_are_counted_once(stored, model, cold_dir):
         assert row_bytes == 2 * 2 * config.num_key_value_heads * 8
         # A fork shares the prefix, too, and goes on by itself.
         fork = cache.fork()
-        turn = torch.cat([IDS, QUESTION], 1)
+        turn = torch.cat([IDS, prompts([60], seed=31)[0]], 1)
         # Past the end of the group that the turn leaves open.
-        answers = [generated(model, turn, one, None, 32) for one in (cache, fork)]
+        answers = [generated(model, turn, one, None, 12) for one in (cache, fork)]
     assert answers[0][0] == answers[1][0]
     assert torch.equal(answers[0][1], answers[1][1])
 
@@ -154,8 +154,8 @@ def test_rows_that_bands_share_are_counted_once(stored, model, cold_dir):
 @pytest.mark.parametrize(
     ("left", "later"),
     [
-        *((left, "anew") for left in (TOKENS, 1000, STORED, 64)),
-        *((left, "keep") for left in (1000, STORED, 600)),
+        *((left, "anew") for left in (TOKENS, 680, STORED, 64)),
+        *((left, "keep") for left in (680, STORED, 280)),
     ],
 )
 def test_what_is_cropped_is_read_anew(left, later, stored, model, cold_dir):
@@ -169,19 +169,19 @@ def test_what_is_cropped_is_read_anew(left, later, stored, model, cold_dir):
         generated(model, IDS, cache, 100, 1)
         cache.crop(left - TOKENS)
         turn = torch.cat([IDS[:, :left], prompts([400], seed=9)[0]], 1)
-        _, logits = generated(model, turn, cache, None, 8)
+        _, logits = generated(model, turn, cache)
         first = lengths(cache)
         if later == "keep" and left > STORED:
             return
         read = pruning.read_of(cache)
         assert read.brought == min(left, STORED)
         assert read.tokens[0] == left + 400
-        assert first == [one + 7 for one in read.tokens]
+        assert first == [one + NEW - 1 for one in read.tokens]
         assert read.tokens[4] < left + 400
         assert set(range(min(left, STORED) // 64)) <= set(kept_of(pruning, cache)[1])
         if left in (STORED, 64):
             again = hill.new_cache()
-            found = generated(model, turn, again, None, 8)
+            found = generated(model, turn, again)
             assert kept_of(pruning, again) == kept_of(pruning, cache)
             torch.testing.assert_close(found[1], logits, atol=1e-3, rtol=1e-3)
 
@@ -193,7 +193,7 @@ def test_rows_that_others_decoded_are_not_stored_as_those_of_a_prompt(stored, mo
         with hillinfer.prune(model, SCHEDULE, later="anew"):
             generated(model, IDS, cache, 100, 1)
         cache.crop(100 - TOKENS)
-        generated(model, IDS[:, :120], cache, None, 100)
+        generated(model, IDS[:, :120], cache, None, 12)
         held = torch.tensor(cache.token_ids).reshape(1, -1)
         turn = torch.cat([held, prompts([700], seed=4)[0]], 1)
         with hillinfer.prune(model, SCHEDULE, later="anew") as pruning:
@@ -228,14 +228,14 @@ def test_a_prompt_that_breaks_off_comes_again(layer, chunk, stored, model, cold_
         attached(model, cold_dir, store=stored) as hill,
         hillinfer.prune(model, SCHEDULE),
     ):
-        expected = generated(model, IDS, hill.new_cache(), chunk, 8)
+        expected = generated(model, IDS, hill.new_cache(), chunk)
         cache = hill.new_cache()
         with monkeypatch.context() as broken:
             broken.setattr(type(module), "forward", breaks)
             with pytest.raises(BrokenError):
                 generated(model, IDS, cache, chunk)
         assert cache.read_from_store is None or cache.read_from_store.found_tokens == STORED
-        found = generated(model, IDS, cache, chunk, 8)
+        found = generated(model, IDS, cache, chunk)
     assert found[0] == expected[0]
     assert torch.equal(found[1], expected[1])
 
@@ -271,11 +271,11 @@ def test_a_session_is_gone_on_from_in_stages(model, cold_dir, tmp_path):
     """Behind a session's tokens, too; rows of answers among them are not stored."""
     with attached(model, cold_dir) as hill:
         cache = hill.new_cache()
-        _, _ = generated(model, IDS[:, :600], cache, None, 11)
+        _, _ = generated(model, IDS[:, :280], cache, None, 11)
         cache.save_session(tmp_path / "saved")
         held = torch.tensor(cache.token_ids)
     Store.create(tmp_path / "store", 64 << 20)
-    turn = torch.cat([held, IDS[:, 640:]], 1)
+    turn = torch.cat([held, IDS[:, 320:]], 1)
     with (
         attached(model, cold_dir, store=tmp_path / "store") as hill,
         hillinfer.prune(model, SCHEDULE) as pruning,
@@ -284,8 +284,8 @@ def test_a_session_is_gone_on_from_in_stages(model, cold_dir, tmp_path):
         generated(model, turn, cache, 100, 1)
         read = pruning.read_of(cache)
         # The open block of the session stays whole.
-        assert read.brought == 610
-        assert read.tokens == [1310, 1310, 640 + 6 * 64 - 34, 640 + 6 * 64 - 34, 640 + 3 * 64 - 34]
+        assert read.brought == 290
+        assert read.tokens == [990, 990, 320 + 6 * 64 - 34, 320 + 6 * 64 - 34, 320 + 3 * 64 - 34]
         assert hill.statistics().kv_bytes == sum(read.tokens) * 64
         assert pruning.complete(cache).is_whole
         generated(model, turn, found := hill.new_cache(), 100, 1)
