@@ -45,7 +45,7 @@ _MODULES = (
         "hillinfer_bench.cli.programs",
     ),
     # What reading arguments loads.
-    *("pydantic", "pydantic.type_adapter"),
+    *("pydantic", "pydantic.type_adapter", "typer._adapters"),
 )
 # Of a number on the way, in bytes.
 _LENGTH = 8

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import operator
 import platform
@@ -154,8 +155,12 @@ def python_version() -> str:
     return platform.python_version()
 
 
+@functools.cache
 def run_packages() -> tuple[PackageFacts, ...]:
-    """Return the packages that generating needs, read from this distribution's metadata."""
+    """Return the packages that generating needs, read from this distribution's metadata.
+
+    Read once: what a process has imported stays, and each package's metadata takes milliseconds.
+    """
     found = []
     for requirement in metadata.requires("hillinfer") or []:
         name, window, extra = _split(requirement)

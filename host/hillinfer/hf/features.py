@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import transformers
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel, __version__
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
@@ -190,9 +189,8 @@ TESTED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt")
 TRANSFORMERS_WINDOW = ((5, 23), (5, 24))
 
 
-def check_versions() -> None:
+def check_versions(found: str = __version__) -> None:
     """Refuse a transformers outside the window whose internals were checked."""
-    found = transformers.__version__
     low, high = TRANSFORMERS_WINDOW
     if not low <= tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < high:
         raise UnsupportedFeatureError(

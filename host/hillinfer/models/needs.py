@@ -307,6 +307,9 @@ class ContextNeeds:
         budget holds its fixed buffers may get easier with length, where the budget is a share.
         """
         fits, too_long = 0, self.shape.max_positions + 1
+        if self._possible(too_long - 1, capacity):
+            # Which is so on most machines, and each look makes a whole plan.
+            fits = too_long - 1
         while too_long - fits > 1:
             middle = (fits + too_long) // 2
             if self._possible(middle, capacity):

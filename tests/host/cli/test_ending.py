@@ -71,13 +71,13 @@ def place(tmp_path):
 
 @pytest.fixture
 def generate(forked, tiny_folder, document, place):
-    """Draw forty tokens from the tiny model after four chunks of a document."""
+    """Draw twenty tokens from the tiny model after four chunks of a document."""
 
     def run(*arguments, touch=None, **changes):
         return forked(
             *("generate", "--model", tiny_folder, "--prompt-file", document, "--threads", 1),
             *("--cold-dir", place / "cold", "--report", place / "reports" / "run.json"),
-            *("--max-new-tokens", 40, "--dram-budget", "64MiB", "--temperature", 5),
+            *("--max-new-tokens", 20, "--dram-budget", "64MiB", "--temperature", 5),
             *("--prefill-chunk", 64, *PLAIN, *arguments),
             touches=None if touch is None else str(place / touch),
             **changes,
@@ -87,7 +87,7 @@ def generate(forked, tiny_folder, document, place):
 
 
 # Passes that read the document, and one in the middle of the answer.
-PREFILL, DECODE, LAST = 3, 16, 43
+PREFILL, DECODE, LAST = 3, 16, 23
 
 
 def report_of(place):
@@ -135,7 +135,7 @@ def test_an_answer_needs_no_standard_error(generate, place):
     plain = generate()
     assert plain.status == 0, plain
     assert plain.out == report_of(place)["answers"][0]["text"] + "\n"
-    assert len(plain.out) == 40
+    assert len(plain.out) == 20
     # On a terminal a bar is drawn meanwhile, which must not take the text with it.
     for stream in (CLOSED, FULL, NO_READER, TERMINAL):
         ended = generate(stderr=stream)
@@ -190,12 +190,13 @@ def test_what_strikes_after_the_answer_costs_neither(generate, place, strike):
     assert STRIKES[strike][1] in one_line(ended)
     told = report_of(place)
     assert ended.out == told["answers"][0]["text"] + "\n"
-    assert len(told["answers"][0]["token_ids"]) == 40
+    assert len(told["answers"][0]["token_ids"]) == 20
     assert list((place / "cold").iterdir()) == []
 
 
 def test_a_reader_that_leaves_has_the_rest_in_the_report(generate, place):
-    ended = generate(stdout=READER_LEAVES)
+    # Enough that it is gone long before the last of them.
+    ended = generate("--max-new-tokens", 40, stdout=READER_LEAVES)
     assert ended.status == 141, ended
     line = one_line(ended)
     assert "nobody reads standard output any more" in line
@@ -207,10 +208,10 @@ def test_a_reader_that_leaves_has_the_rest_in_the_report(generate, place):
 
 
 MODES = {
-    "questions": (("--question", "who?", "--question", "where?"), 60),
-    "interactive": (("--interactive",), 60),
-    "compare": (("--question", "who?", "--compare", "full"), 46),
-    "comparing": (("--question", "who?", "--compare", "full"), 60),
+    "questions": (("--question", "who?", "--question", "where?"), 40),
+    "interactive": (("--interactive",), 40),
+    "compare": (("--question", "who?", "--compare", "full"), 26),
+    "comparing": (("--question", "who?", "--compare", "full"), 40),
     "saving": (("--question", "who?"), 16),
     "singly": (("--question", "who?", "--sparse-question"), 24),
 }
@@ -252,7 +253,7 @@ def test_an_answer_that_breaks_off_costs_no_document_that_is_read_in_stages(
         assert "to be kept; another interrupt ends it" in ended.err
         told = report_of(place)
         (answer,) = told["answers"]
-        assert 0 < len(answer["token_ids"]) < 40
+        assert 0 < len(answer["token_ids"]) < 20
         tokens = told["document_tokens"]
         assert answer["pruned"]["tokens"][1] < tokens
         assert told["completion"]["done"] == tokens
@@ -284,7 +285,7 @@ def test_a_report_that_loses_its_place_costs_no_text(generate, place, strike, fo
     assert "cannot write the report" in line
     assert said in line
     assert "the text so far is on standard output" in line
-    assert len(ended.out) == 40
+    assert len(ended.out) == 20
     assert not (place / "reports" / "run.json").exists()
     assert not list(place.rglob(".report-*"))
 

@@ -36,7 +36,7 @@ def generate(command, tiny_folder, cold_dir, tmp_path):
         report.unlink(missing_ok=True)
         outcome = command(
             *("generate", "--model", tiny_folder, "--cold-dir", cold_dir, "--report", report),
-            *("--max-new-tokens", 12, *PLAIN, *arguments),
+            *("--max-new-tokens", 6, *PLAIN, *arguments),
             stdin=stdin,
         )
         assert outcome.code == code, outcome.err

@@ -21,8 +21,9 @@ from hillinfer_bench.figures.store_figures import StoreRecord
 
 @pytest.fixture
 def long_document(tmp_path):
+    """More than a session's segment of 1,024 tokens, and a chunk of 256 behind it."""
     file = tmp_path / "long.txt"
-    file.write_text("".join(f"cat {i} sat on mat {i * 7 % 61}. " for i in range(70)))
+    file.write_text("".join(f"cat {i} sat on mat {i * 7 % 61}. " for i in range(62)))
     return file
 
 
@@ -35,7 +36,7 @@ def generate(command, tiny_folder, cold_dir, tmp_path):
         report.unlink(missing_ok=True)
         outcome = command(
             *("generate", "--model", tiny_folder, "--cold-dir", cold_dir, "--report", report),
-            *("--max-new-tokens", 12, "--prefill-chunk", 256, *PLAIN, *arguments),
+            *("--max-new-tokens", 6, "--prefill-chunk", 256, *PLAIN, *arguments),
         )
         assert outcome.code == code, outcome.err
         return outcome, read_report(report) if report.exists() else None
@@ -100,10 +101,11 @@ def test_the_command_reads_behind_a_stored_document_as_rates_say(
         assert (streamed > singly) is (way == "opened in place")
     told = " ".join(again.err.replace("│", " ").split())
     assert f"tokens behind {document['before']} {way} (streaming" in told
-    # What an unbroken run rounds alike has one way alone.
-    _, report = generate(*asked, "--reuse", "exact")
-    _, report = generate(*asked, "--reuse", "exact")
-    assert {one["way"] for one in report["store"]["passes"]} == {"streamed"}
+    # What an unbroken run rounds alike has one way alone, whatever rates say.
+    if way != "streamed":
+        generate(*asked, "--reuse", "exact")
+        _, report = generate(*asked, "--reuse", "exact")
+        assert {one["way"] for one in report["store"]["passes"]} == {"streamed"}
 
 
 @pytest.mark.parametrize(
