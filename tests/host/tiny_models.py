@@ -52,6 +52,8 @@ class TinyModel:
     head_dim: int = 8
     layers: int = 2
     seed: int | None = None
+    # Of a token between layers; as wide as all query heads where None. Llamas alone may say it.
+    hidden: int | None = None
 
     def __str__(self):
         return f"{self.family}-{self.heads}-{str(self.dtype).removeprefix('torch.')}"
@@ -60,7 +62,7 @@ class TinyModel:
         query_heads, kv_heads = HEADS[self.heads]
         common = {
             "vocab_size": VOCABULARY,
-            "hidden_size": query_heads * self.head_dim,
+            "hidden_size": self.hidden or query_heads * self.head_dim,
             "num_hidden_layers": self.layers,
             "num_attention_heads": query_heads,
             "max_position_embeddings": 4096,
@@ -82,7 +84,9 @@ class TinyModel:
             return MistralConfig(**common, head_dim=self.head_dim, sliding_window=None)
         if self.family == "qwen3":
             return Qwen3Config(**common, head_dim=self.head_dim)
-        return {"llama": LlamaConfig, "qwen2": Qwen2Config}[self.family](**common)
+        if self.family == "llama":
+            return LlamaConfig(**common, head_dim=self.head_dim)
+        return Qwen2Config(**common)
 
     def build(self):
         """Return a model of its own, with a config that no other model shares."""

@@ -6,6 +6,7 @@ score blocks and reads in flight vary, and every bit of every logit must stay.
 """
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -65,11 +66,11 @@ def rows_written(statistics):
 )
 @given(case=cases(), others=st.permutations(list(PLACEMENTS)), share=st.floats(0, 1))
 def test_every_placement_gives_the_same_bits(case, others, share, cold_dir):
-    """A third of the placements each time, and one with a budget anywhere in between."""
+    """Some of the placements each time, and one with a budget anywhere in between."""
     model = case.tiny.build()
     expected, hot = case.run(model, cold_dir, dram_budget=ALL_HOT)
     assert hot.cold_read_bytes == 0
-    drawn = {name: PLACEMENTS[name] for name in others[: len(PLACEMENTS) // 3]}
+    drawn = {name: PLACEMENTS[name] for name in others[:3]}
     anywhere = replace(PLACEMENTS[others[-1]], share=share)
     for name, placement in (drawn | {f"{others[-1]} at {share}": anywhere}).items():
         found, statistics = case.run(model, cold_dir, **placement.for_case(case, hot.kv_bytes))
@@ -86,7 +87,7 @@ def test_every_placement_gives_the_same_bits(case, others, share, cold_dir):
 
 LONG = Case(
     tiny=TinyModel("qwen3", "gqa", torch.bfloat16, head_dim=12),
-    lengths=(1151, 1060),
+    lengths=(1087, 1060),
     chunk=256,
     new_tokens=3,
     selection={"alpha": 0.3, "kept_recent": 6, "block_rows": 100},
@@ -139,11 +140,18 @@ def test_rows_read_ahead_change_no_bit(name, prefetch_blocks, ahead_run, cold_di
 
 
 @pytest.fixture(scope="module")
-def own_sets_run(request, tmp_path_factory):
-    """A case in which each KV head has a set, its model, and what comes out while all is hot."""
-    case = replace(OWN_SETS, selection=OWN_SETS.selection | {"query": request.param})
-    model = case.tiny.build()
-    return case, model, *case.run(model, tmp_path_factory.mktemp("own"), dram_budget=ALL_HOT)
+def hot_run(tmp_path_factory):
+    """Return what gives the model of a case and what comes out while all is hot, once for each."""
+    made = cache(TinyModel.build)
+
+    @cache
+    def run_of(name):
+        case = CASES[name]
+        model = made(case.tiny)
+        place = tmp_path_factory.mktemp("hot")
+        return case, model, *case.run(model, place, dram_budget=ALL_HOT)
+
+    return run_of
 
 
 # Far more is cold than a buffer of 64 rows holds, so sets come in runs that cut their tiles.
@@ -157,17 +165,16 @@ OWN_SETS = Case(
 
 
 @pytest.mark.parametrize(
-    ("own_sets_run", "name"),
+    ("query", "name"),
     [
         ("true", "golden-least"),
         ("true", "decayed-misses"),
         ("predicted", "lru"),
         ("predicted", "golden-least"),
     ],
-    indirect=["own_sets_run"],
 )
-def test_a_set_per_head_wherever_rows_lie(name, own_sets_run, cold_dir):
-    case, model, expected, hot = own_sets_run
+def test_a_set_per_head_wherever_rows_lie(query, name, hot_run, cold_dir):
+    case, model, expected, hot = hot_run(query)
     found, statistics = case.run(model, cold_dir, **PLACEMENTS[name].for_case(case, hot.kv_bytes))
     assert torch.equal(bits(found), bits(expected))
     assert statistics.cold_rows_read > 0
@@ -258,43 +265,38 @@ CODED = {
     "ahead": replace(AHEAD, selection=AHEAD.selection | {"exact": 0.03, "exact_floor": 16}),
     "own sets": replace(OWN_SETS, selection=OWN_SETS.selection | {"exact": 0.05, "exact_floor": 0}),
 }
-
-
-@pytest.fixture(scope="module")
-def coded_run(request, tmp_path_factory):
-    """A case with coded tokens, its model, and what comes out while all is hot."""
-    case = CODED[request.param]
-    model = case.tiny.build()
-    return case, model, *case.run(model, tmp_path_factory.mktemp("coded"), dram_budget=ALL_HOT)
+# Those in which each KV head has a set are named by their query.
+CASES = CODED | {
+    query: replace(OWN_SETS, selection=OWN_SETS.selection | {"query": query})
+    for query in ("true", "predicted")
+}
 
 
 # No codes are written where rows are sealed, so each case has that.
 @pytest.mark.parametrize(
-    ("coded_run", "name"),
+    ("case", "name"),
     [
         *(("alone", name) for name in ("sealed", "golden-least", "recent-misses")),
         *(("ahead", name) for name in ("sealed", "lru")),
         *(("own sets", name) for name in ("sealed", "decayed")),
     ],
-    indirect=["coded_run"],
 )
-def test_coded_tokens_wherever_rows_and_codes_lie(name, coded_run, cold_dir):
-    case, model, expected, hot = coded_run
+def test_coded_tokens_wherever_rows_and_codes_lie(case, name, hot_run, cold_dir):
+    case, model, expected, hot = hot_run(case)
     found, statistics = case.run(model, cold_dir, **PLACEMENTS[name].for_case(case, hot.kv_bytes))
     assert torch.equal(bits(found), bits(expected))
     assert statistics.coded_tokens == hot.coded_tokens > 0
 
 
-def test_coded_tokens_of_beams_and_turns(cold_dir, tmp_path_factory):
+def test_coded_tokens_of_beams_and_turns(beams_run, cold_dir, tmp_path_factory):
     """Forks, cuts and beams take value statistics of their own; placement changes no bit."""
-    model = BEAMS.tiny.build()
+    model, plain = beams_run
     chosen = {"exact": 0.05, "exact_floor": 8}
     coded = replace(BEAMS, selection=BEAMS.selection | chosen)
     everywhere = tmp_path_factory.mktemp("coded-beams")
     expected = beams_and_turns(model, everywhere, dram_budget=ALL_HOT, **chosen)
-    plain = beams_and_turns(model, everywhere, dram_budget=ALL_HOT)
     assert not torch.equal(plain[0], expected[0])
-    for name in ("golden-least", "lru", "decayed"):
+    for name in ("golden-least", "decayed"):
         placement = PLACEMENTS[name].for_case(coded, 100_000)
         found = beams_and_turns(model, cold_dir, **(placement | chosen))
         for one, other in zip(found, expected, strict=True):

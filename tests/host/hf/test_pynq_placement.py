@@ -26,7 +26,7 @@ from hillinfer_hw.emulation import Engine
 from hillinfer_hw.toolchain import MissingToolError, find_pynq_python
 
 # The kernels of test_device_placement.py, which are built once.
-TINY = TinyModel("llama", "gqa", torch.float16, head_dim=64)
+TINY = TinyModel("llama", "gqa", torch.float16, head_dim=64, hidden=64)
 SELECTION = {"alpha": 0.2, "kept_recent": 5, "kept_sinks": 2, "block_rows": 100}
 # A sequence of two segments, the second of which fills a group while tokens are made, beside one of
 # less than two groups.
