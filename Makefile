@@ -7,9 +7,9 @@ PYNQ_PYTHON ?= $(PYTHON)
 BIN := $(VENV)/bin
 BUILD ?= build
 JOBS ?= auto
-# Once for all of the test processes and what they start, which may not be let write bytecode.
+# Once for all of the test processes and what they start, some of which write no bytecode.
 COMPILE = @$(BIN)/python -m compileall -qq -j 0 sw_model host plugins tools
-# What one process of tests has rewritten the others need not, whatever the shell says of bytecode.
+# pytest keeps as bytecode what it has rewritten of a test, for its other processes.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 \
 	$(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
@@ -281,12 +281,16 @@ $(VENV)/builders: constraints.txt | $(VENV)/pyvenv.cfg
 
 NOT_IMPORTED := /tests/|/transformers/models/(?!auto|llama|mistral|opt|qwen)|/torch/(_inductor|testing)/|/(fontTools|hls4ml|langchain_core|langsmith|mypy|mypyc|pip|scapy|torchgen)/|/pygments/lexers/|/sympy/physics/
 
+INSTALL = HILLINFER_NATIVE=beside $(PIP)
+PROJECTS := -e '.[run,serve,encryption,keyring,hls,rtl,xrt,figures,test,lint]' -e ./tools \
+	-e ./plugins/hillinfer_pynq -e './plugins/hillinfer_hosts[redis]'
+
 # What is installed looks for the library where make puts it: while pip fetches and unpacks, which
 # keeps a core busy, make compiles.
 $(VENV)/packages: pyproject.toml tools/pyproject.toml plugins/hillinfer_pynq/pyproject.toml plugins/hillinfer_hosts/pyproject.toml constraints.txt hatch_build.py $(VENV)/builders
 	# pip compiles modules one after the other: a minute that all cores share here.
-	HILLINFER_NATIVE=beside $(PIP) --no-build-isolation --check-build-dependencies \
-		-e '.[run,serve,encryption,keyring,hls,rtl,xrt,figures,test,lint]' -e ./tools -e ./plugins/hillinfer_pynq -e './plugins/hillinfer_hosts[redis]'
+	# Where a package that others made has to be built, each is built by what it asks for.
+	$(INSTALL) --no-build-isolation --check-build-dependencies $(PROJECTS) || $(INSTALL) $(PROJECTS)
 	# Without half of all: tests of libraries, models of transformers', and what nobody imports here.
 	-@$(BIN)/python -m compileall -qq -j 0 -x '$(NOT_IMPORTED)' $(VENV)/lib
 	@touch $@

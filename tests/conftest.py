@@ -20,24 +20,9 @@ for place in ("tools", *(f"plugins/hillinfer_{name}" for name in ("pynq", "vllm"
     sys.path.append(str(Path(__file__).parents[1] / place))
 
 
-def pytest_sessionstart(session):
-    """Let each worker begin with other files, where all are wanted.
-
-    What one has read and rewritten the others take as it is, in place of doing the same at once.
-    """
-    worker = getattr(session.config, "workerinput", None)
-    if worker is None or session.config.args != session.config.getini("testpaths"):
-        return
-    files = sorted(map(str, Path(__file__).parent.rglob("test_*.py")))
-    turn = int(worker["workerid"].removeprefix("gw")) * len(files) // worker["workercount"]
-    session.config.args = files[turn:] + files[:turn]
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Let one worker run a file, whose tests share what is built for them."""
-    # The order of all workers.
-    items.sort(key=lambda item: item.path)
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
@@ -68,6 +69,7 @@ def hub_cache(variables: Mapping[str, str]) -> Path:
 
 
 def _expanded(path: str) -> Path:
+    path = os.path.expandvars(path)
     try:
         return Path(path).expanduser()
     except RuntimeError:

@@ -42,6 +42,14 @@ def test_a_name_without_a_commit_says_which_it_took(hub, generate):
     assert (model["name"], model["commit"]) == (NAME, SECOND)
 
 
+def test_the_cache_lies_where_its_older_variable_says(hub, hub_cache, generate, monkeypatch):
+    monkeypatch.delenv("HF_HUB_CACHE")
+    monkeypatch.setenv("HUGGINGFACE_HUB_CACHE", str(hub_cache))
+    outcome, model = generate(NAME)
+    assert outcome.code == 0, outcome.err
+    assert model["commit"] == SECOND
+
+
 def test_a_commit_is_kept_to_and_nothing_said(hub, generate):
     outcome, model = generate(f"{NAME}@{FIRST}")
     assert outcome.code == 0, outcome.err

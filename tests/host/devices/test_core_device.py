@@ -218,7 +218,7 @@ def test_what_two_sides_cannot_choose_is_refused(two_sides):
 
 
 def test_a_flipped_bit_in_its_memory_shows(cold_dir, expected):
-    with closing(Told(cold_dir, core=True, wrap=Forgetful, attends=False)) as told:
+    with closing(Told(cold_dir, core=True, wrap=Forgetful)) as told:
         assert not same(long_story(told), expected(Scope.LAYER))
 
 

@@ -209,7 +209,7 @@ def test_every_write_of_a_prompt_in_stages_may_fail(places):
 def test_states_that_were_not_written_and_are_believed_are_seen(places, monkeypatch):
     monkeypatch.setattr("hillinfer.pruning.states._sum", lambda memory: 0)
     # Rows are written by another thread: which of these writes are of states is its doing.
-    failed = [Injection("pwrite", index, Fault.EIO) for index in range(7, 15)]
+    failed = [Injection("pwrite", index, Fault.EIO) for index in range(3, 17)]
     life = Believing(scenario(IOChoice.THREADS, SHORT_STAGED))
     assert faults_of(life, places, plan=failed, tries=1).outcomes[Outcome.WRONG]
 

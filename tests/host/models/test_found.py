@@ -40,6 +40,14 @@ def test_models_of_the_hub_have_the_names_that_are_taken(tmp_path, here):
     assert found_models(here, {"XDG_CACHE_HOME": str(tmp_path / "cache")}) == expected
 
 
+def test_a_variable_may_name_another(tmp_path, here, monkeypatch):
+    """As the hub's library reads it."""
+    monkeypatch.setenv("SOMEWHERE", str(tmp_path))
+    model(tmp_path / "hub" / "models--org--name" / "snapshots" / COMMIT)
+    for name, path in (("HF_HUB_CACHE", "$SOMEWHERE/hub"), ("HF_HOME", "${SOMEWHERE}")):
+        assert len(found_models(here, {name: path})) == 1
+
+
 def test_folders_and_files_here_are_found(tmp_path, here):
     model(here / "mine", "opt", 5)
     (here / "other.gguf").write_bytes(b"GGUF")

@@ -203,8 +203,8 @@ def test_alpha_counts_what_a_band_has_not(alpha, query, device, model, cold_dir)
 
 
 def test_forks_go_on_by_themselves(model, cold_dir):
-    # Their answers end a group.
-    ways = [prompts([94], seed=seed)[0] for seed in (5, 6)]
+    # Their answers end a group of every band.
+    ways = [prompts([62], seed=seed)[0] for seed in (5, 6)]
     with attached(model, cold_dir) as hill, hillinfer.prune(model, SCHEDULE) as pruning:
         alone = []
         for way in ways:

@@ -140,8 +140,8 @@ def test_a_cache_on_the_drive_has_these_bits_too(model, cold_dir):
     assert not torch.equal(found[200], expected)
 
 
-# Tokens past the end of the group that a question leaves open.
-TURN, DECODED = torch.cat([IDS, QUESTION[:, :30]], 1), 9
+# The answer ends the group that a question leaves open.
+TURN, DECODED = torch.cat([IDS, QUESTION, QUESTION[:, :22]], 1), 9
 PLACES = PLACEMENTS | {"sealed": {"encrypt_cold_pool": "yes"}}
 
 

@@ -147,7 +147,7 @@ def test_every_way_answers_alike_and_finds_what_it_stored(
 
 @pytest.mark.parametrize("chunk", [128, 96, 320])
 def test_exact_has_the_bits_of_an_unbroken_run(store, cold_dir, chunk):
-    """96 and 320 divide no chunk of the store, which is 1,024 tokens, and 96 no two groups."""
+    """96 and 320 divide no chunk of the store (1,024 tokens), and 96 is a group and a half."""
     model, ids = tiny().build(), ids_of(1300)
     border = {128: 1280, 96: 1152, 320: 1280}[chunk]
 

@@ -2,12 +2,15 @@
 """An encrypted store does what a plain one does, tells nothing, and believes no changed byte."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
-from forked_writers import ForkedWriter
 from stored_bytes import flip
 
 from hillinfer.secrecy.key_sources import KeyFile, PassphraseFile, WithoutKey
@@ -437,38 +440,43 @@ def test_a_plain_store_forgets_no_key(tmp_path):
 
 # --- Kills ---
 
-
-def writes(place, key, first):
-    """Return what a process does that stores every second prompt from one on."""
-
-    def write(lines):
-        with Store(place, eviction="lru", key=key) as store:
-            print("open", file=lines)
-            for seed in range(first, 10**6, 2):
-                salt = b"%d" % (seed // 2 % 3)
-                put(store, namespace(), prompt(seed, 1500), step=256, salt=salt)
-                print(seed, file=lines)
-
-    return write
+WRITER = """
+import os, sys
+sys.path[:0] = sys.argv[2].split(":")
+from pathlib import Path
+from hillinfer.secrecy.key_sources import KeyFile
+from hillinfer_bench.storing.made_prompts import namespace, prompt, put
+from hillinfer.store.store import Store
+with Store(sys.argv[1], eviction="lru", key=KeyFile(Path(sys.argv[4]))) as store:
+    print(os.getpid(), flush=True)
+    for seed in range(int(sys.argv[3]), 10**6, 2):
+        put(store, namespace(), prompt(seed, 1500), step=256, salt=b"%d" % (seed // 2 % 3))
+        print(seed, flush=True)
+"""
 
 
 # How a process is killed is not a matter of the key: see test_store_damage.py for more of it.
 @pytest.mark.parametrize("seed", range(1))
-def test_a_killed_writer_loses_nothing_that_was_published(tmp_path, key, seed):
+def test_a_killed_writer_loses_nothing_that_was_published(tmp_path, key, seed, warm_python):
     place, space = tmp_path / "small", namespace()
     Store.create(place, 64 * MIB, key=key)
     numbers = np.random.default_rng(seed)
     for turn in range(3):
-        running = [ForkedWriter(writes(place, key, 1000 * turn + own)) for own in range(2)]
-        for one in running:
-            assert one.lines.readline() == "open\n"
+        command = [*warm_python, "-c", WRITER, str(place), ":".join(sys.path)]
+        running = [
+            subprocess.Popen(
+                [*command, str(first), str(key.path)], stdout=subprocess.PIPE, text=True
+            )
+            for first in (1000 * turn, 1000 * turn + 1)
+        ]
+        numbered = [int(one.stdout.readline()) for one in running]
         time.sleep(float(numbers.uniform(0.05, 0.6)))
         # Both at once: one that goes on may evict what the other stored last.
-        for one in running:
-            one.kill()
+        for one in numbered:
+            os.kill(one, signal.SIGKILL)
         told = []
         for one in running:
-            told.append([int(line) for line in one.told()])
+            told.append([int(line) for line in one.communicate()[0].split()])
         with Store(place, key=key) as store:
             facts = store.statistics()
             assert facts["writing"] == facts["leases"] == 0

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is damaged is never used: a flipped bit, a swapped chunk, a lost index, a killed writer."""
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from forked_writers import ForkedWriter
 from stored_bytes import flip
 
 from hillinfer.store.eviction import EVICTION_POLICIES
@@ -191,39 +194,45 @@ def test_an_index_that_another_process_makes_meanwhile_is_not_lost(place, monkey
         assert check(store, namespace(), prompt(0, 1024)) == 1024
 
 
-def writes(place, first):
-    """Return what a process does that stores every second prompt from one on."""
-
-    def write(lines):
-        with Store(place, eviction="lru") as store:
-            print("open", file=lines)
-            for seed in range(first, 10**6, 2):
-                began = time.monotonic()
-                kept = put(store, namespace(), prompt(seed, 1500), step=256)
-                print(began, seed, kept, file=lines)
-
-    return write
+WRITER = """
+import os, sys, time
+sys.path[:0] = sys.argv[2].split(":")
+from hillinfer_bench.storing.made_prompts import namespace, prompt, put
+from hillinfer.store.store import Store
+with Store(sys.argv[1], eviction="lru") as store:
+    print(os.getpid(), flush=True)
+    for seed in range(int(sys.argv[3]), 10**6, 2):
+        began = time.monotonic()
+        kept = put(store, namespace(), prompt(seed, 1500), step=256)
+        print(began, seed, kept, flush=True)
+"""
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_killed_writer_loses_nothing_that_was_published(tmp_path, seed):
+def test_a_killed_writer_loses_nothing_that_was_published(tmp_path, seed, warm_python):
     place = tmp_path / "small"
     Store.create(place, 64 * MIB)
     space = namespace()
     numbers, whole = np.random.default_rng(seed), 0
     for turn in range(3):
-        running = [ForkedWriter(writes(place, 1000 * turn + own)) for own in range(2)]
-        for one in running:
-            assert one.lines.readline() == "open\n"
+        running = [
+            subprocess.Popen(
+                [*warm_python, "-c", WRITER, str(place), ":".join(sys.path), str(first)],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for first in (1000 * turn, 1000 * turn + 1)
+        ]
+        numbered = [int(one.stdout.readline()) for one in running]
         time.sleep(float(numbers.uniform(0.05, 0.6)))
-        for one in running:
-            one.kill()
+        for one in numbered:
+            os.kill(one, signal.SIGKILL)
         # In the order in which both began: what one stored last the other may have evicted, and one
         # that waits for a processor tells late what it stored long ago.
         told = sorted(
             (float(when), int(seed), int(kept))
             for one in running
-            for when, seed, kept in map(str.split, one.told())
+            for when, seed, kept in map(str.split, one.communicate()[0].splitlines())
         )
         # Room that one makes is not the other's.
         assert all(kept == 1472 for *_, kept in told), told

@@ -37,8 +37,9 @@ def prompt(seed: int, tokens: int) -> list[int]:
 
 @functools.cache
 def _noise(byte_count: int) -> NDArray[np.uint64]:
-    """Return random words, as many in a row as a hash has: no two places of a group are alike."""
+    """Return random words, as many in a row as a hash has, so that places of a group differ."""
     words = np.random.default_rng(0).integers(0, 1 << 64, byte_count // 8, np.uint64)
+    words.flags.writeable = False
     return words.reshape(-1, _HASH_WORDS)
 
 
