@@ -5,6 +5,7 @@ Arguments: cold directory, file of the pool timeline.
 """
 
 import concurrent.futures.thread as futures
+import ctypes
 import gc
 import sys
 import threading
@@ -55,3 +56,5 @@ def main():
 
 
 main()
+# The interpreter's own end, wherever it was started.
+ctypes.pythonapi.Py_Exit(0)
