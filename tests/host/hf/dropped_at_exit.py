@@ -5,6 +5,7 @@ Arguments: cold directory, file of the pool timeline.
 """
 
 import concurrent.futures.thread as futures
+import ctypes
 import gc
 import sys
 import threading
@@ -14,9 +15,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from generation_runs import attached
+from generation_runs import attached_with
 from tiny_models import TinyModel, prompts
 
+from hillinfer.drive.calls import DriveCalls
 from hillinfer.kv.pool_policies import PoolPolicy
 
 
@@ -36,12 +38,21 @@ class CollectsAtExit(PoolPolicy):
         return super().worth(rows)
 
 
+class SlowToClose(DriveCalls):
+    """Has the runtime's end take longer than that of an interpreter that does not wait for it."""
+
+    def close(self, descriptor):
+        time.sleep(0.5)
+        super().close(descriptor)
+
+
 def main():
     torch.set_num_threads(1)
     model, policy = TinyModel().build(), CollectsAtExit()
     ids, _ = prompts([150])
     timeline = Path(sys.argv[2])
-    with attached(model, sys.argv[1], pool_timeline=timeline) as hill, torch.no_grad():
+    given = {"calls": SlowToClose()}
+    with attached_with(model, sys.argv[1], given, pool_timeline=timeline) as hill, torch.no_grad():
         cache = hill.new_cache()
         model(ids, past_key_values=cache)
         pools = cache.engine.runtime.parts.pools
@@ -55,3 +66,5 @@ def main():
 
 
 main()
+# The interpreter's own end, wherever it was started.
+ctypes.pythonapi.Py_Exit(0)

@@ -272,11 +272,13 @@ def test_the_next_use_frees_what_was_dropped(use, cold_dir, calls):
         cache.close()
 
 
-def test_a_program_may_end_while_a_runtimes_thread_collects_its_last_cache(cold_dir, tmp_path):
+def test_a_program_may_end_while_a_runtimes_thread_collects_its_last_cache(
+    warm_python, cold_dir, tmp_path
+):
     timeline = tmp_path / "timeline.csv"
     program = Path(__file__).with_name("dropped_at_exit.py")
     done = subprocess.run(
-        [sys.executable, program, cold_dir, timeline],
+        [*warm_python, program, cold_dir, timeline],
         capture_output=True,
         text=True,
         timeout=4 * ENOUGH,

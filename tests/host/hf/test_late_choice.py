@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Coded tokens that are chosen beside their layer's own products are those chosen a layer ahead."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from generation_runs import attached, bits, run
@@ -84,7 +86,8 @@ def test_a_compiled_model_chooses_late_as_if_the_new_token_was_not_there(
     cold_dir, two_threads, late
 ):
     """No hook begins there before the layer's turn, in which the token is stored first."""
-    model = TINY.build()
+    # What compiles takes its time for every layer.
+    model = replace(TINY, layers=3).build()
     with attached(model, cold_dir, **SELECTION, dram_budget=ALL_HOT) as hill:
         fast = torch.compile(model, backend="eager")
         begun = []
@@ -99,5 +102,5 @@ def test_a_compiled_model_chooses_late_as_if_the_new_token_was_not_there(
                     logits.append(call(token, past_key_values=cache).logits)
                     begun.append(len(late) - before)
                 assert torch.equal(*logits)
-        # Layers 2 and 3 of every step, however it was made.
-        assert begun[-8:] == [2] * 8
+        # Layer 2 of every step, however it was made.
+        assert begun[-8:] == [1] * 8

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -56,12 +55,13 @@ def processor():
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def told(warm_python, tmp_path_factory):
+    """What the program says; libraries read the variables with their first products."""
     kind = processor()
     if kind not in RECORDED:
         pytest.skip(f"no bits were recorded on {' with '.join(kind)}: run {RUN.name}")
     done = subprocess.run(
-        [sys.executable, RUN, tmp_path_factory.mktemp("recorded")],
+        [*warm_python, RUN, tmp_path_factory.mktemp("recorded")],
         capture_output=True,
         text=True,
         check=False,

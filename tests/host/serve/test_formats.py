@@ -239,7 +239,7 @@ def test_a_schema_may_refer_to_its_own_parts(ask, server, choice):
     tools = [TOOLS[1], openai.pydantic_function_tool(Trip)]
     assert "$ref" in json.dumps(tools)
     token = brace(server)
-    answer = ask(tools=tools, tool_choice=choice, logit_bias={token: 100}, n=6, max_tokens=200)
+    answer = ask(tools=tools, tool_choice=choice, logit_bias={token: 100}, n=3, max_tokens=200)
     calls = [one.message.tool_calls[0].function for one in answer.choices]
     trips = [call for call in calls if call.name == "Trip"]
     assert trips
@@ -261,10 +261,10 @@ def test_arguments_are_an_object_also_where_the_schema_does_not_say_so(ask, own)
     tools = [{"type": "function", "function": {"name": "f", "parameters": own}}]
     # The tiny model says any value there may be, digits above all.
     bias = {str(ord(one)): 100 for one in "0123456789"}
-    answer = ask(tools=tools, tool_choice="required", max_tokens=27, n=4, logit_bias=bias)
+    answer = ask(tools=tools, tool_choice="required", max_tokens=27, n=2, logit_bias=bias)
     before = '{"name": "f", "arguments": '
     assert {one.message.content for one in answer.choices} == {before}
-    longer = ask(tools=tools, tool_choice="required", max_tokens=28, n=4, logit_bias=bias)
+    longer = ask(tools=tools, tool_choice="required", max_tokens=28, n=2, logit_bias=bias)
     assert {one.message.content for one in longer.choices} == {before + "{"}
 
 

@@ -61,6 +61,7 @@ def test_a_run_that_loads_the_server(command, endless_folder, tmp_path):
     told = command(
         *("serving", "--model", endless_folder, "--dir", place, "--out", out),
         *("--part", "disconnects", "--prompt-tokens", 150, "--disconnects", 16),
+        *("--new-tokens", 24),
     )
     assert told.code == 0, told.err
     record = json.loads(out.read_text())

@@ -18,7 +18,6 @@ from hillinfer_bench.serving.servers import RunningServer
 from hillinfer_bench.serving.streams import Client
 
 _AT_ONCE = 8
-_TOKENS = 64
 _CALIBRATIONS = 3
 # Whoever waits for a socket's end, writes a line or asks for the time shares two cores with it.
 _SLACK_SECONDS = 0.05
@@ -65,7 +64,12 @@ class DisconnectsRow:
 
 
 def measure_disconnects(
-    server: RunningServer, client: Client, prompts: Sequence[str], count: int, say: Say
+    server: RunningServer,
+    client: Client,
+    prompts: Sequence[str],
+    new_tokens: int,
+    count: int,
+    say: Say,
 ) -> DisconnectsRow:
     """Ask and leave, eight at once, half of them in streams.
 
@@ -76,13 +80,15 @@ def measure_disconnects(
     prompts
         Stored ones; half of the requests have one of them with another word before it, so that it
         is read.
+    new_tokens
+        Of each answer, had its client stayed.
     count
         How many clients leave.
     say
         Takes a line of progress.
     """
     assert server.log is not None
-    turn, whole = _calibrated(client, prompts)
+    turn, whole = _calibrated(client, prompts, new_tokens)
     await_quiet(server)
     before = Holdings.of(server)
     left: dict[str, float] = {}
@@ -100,7 +106,7 @@ def measure_disconnects(
             if draw.random() < 0.5:
                 prompt = f"{number} {prompt}"
             name = f"left-{number}"
-            at = _ask_and_leave(server, name, prompt, draw, draw.uniform(0, whole))
+            at = _ask_and_leave(server, name, prompt, new_tokens, draw, draw.uniform(0, whole))
             with lock:
                 left[name] = at
                 if len(left) % 100 == 0:
@@ -125,12 +131,12 @@ def measure_disconnects(
     return DisconnectsRow(count, ended, turn, before, Holdings.of(server))
 
 
-def _calibrated(client: Client, prompts: Sequence[str]) -> tuple[float, float]:
+def _calibrated(client: Client, prompts: Sequence[str], new_tokens: int) -> tuple[float, float]:
     """Return the longest turn of the server, and how long a request takes under this load."""
     gaps, wholes = [0.0], [0.0]
     for number in range(_CALIBRATIONS):
         fresh = f"calibration {number} {prompts[0]}"
-        burst = client.ask_together([*prompts[: _AT_ONCE - 1], fresh], _TOKENS)
+        burst = client.ask_together([*prompts[: _AT_ONCE - 1], fresh], new_tokens)
         for answer in burst.answers:
             gaps += [after - one for one, after in itertools.pairwise(answer.texts)]
             wholes.append(answer.last - answer.began)
@@ -138,13 +144,18 @@ def _calibrated(client: Client, prompts: Sequence[str]) -> tuple[float, float]:
 
 
 def _ask_and_leave(
-    server: RunningServer, name: str, prompt: str, draw: random.Random, seconds: float
+    server: RunningServer,
+    name: str,
+    prompt: str,
+    new_tokens: int,
+    draw: random.Random,
+    seconds: float,
 ) -> float:
     """Return when the client left, in seconds since 1970."""
     body = {
         "model": server.model,
         "messages": [{"role": "user", "content": prompt}],
-        "max_tokens": _TOKENS,
+        "max_tokens": new_tokens,
         "temperature": 0,
         "stream": draw.random() < 0.5,
         **server.fields,

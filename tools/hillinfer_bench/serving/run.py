@@ -352,7 +352,9 @@ def load_server(
             prompts = [texts.take(request.prompt_tokens) for _ in range(_PARALLEL)]
             for one in prompts:
                 client.store(one)
-            return measure_disconnects(server, client, prompts, sizes.disconnects, say)
+            return measure_disconnects(
+                server, client, prompts, request.new_tokens, sizes.disconnects, say
+            )
 
     def planted() -> PlantedRow:
         keys = [f"sk-of-tenant-{number:02d}" for number in range(_PARALLEL)]
