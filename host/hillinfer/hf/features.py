@@ -10,10 +10,11 @@ import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedModel, __version__
+from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
@@ -189,8 +190,9 @@ TESTED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt")
 TRANSFORMERS_WINDOW = ((5, 23), (5, 24))
 
 
-def check_versions(found: str = __version__) -> None:
+def check_versions() -> None:
     """Refuse a transformers outside the window whose internals were checked."""
+    found = version("transformers")
     low, high = TRANSFORMERS_WINDOW
     if not low <= tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < high:
         raise UnsupportedFeatureError(
