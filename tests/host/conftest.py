@@ -33,7 +33,9 @@ def least_budget():
 
 @pytest.fixture
 def hub_cache(monkeypatch, tmp_path):
-    """An empty cache of the hub's library, which may ask no network (see tests/conftest.py)."""
+    """An empty cache of the hub's library, which finds no network."""
+    # Read when the library is imported.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path / "hub"
 

@@ -64,6 +64,7 @@ def given(name, value):
 def inside(tmp_path, monkeypatch):
     """A folder for what odd names make."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return tmp_path
 
 
