@@ -8,44 +8,12 @@
 
 #include "coded.h"
 #include "contract.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "exact_floats.h"
 
 namespace {
 
 using hillinfer::kBlockTokens;
 using hillinfer::kLeastPower;
-
-// Float arithmetic as the contract has it, whatever the thread's own: subnormal numbers are kept,
-// halves go to even.
-class ExactFloats {
-public:
-#if defined(__x86_64__)
-    ExactFloats() : before_(_mm_getcsr()) {
-        _mm_setcsr(0x1F80);
-        asm volatile("" : : : "memory");
-    }
-
-    ~ExactFloats() {
-        asm volatile("" : : : "memory");
-        _mm_setcsr(before_);
-    }
-
-private:
-    unsigned before_;
-#elif defined(__aarch64__)
-    ExactFloats() {
-        asm volatile("mrs %0, fpcr" : "=r"(before_));
-        asm volatile("msr fpcr, %0" : : "r"(uint64_t(0)) : "memory");
-    }
-    ~ExactFloats() { asm volatile("msr fpcr, %0" : : "r"(before_) : "memory"); }
-
-private:
-    uint64_t before_;
-#endif
-};
 
 inline uint32_t bits_of_float(float value) {
     uint32_t bits;

@@ -12,6 +12,7 @@
 #include "api.h"
 #include "coded_rows.h"
 #include "crc32c.h"
+#include "exact_floats.h"
 
 namespace hillinfer {
 namespace {
@@ -55,6 +56,8 @@ void settle() {}
 bool fits_lines(const void* place) { return reinterpret_cast<uintptr_t>(place) % 64 == 0; }
 
 void place(const StateRows& given) {
+    // Halves may be subnormal, and are kept where a thread's own arithmetic flushes such numbers.
+    const ExactFloats exact;
     const int64_t head_bytes = given.head_dim * kItemBytes;
     const bool past = is_wide() && given.head_dim % 16 == 0 && given.room_items % 16 == 0 &&
                       fits_lines(given.keys) && fits_lines(given.values);

@@ -14,6 +14,8 @@
 #include <system_error>
 #include <thread>
 
+#include "exact_floats.h"
+
 namespace hillinfer {
 namespace {
 
@@ -232,6 +234,7 @@ private:
     }
 
     void help(Helper& own, int number, uint32_t seen) {
+        const ExactFloats exact;
         bool looks = true;
         while (true) {
             // Errands are the first one's: the others need not look at two things.

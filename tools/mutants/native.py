@@ -546,12 +546,21 @@ NATIVE: tuple[Mutant, ...] = (
     Mutant(
         "coded-attention-flushes-subnormal-numbers",
         "Coded attention keeps the thread's mode, in which subnormal numbers may be 0.",
-        "host/native/coded_weights.h",
+        "host/native/exact_floats.h",
         "_mm_setcsr(0x1F80);",
         "",
         (
             f"{_TESTS}/attention/test_coded_attention.py::test_threads_and_flushed_subnormal_numbers_change_no_bit",
         ),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "placed-rows-flush-subnormal-numbers",
+        "Rows are widened in the thread's mode, in which subnormal numbers may be 0.",
+        "host/native/state_rows.cpp",
+        "    const ExactFloats exact;\n",
+        "",
+        (f"{_TESTS}/reuse/test_landed_states.py::test_flushed_subnormal_numbers_change_no_row",),
         Built.NATIVE,
     ),
 )

@@ -140,6 +140,29 @@ def test_rows_are_checked_and_placed_at_once(stored, kind, threads):
             assert (own[:, end:] == 7).all()
 
 
+def test_flushed_subnormal_numbers_change_no_row():
+    # Such a row's numbers do not fill the widest registers: they are widened one by one.
+    shape = shape_of(StoredType.FLOAT16, 24)
+    layout, rows = RowLayout(shape), rows_of(shape)
+    rows.view(np.uint16)[:] = np.arange(rows.size // 2, dtype=np.uint16).reshape(TOKENS, -1) & 1023
+    known = expected(layout, rows, torch.float32)
+    states = LandedStates(shape, layout, ROOM, torch.float32, "cpu", KeptMemory())
+    salts = np.array([3, 77], np.uint32)
+    arrived = ArrivedRows(1, 0, rows[:128], salts, group_sums(rows[:128], salts), list, list)
+    torch.set_flush_denormal(True)
+    try:
+        states.place(0, 0, rows, TOKENS)
+        offered = states.offer([arrived], 128)
+        offered.place(3)
+    finally:
+        torch.set_flush_denormal(False)
+    assert offered.end(ENOUGH)
+    for layer, stop in ((0, TOKENS), (1, 128)):
+        for own, one in zip(states.layers[layer], known, strict=True):
+            assert torch.equal(bits(own[:, :stop]), bits(one[:, :stop]))
+    assert (states.layers[0][0][:, :TOKENS] != 0).any()
+
+
 def test_rows_that_nobody_waits_for_come_to_their_places():
     shape = shape_of(StoredType.BFLOAT16, 64)
     layout, rows = RowLayout(shape), rows_of(shape)
