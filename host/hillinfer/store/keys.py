@@ -13,7 +13,7 @@ import hmac
 import json
 import struct
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -357,8 +357,16 @@ def token_words(ids: Sequence[int] | NDArray[np.uint32]) -> NDArray[np.uint32]:
     return np.ascontiguousarray(ids, TOKEN_TYPE)
 
 
+def native_chain(before: bytes, groups: NDArray[np.uint8]) -> bytes | None:
+    """Return the chain of SHA-256 over groups by the native library, if that can."""
+    return native_library().prefix_keys(before, groups)
+
+
 def group_keys(
-    before: bytes, ids: Sequence[int] | NDArray[np.uint32], hash_key: bytes = b""
+    before: bytes,
+    ids: Sequence[int] | NDArray[np.uint32],
+    hash_key: bytes = b"",
+    chain_of: Callable[[bytes, NDArray[np.uint8]], bytes | None] = native_chain,
 ) -> list[bytes]:
     """Return the key of each prefix that ends with a full group of 64 tokens.
 
@@ -371,15 +379,16 @@ def group_keys(
     ids
         Token numbers from there on; those behind the last full group do not matter.
     hash_key
-        Of an encrypted store: each is HMAC-SHA-256 by it, so that whoever reads the index cannot
-        confirm a guess of a text.
+        Of an encrypted store: each is HMAC-SHA-256 by it, and the index confirms no guess.
+    chain_of
+        Makes all of them at once, or returns None: then each is made here.
     """
     words = token_words(ids)
     groups = words[: len(words) // GROUP_TOKENS * GROUP_TOKENS].view(np.uint8)
     groups = groups.reshape(-1, GROUP_TOKENS * TOKEN_TYPE.itemsize)
     if not hash_key:
         # A lookup waits for thousands of these: a call of Python for each would be a third of it.
-        chain = native_library().prefix_keys(before, groups)
+        chain = chain_of(before, groups)
         if chain is not None:
             return [chain[at : at + KEY_BYTES] for at in range(0, len(chain), KEY_BYTES)]
     keys = []

@@ -8,7 +8,6 @@ import sys
 import numpy as np
 import pytest
 
-from hillinfer.native.library import NativeLibrary
 from hillinfer.secrecy.key_sources import KeyFile
 from hillinfer.secrecy.pages import Place
 from hillinfer.secrecy.store_keys import NoKeys
@@ -20,6 +19,7 @@ from hillinfer.store.keys import (
     ExtentShape,
     checksum,
     group_keys,
+    native_chain,
     root_key,
     token_words,
 )
@@ -113,22 +113,20 @@ def test_every_lease_ends(place, key):
         assert store.statistics()["leases"] == 0
 
 
-@pytest.mark.parametrize("library", ["with libcrypto", "without"])
-def test_a_key_is_sha256_of_the_key_before_and_its_group(library, monkeypatch):
-    if library == "without":
-        monkeypatch.setattr(NativeLibrary, "prefix_keys", lambda *given: None)
+@pytest.mark.parametrize("chain_of", [native_chain, lambda *given: None])
+def test_a_key_is_sha256_of_the_key_before_and_its_group(chain_of):
     ids, before = prompt(6, 1000), b"x" * 32
     expected = []
     for start in range(0, 960, 64):
         group = np.array(ids[start : start + 64], "<u4").tobytes()
         before = hashlib.sha256(before + group).digest()
         expected.append(before)
-    assert group_keys(b"x" * 32, ids) == expected
+    assert group_keys(b"x" * 32, ids, chain_of=chain_of) == expected
     ids[70] ^= 1
-    changed = group_keys(b"x" * 32, ids)
+    changed = group_keys(b"x" * 32, ids, chain_of=chain_of)
     assert changed[0] == expected[0]
     assert not set(changed[1:]) & set(expected)
-    assert group_keys(b"x" * 32, ids[:63]) == []
+    assert group_keys(b"x" * 32, ids[:63], chain_of=chain_of) == []
 
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array, lambda ids: np.array(ids, np.uint32)])
