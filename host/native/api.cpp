@@ -219,6 +219,7 @@ HILLINFER_API int32_t hillinfer_encode_value_rows(int32_t variant, const Sequenc
 
 // Scales a query as `hillinfer_choose` does; of the sequence only the shape is looked at.
 HILLINFER_API int32_t hillinfer_scale(const Sequence* sequence, const Choice* choice, float* out) {
+    const ExactFloats exact;
     return scale_query(sequence->shape, *choice, out) ? kDone : kNotFinite;
 }
 

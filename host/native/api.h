@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <new>
 
+#include "exact_floats.h"
+
 #define HILLINFER_API extern "C" __attribute__((visibility("default")))
 
 namespace hillinfer {
@@ -29,9 +31,11 @@ struct AttentionKernels;
 const Kernels* scoring_kernels(int32_t variant);
 const AttentionKernels* attention_kernels(int32_t variant);
 
-// No exception leaves the library: the caller is not C++.
+// No exception leaves the library: the caller is not C++. What it computes is the same whatever its
+// thread does with subnormal numbers.
 template <class Call>
 int32_t guarded(Call call) {
+    const ExactFloats exact;
     try {
         call();
     } catch (const std::bad_alloc&) {

@@ -90,6 +90,7 @@ void Lander::wait(const LandingErrand* errand) {
 }
 
 void Lander::run() {
+    const ExactFloats exact;
     // Of this thread: nobody else may hand reads over to it.
     std::unique_ptr<Ring> ring;
     // A shallower one where the system gives none so deep.

@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "exact_floats.h"
+
 namespace hillinfer {
 
 LaunchThread::LaunchThread() : process_(getpid()), thread_([this] { run(); }) {}
@@ -37,6 +39,7 @@ int32_t LaunchThread::wait() {
 }
 
 void LaunchThread::run() {
+    const ExactFloats exact;
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
         changed_.wait(lock, [&] { return busy_ || ended_; });

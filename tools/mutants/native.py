@@ -555,6 +555,17 @@ NATIVE: tuple[Mutant, ...] = (
         Built.NATIVE,
     ),
     Mutant(
+        "native-calls-flush-subnormal-numbers",
+        "A call computes in its thread's mode, in which subnormal numbers may be 0.",
+        "host/native/api.h",
+        "    const ExactFloats exact;\n",
+        "",
+        (
+            f"{_TESTS}/attention/test_native_attention.py::test_flushed_subnormal_numbers_change_no_bit",
+        ),
+        Built.NATIVE,
+    ),
+    Mutant(
         "placed-rows-flush-subnormal-numbers",
         "Rows are widened in the thread's mode, in which subnormal numbers may be 0.",
         "host/native/state_rows.cpp",

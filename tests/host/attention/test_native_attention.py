@@ -137,6 +137,26 @@ def test_bits_do_not_depend_on_threads(variant, sets, threads):
 
 
 @every_variant
+@pytest.mark.parametrize("count", [1, 3])
+def test_flushed_subnormal_numbers_change_no_bit(variant, count, threads):
+    shape = shape_of(3, 2, 64)
+    rows = Rows(shape, 5000)
+    rows = Rows(shape, 5000, keys=rows.keys, values=rows.values.float() * 2.0**-126)
+    attention = native_attention(variant, shape)
+    threads(1)
+    expected = attend(attention, rows)
+    subnormal = (expected != 0) & (expected.abs() < 2.0**-126)
+    assert subnormal.any()
+    threads(count)
+    torch.set_flush_denormal(True)
+    try:
+        found = attend(attention, rows)
+    finally:
+        torch.set_flush_denormal(False)
+    assert same_bits(found, expected)
+
+
+@every_variant
 @pytest.mark.parametrize("step", [64, 192, 512, 1024, 36_864])
 def test_bits_do_not_depend_on_calls(variant, step):
     """Also over so many rows that partials are merged in between."""

@@ -32,7 +32,6 @@ _TRANSFERS = frozenset({"pwrite", "preadv"})
 _PLACE = re.compile(r"\d+ bytes at \d+ of .")
 # A new cache in the same process, quickly.
 AGAIN = DocumentLife(Scenario(document_tokens=130, new_tokens=2), "again")
-_AGAIN_TOKENS: list[int] = []
 
 
 class Outcome(StrEnum):
@@ -128,7 +127,7 @@ def run_io_faults(
     model, again = life.scenario.model(), AGAIN.scenario.model()
     tally = Tally(life.name)
     expected, counts = _clean_runs(tally, life, model, places, below, clean_runs)
-    expected_again = _expected_again(places)
+    expected_again = AGAIN.live(again, places, DriveCalls(), Witness())
     tally.calls = dict(counts)
     tally.possible = sum(count * len(FAULTS[kind]) for kind, count in counts.items())
     plan = plan or injections(counts, few, most)
@@ -166,13 +165,6 @@ def run_io_faults(
         tally.by_fault.setdefault(key, Counter())[outcome] += 1
         on_run(number, len(plan))
     return tally
-
-
-def _expected_again(places: Places) -> list[int]:
-    """Return what a new cache gives where nothing failed; it is the same for every life."""
-    if not _AGAIN_TOKENS:
-        _AGAIN_TOKENS.extend(AGAIN.live(AGAIN.scenario.model(), places, DriveCalls(), Witness()))
-    return _AGAIN_TOKENS
 
 
 def _clean_runs(
