@@ -183,7 +183,7 @@ CODED: tuple[Mutant, ...] = (
         "host/hillinfer/scoring/coded.py",
         "self.spec = replace(spec, rule=Rule.WEIGHT_SUM)",
         "self.spec = replace(spec, rule=spec.rule)",
-        (_KINDS,),
+        (f"{_STEP_TESTS}::test_the_library_does_what_python_does_part_by_part",),
     ),
     Mutant(
         "sessions-forget-statistics-of-values",
