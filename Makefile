@@ -262,7 +262,7 @@ clean: ## Remove what the other targets made, but not the fetched model
 LIBRARY := host/hillinfer/native/libhillinfer_native.so
 
 $(LIBRARY): tools/build_native.py $(wildcard host/native/*)
-	@$(PYTHON) $< $(if $(CI),--require)
+	@$(PYTHON) $< --objects $(BUILD)/native $(if $(CI),--require)
 
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 

@@ -7,11 +7,13 @@ may run. So one library serves every machine of an architecture.
 
 from __future__ import annotations
 
+import argparse
+import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -107,7 +109,7 @@ def find_compiler() -> str:
     raise BuildError("no C++ compiler on PATH: apt install g++, or set CXX")
 
 
-def build(target: Path = LIBRARY, compiler: str | None = None) -> Path:
+def build(target: Path = LIBRARY, compiler: str | None = None, objects: Path | None = None) -> Path:
     """Compile and link the library and return its path; raise BuildError with what failed.
 
     Parameters
@@ -116,22 +118,31 @@ def build(target: Path = LIBRARY, compiler: str | None = None) -> Path:
         The library's path.
     compiler
         By default that of `find_compiler`.
+    objects
+        A folder in which object files stay. One that was made of the same text by the same compiler
+        and flags is linked again. By default everything is compiled.
     """
     compiler = compiler or find_compiler()
     files = COMMON | OWN_FLAGS.get(platform.machine().lower(), {})
     with tempfile.TemporaryDirectory() as folder:
-        objects = {name: Path(folder) / f"{name}.o" for name in files}
+        kept = objects or Path(folder)
+        kept.mkdir(parents=True, exist_ok=True)
+        version = _run([compiler, "--version"])
 
-        def compile_one(name: str) -> None:
-            source = SOURCES / f"{name}.cpp"
-            _run([compiler, *FLAGS, *files[name], "-c", str(source), "-o", str(objects[name])])
+        def compiled(name: str) -> str:
+            source, flags = SOURCES / f"{name}.cpp", [*FLAGS, *files[name]]
+            made_of = [version, *flags, *_texts(source, {}).values()]
+            whole = kept / f"{name}-{hashlib.sha256(repr(made_of).encode()).hexdigest()}.o"
+            if not whole.exists():
+                beside = whole.with_suffix(f".{os.getpid()}")
+                _run([compiler, *flags, "-c", str(source), "-o", str(beside)])
+                beside.replace(whole)
+            return str(whole)
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(compile_one, files))
+            linked = list(pool.map(compiled, files))
         made = Path(folder) / target.name
-        _run(
-            [compiler, "-shared", "-pthread", *map(str, objects.values()), "-ldl", "-o", str(made)]
-        )
+        _run([compiler, "-shared", "-pthread", *linked, "-ldl", "-o", str(made)])
         # In one step: whoever has the old one loaded keeps it.
         beside = target.with_suffix(f".{os.getpid()}")
         shutil.copyfile(made, beside)
@@ -147,20 +158,33 @@ def is_current() -> bool:
     )
 
 
-def _run(command: list[str]) -> None:
+def _texts(source: Path, found: dict[str, str]) -> dict[str, str]:
+    """Return the text of a source and of all its headers that are this project's, by name."""
+    if source.name not in found:
+        found[source.name] = source.read_text(encoding="utf-8")
+        for name in re.findall(r'^\s*#\s*include "(.+)"', found[source.name], re.MULTILINE):
+            _texts(SOURCES / name, found)
+    return found
+
+
+def _run(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(f"{' '.join(command)}\n{done.stderr.strip()}")
+    return done.stdout
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Build, and say where the library is or why there is none."""
-    given = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--require", action="store_true", help="end with 1 where it is not built")
+    parser.add_argument("--objects", type=Path, help="folder in which object files stay")
+    given = parser.parse_args(arguments)
     try:
-        print(f"native library: {build().relative_to(ROOT)}")
+        print(f"native library: {build(objects=given.objects).relative_to(ROOT)}")
     except (BuildError, OSError) as error:
         print(f"native library: not built, and nothing generates without it: {error}")
-        if "--require" in given:
+        if given.require:
             raise SystemExit(1) from error
 
 

@@ -84,8 +84,12 @@ class CopiedProject:
                 raise CopyError(f"Python imports {line}, which is not in the copy {self.folder}")
 
     def build(self) -> None:
-        """Compile the native library here; raise CopyError where that fails."""
-        command = [sys.executable, "tools/build_native.py", "--require"]
+        """Compile the native library here; raise CopyError where that fails.
+
+        Copies that lie beside each other share what they compile of the same text.
+        """
+        objects = str(self.folder.parent / "objects")
+        command = [sys.executable, "tools/build_native.py", "--require", "--objects", objects]
         done = subprocess.run(
             command, cwd=self.folder, env=self.environment, capture_output=True, text=True
         )

@@ -31,6 +31,35 @@ def test_without_a_compiler_the_build_says_what_is_missing(monkeypatch, tmp_path
         build_native.build(tmp_path / "library.so")
 
 
+COMPILER = """#!/bin/sh
+if [ "$1" = --version ]; then echo "$HILLINFER_VERSION"; exit; fi
+echo "$@" >> {calls}
+for last; do :; done
+echo made > "$last"
+"""
+
+
+def test_objects_of_the_same_text_and_compiler_are_linked_again(monkeypatch, tmp_path):
+    calls, compiler, objects = tmp_path / "calls", tmp_path / "compiler", tmp_path / "objects"
+    compiler.write_text(COMPILER.format(calls=calls))
+    compiler.chmod(0o700)
+
+    def compiled(version):
+        monkeypatch.setenv("HILLINFER_VERSION", version)
+        build_native.build(tmp_path / "library.so", str(compiler), objects)
+        *made, linked = calls.read_text().splitlines()
+        calls.unlink()
+        assert "-shared" in linked
+        return sorted(line.split("-c ")[1].split()[0] for line in made)
+
+    every = compiled("1")
+    assert len(every) > len(build_native.COMMON) / 2
+    assert compiled("1") == []
+    next(objects.glob("crc32c-*.o")).unlink()
+    assert compiled("1") == [one for one in every if one.endswith("/crc32c.cpp")]
+    assert compiled("2") == every
+
+
 def test_an_address_is_forgotten_with_its_array():
     addresses = Addresses()
     array = np.zeros(9)
