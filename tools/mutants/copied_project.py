@@ -13,7 +13,10 @@ from pathlib import Path
 
 from mutants.mutant import Built, Mutant
 
-PACKAGES = ("hillinfer", "hillinfer_model")
+_PLUGINS = ("hillinfer_hosts", "hillinfer_pynq", "hillinfer_vllm")
+PACKAGES = ("hillinfer", "hillinfer_model", *_PLUGINS)
+# Where they lie: what is installed of a checkout is found behind these alone.
+_ROOMS = ("sw_model", "host", "tools", *(f"plugins/{name}" for name in _PLUGINS))
 _LIBRARY = Path("host/hillinfer/native/libhillinfer_native.so")
 # What the library is built of.
 _NATIVE = ("host/native/*", "tools/build_native.py")
@@ -68,14 +71,18 @@ class CopiedProject:
     @property
     def environment(self) -> dict[str, str]:
         """Variables with which Python takes the packages from here, installed or not."""
-        places = [str(self.folder / room) for room in ("sw_model", "host", "tools")]
+        places = [str(self.folder / room) for room in _ROOMS]
         # One thread: output bits depend on it, and several copies may be at work.
         return os.environ | {"PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"}
 
     def check_packages(self) -> None:
-        """Raise CopyError unless Python imports every package from this copy."""
-        lines = [f"import {name}; print({name}.__file__)" for name in PACKAGES]
-        command = [sys.executable, "-c", "\n".join(lines)]
+        """Raise CopyError unless Python finds every package in this copy."""
+        lines = [f"print(getattr(find_spec({name!r}), 'origin', None))" for name in PACKAGES]
+        command = [
+            sys.executable,
+            "-c",
+            "\n".join(["from importlib.util import find_spec", *lines]),
+        ]
         done = subprocess.run(
             command, cwd=self.folder, env=self.environment, check=True, capture_output=True
         )
