@@ -280,11 +280,16 @@ class SequenceOpener:
         ------
         StoreFailedError
             Where storing failed and that is not to be a miss.
+        ColdPoolError
+            Where the own files did not take what was computed again.
         """
         self._rows.settle_recording(sequence)
         groups = np.array(sequence.groups, np.int64)
         if not len(groups):
             return 0
+        # What is on its way to the own files counts as stored until it is there.
+        for layer in range(self._shape.layers):
+            self._store.settle(layer, groups)
         own = [
             self._store.others.placement.of(layer, groups) for layer in range(self._shape.layers)
         ]
