@@ -259,8 +259,19 @@ LATER_PROMPTS: tuple[Mutant, ...] = (
         "forgotten-rows-are-placed",
         "A pass places rows whose memory others have again.",
         "host/hillinfer/reuse/row_placing.py",
-        "left, self._waiting = list(self._of.values()), []",
-        "left = list(self._of.values())",
+        """            left, self._waiting = list(self._of.values()), []
+            for own in left:
+                own.is_done = own.is_done or own.taker is None
+            # The pass may be placing some, or be interrupted.
+            self._changed.wait_for(lambda: all(own.is_done or own.taker is None for own in left))
+            self._waiting = []
+""",
+        """            left = list(self._of.values())
+            for own in left:
+                own.is_done = own.is_done or own.taker is None
+            # The pass may be placing some, or be interrupted.
+            self._changed.wait_for(lambda: all(own.is_done or own.taker is None for own in left))
+""",
         (f"{_PLACING}::test_rows_that_nobody_settles_are_placed_by_nobody",),
     ),
     Mutant(
