@@ -21,6 +21,22 @@ FRONTIER: tuple[Mutant, ...] = (
         (f"{_GOAL_TESTS}::test_what_was_not_timed_is_modelled_and_judges_nothing",),
     ),
     Mutant(
+        "limits-without-the-models-layers",
+        "What limits allow counts linear layers as bytes, however long their arithmetic takes.",
+        f"{_FOLDER}/times.py",
+        "min(by_rates, theirs / own)",
+        "by_rates",
+        (f"{_GOAL_TESTS}::test_goals_say_what_the_models_own_layers_allow",),
+    ),
+    Mutant(
+        "kv-read-beside-linear-layers",
+        "What attends reads the KV while the layers before it still compute its query.",
+        "tools/hillinfer_bench/report/rows.py",
+        "max(self.limit_ms, floor.min_ms + from_memory)",
+        "max(self.limit_ms, floor.min_ms, from_memory)",
+        (f"{_GOAL_TESTS}::test_goals_say_what_the_models_own_layers_allow",),
+    ),
+    Mutant(
         "kl-beyond-the-settings-extrapolated",
         "A KL that no setting reaches is given the last one.",
         f"{_FOLDER}/curve.py",

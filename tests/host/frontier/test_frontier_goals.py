@@ -28,7 +28,7 @@ KLS = {
     "four-bit": {3: 0.02, 4: 0.003},
 }
 MS = {
-    "floor": 60.0,
+    "floor": 20.0,
     "hillinfer-coded": 100.0,
     "hillinfer-today": 150.0,
     "hillinfer": 200.0,
@@ -204,6 +204,40 @@ def test_a_goal_that_bytes_forbid_is_reached_from_four_fifths_of_its_limit_on(
     assert found["allowed"] == pytest.approx(300 / own_limit, abs=1e-3)
     assert found["forbidden"] is (300 / own_limit < 8.56)
     assert found["verdict"] == verdict
+
+
+@pytest.mark.parametrize(
+    ("floor_ms", "theirs", "own"),
+    [
+        # Rows have limits of half of their times. The loop's fastest step takes 0.9 of its median,
+        # and KV of a gigabyte a tenth of a second.
+        (20.0, 500.0, 118.0),
+        (100.0, 500.0, 190.0),
+        (500.0, 550.0, 550.0),
+        # Where no loop was measured bytes and rates are left.
+        (None, 500.0, 50.0),
+    ],
+)
+def test_goals_say_what_the_models_own_layers_allow(floor_ms, theirs, own):
+    rows = [
+        replace(one, row=replace(one.row, dram_read_bytes=1e9)) for one in timed(floor=floor_ms)
+    ]
+    models = [
+        TimedModel("real", True, rows, None),
+        TimedModel("opt-6.7b", False, rows, MACHINE),
+    ]
+    made = report(timed_models=models)
+    allowed = min(10.0, theirs / own)
+    for words in ("ahead of the full cache on the drive", "speed over full-drive"):
+        found = goal(made, words)
+        assert found["reached"] == pytest.approx(10.0)
+        assert (found["allowed"], found["allowed_by_rates"]) == pytest.approx((allowed, 10.0), 1e-3)
+        assert found["share_of_allowed"] == pytest.approx(10.0 / allowed, 1e-3)
+    # In memory both read what these rows say: the loop and a tenth of a second.
+    found = goal(made, "16-bit full cache, all in DRAM")
+    assert found["allowed"] == pytest.approx(2.2 if floor_ms is None else 1.0, abs=1e-3)
+    told = f"and {allowed:.4g} where linear layers take what the loop alone takes"
+    assert (told in report_text(made)) is (allowed < 10.0)
 
 
 def test_flagged_rows_meet_no_goal():

@@ -11,7 +11,7 @@ from hillinfer_bench.frontier.curve import Crossing, Curve
 from hillinfer_bench.frontier.modelled import Machine, Place, places
 from hillinfer_bench.frontier.sweep import SweptRow
 from hillinfer_bench.frontier.swept import CODED, SWEPT, default_alpha
-from hillinfer_bench.frontier.times import FULL, RIVALS, TimedRow, median_of
+from hillinfer_bench.frontier.times import FULL, RIVALS, Allowed, TimedRow, median_of
 
 # Beside HillInfer's own.
 TOLD_KLS = (0.010, 0.003)
@@ -103,7 +103,7 @@ class TimeRatio:
     source
         Measured or modelled and of which rows, or why there is none.
     allowed
-        What bytes and rates allow; modelled, None where not known.
+        What limits allow; None where they are not known.
     flagged
         Whether a row behind it is.
     """
@@ -111,7 +111,7 @@ class TimeRatio:
     rival: str
     value: float | None
     source: str
-    allowed: float | None = None
+    allowed: Allowed | None = None
     flagged: bool = False
 
 
@@ -146,10 +146,8 @@ def time_ratios(
         own, other = by_name.get(CODED), by_name.get(rival)
         theirs, ours = median_of(rows, rival), median_of(rows, CODED)
         if own is not None and other is not None and theirs is not None and ours is not None:
-            assert own.limit_ms is not None
-            assert other.limit_ms is not None
             source = f"{rows[0].row.selection}, {model}"
-            allowed = other.limit_ms / own.limit_ms
+            allowed = Allowed.of(rows, other, own)
             flagged = own.flagged or other.flagged
             made.append(TimeRatio(rival, theirs / ours, source, allowed, flagged))
             continue

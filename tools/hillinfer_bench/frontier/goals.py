@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hillinfer_bench.frontier.equal import TimeRatio, default_row
 from hillinfer_bench.frontier.modelled import Machine, Place
 from hillinfer_bench.frontier.sweep import SweptRow
 from hillinfer_bench.frontier.swept import CODED, FOUR_BIT, HILLINFER, SWEPT
-from hillinfer_bench.frontier.times import IN_MEMORY, TODAY, TODAY_ALPHA, TimedRow
+from hillinfer_bench.frontier.times import IN_MEMORY, TODAY, TODAY_ALPHA, Allowed, TimedRow
 from hillinfer_bench.report.goal_record import (
     AtLeast,
     AtMost,
@@ -46,6 +46,8 @@ class FrontierGoal:
         The goal beside what was reached.
     allowed
         The most that bytes, rates and arithmetic allow, modelled; None where that is not known.
+    by_rates
+        The most that bytes and rates allow, where arithmetic allows less.
     share
         What was reached of that; None likewise.
     forbidden
@@ -54,6 +56,7 @@ class FrontierGoal:
 
     record: GoalRecord
     allowed: float | None = None
+    by_rates: float | None = None
     share: float | None = None
     forbidden: bool = False
 
@@ -73,7 +76,18 @@ class FrontierGoal:
             What was reached, and the limit.
         """
         share = allowed / reached if isinstance(bound, AtMost) else reached / allowed
-        return cls(record, allowed, share, not bound.reached(allowed))
+        return cls(record, allowed, None, share, not bound.reached(allowed))
+
+    @classmethod
+    def of_speed(
+        cls, record: GoalRecord, bound: GoalBound, reached: float, allowed: Allowed | None
+    ) -> FrontierGoal:
+        """Return a goal of a speed beside its limits, where these are known; see `of`."""
+        if allowed is None:
+            return cls(record)
+        made = cls.of(record, bound, reached, allowed.ratio)
+        is_less = allowed.ratio < allowed.by_rates
+        return replace(made, by_rates=allowed.by_rates) if is_less else made
 
     @property
     def verdict(self) -> str:
@@ -87,12 +101,14 @@ class FrontierGoal:
 
     def as_record(self) -> dict[str, Any]:
         """Return what the report says of it."""
-        allowed, share = (
-            None if one is None else round(one, 3) for one in (self.allowed, self.share)
+        allowed, by_rates, share = (
+            None if one is None else round(one, 3)
+            for one in (self.allowed, self.by_rates, self.share)
         )
         return {
             **asdict(self.record),
             "allowed": allowed,
+            "allowed_by_rates": allowed if by_rates is None else by_rates,
             "share_of_allowed": share,
             "forbidden": self.forbidden,
             "verdict": self.verdict,
@@ -168,17 +184,17 @@ def frontier_goals(
     made = [
         _goal("KL of the default over that of α 0.1, all exact", found.kl_share, _KL),
         _bytes_goal(swept, rows, found.drive_bytes_share, machines),
-        _goal(
+        _speed_goal(
             "decode speed over today's, a quarter of the KV in DRAM",
             found.decode_speedup,
-            _SPEED,
-            *_both(rows, TODAY, CODED),
+            real,
+            TODAY,
         ),
-        _goal(
+        _speed_goal(
             "ahead of the full cache on the drive, a quarter of the KV in DRAM",
             found.ahead_of_full_drive,
-            _SPEED,
-            *_both(rows, "full-drive", CODED),
+            real,
+            "full-drive",
         ),
     ]
     made += [_rival_goal(name, least, ratios) for name, least in _LEAST.items()]
@@ -230,11 +246,18 @@ def _goal(
         return FrontierGoal(unjudged(words, [], bound, "; ".join(reasons) or "not measured"))
     flagged = any(row.flagged for row in known)
     where = ", ".join(row.name for row in known) or "the sweep"
-    record = judged(words, [GoalPoint(reached, where, flagged)], bound)
-    # Speeds have a limit; the first row is the slower one.
-    if isinstance(bound, AtLeast) and len(known) == 2 and known[0].limit_ms and known[1].limit_ms:
-        return FrontierGoal.of(record, bound, reached, known[0].limit_ms / known[1].limit_ms)
-    return FrontierGoal(record)
+    return FrontierGoal(judged(words, [GoalPoint(reached, where, flagged)], bound))
+
+
+def _speed_goal(
+    name: str, reached: float | None, real: Sequence[TimedRow], slower: str
+) -> FrontierGoal:
+    """Return a goal of the default's speed over another system's, on the real model."""
+    other, own = _both(_by_name(real), slower, CODED)
+    made = _goal(name, reached, _SPEED, other, own)
+    if reached is None or other is None or own is None:
+        return made
+    return FrontierGoal.of_speed(made.record, _SPEED, reached, Allowed.of(real, other, own))
 
 
 def _sign(bound: GoalBound) -> str:
@@ -255,15 +278,14 @@ def _rival_goal(name: str, least: float, ratios: Sequence[TimeRatio]) -> Frontie
     modelled = [one.source for one in timed if one.source.startswith("modelled, ")]
     record = unjudged(words, points, bound, "") if modelled else judged(words, points, bound)
     worst = min(timed, key=lambda one: one.value or 0.0)
-    if worst.allowed is None or worst.value is None:
-        return FrontierGoal(record)
-    return FrontierGoal.of(record, bound, worst.value, worst.allowed)
+    return FrontierGoal.of_speed(record, bound, worst.value or 0.0, worst.allowed)
 
 
 def _memory_goal(shapes: Sequence[Sequence[TimedRow]]) -> FrontierGoal:
     words = "speed over the fastest 16-bit full cache, all in DRAM: at least 2"
     points, allowed, reasons = [], [], []
-    for rows in map(_by_name, shapes):
+    for shape in shapes:
+        rows = _by_name(shape)
         own, full = rows.get(IN_MEMORY), rows.get("full-memory")
         reached = _quotient(rows, "full-memory", IN_MEMORY, "median_ms")
         if own is None or full is None or reached is None:
@@ -272,13 +294,13 @@ def _memory_goal(shapes: Sequence[Sequence[TimedRow]]) -> FrontierGoal:
             ]
             continue
         points.append(GoalPoint(reached, own.name, own.flagged or full.flagged))
-        allowed.append((full.limit_ms or 0.0) / (own.limit_ms or 1.0))
+        allowed.append(Allowed.of(shape, full, own))
     if not points:
         reason = "; ".join(dict.fromkeys(reasons)) or "no times were taken"
         return FrontierGoal(unjudged(words, [], _SPEED, reason))
     worst = min(range(len(points)), key=lambda i: points[i].value)
     record = judged(words, points, _SPEED, reasons)
-    return FrontierGoal.of(record, _SPEED, points[worst].value, allowed[worst])
+    return FrontierGoal.of_speed(record, _SPEED, points[worst].value, allowed[worst])
 
 
 def _four_bit_goal(

@@ -228,6 +228,42 @@ def _timed(row: BenchRow, system: System | None, told: str) -> TimedRow:
     return TimedRow(own, f"α {system.alpha:.3g}: {told}")
 
 
+@dataclass(frozen=True)
+class Allowed:
+    """How many times as fast as another a system is where both are as fast as their limits.
+
+    Parameters
+    ----------
+    by_rates
+        By bytes and rates alone.
+    ratio
+        The same, or where it is less: by arithmetic, too. Each computes the model's linear layers
+        in what the loop alone takes.
+    """
+
+    by_rates: float
+    ratio: float
+
+    @classmethod
+    def of(cls, rows: Sequence[TimedRow], slower: BenchRow, faster: BenchRow) -> Allowed | None:
+        """Return it of two rows of a model; None where one has no limit.
+
+        Parameters
+        ----------
+        rows
+            All of the model, the loop's floor among them where it was measured.
+        slower, faster
+            Two of them.
+        """
+        floors = [one.row for one in rows if one.row.system == FLOOR and one.row.min_ms]
+        floor = min(floors, key=lambda row: row.min_ms or 0.0, default=None)
+        theirs, own = slower.limit_over(floor), faster.limit_over(floor)
+        if not slower.limit_ms or not faster.limit_ms or not theirs or not own:
+            return None
+        by_rates = slower.limit_ms / faster.limit_ms
+        return cls(by_rates, min(by_rates, theirs / own))
+
+
 def median_of(rows: Sequence[TimedRow], system: str) -> float | None:
     """Return a system's median milliseconds; None where it was not measured."""
     return next((one.row.median_ms for one in rows if one.row.system == system), None)

@@ -306,6 +306,25 @@ class BenchRow:
         known = self.min_ms is not None and self.limit_ms is not None
         return known and is_beaten(self.limit_ms or 0.0, self.min_ms or 0.0)
 
+    def limit_over(self, floor: BenchRow | None) -> float | None:
+        """Return what no step is shorter than that computes the linear layers as the floor does.
+
+        Every system computes them, on the same cores, and each layer's before what attends to their
+        query: the floor's fastest step, and then the KV's bytes from memory. The drive is read
+        meanwhile.
+
+        Parameters
+        ----------
+        floor
+            The model's loop alone, measured in the same turns; without it, `limit_ms`.
+        """
+        if self.limit_ms is None or floor is None or floor.min_ms is None:
+            return self.limit_ms
+        assert self.dram_read_bytes is not None
+        assert self.memory_gbps is not None
+        from_memory = self.dram_read_bytes / self.memory_gbps / 1e6
+        return max(self.limit_ms, floor.min_ms + from_memory)
+
     @property
     def flagged(self) -> bool:
         """Whether there is a reason to doubt the figures; such a row meets no goal."""
