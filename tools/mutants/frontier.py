@@ -21,11 +21,27 @@ FRONTIER: tuple[Mutant, ...] = (
         (f"{_GOAL_TESTS}::test_what_was_not_timed_is_modelled_and_judges_nothing",),
     ),
     Mutant(
+        "rows-of-another-sweep-are-lost",
+        "Half an hour of measured rows is gone after a run with another text.",
+        f"{_FOLDER}/sweep.py",
+        "(known if own else others).append(record)",
+        "known += [record] if own else []",
+        (f"{_COMMAND_TESTS}::test_a_sweep_writes_report_rows_and_picture_and_goes_on_where_it_ended",),
+    ),
+    Mutant(
         "limits-without-the-models-layers",
         "What limits allow counts linear layers as bytes, however long their arithmetic takes.",
         f"{_FOLDER}/times.py",
         "min(by_rates, theirs / own)",
         "by_rates",
+        (f"{_GOAL_TESTS}::test_goals_say_what_the_models_own_layers_allow",),
+    ),
+    Mutant(
+        "loop-of-other-turns",
+        "Linear layers are taken to be as fast as in other turns than the row's.",
+        f"{_FOLDER}/times.py",
+        "floors.get(row.part)",
+        "floors.get('')",
         (f"{_GOAL_TESTS}::test_goals_say_what_the_models_own_layers_allow",),
     ),
     Mutant(

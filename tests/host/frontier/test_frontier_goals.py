@@ -41,6 +41,13 @@ MS = {
 }
 
 
+IN_MEMORY = "in memory"
+PARTS = {
+    "": [name for name in MS if not name.endswith("-memory")],
+    IN_MEMORY: ["floor", *(name for name in MS if name.endswith("-memory"))],
+}
+
+
 def swept(kls=KLS):
     made = []
     for name, own in kls.items():
@@ -55,9 +62,12 @@ def swept(kls=KLS):
 def timed(model="opt-6.7b", **changes):
     given = MS | changes
     return [
-        TimedRow(measured_row(name, ms, model=model, drive_read_bytes=ms), "some setting")
+        TimedRow(
+            measured_row(name, ms, model=model, drive_read_bytes=ms, part=part), "some setting"
+        )
+        for part, names in PARTS.items()
         for name, ms in given.items()
-        if ms is not None
+        if ms is not None and name in names
     ]
 
 
@@ -219,9 +229,13 @@ def test_a_goal_that_bytes_forbid_is_reached_from_four_fifths_of_its_limit_on(
     ],
 )
 def test_goals_say_what_the_models_own_layers_allow(floor_ms, theirs, own):
-    rows = [
-        replace(one, row=replace(one.row, dram_read_bytes=1e9)) for one in timed(floor=floor_ms)
-    ]
+    rows = []
+    for one in timed(floor=floor_ms):
+        row = replace(one.row, dram_read_bytes=3e9 if one.row.system == "full-memory" else 1e9)
+        if (row.system, row.part) == ("floor", IN_MEMORY):
+            # Of its own turns, which were slower.
+            row = replace(row, min_ms=2 * row.min_ms)
+        rows.append(replace(one, row=row))
     models = [
         TimedModel("real", True, rows, None),
         TimedModel("opt-6.7b", False, rows, MACHINE),
@@ -233,11 +247,12 @@ def test_goals_say_what_the_models_own_layers_allow(floor_ms, theirs, own):
         assert found["reached"] == pytest.approx(10.0)
         assert (found["allowed"], found["allowed_by_rates"]) == pytest.approx((allowed, 10.0), 1e-3)
         assert found["share_of_allowed"] == pytest.approx(10.0 / allowed, 1e-3)
-    # In memory both read what these rows say: the loop and a tenth of a second.
-    found = goal(made, "16-bit full cache, all in DRAM")
-    assert found["allowed"] == pytest.approx(2.2 if floor_ms is None else 1.0, abs=1e-3)
     told = f"and {allowed:.4g} where linear layers take what the loop alone takes"
     assert (told in report_text(made)) is (allowed < 10.0)
+    found = goal(made, "16-bit full cache, all in DRAM")
+    loop = None if floor_ms is None else 2 * 0.9 * floor_ms
+    allowed = 2.2 if loop is None else min(2.2, (loop + 300) / (loop + 100))
+    assert found["allowed"] == pytest.approx(allowed, abs=1e-3)
 
 
 def test_flagged_rows_meet_no_goal():

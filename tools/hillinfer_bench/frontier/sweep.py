@@ -48,13 +48,13 @@ class Setting:
 class SweepRows:
     """Measures by text and setting, in a file that grows line by line.
 
-    A file of another model, of other texts or of another length is not gone on with: it is
-    replaced.
+    Rows of another model, of other texts or of another length stay in the file, and are not gone on
+    with.
 
     Parameters
     ----------
     file
-        Its first line says what was measured on; None keeps nothing.
+        A line before rows says what these were measured on; None keeps nothing.
     facts
         What was measured on.
     """
@@ -74,17 +74,22 @@ class SweepRows:
         """
         if self.file is None:
             return
-        records = _records(self.file)
-        facts = json.loads(json.dumps(dict(self.facts)))
-        known = records[1:] if records[:1] == [facts] else []
+        facts, own = json.loads(json.dumps(dict(self.facts))), False
+        known: list[dict[str, Any]] = []
+        others: list[dict[str, Any]] = []
+        for record in _records(self.file):
+            if "text" not in record:
+                own = record == facts
+            if record != facts:
+                (known if own else others).append(record)
         try:
             self._found.update(map(_measured, known))
         except (KeyError, TypeError):
             # Somebody else's lines.
             self._found.clear()
             known = []
-        # Anew, so that nothing is added behind half a line.
-        self._write("w", facts, *known)
+        # Anew, so that nothing is added behind half a line, and own rows behind the others.
+        self._write("w", *others, facts, *known)
 
     def of(self, text: str, setting: Setting) -> Measures | None:
         """Return what is known of a setting on a text."""

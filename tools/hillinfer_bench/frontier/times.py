@@ -255,9 +255,9 @@ class Allowed:
         slower, faster
             Two of them.
         """
-        floors = [one.row for one in rows if one.row.system == FLOOR and one.row.min_ms]
-        floor = min(floors, key=lambda row: row.min_ms or 0.0, default=None)
-        theirs, own = slower.limit_over(floor), faster.limit_over(floor)
+        # What lies in memory takes its own turns.
+        floors = {one.row.part: one.row for one in rows if one.row.system == FLOOR}
+        theirs, own = (row.limit_over(floors.get(row.part)) for row in (slower, faster))
         if not slower.limit_ms or not faster.limit_ms or not theirs or not own:
             return None
         by_rates = slower.limit_ms / faster.limit_ms
