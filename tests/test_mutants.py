@@ -84,6 +84,20 @@ def test_a_mutant_fits_the_sources(mutant):
         assert f"def {test.split('[')[0]}" in (ROOT / file).read_text(), killer
 
 
+def test_every_killer_is_there(request):
+    """With its parameters, as far as this run collects their files."""
+    there = {(str(item.path.relative_to(ROOT)), item.name) for item in request.session.items}
+    functions = {(file, name.partition("[")[0]) for file, name in there}
+    killers = {killer.partition("::")[::2] for mutant in MUTANTS for killer in mutant.killers}
+    named = {(file, test) for file, test in killers if "[" in test}
+    collected = {
+        (file, test) for file, test in named if (file, test.partition("[")[0]) in functions
+    }
+    if not collected:
+        pytest.skip("this run collects no file of a killer with parameters: run all tests")
+    assert collected - there == set()
+
+
 def test_names_are_there_once():
     names = Counter(one.name for one in (*MUTANTS, *EQUIVALENT))
     assert [name for name, count in names.items() if count > 1] == []
@@ -119,6 +133,15 @@ def test_what_becomes_of_a_mutant(case, small):
     result = try_mutant(copied, mutant, Unharmed(cases))
     assert result.outcome is outcome, result
     assert (copied.folder / mutant.file).read_text().endswith(f"{WRONG.original}\n")
+
+
+def test_a_test_that_is_not_there_stops_no_other(small):
+    copied, _ = small
+    missing = ["tests/test_package.py::test_nothing", "tests/test_none.py"]
+    for tests in ([*missing, "tests/test_package.py::test_answer"], missing):
+        status, cases = run_tests(copied, tests, None)
+        ran = [case.name for case in cases]
+        assert (status, ran) == ((0, ["test_answer"]) if len(tests) > 2 else (4, []))
 
 
 class Hasty(Unharmed):

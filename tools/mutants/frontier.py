@@ -26,7 +26,9 @@ FRONTIER: tuple[Mutant, ...] = (
         f"{_FOLDER}/sweep.py",
         "(known if own else others).append(record)",
         "known += [record] if own else []",
-        (f"{_COMMAND_TESTS}::test_a_sweep_writes_report_rows_and_picture_and_goes_on_where_it_ended",),
+        (
+            f"{_COMMAND_TESTS}::test_a_sweep_writes_report_rows_and_picture_and_goes_on_where_it_ended",
+        ),
     ),
     Mutant(
         "limits-without-the-models-layers",

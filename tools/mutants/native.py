@@ -365,7 +365,7 @@ NATIVE: tuple[Mutant, ...] = (
         "step.query = query.data();",
         "step.query = asked.query;",
         (
-            f"{_TESTS}/engine/test_choice_aside.py::test_sets_and_outputs_are_those_of_one_thread[0.0-layer]",
+            f"{_TESTS}/engine/test_choice_aside.py::test_sets_and_outputs_are_those_of_one_thread[0.0-layer-1.0]",
         ),
         Built.NATIVE,
     ),
