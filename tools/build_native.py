@@ -109,7 +109,12 @@ def find_compiler() -> str:
     raise BuildError("no C++ compiler on PATH: apt install g++, or set CXX")
 
 
-def build(target: Path = LIBRARY, compiler: str | None = None, objects: Path | None = None) -> Path:
+def build(
+    target: Path = LIBRARY,
+    compiler: str | None = None,
+    objects: Path | None = None,
+    sources: Path = SOURCES,
+) -> Path:
     """Compile and link the library and return its path; raise BuildError with what failed.
 
     Parameters
@@ -121,6 +126,8 @@ def build(target: Path = LIBRARY, compiler: str | None = None, objects: Path | N
     objects
         A folder in which object files stay. One that was made of the same text by the same compiler
         and flags is linked again. By default everything is compiled.
+    sources
+        The folder of sources and headers.
     """
     compiler = compiler or find_compiler()
     files = COMMON | OWN_FLAGS.get(platform.machine().lower(), {})
@@ -130,7 +137,7 @@ def build(target: Path = LIBRARY, compiler: str | None = None, objects: Path | N
         version = _run([compiler, "--version"])
 
         def compiled(name: str) -> str:
-            source, flags = SOURCES / f"{name}.cpp", [*FLAGS, *files[name]]
+            source, flags = sources / f"{name}.cpp", [*FLAGS, *files[name]]
             made_of = [version, *flags, *_texts(source, {}).values()]
             whole = kept / f"{name}-{hashlib.sha256(repr(made_of).encode()).hexdigest()}.o"
             if not whole.exists():
@@ -163,7 +170,7 @@ def _texts(source: Path, found: dict[str, str]) -> dict[str, str]:
     if source.name not in found:
         found[source.name] = source.read_text(encoding="utf-8")
         for name in re.findall(r'^\s*#\s*include "(.+)"', found[source.name], re.MULTILINE):
-            _texts(SOURCES / name, found)
+            _texts(source.parent / name, found)
     return found
 
 

@@ -12,6 +12,14 @@ _PROMPT_TESTS = f"{_TESTS}/attention/test_prompt_merge.py"
 
 NATIVE: tuple[Mutant, ...] = (
     Mutant(
+        "objects-of-older-headers",
+        "What a changed header is part of is not compiled again.",
+        "tools/build_native.py",
+        "            _texts(source.parent / name, found)\n",
+        "            found[name] = name\n",
+        (f"{_TESTS}/scoring/test_native_library.py",),
+    ),
+    Mutant(
         "prompt-sees-the-next-token",
         "A prompt's query sees the token behind its own, too.",
         _PROMPTS,

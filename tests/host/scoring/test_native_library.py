@@ -2,6 +2,8 @@
 """A missing, foreign or unusable native library, and what takes its place."""
 
 import gc
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,20 +46,37 @@ def test_objects_of_the_same_text_and_compiler_are_linked_again(monkeypatch, tmp
     compiler.write_text(COMPILER.format(calls=calls))
     compiler.chmod(0o700)
 
-    def compiled(version):
+    sources = tmp_path / "sources"
+    shutil.copytree(build_native.SOURCES, sources)
+
+    def compiled(version="1"):
         monkeypatch.setenv("HILLINFER_VERSION", version)
-        build_native.build(tmp_path / "library.so", str(compiler), objects)
+        build_native.build(tmp_path / "library.so", str(compiler), objects, sources)
         *made, linked = calls.read_text().splitlines()
         calls.unlink()
         assert "-shared" in linked
-        return sorted(line.split("-c ")[1].split()[0] for line in made)
+        return sorted(Path(line.split("-c ")[1].split()[0]).stem for line in made)
 
-    every = compiled("1")
+    def change(name):
+        (sources / name).write_text((sources / name).read_text() + "// Another text.\n")
+
+    every = compiled()
     assert len(every) > len(build_native.COMMON) / 2
-    assert compiled("1") == []
+    assert compiled() == []
     next(objects.glob("crc32c-*.o")).unlink()
-    assert compiled("1") == [one for one in every if one.endswith("/crc32c.cpp")]
+    assert compiled() == ["crc32c"]
     assert compiled("2") == every
+    # Text of a source, of a header that it has, and of a header of such a header.
+    change("crc32c.cpp")
+    assert compiled() == ["crc32c"]
+    change("crc32c.h")
+    assert compiled() == ["block_rows", "crc32c", "sheets", "state_rows"]
+    (sources / "beneath.h").write_text("#pragma once\n")
+    (sources / "crc32c.h").write_text('#include "beneath.h"\n')
+    assert len(compiled()) == 4
+    change("beneath.h")
+    assert compiled() == ["block_rows", "crc32c", "sheets", "state_rows"]
+    assert compiled() == []
 
 
 def test_an_address_is_forgotten_with_its_array():
