@@ -33,6 +33,21 @@ def pytest_collection():
     gc.enable()
 
 
+_LEFT_OUT = pytest.StashKey[list[pytest.Item]]()
+
+
+def pytest_deselected(items):
+    """Keep what a run leaves out for whoever asks which tests there are."""
+    if items:
+        items[0].config.stash.setdefault(_LEFT_OUT, []).extend(items)
+
+
+@pytest.fixture
+def collected_tests(request):
+    """All tests that this run has found, those among them that it leaves out."""
+    return [*request.session.items, *request.config.stash.get(_LEFT_OUT, [])]
+
+
 def pytest_collection_finish():
     """Leave sixteen thousand collected tests out of every garbage collection from here on."""
     _leave_out_of_collections()

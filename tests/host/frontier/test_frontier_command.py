@@ -9,7 +9,9 @@ import pytest
 from hillinfer.drive.files import IOMode, probe_io_mode
 from hillinfer.settings import Settings
 from hillinfer_bench.cli.main import main
-from hillinfer_bench.frontier.sweep import SweepRows
+from hillinfer_bench.frontier.sweep import Setting, SweepRows
+from hillinfer_bench.frontier.swept import SWEPT
+from hillinfer_bench.quality.table import Measures
 
 RIVALS = ("leoam", "four-bit")
 KEYS = {
@@ -107,6 +109,22 @@ def test_a_sweep_writes_report_rows_and_picture_and_goes_on_where_it_ended(
     assert command("frontier-picture", out, "--out", picture)[0] == 0
     drawn = picture.read_text(encoding="utf-8")
     assert all(name in drawn for name in ("hillinfer-coded", *RIVALS))
+
+
+def test_rows_of_every_sweep_stay_whatever_a_file_has_beside_them(tmp_path):
+    file, setting = tmp_path / "rows.jsonl", Setting(SWEPT["hillinfer"], 0.1)
+    sweeps = {0.1: {"last": 8}, 0.2: {"last": 3}}
+    for kl, facts in sweeps.items():
+        SweepRows(file, facts).add("text.txt", setting, Measures(1.0, kl, 1.0))
+    header, row, *rest = file.read_text(encoding="utf-8").splitlines()
+    spoiled = ["{", header, "7", row, '{"text": "text.txt"}', *rest, row[:9]]
+    file.write_text("\n".join(spoiled), encoding="utf-8")
+    for kl, facts in (*sweeps.items(), *sweeps.items()):
+        found = SweepRows(file, facts).of("text.txt", setting)
+        assert found is not None
+        assert found.kl_divergence == kl
+    # The twin: nothing is known of another sweep.
+    assert SweepRows(file, {"last": 5}).of("text.txt", setting) is None
 
 
 def test_times_are_taken_at_the_settings_of_equal_quality(frontier, tmp_path, cold_dir):

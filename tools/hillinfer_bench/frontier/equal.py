@@ -102,8 +102,8 @@ class TimeRatio:
         The ratio; None where there is none.
     source
         Measured or modelled and of which rows, or why there is none.
-    allowed
-        What limits allow; None where they are not known.
+    allowed, allowed_with_loop
+        What limits allow, as in `Allowed`; modelled, None where not known.
     flagged
         Whether a row behind it is.
     """
@@ -111,7 +111,8 @@ class TimeRatio:
     rival: str
     value: float | None
     source: str
-    allowed: Allowed | None = None
+    allowed: float | None = None
+    allowed_with_loop: float | None = None
     flagged: bool = False
 
 
@@ -148,8 +149,10 @@ def time_ratios(
         if own is not None and other is not None and theirs is not None and ours is not None:
             source = f"{rows[0].row.selection}, {model}"
             allowed = Allowed.of(rows, other, own)
+            assert allowed is not None
+            limits = allowed.by_rates, allowed.with_loop
             flagged = own.flagged or other.flagged
-            made.append(TimeRatio(rival, theirs / ours, source, allowed, flagged))
+            made.append(TimeRatio(rival, theirs / ours, source, *limits, flagged))
             continue
         made.append(_modelled_ratio(rival, model, equal, machine))
     return made

@@ -11,7 +11,14 @@ from hillinfer_bench.frontier.equal import TimeRatio, default_row
 from hillinfer_bench.frontier.modelled import Machine, Place
 from hillinfer_bench.frontier.sweep import SweptRow
 from hillinfer_bench.frontier.swept import CODED, FOUR_BIT, HILLINFER, SWEPT
-from hillinfer_bench.frontier.times import IN_MEMORY, TODAY, TODAY_ALPHA, Allowed, TimedRow
+from hillinfer_bench.frontier.times import (
+    IN_MEMORY,
+    TODAY,
+    TODAY_ALPHA,
+    Allowed,
+    TimedRow,
+    floor_of,
+)
 from hillinfer_bench.report.goal_record import (
     AtLeast,
     AtMost,
@@ -45,9 +52,10 @@ class FrontierGoal:
     record
         The goal beside what was reached.
     allowed
-        The most that bytes, rates and arithmetic allow, modelled; None where that is not known.
-    by_rates
-        The most that bytes and rates allow, where arithmetic allows less.
+        The most that bytes and rates allow, modelled; None where that is not known.
+    with_loop
+        Of a speed, what is left where both also take what the model's loop takes alone. It judges
+        nothing.
     share
         What was reached of that; None likewise.
     forbidden
@@ -56,7 +64,7 @@ class FrontierGoal:
 
     record: GoalRecord
     allowed: float | None = None
-    by_rates: float | None = None
+    with_loop: float | None = None
     share: float | None = None
     forbidden: bool = False
 
@@ -85,9 +93,8 @@ class FrontierGoal:
         """Return a goal of a speed beside its limits, where these are known; see `of`."""
         if allowed is None:
             return cls(record)
-        made = cls.of(record, bound, reached, allowed.ratio)
-        is_less = allowed.ratio < allowed.by_rates
-        return replace(made, by_rates=allowed.by_rates) if is_less else made
+        made = cls.of(record, bound, reached, allowed.by_rates)
+        return replace(made, with_loop=allowed.with_loop)
 
     @property
     def verdict(self) -> str:
@@ -101,14 +108,14 @@ class FrontierGoal:
 
     def as_record(self) -> dict[str, Any]:
         """Return what the report says of it."""
-        allowed, by_rates, share = (
+        allowed, with_loop, share = (
             None if one is None else round(one, 3)
-            for one in (self.allowed, self.by_rates, self.share)
+            for one in (self.allowed, self.with_loop, self.share)
         )
         return {
             **asdict(self.record),
             "allowed": allowed,
-            "allowed_by_rates": allowed if by_rates is None else by_rates,
+            "allowed_with_loop": with_loop,
             "share_of_allowed": share,
             "forbidden": self.forbidden,
             "verdict": self.verdict,
@@ -278,7 +285,10 @@ def _rival_goal(name: str, least: float, ratios: Sequence[TimeRatio]) -> Frontie
     modelled = [one.source for one in timed if one.source.startswith("modelled, ")]
     record = unjudged(words, points, bound, "") if modelled else judged(words, points, bound)
     worst = min(timed, key=lambda one: one.value or 0.0)
-    return FrontierGoal.of_speed(record, bound, worst.value or 0.0, worst.allowed)
+    if worst.allowed is None or worst.allowed_with_loop is None:
+        return FrontierGoal(record)
+    limits = Allowed(worst.allowed, worst.allowed_with_loop)
+    return FrontierGoal.of_speed(record, bound, worst.value or 0.0, limits)
 
 
 def _memory_goal(shapes: Sequence[Sequence[TimedRow]]) -> FrontierGoal:
@@ -313,13 +323,17 @@ def _four_bit_goal(
         None,
     )
     points, allowed = [], []
-    for rows in map(_by_name, shapes):
-        own = rows.get(IN_MEMORY)
+    for shape in shapes:
+        own = _by_name(shape).get(IN_MEMORY)
         machine = next(
             (one for one in machines if own is not None and one.model == own.model), None
         )
         if own is None or own.median_ms is None or machine is None or four is None:
             continue
+        floor = floor_of(shape, own)
+        if floor is not None and floor.median_ms is not None:
+            # Other turns had another loop.
+            machine = replace(machine, floor_ms=floor.median_ms)
         theirs = machine.milliseconds(SWEPT[FOUR_BIT], four.share, Place.MEMORY)
         row = f"{own.name}, the 4-bit cache modelled"
         points.append(GoalPoint(theirs / own.median_ms, row, own.flagged))

@@ -177,9 +177,11 @@ def _goal_line(goal: Mapping[str, Any]) -> str:
     limit = "; no limit is known"
     if goal["allowed"] is not None:
         forbidden = ", which forbids the goal" if goal["forbidden"] else ""
-        limit = f"; bytes and rates allow {goal['allowed_by_rates']:g}"
-        if goal["allowed"] != goal["allowed_by_rates"]:
-            limit += f", and {goal['allowed']:g} where linear layers take what the loop alone takes"
-        limit += f"{forbidden}, and {goal['share_of_allowed']:.0%} of it is reached"
+        limit = (
+            f"; bytes and rates allow {goal['allowed']:g}{forbidden}, and "
+            f"{goal['share_of_allowed']:.0%} of it is reached"
+        )
+        if goal["allowed_with_loop"] is not None:
+            limit += f"; with the model's loop {goal['allowed_with_loop']:g} are left"
     flagged = ", flagged" if goal["flagged"] else ""
     return f"- {goal['verdict']}{flagged}: {goal['goal']}: {reached}{limit}"

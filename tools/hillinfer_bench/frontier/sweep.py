@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any
 
 from hillinfer.model_shape import ModelShape
-from hillinfer.system.files import cannot_write
+from hillinfer.system.files import cannot_write, write_whole
 from hillinfer_bench.decode.run import OBSERVED_QUERIES
 from hillinfer_bench.frontier.curve import Curve, Point
 from hillinfer_bench.frontier.swept import Swept
@@ -82,14 +82,20 @@ class SweepRows:
                 own = record == facts
             if record != facts:
                 (known if own else others).append(record)
-        try:
-            self._found.update(map(_measured, known))
-        except (KeyError, TypeError):
-            # Somebody else's lines.
-            self._found.clear()
-            known = []
+        for record in known[:]:
+            try:
+                key, measures = _measured(record)
+            except (KeyError, TypeError):
+                # Somebody else's line.
+                known.remove(record)
+            else:
+                self._found[key] = measures
         # Anew, so that nothing is added behind half a line, and own rows behind the others.
-        self._write("w", *others, facts, *known)
+        data = "".join(json.dumps(one) + "\n" for one in (*others, facts, *known))
+        try:
+            write_whole(self.file, data.encode())
+        except OSError as error:
+            raise cannot_write(self.file, error, "--out") from error
 
     def of(self, text: str, setting: Setting) -> Measures | None:
         """Return what is known of a setting on a text."""
@@ -101,16 +107,13 @@ class SweepRows:
         record = {"text": text, "system": system, "setting": words, "measures": asdict(measures)}
         with self._lock:
             self._found[text, system, words] = measures
-            if self.file is not None:
-                self._write("a", record)
-
-    def _write(self, mode: str, *records: dict[str, Any]) -> None:
-        assert self.file is not None
-        try:
-            with self.file.open(mode, encoding="utf-8") as rows:
-                rows.writelines(json.dumps(one) + "\n" for one in records)
-        except OSError as error:
-            raise cannot_write(self.file, error, "--out") from error
+            if self.file is None:
+                return
+            try:
+                with self.file.open("a", encoding="utf-8") as rows:
+                    rows.write(json.dumps(record) + "\n")
+            except OSError as error:
+                raise cannot_write(self.file, error, "--out") from error
 
 
 def _measured(record: dict[str, Any]) -> tuple[tuple[str, str, str], Measures]:
@@ -119,13 +122,19 @@ def _measured(record: dict[str, Any]) -> tuple[tuple[str, str, str], Measures]:
 
 
 def _records(file: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a file; none where there is none, or it is no such file."""
+    """Return the records of a file that are whole lines; none where there is none."""
     try:
         lines = file.read_text(encoding="utf-8").split("\n")[:-1]
-        records = [json.loads(line) for line in lines]
     except (OSError, ValueError):
         return []
-    return records if all(isinstance(one, dict) for one in records) else []
+    records = []
+    for line in lines:
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            # Half a line, of a run that was killed.
+            continue
+    return [one for one in records if isinstance(one, dict)]
 
 
 def sweep_text(

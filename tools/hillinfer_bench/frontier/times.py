@@ -236,13 +236,12 @@ class Allowed:
     ----------
     by_rates
         By bytes and rates alone.
-    ratio
-        The same, or where it is less: by arithmetic, too. Each computes the model's linear layers
-        in what the loop alone takes.
+    with_loop
+        By `BenchRow.limit_over`, the loop of each row's own turns included.
     """
 
     by_rates: float
-    ratio: float
+    with_loop: float
 
     @classmethod
     def of(cls, rows: Sequence[TimedRow], slower: BenchRow, faster: BenchRow) -> Allowed | None:
@@ -251,17 +250,20 @@ class Allowed:
         Parameters
         ----------
         rows
-            All of the model, the loop's floor among them where it was measured.
+            All of the model, the loop's floors among them where they were measured.
         slower, faster
             Two of them.
         """
-        # What lies in memory takes its own turns.
-        floors = {one.row.part: one.row for one in rows if one.row.system == FLOOR}
-        theirs, own = (row.limit_over(floors.get(row.part)) for row in (slower, faster))
+        theirs, own = (row.limit_over(floor_of(rows, row)) for row in (slower, faster))
         if not slower.limit_ms or not faster.limit_ms or not theirs or not own:
             return None
-        by_rates = slower.limit_ms / faster.limit_ms
-        return cls(by_rates, min(by_rates, theirs / own))
+        return cls(slower.limit_ms / faster.limit_ms, theirs / own)
+
+
+def floor_of(rows: Sequence[TimedRow], row: BenchRow) -> BenchRow | None:
+    """Return the loop alone of a row's own turns: what lies in memory takes turns of its own."""
+    own = (one.row for one in rows if one.row.system == FLOOR and one.row.part == row.part)
+    return next(own, None)
 
 
 def median_of(rows: Sequence[TimedRow], system: str) -> float | None:

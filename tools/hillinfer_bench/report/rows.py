@@ -307,11 +307,11 @@ class BenchRow:
         return known and is_beaten(self.limit_ms or 0.0, self.min_ms or 0.0)
 
     def limit_over(self, floor: BenchRow | None) -> float | None:
-        """Return what no step is shorter than that computes the linear layers as the floor does.
+        """Return its limit where a step takes the model's loop, too, and reads KV behind it.
 
-        Every system computes them, on the same cores, and each layer's before what attends to their
-        query: the floor's fastest step, and then the KV's bytes from memory. The drive is read
-        meanwhile.
+        Modelled, and no bound: the floor's fastest step, Python included, then the KV's bytes from
+        memory. What ranks by a predicted query may be read earlier, and the loop may be faster in
+        other turns. The drive is read meanwhile.
 
         Parameters
         ----------
