@@ -372,9 +372,7 @@ NATIVE: tuple[Mutant, ...] = (
         "host/native/decode_step.cpp",
         "step.query = query.data();",
         "step.query = asked.query;",
-        (
-            f"{_TESTS}/engine/test_choice_aside.py::test_sets_and_outputs_are_those_of_one_thread[0.0-layer-1.0]",
-        ),
+        (f"{_TESTS}/engine/test_choice_aside.py::test_sets_and_outputs_are_those_of_one_thread",),
         Built.NATIVE,
     ),
     Mutant(
