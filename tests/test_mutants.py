@@ -135,6 +135,27 @@ def test_what_becomes_of_a_mutant(case, small):
     assert (copied.folder / mutant.file).read_text().endswith(f"{WRONG.original}\n")
 
 
+@pytest.mark.parametrize(
+    ("file", "variant"),
+    [
+        ("host/native/coded_rows_avx512.h", "avx512vnni"),
+        ("host/native/neon_dot.cpp", "neon"),
+        ("host/native/coded_block.h", None),
+    ],
+)
+def test_a_fault_of_a_variant_that_the_processor_lacks_is_skipped(file, variant, small):
+    _, cases = small
+    mutant = replace(killed_by("test_answer"), file=file)
+    assert mutant.variant == variant
+    assert Unharmed(cases, ["portable", variant]).verdict(mutant) is None
+    found = Unharmed(cases, ["portable"]).verdict(mutant)
+    if variant is None:
+        assert found is None
+    else:
+        told = (Outcome.SKIPPED, f"this processor has no {variant}")
+        assert (found.outcome, found.reason) == told
+
+
 def test_a_test_that_is_not_there_stops_no_other(small):
     copied, _ = small
     missing = ["tests/test_package.py::test_nothing", "tests/test_none.py"]

@@ -20,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 
+from hillinfer.native.library import native_library  # noqa: E402
 from mutants.copied_project import CopiedProject, CopyError  # noqa: E402
 from mutants.mutant import Mutant  # noqa: E402
 from mutants.software import EQUIVALENT  # noqa: E402
@@ -49,7 +50,7 @@ def tried(mutants: Sequence[Mutant], project: Path, jobs: int) -> list[Result]:
         killers = sorted({killer for mutant in mutants for killer in mutant.killers})
         print(f"{len(mutants)} mutants; first their tests without a fault", flush=True)
         _, cases = run_tests(first, killers, None)
-        unharmed = Unharmed(cases)
+        unharmed = Unharmed(cases, native_library().variants)
         copies: queue.SimpleQueue[CopiedProject] = queue.SimpleQueue()
         for number in range(jobs):
             copies.put(first.again(Path(folder) / str(number)) if number else first)

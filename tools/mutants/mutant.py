@@ -5,6 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
+
+# Words in names of native sources, and the variants that are compiled of these alone.
+_VARIANTS = {"avx2": "avx2", "avx512": "avx512vnni", "avx512vnni": "avx512vnni", "neon": "neon"}
 
 
 class Built(StrEnum):
@@ -41,6 +45,15 @@ class Mutant:
     changed: str
     killers: tuple[str, ...]
     built: Built = Built.NOTHING
+
+    @property
+    def variant(self) -> str | None:
+        """The one native variant that it is a fault of, by the name of its file; None for others.
+
+        Where a processor lacks it, tests of the other variants pass, and the fault is not seen.
+        """
+        words = Path(self.file).stem.split("_")
+        return next((_VARIANTS[word] for word in words if word in _VARIANTS), None)
 
     def applied_to(self, text: str) -> str:
         """Return the file's text with the fault.

@@ -508,7 +508,7 @@ NATIVE: tuple[Mutant, ...] = (
         "host/native/coded_block.h",
         "from + size_t(range.first + head) * segment.exponent_stride",
         "from + size_t(range.first) * segment.exponent_stride",
-        (f"{_TESTS}/attention/test_coded_attention.py",),
+        (f"{_TESTS}/attention/test_coded_attention.py::test_tokens_that_lie_one_behind_the_other",),
         Built.NATIVE,
     ),
     Mutant(

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -149,13 +149,19 @@ class Unharmed:
     ----------
     cases
         All of them, run on unchanged sources.
+    variants
+        Of the native library, that this processor has.
     """
 
-    def __init__(self, cases: list[Case]) -> None:
+    def __init__(self, cases: list[Case], variants: Collection[str] = ()) -> None:
         self._cases = cases
+        self._variants = variants
 
     def verdict(self, mutant: Mutant) -> Result | None:
         """Return what speaks against trying a mutant; None where nothing does."""
+        if mutant.variant is not None and mutant.variant not in self._variants:
+            reason = f"this processor has no {mutant.variant}"
+            return Result(mutant, Outcome.SKIPPED, reason=reason)
         outcomes: set[str] = set()
         for killer in mutant.killers:
             own = {case.outcome for case in self._cases if case.is_meant_by(killer)}

@@ -71,6 +71,22 @@ def test_coded_blocks(variant, shape, count):
 
 
 @every_variant
+@every_shape
+def test_tokens_that_lie_one_behind_the_other(variant, shape):
+    """Exponents of 64 of them are taken together: here from the sixth token on, and of no more."""
+    segment = coded_segment(shape, 130)
+    segment.tokens = np.r_[5:69, 70:136]
+    segment.tokens[-3:] += 1
+    found = coded_attention(variant, shape).coded_blocks(segment.in_shadow())
+    for head in range(shape.kv_heads):
+        for block in range(3):
+            expected = golden_coded_block(segment, head, block * 64)
+            assert same_block(found, block, head, expected)
+    segment.codes.exponents[:64] += 1
+    assert not same_block(found, 0, 0, golden_coded_block(segment, 0, 0))
+
+
+@every_variant
 @pytest.mark.parametrize("exponents", [(0, 1), (0, 22), (21, 22), (0, 255), (254, 255)])
 @pytest.mark.parametrize("spread", [0.0, 0.01, 40.0, 30000.0])
 def test_extreme_exponents_and_weights(variant, exponents, spread):
