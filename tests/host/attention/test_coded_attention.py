@@ -73,17 +73,16 @@ def test_coded_blocks(variant, shape, count):
 @every_variant
 @every_shape
 def test_tokens_that_lie_one_behind_the_other(variant, shape):
-    """Exponents of 64 of them are taken together: here from the sixth token on, and of no more."""
-    segment = coded_segment(shape, 130)
-    segment.tokens = np.r_[5:69, 70:136]
-    segment.tokens[-3:] += 1
-    found = coded_attention(variant, shape).coded_blocks(segment.in_shadow())
-    for head in range(shape.kv_heads):
-        for block in range(3):
-            expected = golden_coded_block(segment, head, block * 64)
-            assert same_block(found, block, head, expected)
-    segment.codes.exponents[:64] += 1
-    assert not same_block(found, 0, 0, golden_coded_block(segment, 0, 0))
+    """Exponents of a whole group are taken together, and not those of any 64 in a row."""
+    layer = Layer(shape, 3, (130,))
+    (segment,) = layer.segments
+    segment.tokens = np.r_[64:128, 200:264, 300:302]
+    attention = coded_attention(variant, shape)
+    given = layer.scaled, layer.rows.addresses, [segment.in_shadow()]
+    rows = layer.golden_rows()
+    assert same_bits(attention.attend(*given), attend(layer.scaled, rows, [segment.golden()]))
+    segment.codes.exponents[:64, -1] += 1
+    assert not same_bits(attention.attend(*given), attend(layer.scaled, rows, [segment.golden()]))
 
 
 @every_variant
