@@ -86,7 +86,13 @@ def test_a_mutant_fits_the_sources(mutant):
 
 def test_every_killer_is_there(request, collected_tests):
     """With its parameters, as far as this run collects their files."""
-    there = {(str(item.path.relative_to(ROOT)), item.name) for item in collected_tests}
+    there = {
+        (
+            str(item.path.relative_to(ROOT)),
+            f"{item.cls.__name__}::{item.name}" if item.cls else item.name,
+        )
+        for item in collected_tests
+    }
     functions = {(file, name.partition("[")[0]) for file, name in there}
     killers = {killer.partition("::")[::2] for mutant in MUTANTS for killer in mutant.killers}
     named = {(file, test) for file, test in killers if "[" in test}

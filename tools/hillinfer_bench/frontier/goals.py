@@ -53,20 +53,20 @@ class FrontierGoal:
         The goal beside what was reached.
     allowed
         The most that bytes and rates allow, modelled; None where that is not known.
-    with_loop
-        Of a speed, what is left where both also take what the model's loop takes alone. It judges
-        nothing.
     share
         What was reached of that; None likewise.
     forbidden
         Whether what is allowed does not reach the goal.
+    with_loop
+        Of a speed, what is left where both also take what the model's loop takes alone. It judges
+        nothing.
     """
 
     record: GoalRecord
     allowed: float | None = None
-    with_loop: float | None = None
     share: float | None = None
     forbidden: bool = False
+    with_loop: float | None = None
 
     @classmethod
     def of(
@@ -84,7 +84,7 @@ class FrontierGoal:
             What was reached, and the limit.
         """
         share = allowed / reached if isinstance(bound, AtMost) else reached / allowed
-        return cls(record, allowed, None, share, not bound.reached(allowed))
+        return cls(record, allowed, share, not bound.reached(allowed))
 
     @classmethod
     def of_speed(

@@ -82,16 +82,17 @@ class SweepRows:
                 own = record == facts
             if record != facts:
                 (known if own else others).append(record)
-        for record in known[:]:
+        whole = []
+        for record in known:
             try:
                 key, measures = _measured(record)
             except (KeyError, TypeError):
                 # Somebody else's line.
-                known.remove(record)
-            else:
-                self._found[key] = measures
+                continue
+            self._found[key] = measures
+            whole.append(record)
         # Anew, so that nothing is added behind half a line, and own rows behind the others.
-        data = "".join(json.dumps(one) + "\n" for one in (*others, facts, *known))
+        data = "".join(json.dumps(one) + "\n" for one in (*others, facts, *whole))
         try:
             write_whole(self.file, data.encode())
         except OSError as error:
