@@ -86,7 +86,8 @@ class RowSums:
 
         Of rows that nobody writes now; those of others may change.
         """
-        return self._tables[layer][first_row:]
+        own = self._tables[layer]
+        return own[first_row:] if first_row else own
 
     def noted(self, layer: int, rows: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Return the sums of rows, uint32, a copy."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hillinfer.drive.files import PAGE_BYTES, aligned_buffer
 from hillinfer.native.selected import Coming
-from hillinfer.native.structures import Landing
+from hillinfer.native.structures import Landing, address_of
 from hillinfer.trace.recorder import ReadCost
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -148,34 +148,37 @@ class LandingTable:
         lands_alone = wanted.lie_in_pages
         # Where reads bring their bytes.
         self.memory = wanted.out.reshape(-1) if lands_alone else wanted.buffer
-        rows = np.ascontiguousarray(wanted.rows, np.int64)
-        places = np.ascontiguousarray(wanted.places, np.int64)
+        count, size = len(wanted.rows), np.dtype(np.int64).itemsize
         # As many reads as a batch has at most; memory that nobody touches takes none.
-        most = len(rows) + len(self.memory) // MAX_READ_BYTES + 1
-        self._missing = np.empty((3, most), np.int64)
+        most = count + len(self.memory) // MAX_READ_BYTES + 1
+        # To ask where each array lies takes longer than to copy them to one.
+        own = np.empty(2 * count + 3 * most, np.int64)
+        own[:count], own[count : 2 * count] = wanted.rows, wanted.places
+        self._missing = own[2 * count :].reshape(3, most)
         coming = wanted.coming
         numbers = None if coming is None else np.ascontiguousarray(coming.numbers, np.int64)
-        self._kept = (wanted, rows, places, numbers)
-        offsets, line = self._missing.ctypes.data, self._missing.strides[0]
+        self._kept = (wanted, own, numbers)
+        rows, line = address_of(own), most * size
+        offsets = rows + 2 * count * size
         self.table = Landing(
-            rows.ctypes.data,
-            places.ctypes.data,
-            len(rows),
+            rows,
+            rows + count * size,
+            count,
             wanted.row_bytes,
-            wanted.out.ctypes.data,
+            address_of(wanted.out),
             len(wanted.out),
-            None if lands_alone else wanted.buffer.ctypes.data,
+            None if lands_alone else address_of(wanted.buffer),
             len(wanted.buffer),
-            None if wanted.sums is None else wanted.sums.ctypes.data,
+            None if wanted.sums is None else address_of(wanted.sums),
             0 if wanted.sums is None else len(wanted.sums),
-            None if wanted.starts is None else wanted.starts.ctypes.data,
+            None if wanted.starts is None else address_of(wanted.starts),
             0 if wanted.starts is None else len(wanted.starts),
             wrong=-1,
             missing_offsets=offsets,
             missing_addresses=offsets + line,
             missing_counts=offsets + 2 * line,
             attending=None if coming is None else ctypes.addressof(coming.run.table),
-            numbers=None if numbers is None else numbers.ctypes.data,
+            numbers=None if numbers is None else address_of(numbers),
             seals=None if wanted.seals is None else wanted.seals.address,
             seal_count=0 if wanted.seals is None else wanted.seals.count,
             seals_groups=0 if wanted.seals is None else wanted.seals.of_groups,

@@ -178,6 +178,9 @@ class SplitCall:
         if self._file is None or not split.cold_count:
             return
         rows, numbers = split.cold[1], split.missing_numbers[split.cold_numbers]
+        if self._file.has_begun_all(self._layer, key, rows, numbers):
+            self._filed = split.set_all_aside()
+            return
         filed = self._file.covers(self._layer, rows, numbers)
         if not self._file.has_begun(self._layer, key):
             self._file.begin_first(self._layer, key, rows[filed], numbers[filed])
@@ -192,9 +195,12 @@ class SplitCall:
         numbers = split.missing_numbers[filed.numbers]
         places = np.zeros(len(filed.rows), np.uint64)
         filled = self._file.fill(self._layer, key, filed.rows, numbers, places, own)
+        if filled.all():
+            split.tell_codes(filed.numbers, places)
+            return False
         split.tell_codes(filed.numbers[filled], places[filled])
         split.take_back(filed.only(~filled))
-        return not filled.all()
+        return True
 
     def code(self, first: int, rows: NDArray[np.uint64]) -> None:
         """Code tokens that were to be read; see `SplitAttention`."""

@@ -178,7 +178,7 @@ class CodedStep:
     # --- ahead of a layer's turn -----------------------------------------------------------
 
     def choose_next(
-        self, layer: int, sequence: Sequence, query: torch.Tensor, scaling: float
+        self, layer: int, sequence: Sequence, query: torch.Tensor | Prediction, scaling: float
     ) -> Ahead | ChoiceAhead | None:
         """Choose for the token that is about to come to a layer, and begin to read what is cold.
 
@@ -194,7 +194,8 @@ class CodedStep:
             return None
         if not self._is_told(ahead, past, 1, sequence.lacking, scaling):
             return None
-        if not self._calls.tell_query(ahead.step, query):
+        told = self._calls.tell_coming(ahead.step, query)
+        if told is None:
             return None
         number, table = self._choosing_number, sequence.table_addresses[layer]
         assert number is not None

@@ -366,7 +366,7 @@ class NativeDecode:
         self._is_choosing = False
 
     def choose_next(
-        self, layer: int, sequence: Sequence, query: torch.Tensor, scaling: float
+        self, layer: int, sequence: Sequence, query: torch.Tensor | Prediction, scaling: float
     ) -> Ahead | None:
         """Choose for the token that is about to come to a layer, and begin to read what is cold.
 
@@ -375,7 +375,8 @@ class NativeDecode:
         layer, sequence
             Where one token more is coming; all others are stored.
         query, scaling
-            As in `step`; the query is a predicted one.
+            As in `step`; the query is a predicted one, or what computes it as the only one of its
+            batch.
 
         Returns
         -------
@@ -401,7 +402,8 @@ class NativeDecode:
             wanted = self._evaluation.wanted(past + 1, sequence.lacking)
             wanted.check(past + 1, 1)
             ahead.tell(asked, 1, wanted)
-        if not self._calls.tell_query(ahead.step, query):
+        told = self._calls.tell_coming(ahead.step, query)
+        if told is None:
             return None
         try:
             with self._selection.scoring:

@@ -125,7 +125,7 @@ class GpuCodedStep:
         return []
 
     def choose_next(
-        self, layer: int, sequence: Sequence, query: torch.Tensor, scaling: float
+        self, layer: int, sequence: Sequence, query: torch.Tensor | Prediction, scaling: float
     ) -> Ahead | None:
         """Leave it to others; see `CodedStep`."""
         return None

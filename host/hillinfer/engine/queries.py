@@ -342,6 +342,18 @@ class LayerCalls:
         step.query, step.head_stride, step.query_type = query.data_ptr(), strides[0], number_type
         return True
 
+    def tell_coming(self, step: DecodeStep, query: torch.Tensor | Prediction) -> object | None:
+        """Say where a query lies, or what one is made of, for a token that is about to come.
+
+        Returns what lives until the library has read it; None where the library cannot.
+        """
+        if isinstance(query, Prediction):
+            return self.tell_prediction(step, query, query.before_positions())
+        if not self.tell_query(step, query):
+            return None
+        self._turn_by(step, None)
+        return query
+
     def tell_prediction(
         self, step: DecodeStep, predicted: Prediction, product: tuple[torch.Tensor, Rotary | None]
     ) -> object:
@@ -361,11 +373,14 @@ class LayerCalls:
         if not self.tell_query(step, query):
             query = host_query(query)[:, None].contiguous()
             self.tell_query(step, query)
-        # All layers of a step are turned alike.
+        self._turn_by(step, rotary)
+        return query
+
+    def _turn_by(self, step: DecodeStep, rotary: Rotary | None) -> None:
+        """Say what turns a query; all layers of a step are turned alike."""
         if rotary is not self._turning or step is not self._turned:
             self._turning, self._turned, given = rotary, step, rotary or ()
             step.cosines, step.sines = [one.data_ptr() for one in given] or (None, None)
-        return query
 
     def _turns(self, query: torch.Tensor, rotary: Rotary) -> bool:
         """Say whether the library turns a query as torch does."""

@@ -339,14 +339,15 @@ class Runtime:
         if later is not None:
             self._pipeline.keep(layer, sequence, later)
             return
-        if isinstance(query, Prediction):
-            query = query.queries()[0]
-        own = layer, sequence, query, scaling
         for whole in (self.decode, self.coded) if is_quick else ():
-            chosen = None if whole is None else whole.choose_next(*own)
+            chosen = None
+            if whole is not None:
+                chosen = whole.choose_next(layer, sequence, query, scaling)
             if chosen is not None:
                 self._pipeline.keep(layer, sequence, chosen)
                 return
+        if isinstance(query, Prediction):
+            query = query.queries()[0]
         select = self._selection.announced(layer, sequence, scaling, self._on_host(query[:, 0]))
         begin = self._pipeline.select_now if is_quick else self._pipeline.announce
         begin(layer, sequence, past, select)

@@ -256,6 +256,7 @@ class _Predicted(Prediction):
         # A copy, in effect: what the model does with its hidden states later is none of it.
         self._entered = predictor.enter(layer, hidden)
         self._rotary = rotary
+        self._product: torch.Tensor | None = None
 
     def queries(self) -> torch.Tensor:
         """Return the queries; see `Prediction`."""
@@ -263,7 +264,9 @@ class _Predicted(Prediction):
 
     def before_positions(self) -> tuple[torch.Tensor, Rotary | None]:
         """Return the layer's product; see `Prediction`."""
-        return self._predictor.project(self._layer, self._entered), self._rotary
+        if self._product is None:
+            self._product = self._predictor.project(self._layer, self._entered)
+        return self._product, self._rotary
 
 
 # --- Queries of OPT ---

@@ -17,7 +17,7 @@ from hillinfer.kv.pool_policies import (
     native_worth,
 )
 from hillinfer.native.library import native_library
-from hillinfer.native.structures import Promotion, row_addresses
+from hillinfer.native.structures import Promotion, address_of, row_addresses
 from hillinfer.native.tables import PoolTables
 
 if TYPE_CHECKING:
@@ -274,12 +274,10 @@ class HotPool:
             np.ascontiguousarray(candidates.places, np.int64),
         )
         promotion = _moment(moment, worth, None if keys is None else keys[1])
-        promotion.rows, promotion.positions, promotion.counts = (
-            one.ctypes.data for one in arrays[:3]
-        )
-        promotion.source, promotion.places = (one.ctypes.data for one in arrays[3:])
+        promotion.rows, promotion.positions, promotion.counts = map(address_of, arrays[:3])
+        promotion.source, promotion.places = map(address_of, arrays[3:])
         promotion.source_rows, promotion.count = len(source), len(candidates)
-        promotion.keys = None if keys is None else keys[0].ctypes.data
+        promotion.keys = None if keys is None else address_of(keys[0])
         promotion.settled_before = settled_before
         # All of it without Python's lock: another thread computes meanwhile.
         self._library.promote(self.table_address, promotion)

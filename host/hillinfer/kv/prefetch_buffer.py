@@ -287,7 +287,8 @@ class PrefetchBuffer:
             return
         landed.end()
         # Blocks that Python's thread had something go wrong with are free already.
-        wait([landed.reading])
+        if not landed.reading.done():
+            wait([landed.reading])
         if promoting is None:
             self._give(landed)
         else:

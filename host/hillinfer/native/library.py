@@ -124,7 +124,7 @@ class NativeLibrary:
         NonFiniteQueryError
             A query that it was to scale is not finite.
         """
-        self._check(name, getattr(self.functions, name)(*arguments))
+        self.check(name, getattr(self.functions, name)(*arguments))
 
     def make(self, name: str, *arguments: object) -> int:
         """Call a function that makes an object, and return where it lies; see `call`."""
@@ -161,10 +161,11 @@ class NativeLibrary:
 
         Where several threads run Python, who lets go of the lock waits for it afterwards.
         """
-        self._check(name, getattr(self.tables, name)(*arguments))
+        self.check(name, getattr(self.tables, name)(*arguments))
 
     @staticmethod
-    def _check(name: str, outcome: int) -> None:
+    def check(name: str, outcome: int) -> None:
+        """Raise what a function's outcome says went wrong, as `call` does."""
         if outcome == _NO_MEMORY:
             raise MemoryError(f"{name} found no memory to work in")
         if outcome == _FAILED:
@@ -243,7 +244,7 @@ class NativeLibrary:
             raise IndexError("a row has no place, or no checksum")
         if outcome == _LOST:
             return False
-        self._check("hillinfer_land", outcome)
+        self.check("hillinfer_land", outcome)
         return True
 
     def promote(self, slots: int, promotion: Promotion) -> None:
@@ -259,7 +260,7 @@ class NativeLibrary:
         outcome = self.functions.hillinfer_promote(slots, promotion)
         if outcome == _MISPLACED:
             raise IndexError("a row that is offered is nowhere")
-        self._check("hillinfer_promote", outcome)
+        self.check("hillinfer_promote", outcome)
 
     def find_rows(
         self,
@@ -394,7 +395,7 @@ class NativeLibrary:
         if outcome == _MISPLACED:
             raise IndexError(_NOWHERE)
         if outcome and outcome != _COLD:
-            self._check(name, outcome)
+            self.check(name, outcome)
         return not outcome
 
     def begin_choice(self, variant: int, table: int, past: int, *asked: int | None) -> int:
@@ -414,13 +415,13 @@ class NativeLibrary:
         ahead = ctypes.c_void_p()
         # It takes a few microseconds.
         begin, out = self.tables.hillinfer_choose_begin, ctypes.byref(ahead)
-        self._check("hillinfer_choose_begin", begin(variant, table, past, *asked, out))
+        self.check("hillinfer_choose_begin", begin(variant, table, past, *asked, out))
         assert ahead.value is not None
         return ahead.value
 
     def end_choice(self, choice: int) -> None:
         """Return once tokens are chosen; raises as `call` does."""
-        self._check("hillinfer_choose_end", self.functions.hillinfer_choose_end(choice))
+        self.check("hillinfer_choose_end", self.functions.hillinfer_choose_end(choice))
 
 
 @cache

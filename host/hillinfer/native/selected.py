@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hillinfer.native.library import native_library
 from hillinfer.native.signatures import SplitSelection
-from hillinfer.native.structures import Attending, Misses, SelectedSets, row_addresses
+from hillinfer.native.structures import Attending, Misses, SelectedSets, address_of, row_addresses
 
 # --- Sets and the rows that at least one of them has ---
 
@@ -150,8 +150,8 @@ class MissList:
             uint8 (any, row_bytes), contiguous.
         """
         table, self._kept = self._table, (positions, places)
-        table.landed_positions, table.landed_places = positions.ctypes.data, places.ctypes.data
-        table.landed_count, table.landed = len(positions), memory.ctypes.data
+        table.landed_positions, table.landed_places = address_of(positions), address_of(places)
+        table.landed_count, table.landed = len(positions), address_of(memory)
 
     def forget_landed(self) -> None:
         """Know of nothing that was read ahead."""
@@ -448,6 +448,14 @@ class SplitRows:
     def tell_codes(self, missing: Positions, places: NDArray[np.uint64]) -> None:
         """Say where codes lie that came, by which of the tokens without codes they are."""
         self.coded.addresses[self._missing[missing]] = places
+
+    def set_all_aside(self) -> ColdTokens:
+        """Leave all rows that are to be read out of them, and return them."""
+        count = int(self.table.cold_count)
+        aside = ColdTokens(*(column[:count].copy() for column in self._cold))
+        self.table.cold_count = 0
+        self.table.read_count -= count
+        return aside
 
     def set_aside(self, chosen: NDArray[np.bool_]) -> ColdTokens:
         """Leave those of the rows that are to be read out of them, and return them."""

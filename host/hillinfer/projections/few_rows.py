@@ -45,31 +45,68 @@ def few_rows(
     variant
         Number of an instruction set of the native library.
     """
-    return few_rows_of_each(states, [(weight, bias)], variant)[0]
+    return FewRowsLayers([(weight, bias)], variant).outputs(states)[0]
 
 
-def few_rows_of_each(
-    states: torch.Tensor, layers: Sequence[Weights], variant: int
-) -> list[torch.Tensor]:
-    """Return the outputs of several layers of one input, each with the bits that it has alone.
+class FewRowsLayers:
+    """Linear layers of one input, described once for the library and called again and again.
 
-    Threads share all of the layers at once, which takes less time than one layer after the other.
-    Parameters as in `few_rows`.
+    Threads share all of the layers at once, which takes less time than one layer after the other;
+    each has the bits that it has alone. Any thread may call.
+
+    Parameters
+    ----------
+    layers
+        Their weights, which must stay where they are.
+    variant
+        As in `few_rows`.
     """
-    inputs = states.shape[-1]
-    rows = states.reshape(-1, inputs)
-    if rows.stride(1) != 1:
-        rows = rows.contiguous()
-    count, shape, threads = len(rows), states.shape[:-1], torch.get_num_threads()
-    address, stride, number_type = rows.data_ptr(), rows.stride(0), NUMBER_TYPES[rows.dtype]
-    given, outputs = [], []
-    for weight, bias in layers:
-        width = len(weight)
-        out = torch.empty((*shape, width), dtype=rows.dtype, device="cpu")
-        outputs.append(out)
-        own = weight.data_ptr(), None if bias is None else bias.data_ptr()
-        rest = width, out.data_ptr(), threads, number_type
-        given.append(FewRows(address, count, stride, inputs, *own, *rest))
-    table = (FewRows * len(given))(*given)
-    native_library().call("hillinfer_few_rows", variant, table, len(given))
-    return outputs
+
+    def __init__(self, layers: Sequence[Weights], variant: int) -> None:
+        self._kept = list(layers)
+        self._variant = variant
+        first = layers[0][0]
+        self._inputs, self._dtype = first.shape[1], first.dtype
+        self._widths = [weight.shape[0] for weight, _ in layers]
+        told = [
+            FewRows(
+                inputs=self._inputs,
+                weights=weight.data_ptr(),
+                bias=None if bias is None else bias.data_ptr(),
+                outputs=weight.shape[0],
+                number_type=NUMBER_TYPES[first.dtype],
+            )
+            for weight, bias in layers
+        ]
+        self._count, self._table = len(told), FewRows * len(told)
+        # Each call has a copy, because another thread may call meanwhile.
+        self._told = bytes(self._table(*told))
+        self._function = native_library().functions.hillinfer_few_rows
+
+    def takes(self, states: torch.Tensor) -> bool:
+        """Return what `is_few` does, of these layers."""
+        inputs = self._inputs
+        fits = states.shape[-1] == inputs and states.numel() <= MOST_ROWS * inputs
+        return fits and states.is_cpu and states.dtype is self._dtype
+
+    def outputs(self, states: torch.Tensor) -> list[torch.Tensor]:
+        """Return what each layer makes of some states, of which `is_few` says so."""
+        inputs, shape = self._inputs, states.shape
+        rows, stride = states, inputs
+        if states.numel() != inputs:
+            rows = states.reshape(-1, inputs)
+            stride = rows.stride(0)
+        if rows.stride(-1) != 1:
+            rows, stride = rows.contiguous(), inputs
+        table = self._table.from_buffer_copy(self._told)
+        address, count = rows.data_ptr(), rows.numel() // inputs
+        outer, threads, outputs = shape[:-1], torch.get_num_threads(), []
+        for one, width in zip(table, self._widths, strict=True):
+            out = states.new_empty((*outer, width))
+            outputs.append(out)
+            one.rows, one.row_count, one.row_stride = address, count, stride
+            one.out, one.threads = out.data_ptr(), threads
+        outcome = self._function(self._variant, table, self._count)
+        if outcome:
+            native_library().check("hillinfer_few_rows", outcome)
+        return outputs

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 from hillinfer.errors import UnsupportedFeatureError
 from hillinfer.native.library import native_library
 from hillinfer.projections.attachment import Forward, LayerGroup
-from hillinfer.projections.few_rows import FEW_ROWS_TYPES, few_rows_of_each, is_few
+from hillinfer.projections.few_rows import FEW_ROWS_TYPES, FewRowsLayers
 
 
 class StepProducts:
@@ -84,7 +84,9 @@ class _SharedInput:
 
     def __init__(self, layers: Sequence[torch.nn.Linear], variant: int) -> None:
         self._layers = list(layers)
-        self._variant = variant
+        # What the first of them computes for all, and each behind it for itself.
+        self._known = [_Known(layers, variant)]
+        self._known += [_Known([one], variant) for one in layers[1:]]
         self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def computed(self, place: int, states: torch.Tensor) -> torch.Tensor:
@@ -93,19 +95,50 @@ class _SharedInput:
         if place and kept is not None and kept[0] is states:
             self._kept = None
             return kept[1]
-        # Looked up once, because each look takes time, and every time, because somebody may have
-        # given a layer others meanwhile.
-        wanted = self._layers[place : place + 1] if place else self._layers
-        weights = [(one.weight, one.bias) for one in wanted]
-        weight, bias = weights[0]
         is_step = states.dim() < 3 or states.shape[-2] == 1
-        if (
-            torch.is_grad_enabled()
-            or not (is_step and is_few(states, weight))
-            or not all(is_plain(*one) for one in weights)
-        ):
-            return linear(states, weight, bias)
-        first, *others = few_rows_of_each(states, weights, self._variant)
+        layers = self._known[place].described() if is_step else None
+        if layers is None or torch.is_grad_enabled() or not layers.takes(states):
+            own = self._layers[place]
+            return linear(states, own.weight, own.bias)
+        first, *others = layers.outputs(states)
         if others:
             self._kept = states, others[0]
         return first
+
+
+class _Known:
+    """Layers as they were when they were last described: somebody may give one other weights."""
+
+    def __init__(self, layers: Sequence[torch.nn.Linear], variant: int) -> None:
+        # Looked up once, because a module's attributes take time.
+        self._parameters = [one._parameters for one in layers]  # Its own dict, not a copy.
+        self._layers = layers
+        self._variant = variant
+        self._seen: list[tuple[torch.Tensor, int, torch.Size, torch.dtype]] = []
+        self._described: FewRowsLayers | None = None
+
+    def described(self) -> FewRowsLayers | None:
+        """Return them as they are now; None where the library does not take them."""
+        if not self._are_same():
+            weights = [(one.weight, one.bias) for one in self._layers]
+            fits = all(is_plain(*one) for one in weights)
+            self._described = FewRowsLayers(weights, self._variant) if fits else None
+            flat = [one for both in weights for one in both if one is not None]
+            self._seen = [(one, one.data_ptr(), one.shape, one.dtype) for one in flat]
+        return self._described
+
+    def _are_same(self) -> bool:
+        place, seen = 0, self._seen
+        for own in self._parameters:
+            for one in own.values():
+                if one is None:
+                    continue
+                if place == len(seen):
+                    return False
+                known, address, shape, dtype = seen[place]
+                if one is not known or one.data_ptr() != address or one.shape != shape:
+                    return False
+                if one.dtype is not dtype or not one.is_contiguous():
+                    return False
+                place += 1
+        return place == len(seen) and place > 0

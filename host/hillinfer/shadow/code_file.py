@@ -36,7 +36,7 @@ from hillinfer_model.value_layout import code_row_bytes
 
 # Reads bring records that begin at multiples of it.
 _ALIGNMENT = 64
-_NUMBER_BYTES = 4
+_NUMBER_BYTES, _START_BYTES = 4, 8
 _NOTHING = -1
 # No codes have it; the native library says so, too (kNoNumber).
 NO_NUMBER = -2
@@ -48,8 +48,9 @@ def record_bytes(spec: KernelSpec) -> int:
 
 
 def table_bytes(layers: int, rows: int) -> int:
-    """Return what checksums and numbers of so many rows take in memory."""
-    return layers * (rows * ROW_SUM_BYTES + rows // GROUP_TOKENS * _NUMBER_BYTES)
+    """Return what checksums, numbers and starts of so many rows take in memory."""
+    groups = rows // GROUP_TOKENS
+    return layers * (rows * ROW_SUM_BYTES + groups * _NUMBER_BYTES) + groups * _START_BYTES
 
 
 def buffer_bytes(spec: KernelSpec, tokens: int) -> int:
@@ -83,6 +84,12 @@ class _Coming:
     buffer: NDArray[np.uint8]
     landed: ComingRows
 
+    def is_of(self, rows: NDArray[np.int64], numbers: NDArray[np.int64]) -> bool:
+        """Say whether these are the very tokens, in the same order."""
+        # Bytes compare faster than arrays.
+        same = self.rows.tobytes() == rows.tobytes()
+        return same and self.numbers.tobytes() == numbers.tobytes()
+
 
 def _found_in(
     coming: _Coming,
@@ -92,7 +99,7 @@ def _found_in(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return which records came of rows that are wanted and not filled, and which these are."""
     # What was begun is what is wanted, as a rule.
-    if np.array_equal(coming.rows, rows) and np.array_equal(coming.numbers, numbers):
+    if coming.is_of(rows, numbers):
         (came,) = np.nonzero(~filled)
         return came, came
     order = np.argsort(coming.rows)
@@ -151,7 +158,10 @@ class CodeFile:
         self._file = ColdFile(directory, mode, "codes of values", calls)
         self._rows = 0
         self._sums = RowSums(layers, accountant)
-        self._numbers = np.full((layers, 0), _NOTHING, np.int32)
+        # Of each group, and behind the last one, so that no other is taken for it.
+        self._numbers = np.full((layers, 1), _NOTHING, np.int32)
+        # The byte that each group's records start at, of the first layer.
+        self._first_starts = np.zeros(0, np.int64)
         self._is_written = self._is_read = True
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-codes")
         self._lander = lander_of(engine)
@@ -179,9 +189,13 @@ class CodeFile:
         if grown <= self._rows:
             return
         self._sums.cover(grown)
-        numbers = np.full((self._layers, grown // GROUP_TOKENS), _NOTHING, np.int32)
-        self._accountant.take(Part.OTHER, numbers.nbytes - self._numbers.nbytes)
+        groups = grown // GROUP_TOKENS
+        numbers = np.full((self._layers, groups + 1), _NOTHING, np.int32)
+        starts = self._starts(0, np.arange(groups))
+        added = numbers.nbytes + starts.nbytes - self._numbers.nbytes - self._first_starts.nbytes
+        self._accountant.take(Part.OTHER, added)
         numbers[:, : self._numbers.shape[1]] = self._numbers
+        self._first_starts = starts
         self._numbers, self._rows = numbers, grown
 
     def expect(self, tokens: int) -> None:
@@ -272,14 +286,10 @@ class CodeFile:
         self, layer: int, rows: NDArray[np.int64], numbers: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
         """Say which rows have codes here, under those numbers; any thread may ask."""
-        found = np.zeros(len(rows), np.bool_)
         if not self._is_read:
-            return found
-        groups = rows // GROUP_TOKENS
+            return np.zeros(len(rows), np.bool_)
         own = self._numbers[layer]
-        known = groups < len(own)
-        found[known] = own[groups[known]] == numbers[known]
-        return found
+        return np.asarray(own.take(rows // GROUP_TOKENS, mode="clip") == numbers)
 
     def begin(
         self, layer: int, key: Hashable, rows: NDArray[np.int64], numbers: NDArray[np.int64]
@@ -329,6 +339,13 @@ class CodeFile:
     def has_begun(self, layer: int, key: Hashable) -> bool:
         """Say whether codes of a layer are on their way to whoever fills in by that key."""
         return (layer, key) in self._coming
+
+    def has_begun_all(
+        self, layer: int, key: Hashable, rows: NDArray[np.int64], numbers: NDArray[np.int64]
+    ) -> bool:
+        """Say whether codes of these very tokens are; parameters as for `fill`."""
+        coming = self._coming.get((layer, key))
+        return coming is not None and coming.is_of(rows, numbers)
 
     def fill(
         self,
@@ -460,8 +477,10 @@ class CodeFile:
         begin: Callable[[LandingAhead], None],
     ) -> None:
         """Begin to read records of rows to a buffer."""
-        groups = np.arange(int(rows.max()) // GROUP_TOKENS + 1)
-        sums, starts = self._sums.expected(layer, 0), self._starts(layer, groups)
+        groups = int(rows.max()) // GROUP_TOKENS + 1
+        # A layer's records of so many rows lie behind those of the layer before.
+        starts = self._first_starts[:groups] + layer * TABLE_GROWTH_ROWS * self._size
+        sums = self._sums.expected(layer, 0)
         places = np.arange(len(rows))
         unit = self._file.read_unit
         wanted = FileRows(rows, buffer, places, self._landing, sums, starts=starts, unit_bytes=unit)
