@@ -23,7 +23,7 @@ from hillinfer.extents.shared_chunks import StoredRowsError
 from hillinfer.hf import attention
 from hillinfer.hf.attention import AttachedCache
 from hillinfer.hf.engine import Use
-from hillinfer.hf.features import Guard
+from hillinfer.hf.features import Guard, SharedNorm, is_rms_norm
 from hillinfer.hf.prompts import PromptCall, without_first
 from hillinfer.settings import QuerySource, Settings
 
@@ -249,12 +249,12 @@ class _Predicted(Prediction):
     """The queries that a predictor makes of what enters a layer; they are computed when wanted."""
 
     def __init__(
-        self, predictor: QueryPredictor, layer: Any, hidden: torch.Tensor, rotary: Rotary | None
+        self, predictor: QueryPredictor, layer: Any, entered: torch.Tensor, rotary: Rotary | None
     ) -> None:
         self._predictor = predictor
         self._layer = layer
         # A copy, in effect: what the model does with its hidden states later is none of it.
-        self._entered = predictor.enter(layer, hidden)
+        self._entered = entered
         self._rotary = rotary
         self._product: torch.Tensor | None = None
 
@@ -295,15 +295,6 @@ class OptPredictor(QueryPredictor):
 
 # --- Queries of models with rotary positions ---
 
-# Modules that divide by the root mean square and then multiply by a weight, without more.
-_RMS_NORMS = frozenset({"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"})
-
-
-def _is_rms_norm(norm: Any) -> bool:
-    """Whether a module is such a norm, as transformers made it."""
-    is_changed = norm._forward_hooks or norm._forward_pre_hooks or "forward" in norm.__dict__
-    return type(norm).__name__ in _RMS_NORMS and not is_changed
-
 
 class RotaryPredictor(QueryPredictor):
     """Llama, Mistral, Qwen2 and Qwen3: norm, projection, norm of each head where there is one."""
@@ -312,7 +303,7 @@ class RotaryPredictor(QueryPredictor):
         """Return hidden states behind the norm."""
         norm: Any = layer.input_layernorm
         is_single = hidden.dtype is norm.weight.dtype is torch.float32
-        if is_single and hidden.is_cpu and _is_rms_norm(norm):  # The same bits by one call.
+        if is_single and hidden.is_cpu and is_rms_norm(norm):  # The same bits by one call.
             return torch.rms_norm(hidden, hidden.shape[-1:], norm.weight, norm.variance_epsilon)
         normed: torch.Tensor = norm(hidden)
         return normed
@@ -433,33 +424,36 @@ class QueryHooks:
     def __init__(self, model: PreTrainedModel, predictor: QueryPredictor) -> None:
         layers = list(model.get_decoder().layers)
         self._hooks = []
+        self._norms: list[SharedNorm] = []
         for number in range(FIRST_PREDICTED, len(layers)):
-            following, coming = layers[number], dict[int, weakref.ref[AttachedCache]]()
-            announce = _Announce(predictor, number, following, coming)
+            before, following = layers[number - 1 : number + 1]
+            coming = dict[int, weakref.ref[AttachedCache]]()
+            norm = SharedNorm.between(before, following)
+            self._norms += [] if norm is None else [norm]
+            announce = _Announce(predictor, number, following, coming, norm)
             self._hooks += [
-                layers[number - 1].register_forward_pre_hook(announce, with_kwargs=True),
+                before.register_forward_pre_hook(announce, with_kwargs=True),
                 following.self_attn.v_proj.register_forward_hook(_Begin(number, coming)),
             ]
 
     def remove(self) -> None:
         """Take the hooks off."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        for one in (*self._hooks, *self._norms):
+            one.remove()
+        self._hooks, self._norms = [], []
 
 
 # In which cache a layer was announced last, by thread.
 _Coming = dict[int, weakref.ref[AttachedCache]]
 
 
+@dataclass(frozen=True, eq=False)
 class _Announce(ModelHook):
-    def __init__(
-        self, predictor: QueryPredictor, number: int, following: Any, coming: _Coming
-    ) -> None:
-        self._predictor = predictor
-        self._number = number
-        self._following = following
-        self._coming = coming
+    _predictor: QueryPredictor
+    _number: int
+    _following: Any
+    _coming: _Coming
+    _norm: SharedNorm | None
 
     def __call__(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -477,7 +471,10 @@ class _Announce(ModelHook):
             return
         following, predictor = self._following, self._predictor
         rotary = kwargs.get("position_embeddings")
-        predicted = _Predicted(predictor, following, hidden, rotary)
+        entered = None if self._norm is None else self._norm.entered(hidden, following)
+        if entered is None:
+            entered = predictor.enter(following, hidden)
+        predicted = _Predicted(predictor, following, entered, rotary)
         cache.spans.announce()
         cache.announce(self._number, predicted, predictor.scaling(following))
         self._coming[threading.get_ident()] = weakref.ref(cache)

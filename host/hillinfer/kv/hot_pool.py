@@ -274,8 +274,9 @@ class HotPool:
             np.ascontiguousarray(candidates.places, np.int64),
         )
         promotion = _moment(moment, worth, None if keys is None else keys[1])
-        promotion.rows, promotion.positions, promotion.counts = map(address_of, arrays[:3])
-        promotion.source, promotion.places = map(address_of, arrays[3:])
+        addresses = [address_of(one) for one in arrays]
+        promotion.rows, promotion.positions, promotion.counts = addresses[:3]
+        promotion.source, promotion.places = addresses[3:]
         promotion.source_rows, promotion.count = len(source), len(candidates)
         promotion.keys = None if keys is None else address_of(keys[0])
         promotion.settled_before = settled_before
