@@ -93,6 +93,39 @@ class SplitRoom:
         return self.split
 
 
+class SplitPool:
+    """Memory that the library chooses in for a layer, while what it chose for others waits.
+
+    Parameters
+    ----------
+    sets, code_bytes
+        As in `SplitRoom`.
+    """
+
+    def __init__(self, sets: int, code_bytes: int) -> None:
+        self._sets, self._code_bytes = sets, code_bytes
+        self._spare: list[SplitRows] = []
+
+    def take(self, count: int, exact: int, tokens: int) -> SplitRows:
+        """Return room for sets of so many positions, so many of them exact, of so many tokens."""
+        while self._spare:
+            split = self._spare.pop()
+            if split.holds(count, exact, tokens):
+                return split
+        # Each token makes it a little more.
+        room = with_more(count), with_more(exact), with_more(tokens)
+        return SplitRows(self._sets, *room, self._code_bytes)
+
+    def give(self, split: SplitRows) -> None:
+        """Have it used again; who keeps it for good need not say so."""
+        if len(self._spare) < _SPARE_SPLITS:
+            self._spare.append(split)
+
+
+# Of the layer that attends, and of the next one.
+_SPARE_SPLITS = 2
+
+
 def with_more(count: int) -> int:
     """Return room for a count that grows by little each step."""
     return count + count // 8 + GROUP_TOKENS

@@ -15,9 +15,9 @@ from hillinfer.engine.coded_call import (
     CountedMemory,
     ReusedRows,
     SplitCall,
+    SplitPool,
     SplitRoom,
     Weighing,
-    with_more,
 )
 from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.queries import (
@@ -38,6 +38,7 @@ from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.memory_budget import Accountant
 from hillinfer.native.library import native_library
 from hillinfer.native.selected import SplitRows
+from hillinfer.native.structures import address_of
 from hillinfer.scoring.coded import AlignedWeights
 from hillinfer.scoring.scorer import ImportanceEvaluation
 from hillinfer.shadow.code_file import CodeFile
@@ -128,13 +129,13 @@ class CodedStep:
         self._arrived = ReusedRows(self._code_bytes, accountant)
         self._together = ReusedRows(row_bytes, accountant)
         self._weighed = CountedMemory(weighed_bytes(weights.spec), accountant)
-        # What is chosen ahead is copied from it before a layer is attended to.
-        self._split = SplitRows(evaluation.sets, 0, 0, 0, self._code_bytes)
+        self._splits = SplitPool(evaluation.sets, self._code_bytes)
+        self._chosen = self._splits.take(0, 0, 0)
 
     @property
     def chosen(self) -> Sets:
         """The sets that the last `step` chose."""
-        return self._split.sets
+        return self._chosen.sets
 
     def room(self) -> SplitRoom:
         """Return memory for a sequence that takes steps with others."""
@@ -208,7 +209,7 @@ class CodedStep:
                     choice = self._aside(layer, sequence, own, ahead)
                     choice.begin(number, past, ahead.address)
                     return choice
-                split = self._with_room(ahead, past + 1)
+                split = self._splits.take(ahead.count, int(ahead.step.exact), past + 1)
                 split.tell_values(self._known_words(layer, sequence))
                 # While rows of the layer move nobody may look where they are.
                 self._pools.wait_for(layer)
@@ -223,7 +224,8 @@ class CodedStep:
         except NonFiniteQueryError as error:
             raise explained(layer, error) from error
         landed = None if is_here else self._begun(layer, sequence, split)
-        return Ahead(split.sets, landed, None, split.exact_sets)
+        sets, exact = split.in_place
+        return Ahead(sets, landed, None, exact, split)
 
     def choose_late(
         self, layer: int, sequence: Sequence, query: torch.Tensor | Prediction, scaling: float
@@ -319,11 +321,13 @@ class CodedStep:
             own = self._shadow.described(layer, sequence, length)
             if own is None:
                 return None
-            split = self._with_room(both, length)
+            best = int(both.step.exact)
+            split = self._chosen = self._splits.take(both.count, best, length)
             split.tell_values(words)
             split.tell_weights(None)
-            self._expect(both.count, int(both.step.exact), length)
-            out = self._attended("hillinfer_decode_split", layer, sequence, both, query, step, None)
+            self._expect(split, both.count, best, length)
+            given = layer, sequence, both, split, query, step, None
+            out = self._attended("hillinfer_decode_split", *given)
             own.coded_tokens = sequence.tables.coded[layer]
         sets = self._evaluation.sets
         for counters in (self._counters, sequence.counters):
@@ -341,6 +345,7 @@ class CodedStep:
         step: int,
         landed: LandedRows | None,
         exact: Sets,
+        split: SplitRows | None = None,
     ) -> torch.Tensor:
         """Attend to what is selected, and let exact rows that were cold become hot.
 
@@ -360,6 +365,8 @@ class CodedStep:
             What was read ahead of exact rows, and of those of tokens without codes; or None.
         exact
             The exact tokens among `sets`.
+        split
+            Has both already; given up here.
 
         Returns
         -------
@@ -384,8 +391,9 @@ class CodedStep:
         asked.count, asked.step.exact = count, best
         with self._selection.scoring:
             words = self._complete_words(layer, sequence)
-            split = self._with_room(asked, length)
-            split.tell(sets, exact)
+            if split is None:
+                split = self._splits.take(count, best, length)
+                split.tell(sets, exact)
             split.tell_values(words)
             if self._shadow.described(layer, sequence, length) is None:
                 shadows = partial(self._shadow.shadows, layer, sequence)
@@ -396,8 +404,9 @@ class CodedStep:
                 split.tell_weights(None)
                 # They stay while the library looks at them, whoever makes room meanwhile.
                 kept = [one.layers[layer].shadow for one in sequence.segments]
-        self._expect(count, best, length)
-        out = self._attended("hillinfer_attend_split", layer, sequence, asked, query, step, landed)
+        self._expect(split, count, best, length)
+        told = layer, sequence, asked, split, query, step, landed
+        out = self._attended("hillinfer_attend_split", *told)
         del kept
         return out
 
@@ -421,22 +430,12 @@ class CodedStep:
         asked.tell((stored, lacking, scaling), coming, wanted, exact.count)
         return True
 
-    def _with_room(self, asked: AskedStep, tokens: int) -> SplitRows:
-        """Return memory that has room for what is asked for, of so many tokens."""
-        room = asked.count, int(asked.step.exact), tokens
-        if not self._split.holds(*room):
-            # Each token makes it a little more.
-            count, exact, tokens = map(with_more, room)
-            sets = self._evaluation.sets
-            self._split = SplitRows(sets, count, exact, tokens, self._code_bytes)
-        return self._split
-
-    def _expect(self, count: int, exact: int, length: int) -> None:
+    def _expect(self, split: SplitRows, count: int, exact: int, length: int) -> None:
         """Have memory for L' and codes of all coded tokens."""
         coded = self._evaluation.sets * (count - exact)
         self._weighed.expect(coded)
         arrived = self._arrived.take(min(coded, length))
-        self._split.table.arrived, self._codes = arrived.ctypes.data, arrived
+        split.table.arrived, self._codes = address_of(arrived), arrived
         if self._file is not None:
             sets = self._evaluation.sets
             self._file.expect(most_coded(sets, count, length))
@@ -467,12 +466,13 @@ class CodedStep:
         layer: int,
         sequence: Sequence,
         asked: AskedStep,
+        split: SplitRows,
         query: torch.Tensor,
         step: int,
         landed: LandedRows | None,
     ) -> torch.Tensor:
         """Do what one of the library's functions does, and what it leaves to be done."""
-        split, length = self._split, sequence.lengths[layer]
+        length = sequence.lengths[layer]
         out = torch.empty(query.shape)
         asked.step.step = step
         most = min(self._evaluation.sets * int(asked.step.exact), length)
@@ -496,4 +496,5 @@ class CodedStep:
             self._calls.note_cold(step)
         self._log.end(entry, sequence)
         self.end_attended(sequence, split)
+        self._splits.give(split)
         return out if query.dtype is torch.float32 else out.to(query.dtype)

@@ -24,6 +24,7 @@ from hillinfer.kv.sequence import Sequence
 from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.memory_budget import Accountant
 from hillinfer.native.library import native_library
+from hillinfer.native.selected import SplitRows
 from hillinfer.native.structures import row_addresses
 from hillinfer.scoring.coded import AlignedWeights
 from hillinfer.shadow.code_file import CodeFile
@@ -162,6 +163,7 @@ class GpuCodedStep:
         step: int,
         landed: LandedRows | None,
         exact: Sets,
+        split: SplitRows | None = None,
     ) -> torch.Tensor:
         """Attend to what is selected; parameters, result and errors as for `CodedStep.attend`.
 

@@ -400,14 +400,14 @@ class Runtime:
             ahead = self._selection.own(layer, sequence, query, keys, scaling, ahead)
         selected = ahead.sets
         if self.observe_selected is not None:
-            self.observe_selected(layer, length, selected)
+            self.observe_selected(layer, length, [one.copy() for one in selected])
         for counters in (self.counters, sequence.counters):
             counters.scored_tokens += length * len(selected)
             counters.selected_tokens += sum(len(positions) for positions in selected)
         given = (layer, sequence, query, selected, scaling, self._step, ahead.landed)
         out: torch.Tensor | None = None
         if ahead.exact is not None and self.coded is not None:
-            out = self.coded.attend(*given, ahead.exact)
+            out = self.coded.attend(*given, ahead.exact, ahead.split)
         elif self.decode is not None:
             out = self.decode.attend(*given)
         if out is not None:

@@ -27,6 +27,7 @@ from hillinfer.kv.prefetch_buffer import LandedRows, PrefetchBuffer
 from hillinfer.kv.sequence import Sequence
 from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.memory_budget import Accountant, Part
+from hillinfer.native.selected import SplitRows
 from hillinfer.scoring.scorer import ImportanceEvaluation, SegmentShadow, Split
 from hillinfer.trace.recorder import Lane, Recorder
 from hillinfer_model.choices import Scope
@@ -38,8 +39,7 @@ if TYPE_CHECKING:
 
 Sets = list[NDArray[np.int64]]
 # Scoring of one layer, as the native library counts it in bytes (`Shape::work_bytes`), that is done
-# while another thread would still be waking, and taking Python's lock and the caches from the one
-# that computes.
+# while another thread would still be waking, and taking Python's lock and caches.
 QUICK_BYTES = 4 << 20
 
 
@@ -56,14 +56,16 @@ class Ahead:
     copied
         What of them is on its way to the model's GPU; None where it has none.
     exact
-        The exact tokens of each set where others are coded; `landed` are rows of these, and of
-        coded tokens whose codes DRAM does not hold.
+        Exact tokens of each set where others are coded; `landed` has rows of coded ones, too.
+    split
+        Where the native library has both, which are valid until it is attended to; or None.
     """
 
     sets: Sets
     landed: LandedRows | None
     copied: Future[CopiedRows] | None
     exact: Sets | None = None
+    split: SplitRows | None = None
 
 
 class TokenSelection:
@@ -397,9 +399,8 @@ class PrefetchPipeline:
     ) -> None:
         """Select for a layer that comes next in the caller's own thread; only reads go on.
 
-        For what is selected sooner than another thread would begin to, while that is idle: layers
-        are selected one after the other. Parameters as in `announce`, and errors wait for `take` as
-        there.
+        For what is selected sooner than another thread would begin to, while that is idle.
+        Parameters as in `announce`, and errors wait for `take` as there.
         """
         ahead: Future[Ahead] = Future()
         try:
@@ -458,8 +459,7 @@ class PrefetchPipeline:
 
     def drop(self) -> None:
         """Forget what was announced, because the forward pass broke off."""
-        # Every step asks, and mostly each layer has taken what was announced of it.
-        if self._ahead:
+        if self._ahead:  # Mostly each layer has taken what was announced of it.
             for under_way in self._ahead.values():
                 under_way.cancel()
             wait(self._ahead.values())

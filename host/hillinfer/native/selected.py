@@ -417,6 +417,17 @@ class SplitRows:
         return _parts(self.exact.sets, table.set_count, table.set_rows)
 
     @property
+    def in_place(self) -> tuple[list[Positions], list[Positions]]:
+        """The sets and the exact tokens of each, valid until others come."""
+        count, both = self.exact.table.set_count, []
+        for memory, rows in (
+            (self._sets, self.table.set_rows),
+            (self.exact.sets, self.exact.table.set_rows),
+        ):
+            both.append(list(memory[: count * rows].reshape(count, rows)))
+        return both[0], both[1]
+
+    @property
     def missing_count(self) -> int:
         """How many coded tokens had no codes."""
         return int(self.table.missing_count)

@@ -42,7 +42,7 @@ class PythonCodedStep(CodedStep):
         """Read nothing; see `CodedStep.begin_to_read`."""
         return Ahead(sets, None, None, exact)
 
-    def attend(self, layer, sequence, query, sets, scaling, step, landed, exact):
+    def attend(self, layer, sequence, query, sets, scaling, step, landed, exact, split=None):
         """Bring rows and code values anew, then attend set by set; see `CodedStep.attend`."""
         coded = [np.setdiff1d(*one) for one in zip(sets, exact, strict=True)]
         scaled = self._weights.scaled(host_query(query), scaling)
