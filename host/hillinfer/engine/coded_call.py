@@ -4,20 +4,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.engine.queries import AskedStep, LayerCalls, explained, host_query
+from hillinfer.engine.queries import Ahead, AskedStep, LayerCalls, explained, host_query
 from hillinfer.kv.sequence import Sequence
 from hillinfer.memory_budget import Accountant, Part
-from hillinfer.native.library import native_library
+from hillinfer.native.library import NativeLibrary, native_library
 from hillinfer.native.selected import ColdTokens, MissList, SelectedRows, SplitRows
 from hillinfer.scoring.coded import AlignedWeights
 from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer.shadow.code_file import CodeFile
+from hillinfer.shadow.segments import SegmentLayer
 from hillinfer.shadow.values import ValueCodes
 from hillinfer.trace.recorder import Lane, Recorder
 from hillinfer_model.errors import NonFiniteQueryError
@@ -155,6 +157,110 @@ class JoinedPart:
     selected: SelectedRows
     misses: MissList
     split: SplitRows | None = None
+
+
+# --- A choice that another thread makes ---
+
+
+class ChoiceAhead:
+    """Tokens that are being chosen, until someone asks for them.
+
+    Nothing of it takes Python's global lock before that.
+
+    Parameters
+    ----------
+    library
+        Chooses.
+    layer, sequence
+        Whose tokens.
+    split, asked
+        Becomes what is chosen, and says how much that is.
+    own
+        The layer's last segment, which learns how many of its tokens are coded.
+    read
+        Begins to read what is cold of it; None where nothing is.
+    """
+
+    def __init__(
+        self,
+        library: NativeLibrary,
+        layer: int,
+        sequence: Sequence,
+        split: SplitRows,
+        asked: AskedStep,
+        own: SegmentLayer,
+        read: Callable[[], Ahead] | None,
+    ) -> None:
+        self._library = library
+        self._layer = layer
+        self._sequence = sequence
+        self._split = split
+        self._own = own
+        # What else the library looks at until it has chosen.
+        self._held = [one.layers[layer].shadow for one in sequence.segments]
+        self._read = read
+        split.expect(asked.count, int(asked.step.exact))
+        self._handle: int | None = None
+        self._later: Callable[[], None] | None = None
+
+    def begin(self, variant: int, past: int, step: int) -> None:
+        """Begin to choose; `chosen` or `drop` must follow.
+
+        Parameters
+        ----------
+        variant
+            Number of the instruction set.
+        past
+            Tokens that are stored, without the one that is chosen for, which may be there already.
+        step
+            Address of what the library is asked; it may change afterwards.
+        """
+        table = self._sequence.table_addresses[self._layer]
+        sets = self._split.table.sets, self._split.exact.table.sets
+        self._handle = self._library.begin_choice(variant, table, past, step, *sets)
+
+    def wait(self, begin: Callable[[], None]) -> None:
+        """Have it begin by calling that, once its layer's products are made or somebody asks."""
+        self._later = begin
+
+    def begin_late(self) -> None:
+        """Begin where that was left for now."""
+        later, self._later = self._later, None
+        if later is not None:
+            later()
+
+    @property
+    def reads(self) -> bool:
+        """Whether something may have to be read of what is chosen."""
+        return self._read is not None
+
+    def ahead(self) -> Ahead:
+        """Return what is chosen, once it is, and begin to read what is cold of it.
+
+        Raises
+        ------
+        CacheUseError
+            Where the query was not finite.
+        """
+        self.begin_late()
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            try:
+                self._library.end_choice(handle)
+            except NonFiniteQueryError as error:
+                raise explained(self._layer, error) from error
+            finally:
+                self._own.coded_tokens = self._sequence.tables.coded[self._layer]
+        if self._read is not None:
+            return self._read()
+        sets, exact = self._split.in_place
+        return Ahead(sets, None, None, exact, self._split)
+
+    def drop(self) -> None:
+        """Wait until nothing is under way; what is chosen, or what went wrong, is forgotten."""
+        self._later = self._read = None
+        with suppress(Exception):
+            self.ahead()
 
 
 # --- The calls ---

@@ -7,11 +7,11 @@ import math
 from collections.abc import Callable, Iterable
 from functools import partial
 
-import numpy as np
 import torch
 
 from hillinfer.engine.budget_plan import most_coded, weighed_bytes
 from hillinfer.engine.coded_call import (
+    ChoiceAhead,
     CountedMemory,
     ReusedRows,
     SplitCall,
@@ -21,15 +21,16 @@ from hillinfer.engine.coded_call import (
 )
 from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.queries import (
+    Ahead,
     AskedStep,
-    ChoiceAhead,
     LayerCalls,
     Prediction,
+    Sets,
     explained,
     host_query,
     may_choose_aside,
 )
-from hillinfer.engine.selection import Ahead, Sets, TokenSelection
+from hillinfer.engine.selection import TokenSelection
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import LayerStepLog
 from hillinfer.kv.prefetch_buffer import LandedRows, PrefetchBuffer
@@ -42,7 +43,6 @@ from hillinfer.native.structures import address_of
 from hillinfer.scoring.coded import AlignedWeights
 from hillinfer.scoring.scorer import ImportanceEvaluation
 from hillinfer.shadow.code_file import CodeFile
-from hillinfer.shadow.segments import SegmentLayer
 from hillinfer.shadow.values import ValueCodes
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Recorder
@@ -205,11 +205,13 @@ class CodedStep:
                 own = self._shadow.described(layer, sequence, past)
                 if own is None:
                     return None
+                split = self._splits.take(ahead.count, int(ahead.step.exact), past + 1)
                 if self._may_choose_aside(past, ahead):
-                    choice = self._aside(layer, sequence, own, ahead)
+                    may_read = self._newest_step < self._calls.aside_from
+                    read = partial(self._read, layer, sequence, past, split) if may_read else None
+                    choice = ChoiceAhead(self._library, layer, sequence, split, ahead, own, read)
                     choice.begin(number, past, ahead.address)
                     return choice
-                split = self._splits.take(ahead.count, int(ahead.step.exact), past + 1)
                 split.tell_values(self._known_words(layer, sequence))
                 # While rows of the layer move nobody may look where they are.
                 self._pools.wait_for(layer)
@@ -242,13 +244,16 @@ class CodedStep:
         if not isinstance(query, Prediction) or past % GROUP_TOKENS == GROUP_TOKENS - 1:
             return None
         asked = past, 1, lacking, scaling
-        if not (self._is_told(late, *asked) and self._may_choose_aside(past, late)):
+        if self._newest_step < self._calls.aside_from or not self._is_told(late, *asked):
+            return None
+        if not self._may_choose_aside(past, late):
             return None
         with self._selection.scoring:
             own, number = self._shadow.described(layer, sequence, past), self._choosing_number
         if own is None or number is None:
             return None
-        choice = self._aside(layer, sequence, own, late)
+        split = self._splits.take(late.count, int(late.step.exact), past + 1)
+        choice = ChoiceAhead(self._library, layer, sequence, split, late, own, None)
 
         def begin() -> None:
             # Another sequence may have asked meanwhile; what was predicted is copied.
@@ -276,9 +281,12 @@ class CodedStep:
         sets, exact
             As in `attend`.
         """
-        count, best = len(sets[0]), len(exact[0])
-        split = SplitRows(len(sets), count, best, past + 1, self._code_bytes)
+        split = self._splits.take(len(sets[0]), len(exact[0]), past + 1)
         split.tell(sets, exact)
+        return self._read(layer, sequence, past, split)
+
+    def _read(self, layer: int, sequence: Sequence, past: int, split: SplitRows) -> Ahead:
+        """Begin to read what is cold of what a split has."""
         split.tell_values(self._known_words(layer, sequence))
         self._pools.wait_for(layer)
         table, hot = sequence.table_addresses[layer], self._pools.layers[layer]
@@ -290,7 +298,8 @@ class CodedStep:
         is_here = self._values.look(layer, lambda slots: listed(slots, *rest))
         del kept
         landed = None if is_here else self._begun(layer, sequence, split)
-        return Ahead(sets, landed, None, exact)
+        sets, exact = split.in_place
+        return Ahead(sets, landed, None, exact, split)
 
     def _begun(self, layer: int, sequence: Sequence, split: SplitRows) -> LandedRows | None:
         """Begin to read codes that lie in a file, and rows of what else is cold."""
@@ -447,18 +456,9 @@ class CodedStep:
         return b"".join([one.words for one in self._shadow.complete_values(layer, sequence)])
 
     def _may_choose_aside(self, past: int, ahead: AskedStep) -> bool:
-        """Say whether a thread of the library's may choose, because nothing is to be read."""
-        is_hot = self._newest_step >= self._calls.aside_from and not self._is_recorded
-        return is_hot and ahead.step.threads > 1 and may_choose_aside(past, self._segment_tokens)
-
-    def _aside(
-        self, layer: int, sequence: Sequence, own: SegmentLayer, ahead: AskedStep
-    ) -> ChoiceAhead:
-        """Return a choice for a thread of the library's, which nobody has begun."""
-        held = [one.layers[layer].shadow for one in sequence.segments]
-        counts = ahead.count, int(ahead.step.exact)
-        chosen, exact = (np.empty((self._evaluation.sets, one), np.int64) for one in counts)
-        return ChoiceAhead(self._library, layer, sequence, chosen, exact, own, held)
+        """Say whether a thread of the library's may choose while this one goes on."""
+        is_worth = ahead.step.threads > 1 and not self._is_recorded
+        return is_worth and may_choose_aside(past, self._segment_tokens)
 
     def _attended(
         self,

@@ -14,14 +14,16 @@ import torch
 from hillinfer.attention.native import NativeAttention
 from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.queries import (
+    Ahead,
     GivenQuery,
     KeptQuery,
     LayerCalls,
     Prediction,
+    Sets,
     explained,
     host_query,
 )
-from hillinfer.engine.selection import Ahead, Sets, TokenSelection
+from hillinfer.engine.selection import TokenSelection
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import LayerStepLog

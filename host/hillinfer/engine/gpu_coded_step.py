@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.engine.budget_plan import most_coded, weighed_bytes
-from hillinfer.engine.coded_call import CountedMemory, ReusedRows
+from hillinfer.engine.coded_call import ChoiceAhead, CountedMemory, ReusedRows
 from hillinfer.engine.coded_step import CodedStep
-from hillinfer.engine.queries import ChoiceAhead, Prediction, explained, host_query
-from hillinfer.engine.selection import Ahead, Sets, TokenSelection
+from hillinfer.engine.queries import Ahead, Prediction, Sets, explained, host_query
+from hillinfer.engine.selection import TokenSelection
 from hillinfer.gpu.attention import GpuSide
 from hillinfer.gpu.coded import CodedSet
 from hillinfer.kv.gather import Gather

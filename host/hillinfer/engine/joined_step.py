@@ -19,11 +19,12 @@ from hillinfer.engine.queries import (
     AnnouncedLayer,
     LayerCalls,
     Prediction,
+    Sets,
     explained,
     readable_states,
     row_states,
 )
-from hillinfer.engine.selection import Sets, TokenSelection
+from hillinfer.engine.selection import TokenSelection
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import LayerStepLog
 from hillinfer.kv.pool_policies import PoolPolicy

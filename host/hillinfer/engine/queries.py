@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -16,12 +16,13 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.errors import CacheUseError
+from hillinfer.gpu.copies import CopiedRows
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_policies import PoolPolicy
+from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import NUMBER_TYPES, Sequence
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.native.library import NativeLibrary
-from hillinfer.native.selected import MissList, SelectedRows
+from hillinfer.native.selected import MissList, SelectedRows, SplitRows
 from hillinfer.native.signatures import RowStates
 from hillinfer.native.structures import DecodeStep, Shape
 from hillinfer.scoring.arguments import query_factor
@@ -131,98 +132,32 @@ def may_choose_aside(past: int, segment_tokens: int) -> bool:
     return past % GROUP_TOKENS != 0 and 0 < inside < segment_tokens - 1
 
 
-class ChoiceAhead:
-    """Tokens that are being chosen, until someone asks for them.
+Sets = list[NDArray[np.int64]]
 
-    Nothing of it takes Python's global lock before that.
+
+@dataclass(frozen=True)
+class Ahead:
+    """What a layer attends to, and what was done of it before its turn.
 
     Parameters
     ----------
-    library
-        Chooses.
-    layer, sequence
-        Whose tokens.
     sets
-        int64 (sets, tokens), contiguous: becomes what is chosen.
+        The selected sets, one for the layer or one per KV head.
+    landed
+        Their cold rows that are read ahead, or None.
+    copied
+        What of them is on its way to the model's GPU; None where it has none.
     exact
-        Likewise of exact tokens, where others are coded; else None.
-    own
-        The layer's last segment, which learns how many of its tokens are coded.
-    held
-        What else the library looks at until it has chosen.
+        Exact tokens of each set where others are coded; `landed` has rows of coded ones, too.
+    split
+        Where the native library has both, which are valid until it is attended to; or None.
     """
 
-    def __init__(
-        self,
-        library: NativeLibrary,
-        layer: int,
-        sequence: Sequence,
-        sets: NDArray[np.int64],
-        exact: NDArray[np.int64] | None,
-        own: SegmentLayer,
-        held: object,
-    ) -> None:
-        self._library = library
-        self._layer = layer
-        self._sequence = sequence
-        self._sets = sets
-        self._exact = exact
-        self._own = own
-        self._held = held
-        self._handle: int | None = None
-        self._later: Callable[[], None] | None = None
-
-    def begin(self, variant: int, past: int, step: int) -> None:
-        """Begin to choose; `chosen` or `drop` must follow.
-
-        Parameters
-        ----------
-        variant
-            Number of the instruction set.
-        past
-            Tokens that are stored, without the one that is chosen for, which may be there already.
-        step
-            Address of what the library is asked; it may change afterwards.
-        """
-        table = self._sequence.table_addresses[self._layer]
-        exact = None if self._exact is None else self._exact.ctypes.data
-        sets = self._sets.ctypes.data, exact
-        self._handle = self._library.begin_choice(variant, table, past, step, *sets)
-
-    def wait(self, begin: Callable[[], None]) -> None:
-        """Have it begin by calling that, once its layer's products are made or somebody asks."""
-        self._later = begin
-
-    def begin_late(self) -> None:
-        """Begin where that was left for now."""
-        later, self._later = self._later, None
-        if later is not None:
-            later()
-
-    def chosen(self) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]] | None]:
-        """Return the sets that are chosen, once they are, and their exact tokens or None.
-
-        Raises
-        ------
-        CacheUseError
-            Where the query was not finite.
-        """
-        self.begin_late()
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            try:
-                self._library.end_choice(handle)
-            except NonFiniteQueryError as error:
-                raise explained(self._layer, error) from error
-            finally:
-                self._own.coded_tokens = self._sequence.tables.coded[self._layer]
-        return list(self._sets), None if self._exact is None else list(self._exact)
-
-    def drop(self) -> None:
-        """Wait until nothing is under way; what is chosen, or what went wrong, is forgotten."""
-        self._later = None
-        with suppress(Exception):
-            self.chosen()
+    sets: Sets
+    landed: LandedRows | None
+    copied: Future[CopiedRows] | None
+    exact: Sets | None = None
+    split: SplitRows | None = None
 
 
 @dataclass

@@ -14,8 +14,7 @@ from hillinfer.devices.opening import DEVICES, OpenDevice
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.engine.budget_growth import BudgetGrowth, say_nothing
 from hillinfer.engine.opening import open_parts
-from hillinfer.engine.queries import Prediction
-from hillinfer.engine.selection import Sets
+from hillinfer.engine.queries import Prediction, Sets
 from hillinfer.gpu.copies import packed_rows
 from hillinfer.gpu.staging import CopyLane, StagingKind
 from hillinfer.kv.opened_sequences import OpenedRows, StoredRows
@@ -385,6 +384,8 @@ class Runtime:
         """
         length = sequence.lengths[layer]
         ahead = self._pipeline.take(layer, sequence)
+        # Those that come next were chosen meanwhile.
+        self._pipeline.read_on()
         own = layer, sequence, query, scaling
         is_told = sequence.told is not None
         for whole in (self.decode, self.coded) if ahead is None and not is_told else ():

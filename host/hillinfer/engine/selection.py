@@ -8,64 +8,35 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hillinfer.devices.shared_passes import AskedScoring, ChoiceGroup
 from hillinfer.drive.files import round_up
 from hillinfer.engine.budget_plan import SCORE_GROWTH_TOKENS, score_bytes
-from hillinfer.engine.queries import Choice, Explained, shadow_states
-from hillinfer.gpu.copies import CopiedRows, CopiesAhead
+from hillinfer.engine.queries import Ahead, Choice, Explained, Sets, shadow_states
+from hillinfer.gpu.copies import CopiesAhead
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.pool_keeper import PoolKeeper
-from hillinfer.kv.prefetch_buffer import LandedRows, PrefetchBuffer
+from hillinfer.kv.prefetch_buffer import PrefetchBuffer
 from hillinfer.kv.sequence import Sequence
 from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.memory_budget import Accountant, Part
-from hillinfer.native.selected import SplitRows
 from hillinfer.scoring.scorer import ImportanceEvaluation, SegmentShadow, Split
 from hillinfer.trace.recorder import Lane, Recorder
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 if TYPE_CHECKING:
+    from hillinfer.engine.coded_call import ChoiceAhead
     from hillinfer.engine.gpu_coded_step import AnyCodedStep
-    from hillinfer.engine.queries import ChoiceAhead
 
-Sets = list[NDArray[np.int64]]
 # Scoring of one layer, as the native library counts it in bytes (`Shape::work_bytes`), that is done
 # while another thread would still be waking, and taking Python's lock and caches.
 QUICK_BYTES = 4 << 20
-
-
-@dataclass(frozen=True)
-class Ahead:
-    """What a layer attends to, and what was done of it before its turn.
-
-    Parameters
-    ----------
-    sets
-        The selected sets, one for the layer or one per KV head.
-    landed
-        Their cold rows that are read ahead, or None.
-    copied
-        What of them is on its way to the model's GPU; None where it has none.
-    exact
-        Exact tokens of each set where others are coded; `landed` has rows of coded ones, too.
-    split
-        Where the native library has both, which are valid until it is attended to; or None.
-    """
-
-    sets: Sets
-    landed: LandedRows | None
-    copied: Future[CopiedRows] | None
-    exact: Sets | None = None
-    split: SplitRows | None = None
 
 
 class TokenSelection:
@@ -416,6 +387,20 @@ class PrefetchPipeline:
         else:
             self._choices[layer, id(sequence)] = ahead
 
+    def read_on(self) -> None:
+        """Begin to read what is cold of layers that come next, once they are chosen.
+
+        Errors wait for `take`.
+        """
+        for key in [key for key, choice in self._choices.items() if choice.reads]:
+            ahead: Future[Ahead] = Future()
+            try:
+                ahead.set_result(self._choices[key].ahead())
+            except Exception as error:
+                ahead.set_exception(error)
+            self._ahead[key] = ahead
+            del self._choices[key]
+
     def begin_late(self, layer: int, sequence: Sequence) -> None:
         """Have tokens chosen by whoever waited for the layer's own products."""
         choice = self._choices.get((layer, id(sequence)))
@@ -433,8 +418,7 @@ class PrefetchPipeline:
         key = layer, id(sequence)
         choice = self._choices.get(key)
         if choice is not None:
-            sets, exact = choice.chosen()
-            self._known[key] = Ahead(sets, None, None, exact)
+            self._known[key] = choice.ahead()
             del self._choices[key]
         known = self._known.get(key)
         if known is not None:

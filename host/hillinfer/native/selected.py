@@ -379,10 +379,14 @@ class SplitRows:
         room = self._room
         return positions <= room[0] and exact <= room[1] and tokens <= room[2]
 
+    def expect(self, count: int, exact: int) -> None:
+        """Say how many positions each set is to have, and how many of them are exact."""
+        self.table.set_rows, self.exact.table.set_rows = count, exact
+
     def tell(self, sets: Sequence[Positions], exact: Sequence[Positions]) -> None:
         """Say what is selected, int64 positions, ascending, as many in each set."""
         count, best = len(sets[0]), len(exact[0])
-        self.table.set_rows, self.exact.table.set_rows = count, best
+        self.expect(count, best)
         np.concatenate(sets, out=self._sets[: len(sets) * count])
         np.concatenate(exact, out=self.exact.sets[: len(sets) * best])
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from placement_matrix import Budget
 
-from hillinfer.engine.queries import ChoiceAhead, Prediction
+from hillinfer.engine.coded_call import ChoiceAhead
+from hillinfer.engine.queries import Prediction
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import CacheUseError
 from hillinfer.model_shape import ModelShape, StoredType
@@ -258,7 +259,8 @@ def test_exact_and_coded_tokens_are_chosen_aside(tmp_path):
         run.runtime.begin_step()
         chosen = run.runtime.coded.choose_next(1, run.sequence, query(3), SCALING)
         assert isinstance(chosen, ChoiceAhead) is (threads > 1)
-        told.append(chosen.chosen() if threads > 1 else (chosen.sets, chosen.exact))
+        ahead = chosen.ahead() if threads > 1 else chosen
+        told.append((ahead.sets, ahead.exact))
         run.runtime.close()
     (sets, exact), (own_sets, own_exact) = told
     assert np.array_equal(sets, own_sets)

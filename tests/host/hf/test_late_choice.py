@@ -9,8 +9,8 @@ from generation_runs import attached, bits, run
 from placement_cases import ALL_HOT, Case
 from tiny_models import TinyModel, prompts
 
+from hillinfer.engine.coded_call import ChoiceAhead
 from hillinfer.engine.coded_step import CodedStep
-from hillinfer.engine.queries import ChoiceAhead
 
 SELECTION = {
     "alpha": 0.5,

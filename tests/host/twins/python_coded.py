@@ -7,8 +7,7 @@ import numpy as np
 import torch
 
 from hillinfer.engine.coded_step import CodedStep
-from hillinfer.engine.queries import host_query
-from hillinfer.engine.selection import Ahead
+from hillinfer.engine.queries import Ahead, host_query
 from hillinfer.native.structures import row_addresses
 from hillinfer_bench.precision.coded_attention import CodedAttention, CodedSegment, CodePlaces
 from hillinfer_model.coded_attention import BLOCK_TOKENS
