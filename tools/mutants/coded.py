@@ -245,8 +245,16 @@ CODED: tuple[Mutant, ...] = (
         "codes-of-a-file-are-of-any-statistics",
         "Codes of a file are taken whichever statistics they were coded with.",
         _FILE,
-        "own[groups[known]] == numbers[known]",
-        "own[groups[known]] >= 0",
+        'mode="clip") == numbers)',
+        'mode="clip") >= 0)',
+        (_FILE_TESTS,),
+    ),
+    Mutant(
+        "codes-of-the-last-group-are-everybody-s",
+        "A row that the file's table has no place for is taken for one of its last group.",
+        _FILE,
+        "np.full((self._layers, groups + 1), _NOTHING",
+        "np.full((self._layers, groups), _NOTHING",
         (_FILE_TESTS,),
     ),
     Mutant(

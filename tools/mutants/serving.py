@@ -50,6 +50,14 @@ SERVING: tuple[Mutant, ...] = (
         (f"{_PROJECTIONS}::test_layers_of_one_input_have_their_own_outputs_in_any_order",),
     ),
     Mutant(
+        "weights-of-before",
+        "A layer that was given other weights computes with those that it had.",
+        "host/hillinfer/projections/step_products.py",
+        "one is not known or one.data_ptr() != address or one.shape != shape",
+        "one.shape != shape",
+        (f"{_PROJECTIONS}::test_a_layer_that_gets_other_weights_has_their_outputs",),
+    ),
+    Mutant(
         "forks-step-as-torch",
         "Answers on a fork compute their steps as torch does.",
         "host/hillinfer/generate/answering.py",

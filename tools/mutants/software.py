@@ -28,8 +28,8 @@ _LIVED = (
         "hook-of-the-layer-before",
         "A query hook predicts with the weights of the layer that it stands on.",
         "host/hillinfer/hf/hooks.py",
-        "following, coming = layers[number], ",
-        "following, coming = layers[number - 1], ",
+        "before, following = layers[number - 1 : number + 1]",
+        "before = following = layers[number - 1]",
         (
             f"{_TESTS}/hf/test_query_prediction.py::test_behind_a_layer_that_adds_nothing_the_prediction_is_the_query",
         ),
@@ -516,6 +516,44 @@ _HARD_TO_SEE = (
         (
             f"{_TESTS}/engine/test_joined_step.py::test_rows_together_have_the_bits_sets_and_counts_of_rows_alone",
         ),
+    ),
+    Mutant(
+        "chosen-aside-and-read-too-late",
+        "What another thread chose is not read before its layer wants it.",
+        "host/hillinfer/engine/runtime.py",
+        "        self._pipeline.read_on()\n",
+        "",
+        (
+            f"{_TESTS}/engine/test_choice_aside.py::"
+            "test_what_is_cold_of_a_choice_aside_is_read_while_the_layer_before_attends",
+        ),
+    ),
+    Mutant(
+        "next-layers-error-is-told-now",
+        "A layer ends with what went wrong while tokens of the next one were chosen.",
+        "host/hillinfer/engine/selection.py",
+        "            except Exception as error:\n                ahead.set_exception(error)\n"
+        "            self._ahead[key] = ahead\n            del",
+        "            except KeyError:\n                pass\n            del",
+        (
+            f"{_TESTS}/engine/test_choice_aside.py::test_a_query_that_is_not_finite_is_told_of_by_its_layer",
+        ),
+    ),
+    Mutant(
+        "divided-before-it-was-changed",
+        "A norm takes what was divided for another prediction though its input was changed since.",
+        "host/hillinfer/hf/features.py",
+        " or kept[1] != hidden_states._version",
+        "",
+        (f"{_TESTS}/hf/test_query_prediction.py::test_norms_that_divide_alike_divide_once",),
+    ),
+    Mutant(
+        "norms-that-divide-by-others",
+        "A layer's norm takes the quotient of one with another epsilon.",
+        "host/hillinfer/hf/features.py",
+        "if epsilon == other else None",
+        "if epsilon else None",
+        (f"{_TESTS}/hf/test_query_prediction.py::test_norms_that_divide_alike_divide_once",),
     ),
     Mutant(
         "choice-aside-at-a-groups-end",

@@ -123,7 +123,9 @@ _RMS_NORMS = frozenset({"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3
 def is_rms_norm(norm: Any) -> bool:
     """Whether a module is such a norm, as transformers made it."""
     own = norm.__dict__.get("forward")
-    is_own = own is None or (isinstance(own, SharedNorm) and own.replaced is None)
+    own = own.replaced if isinstance(own, SharedNorm) else own
+    # A copy of an attached model has its class's own method there.
+    is_own = own is None or getattr(own, "__func__", None) is type(norm).forward
     is_hooked = norm._forward_hooks or norm._forward_pre_hooks
     return type(norm).__name__ in _RMS_NORMS and is_own and not is_hooked
 

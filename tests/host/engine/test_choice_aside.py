@@ -77,14 +77,14 @@ def unturned(seed, dtype=torch.float32):
 
 
 class Run:
-    """A runtime with room for all rows and a sequence that took one step."""
+    """A runtime and a sequence that took one step."""
 
     begins = False
 
-    def __init__(self, cold_dir, tokens=1100, scope="layer", exact=1.0):
+    def __init__(self, cold_dir, tokens=1100, scope="layer", exact=1.0, budget=Budget.ALL_HOT):
         cold_dir.mkdir(exist_ok=True)
         settings = CHOSEN.changed(scope=scope, exact=exact, exact_floor=20)
-        byte_count = Budget.ALL_HOT.byte_count(SHAPE, settings, tokens + 100)
+        byte_count = budget.byte_count(SHAPE, settings, tokens + 100)
         self.sets = []
         self.runtime = Runtime(
             SHAPE,
@@ -132,17 +132,20 @@ def run(tmp_path):
     made.runtime.close()
 
 
-@pytest.mark.parametrize("exact", [1.0, 0.02])
+@pytest.mark.parametrize(
+    ("exact", "budget"),
+    [(1.0, Budget.ALL_HOT), (0.02, Budget.ALL_HOT), (0.02, Budget.SOME_HOT), (0.02, Budget.LEAST)],
+)
 @pytest.mark.parametrize("scope", ["layer", "kv_head"])
 @pytest.mark.parametrize("spoil", [None, 0.0])
 @pytest.mark.usefixtures("two_threads")
-def test_sets_and_outputs_are_those_of_one_thread(tmp_path, spoil, scope, exact):
+def test_sets_and_outputs_are_those_of_one_thread(tmp_path, spoil, scope, exact, budget):
     told = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
         folder = tmp_path / str(threads)
         folder.mkdir()
-        run = Run(folder, scope=scope, exact=exact)
+        run = Run(folder, scope=scope, exact=exact, budget=budget)
         outputs = [run.step(number, spoil) for number in range(1, 4)]
         told.append((outputs, run.sets))
         run.runtime.close()
@@ -270,6 +273,21 @@ def test_exact_and_coded_tokens_are_chosen_aside(tmp_path):
     assert not np.array_equal(exact, own_exact)
 
 
+@pytest.mark.usefixtures("two_threads")
+def test_what_is_cold_of_a_choice_aside_is_read_while_the_layer_before_attends(tmp_path):
+    run = Run(tmp_path, exact=0.02, budget=Budget.LEAST)
+    run.runtime.begin_step()
+    unclaimed = run.runtime.parts.prefetch.unclaimed
+    run.runtime.announce(1, run.sequence, query(3), SCALING)
+    assert not unclaimed
+    for layer in range(2):
+        keys, values = states(50 + layer, 1)
+        run.runtime.append_token(layer, run.sequence, keys[None], values[None], 0)
+        run.runtime.attend_selected(layer, run.sequence, query(4), None, SCALING)
+        assert len(unclaimed) == (layer == 0)
+    run.runtime.close()
+
+
 @pytest.mark.parametrize(
     ("tokens", "kept"), [(1086, True), (1087, False), (1088, False), (1089, True), (1024, False)]
 )
@@ -291,15 +309,25 @@ def test_where_a_group_or_a_segment_ends_the_caller_chooses(tmp_path, two_thread
     run.runtime.close()
 
 
-def test_a_query_that_is_not_finite_is_told_of_by_its_layer(run, two_threads):
+@pytest.mark.parametrize(
+    ("exact", "budget"), [(1.0, Budget.ALL_HOT), (0.02, Budget.ALL_HOT), (0.02, Budget.LEAST)]
+)
+@pytest.mark.usefixtures("two_threads")
+def test_a_query_that_is_not_finite_is_told_of_by_its_layer(tmp_path, exact, budget):
+    run = Run(tmp_path, exact=exact, budget=budget)
     run.runtime.begin_step()
     broken = query(3)
     broken[0, 0, 0] = torch.inf
     run.runtime.announce(1, run.sequence, broken, SCALING)
-    keys, values = states(50, 1)
-    run.runtime.append_token(1, run.sequence, keys[None], values[None], 0)
-    with pytest.raises(CacheUseError, match="layer 1 made a query that is not finite"):
-        run.runtime.attend_selected(1, run.sequence, query(4), None, SCALING)
+    for layer in range(2):
+        keys, values = states(50, 1)
+        run.runtime.append_token(layer, run.sequence, keys[None], values[None], 0)
+        if layer:
+            with pytest.raises(CacheUseError, match="layer 1 made a query that is not finite"):
+                run.runtime.attend_selected(layer, run.sequence, query(4), None, SCALING)
+        else:
+            run.runtime.attend_selected(layer, run.sequence, query(4), None, SCALING)
+    run.runtime.close()
 
 
 def test_what_nobody_asks_for_leaves_nothing_behind(run, two_threads):

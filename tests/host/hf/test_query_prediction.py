@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predicted queries: made as each family makes its own, and used where they should be."""
 
+import copy
+
 import pytest
 import torch
 from generation_runs import attached, bits, run
@@ -9,6 +11,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from hillinfer.errors import SettingsError
+from hillinfer.hf.features import SharedNorm, is_rms_norm
 from hillinfer.hf.hooks import FIRST_PREDICTED, predictor_of, with_named_query
 from hillinfer.settings import QuerySource, Settings
 
@@ -77,6 +80,40 @@ def test_a_norm_that_somebody_changed_is_called():
         hook.remove()
         layer.input_layernorm.forward = lambda states: states
         assert torch.equal(predictor.enter(layer, hidden), hidden)
+
+
+def spoiled(hidden):
+    hidden[..., 0] += 1
+
+
+@pytest.mark.parametrize("spoil", [None, spoiled], ids=["as it was", "changed in place"])
+def test_norms_that_divide_alike_divide_once(spoil):
+    """Both have the bits of a norm by itself, also where somebody changed what one is to divide."""
+    layers = TinyModel(layers=3).build().model.layers
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for layer in layers:
+            layer.input_layernorm.weight.uniform_(-2, 2, generator=generator)
+        hidden = torch.randn(1, 1, layers[0].hidden_size, generator=generator)
+        following = layers[1].input_layernorm(hidden)
+        norm = SharedNorm.between(*layers[:2])
+        assert torch.equal(norm.entered(hidden, layers[1]), following)
+        if spoil is not None:
+            spoil(hidden)
+        copied = copy.deepcopy(layers[0].input_layernorm)
+        for other in (hidden, hidden + 1):
+            assert torch.equal(layers[0].input_layernorm(other), copied(other))
+        # The twin: with other weights it is another norm.
+        assert not torch.equal(layers[0].input_layernorm(hidden), following)
+        assert not isinstance(copied.forward, SharedNorm)
+        assert is_rms_norm(copied)
+        norm.remove()
+        assert "forward" not in vars(layers[0].input_layernorm)
+        # Nothing is shared with what divides by something else, or is somebody's own.
+        layers[1].input_layernorm.variance_epsilon *= 2
+        assert SharedNorm.between(*layers[:2]) is None
+        layers[2].input_layernorm.forward = lambda states: states
+        assert SharedNorm.between(*layers[1:]) is None
 
 
 def without_part(model, number):

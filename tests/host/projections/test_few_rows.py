@@ -196,6 +196,26 @@ def test_layers_of_one_input_have_their_own_outputs_in_any_order(family):
                 assert torch.equal(layer(given), own)
 
 
+@pytest.mark.parametrize("way", ["parameter", "data", "bias", "other type"])
+def test_a_layer_that_gets_other_weights_has_their_outputs(way):
+    model = built()
+    layer, states = model.model.layers[0].mlp.down_proj, numbers(1, 1, 128)
+    other = numbers(*layer.weight.shape) + 1
+    with torch.no_grad(), StepProducts(model):
+        before = layer(states)
+        if way == "parameter":
+            layer.weight = torch.nn.Parameter(other)
+        elif way == "data":
+            layer.weight.data = other
+        elif way == "bias":
+            layer.bias = torch.nn.Parameter(numbers(len(other)) + 1)
+        else:
+            layer.weight.data, states = other.double(), states.double()
+        wanted = torch.nn.functional.linear(states, layer.weight, layer.bias)
+        assert torch.allclose(layer(states), wanted, atol=1e-4)
+        assert not torch.allclose(before.double(), wanted.double(), atol=1e-2)
+
+
 def test_what_others_have_covered_stays_theirs():
     model = built()
     layer, states = model.model.layers[0].mlp.down_proj, numbers(1, 1, 128)

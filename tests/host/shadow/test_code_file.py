@@ -13,7 +13,7 @@ from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.files import ColdFile, probe_io_mode, round_up
 from hillinfer.drive.read_engines import lander_of
 from hillinfer.errors import HillInferWarning
-from hillinfer.memory_budget import Accountant, Part
+from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.native.library import native_library
 from hillinfer.native.structures import row_addresses
 from hillinfer.settings import IOChoice
@@ -124,6 +124,13 @@ def test_groups_that_are_not_whole_are_left_out(opened):
     opened.write(0, np.arange(10, 2 * GROUP + 5))
     came, _ = opened.fill(0, np.array([10, 63, 64, 127, 128]))
     assert came.tolist() == [False, False, True, True, False]
+
+
+def test_rows_behind_all_that_there_is_room_for_have_no_codes(opened):
+    last = TABLE_GROWTH_ROWS - GROUP
+    opened.write(0, np.arange(last, last + GROUP))
+    wanted = np.array([last, TABLE_GROWTH_ROWS, 9 * TABLE_GROWTH_ROWS])
+    assert opened.file.covers(0, wanted, np.full(3, 7)).tolist() == [True, False, False]
 
 
 def test_groups_that_went_are_forgotten(opened):
