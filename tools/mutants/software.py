@@ -542,7 +542,7 @@ _HARD_TO_SEE = (
     Mutant(
         "divided-before-it-was-changed",
         "A norm takes what was divided for another prediction though its input was changed since.",
-        "host/hillinfer/hf/features.py",
+        "host/hillinfer/hf/attention.py",
         " or kept[1] != hidden_states._version",
         "",
         (f"{_TESTS}/hf/test_query_prediction.py::test_norms_that_divide_alike_divide_once",),
@@ -550,7 +550,7 @@ _HARD_TO_SEE = (
     Mutant(
         "norms-that-divide-by-others",
         "A layer's norm takes the quotient of one with another epsilon.",
-        "host/hillinfer/hf/features.py",
+        "host/hillinfer/hf/attention.py",
         "if epsilon == other else None",
         "if epsilon else None",
         (f"{_TESTS}/hf/test_query_prediction.py::test_norms_that_divide_alike_divide_once",),

@@ -286,7 +286,7 @@ class LayerCalls:
             return self.tell_prediction(step, query, query.before_positions())
         if not self.tell_query(step, query):
             return None
-        self._turn_by(step, None)
+        self._turning, self._turned, step.cosines, step.sines = None, step, None, None
         return query
 
     def tell_prediction(
@@ -308,14 +308,11 @@ class LayerCalls:
         if not self.tell_query(step, query):
             query = host_query(query)[:, None].contiguous()
             self.tell_query(step, query)
-        self._turn_by(step, rotary)
-        return query
-
-    def _turn_by(self, step: DecodeStep, rotary: Rotary | None) -> None:
-        """Say what turns a query; all layers of a step are turned alike."""
+        # All layers of a step are turned alike.
         if rotary is not self._turning or step is not self._turned:
             self._turning, self._turned, given = rotary, step, rotary or ()
             step.cosines, step.sines = [one.data_ptr() for one in given] or (None, None)
+        return query
 
     def _turns(self, query: torch.Tensor, rotary: Rotary) -> bool:
         """Say whether the library turns a query as torch does."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What transformers calls: a cache and its layers, and the attention and mask functions by name."""
+"""What transformers calls: a cache and its layers, attention and mask functions, layers' norms."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import weakref
 from abc import abstractmethod
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -18,7 +18,7 @@ from hillinfer.engine.queries import Prediction
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.extents.shared_chunks import StoredRowsError
 from hillinfer.hf.engine import Use
-from hillinfer.hf.features import NAME
+from hillinfer.hf.features import NAME, Guard
 from hillinfer.hf.prompts import PromptCall
 from hillinfer.trace.recorder import ForwardSpans
 
@@ -376,6 +376,70 @@ def mask(
             "its ordinary cache"
         )
     return attention_mask
+
+
+# --- a layer's norm ---
+
+# Modules that divide by the root mean square and then multiply by a weight, without more.
+_RMS_NORMS = frozenset({"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"})
+
+
+def is_rms_norm(norm: Any) -> bool:
+    """Whether a module is such a norm, as transformers made it."""
+    own = norm.__dict__.get("forward")
+    own = own.replaced if isinstance(own, SharedNorm) else own
+    # A copy of an attached model has its class's own method there.
+    is_own = own is None or getattr(own, "__func__", None) is type(norm).forward
+    is_hooked = norm._forward_hooks or norm._forward_pre_hooks
+    return type(norm).__name__ in _RMS_NORMS and is_own and not is_hooked
+
+
+class SharedNorm(Guard):
+    """Wraps a norm's `forward`, of whose hidden states the next layer's query is predicted, too.
+
+    Both norms divide by the same root mean square, and then multiply by weights of their own. What
+    is divided once is taken for the very tensor that it was made of, as it was then, and once;
+    threads may use it at once. Parameters as in `Guard`.
+    """
+
+    _name = "forward"
+    _kept: tuple[torch.Tensor, int, torch.Tensor] | None = None
+
+    @classmethod
+    def between(cls, layer: Any, following: Any) -> SharedNorm | None:
+        """Wrap a layer's norm; None, and nothing is done, where the next one divides otherwise."""
+        norms = [getattr(one, "input_layernorm", None) for one in (layer, following)]
+        if not all(one is not None and is_rms_norm(one) for one in norms):
+            return None
+        epsilon, other = (cast(Any, one).variance_epsilon for one in norms)
+        return cls(cast(Any, norms[0])) if epsilon == other else None
+
+    def entered(self, hidden: torch.Tensor, following: Any) -> torch.Tensor | None:
+        """Return what the next layer's norm makes of hidden states, bit for bit; None to ask it."""
+        own, norm = cast(Any, self._model), following.input_layernorm
+        if not hidden.dtype is norm.weight.dtype is own.weight.dtype is torch.float32:
+            return None
+        if hidden.is_inference() or not (is_rms_norm(norm) and is_rms_norm(own)):
+            return None
+        variance = hidden.pow(2).mean(-1, keepdim=True)
+        quotient = hidden * torch.rsqrt(variance + own.variance_epsilon)
+        self._kept = hidden, hidden._version, quotient
+        entered: torch.Tensor = norm.weight * quotient
+        return entered
+
+    def remove(self) -> None:
+        """Give the norm its method back, unless somebody has given it another one."""
+        if self._model.__dict__.get(self._name) is self:
+            super().remove()
+
+    def __call__(self, hidden_states: torch.Tensor) -> Any:
+        """Return the norm of hidden states."""
+        if torch.compiler.is_dynamo_compiling():
+            return self._guarded(hidden_states)
+        kept, self._kept = self._kept, None
+        if kept is None or kept[0] is not hidden_states or kept[1] != hidden_states._version:
+            return self._guarded(hidden_states)
+        return cast(Any, self._model).weight * kept[2]
 
 
 # --- arguments of passes ---

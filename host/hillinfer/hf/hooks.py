@@ -21,9 +21,9 @@ from hillinfer.engine.queries import Prediction, Rotary
 from hillinfer.errors import SettingsError
 from hillinfer.extents.shared_chunks import StoredRowsError
 from hillinfer.hf import attention
-from hillinfer.hf.attention import AttachedCache
+from hillinfer.hf.attention import AttachedCache, SharedNorm, is_rms_norm
 from hillinfer.hf.engine import Use
-from hillinfer.hf.features import Guard, SharedNorm, is_rms_norm
+from hillinfer.hf.features import Guard
 from hillinfer.hf.prompts import PromptCall, without_first
 from hillinfer.settings import QuerySource, Settings
 

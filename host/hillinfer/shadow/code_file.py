@@ -34,6 +34,9 @@ from hillinfer.trace.recorder import SILENT, Lane, Recorder
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 from hillinfer_model.value_layout import code_row_bytes
 
+Numbers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
 # Reads bring records that begin at multiples of it.
 _ALIGNMENT = 64
 _NUMBER_BYTES, _START_BYTES = 4, 8
@@ -79,35 +82,29 @@ class _Coming:
     """Tokens whose records are being read to a buffer."""
 
     layer: int
-    rows: NDArray[np.int64]
-    numbers: NDArray[np.int64]
+    rows: Numbers
+    numbers: Numbers
     buffer: NDArray[np.uint8]
     landed: ComingRows
 
-    def is_of(self, rows: NDArray[np.int64], numbers: NDArray[np.int64]) -> bool:
+    def is_of(self, rows: Numbers, numbers: Numbers) -> bool:
         """Say whether these are the very tokens, in the same order."""
         # Bytes compare faster than arrays.
         same = self.rows.tobytes() == rows.tobytes()
         return same and self.numbers.tobytes() == numbers.tobytes()
 
-
-def _found_in(
-    coming: _Coming,
-    rows: NDArray[np.int64],
-    numbers: NDArray[np.int64],
-    filled: NDArray[np.bool_],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return which records came of rows that are wanted and not filled, and which these are."""
-    # What was begun is what is wanted, as a rule.
-    if coming.is_of(rows, numbers):
-        (came,) = np.nonzero(~filled)
-        return came, came
-    order = np.argsort(coming.rows)
-    at = np.searchsorted(coming.rows, rows, sorter=order)
-    at = order[np.minimum(at, len(order) - 1)]
-    same = (coming.rows[at] == rows) & (coming.numbers[at] == numbers)
-    (came,) = np.nonzero(same & ~filled)
-    return at[came], came
+    def found(self, rows: Numbers, numbers: Numbers, filled: Flags) -> tuple[Numbers, Numbers]:
+        """Return which records came of rows that are wanted and not filled, and which these are."""
+        # What was begun is what is wanted, as a rule.
+        if self.is_of(rows, numbers):
+            (came,) = np.nonzero(~filled)
+            return came, came
+        order = np.argsort(self.rows)
+        at = np.searchsorted(self.rows, rows, sorter=order)
+        at = order[np.minimum(at, len(order) - 1)]
+        same = (self.rows[at] == rows) & (self.numbers[at] == numbers)
+        (came,) = np.nonzero(same & ~filled)
+        return at[came], came
 
 
 class CodeFile:
@@ -215,9 +212,7 @@ class CodeFile:
 
     # --- writing ---------------------------------------------------------------------------
 
-    def write(
-        self, layer: int, rows: NDArray[np.int64], number: int, codes: NDArray[np.uint8]
-    ) -> None:
+    def write(self, layer: int, rows: Numbers, number: int, codes: NDArray[np.uint8]) -> None:
         """Write codes of those groups that are there as a whole.
 
         Parameters
@@ -244,8 +239,8 @@ class CodeFile:
     def _write(
         self,
         layer: int,
-        rows: NDArray[np.int64],
-        first: NDArray[np.int64],
+        rows: Numbers,
+        first: Numbers,
         number: int,
         codes: NDArray[np.uint8],
     ) -> None:
@@ -282,18 +277,14 @@ class CodeFile:
 
     # --- reading ---------------------------------------------------------------------------
 
-    def covers(
-        self, layer: int, rows: NDArray[np.int64], numbers: NDArray[np.int64]
-    ) -> NDArray[np.bool_]:
+    def covers(self, layer: int, rows: Numbers, numbers: Numbers) -> Flags:
         """Say which rows have codes here, under those numbers; any thread may ask."""
         if not self._is_read:
             return np.zeros(len(rows), np.bool_)
         own = self._numbers[layer]
         return np.asarray(own.take(rows // GROUP_TOKENS, mode="clip") == numbers)
 
-    def begin(
-        self, layer: int, key: Hashable, rows: NDArray[np.int64], numbers: NDArray[np.int64]
-    ) -> NDArray[np.bool_]:
+    def begin(self, layer: int, key: Hashable, rows: Numbers, numbers: Numbers) -> Flags:
         """Begin to read codes for whoever fills in by that key, and say of which rows.
 
         Takes no memory, and any thread may ask: none is read where buffers are in use.
@@ -307,9 +298,7 @@ class CodeFile:
         """
         return self._begin_chosen(layer, key, rows, numbers, LandingAhead.begin)
 
-    def begin_first(
-        self, layer: int, key: Hashable, rows: NDArray[np.int64], numbers: NDArray[np.int64]
-    ) -> NDArray[np.bool_]:
+    def begin_first(self, layer: int, key: Hashable, rows: Numbers, numbers: Numbers) -> Flags:
         """Begin as `begin` does, before what is read for other layers: these are waited for.
 
         A thread of Python's, where that reads, has one line for all.
@@ -320,10 +309,10 @@ class CodeFile:
         self,
         layer: int,
         key: Hashable,
-        rows: NDArray[np.int64],
-        numbers: NDArray[np.int64],
+        rows: Numbers,
+        numbers: Numbers,
         begin: Callable[[LandingAhead], None],
-    ) -> NDArray[np.bool_]:
+    ) -> Flags:
         chosen = self.covers(layer, rows, numbers)
         known = self._coming.pop((layer, key), None)
         if known is not None:
@@ -340,9 +329,7 @@ class CodeFile:
         """Say whether codes of a layer are on their way to whoever fills in by that key."""
         return (layer, key) in self._coming
 
-    def has_begun_all(
-        self, layer: int, key: Hashable, rows: NDArray[np.int64], numbers: NDArray[np.int64]
-    ) -> bool:
+    def has_begun_all(self, layer: int, key: Hashable, rows: Numbers, numbers: Numbers) -> bool:
         """Say whether codes of these very tokens are; parameters as for `fill`."""
         coming = self._coming.get((layer, key))
         return coming is not None and coming.is_of(rows, numbers)
@@ -351,11 +338,11 @@ class CodeFile:
         self,
         layer: int,
         key: Hashable,
-        rows: NDArray[np.int64],
-        numbers: NDArray[np.int64],
+        rows: Numbers,
+        numbers: Numbers,
         addresses: NDArray[np.uint64],
         own: Counters,
-    ) -> NDArray[np.bool_]:
+    ) -> Flags:
         """Bring codes of those rows that have any here, and say of which; `let_go` must follow.
 
         Where they cannot be read, or are not what was written, the user is warned, and none is
@@ -419,10 +406,10 @@ class CodeFile:
         self,
         layer: int,
         key: Hashable,
-        rows: NDArray[np.int64],
-        numbers: NDArray[np.int64],
+        rows: Numbers,
+        numbers: Numbers,
         addresses: NDArray[np.uint64],
-        filled: NDArray[np.bool_],
+        filled: Flags,
         own: Counters,
     ) -> None:
         """Wait for what was begun, and take what is wanted of it; parameters as for `fill`."""
@@ -438,7 +425,7 @@ class CodeFile:
             row = int(coming.rows[landed.wrong])
             start = int(self._starts(layer, np.array([row // GROUP_TOKENS]))[0])
             raise self._file.changed(self._size, start + row % GROUP_TOKENS * self._size)
-        at, came = _found_in(coming, rows, numbers, filled)
+        at, came = coming.found(rows, numbers, filled)
         addresses[came] = row_addresses(coming.buffer, at)
         filled[came] = True
         for counters in (self._counters, own):
@@ -447,9 +434,7 @@ class CodeFile:
             counters.cold_useful_bytes += len(came) * self._size
             counters.coded_reads += len(came)
 
-    def _begin_rest(
-        self, layer: int, key: Hashable, rows: NDArray[np.int64], numbers: NDArray[np.int64]
-    ) -> bool:
+    def _begin_rest(self, layer: int, key: Hashable, rows: Numbers, numbers: Numbers) -> bool:
         """Begin to read what was not begun, behind what came; False where nothing is read."""
         if not (held := self._held.get((layer, key))):
             return bool(self.begin_first(layer, key, rows, numbers).any())
@@ -462,7 +447,7 @@ class CodeFile:
         self._begin(layer, key, *own, buffer, LandingAhead.begin_first)
         return True
 
-    def _starts(self, layer: int, groups: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _starts(self, layer: int, groups: Numbers) -> Numbers:
         """Return the byte of the file at which each group's records start."""
         span, inside = np.divmod(groups * GROUP_TOKENS, TABLE_GROWTH_ROWS)
         return np.asarray(((span * self._layers + layer) * TABLE_GROWTH_ROWS + inside) * self._size)
@@ -471,8 +456,8 @@ class CodeFile:
         self,
         layer: int,
         key: Hashable,
-        rows: NDArray[np.int64],
-        numbers: NDArray[np.int64],
+        rows: Numbers,
+        numbers: Numbers,
         buffer: NDArray[np.uint8],
         begin: Callable[[LandingAhead], None],
     ) -> None:

@@ -11,7 +11,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from hillinfer.errors import SettingsError
-from hillinfer.hf.features import SharedNorm, is_rms_norm
+from hillinfer.hf.attention import SharedNorm, is_rms_norm
 from hillinfer.hf.hooks import FIRST_PREDICTED, predictor_of, with_named_query
 from hillinfer.settings import QuerySource, Settings
 
