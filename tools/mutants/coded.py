@@ -250,6 +250,14 @@ CODED: tuple[Mutant, ...] = (
         (_FILE_TESTS,),
     ),
     Mutant(
+        "codes-that-cannot-be-read-are-coming",
+        "Codes of a file that was given up are waited for.",
+        _FILE,
+        "return self._is_read and coming is not None",
+        "return coming is not None",
+        (_FILE_TESTS,),
+    ),
+    Mutant(
         "codes-of-the-last-group-are-everybody-s",
         "A row that the file's table has no place for is taken for one of its last group.",
         _FILE,

@@ -548,12 +548,45 @@ _HARD_TO_SEE = (
         (f"{_TESTS}/hf/test_query_prediction.py::test_norms_that_divide_alike_divide_once",),
     ),
     Mutant(
+        "norms-behind-somebody-elses-hook",
+        "A norm takes what was divided before another hook changed the states.",
+        "host/hillinfer/hf/attention.py",
+        "is_last = next(reversed(layer._forward_pre_hooks.values())) is hook",
+        "is_last = True",
+        (f"{_TESTS}/hf/test_query_prediction.py::test_norms_that_divide_alike_divide_once",),
+    ),
+    Mutant(
+        "norms-of-a-changed-class",
+        "A norm whose class somebody changed is taken for the one that transformers made.",
+        "host/hillinfer/hf/attention.py",
+        "is_own = is_own and of_class.__module__.startswith(_MODELS)",
+        "pass",
+        (
+            f"{_TESTS}/hf/test_query_prediction.py::"
+            "test_nothing_is_shared_with_what_divides_by_something_else",
+        ),
+    ),
+    Mutant(
+        "described-while-somebody-chooses",
+        "Rows that step together are described while another thread chooses by their tables.",
+        "host/hillinfer/engine/joined_step.py",
+        "        self._read_on()\n",
+        "",
+        (
+            f"{_TESTS}/engine/test_joined_step.py::"
+            "test_what_is_chosen_aside_is_there_before_rows_together_are_described",
+        ),
+    ),
+    Mutant(
         "norms-that-divide-by-others",
         "A layer's norm takes the quotient of one with another epsilon.",
         "host/hillinfer/hf/attention.py",
         "if epsilon == other else None",
         "if epsilon else None",
-        (f"{_TESTS}/hf/test_query_prediction.py::test_norms_that_divide_alike_divide_once",),
+        (
+            f"{_TESTS}/hf/test_query_prediction.py::"
+            "test_nothing_is_shared_with_what_divides_by_something_else",
+        ),
     ),
     Mutant(
         "choice-aside-at-a-groups-end",

@@ -98,6 +98,8 @@ class SplitRoom:
 class SplitPool:
     """Memory that the library chooses in for a layer, while what it chose for others waits.
 
+    Any thread may ask.
+
     Parameters
     ----------
     sets, code_bytes
@@ -110,16 +112,19 @@ class SplitPool:
 
     def take(self, count: int, exact: int, tokens: int) -> SplitRows:
         """Return room for sets of so many positions, so many of them exact, of so many tokens."""
-        while self._spare:
-            split = self._spare.pop()
-            if split.holds(count, exact, tokens):
-                return split
+        # Another thread may take what is seen here.
+        with suppress(IndexError):
+            while True:
+                split = self._spare.pop()
+                if split.holds(count, exact, tokens):
+                    return split
         # Each token makes it a little more.
         room = with_more(count), with_more(exact), with_more(tokens)
         return SplitRows(self._sets, *room, self._code_bytes)
 
     def give(self, split: SplitRows) -> None:
         """Have it used again; who keeps it for good need not say so."""
+        split.tell_weights(None)
         if len(self._spare) < _SPARE_SPLITS:
             self._spare.append(split)
 
@@ -178,7 +183,7 @@ class ChoiceAhead:
     own
         The layer's last segment, which learns how many of its tokens are coded.
     read
-        Begins to read what is cold of it; None where nothing is.
+        Begins to read what is cold of it; None where hardly anything is, which is read in its turn.
     """
 
     def __init__(
@@ -204,7 +209,7 @@ class ChoiceAhead:
         self._later: Callable[[], None] | None = None
 
     def begin(self, variant: int, past: int, step: int) -> None:
-        """Begin to choose; `chosen` or `drop` must follow.
+        """Begin to choose; `ahead` or `drop` must follow.
 
         Parameters
         ----------

@@ -206,9 +206,11 @@ class CodedStep:
                 if own is None:
                     return None
                 split = self._splits.take(ahead.count, int(ahead.step.exact), past + 1)
-                if self._may_choose_aside(past, ahead):
-                    may_read = self._newest_step < self._calls.aside_from
-                    read = partial(self._read, layer, sequence, past, split) if may_read else None
+                is_hot = self._newest_step >= self._calls.aside_from
+                # What several read of a layer they begin to read together.
+                is_aside = is_hot or not self._prefetch.gathers
+                if is_aside and self._may_choose_aside(past, ahead):
+                    read = None if is_hot else partial(self._read, layer, sequence, past, split)
                     choice = ChoiceAhead(self._library, layer, sequence, split, ahead, own, read)
                     choice.begin(number, past, ahead.address)
                     return choice
@@ -216,12 +218,9 @@ class CodedStep:
                 # While rows of the layer move nobody may look where they are.
                 self._pools.wait_for(layer)
                 pool = self._pools.layers[layer].table_address
-                choose = partial(
-                    self._library.decode, "hillinfer_choose_split", number, table, pool
-                )
-                is_here = self._values.look(
-                    layer, lambda slots: choose(slots, ahead.address, split.address)
-                )
+                choose = partial(self._library.decode, _CHOOSE, number, table, pool)
+                rest = ahead.address, split.address
+                is_here = self._values.look(layer, lambda slots: choose(slots, *rest))
                 own.coded_tokens = sequence.tables.coded[layer]
         except NonFiniteQueryError as error:
             raise explained(layer, error) from error
@@ -331,7 +330,9 @@ class CodedStep:
             if own is None:
                 return None
             best = int(both.step.exact)
-            split = self._chosen = self._splits.take(both.count, best, length)
+            if not self._chosen.holds(both.count, best, length):
+                self._chosen = self._splits.take(both.count, best, length)
+            split = self._chosen
             split.tell_values(words)
             split.tell_weights(None)
             self._expect(split, both.count, best, length)
@@ -416,6 +417,7 @@ class CodedStep:
         self._expect(split, count, best, length)
         told = layer, sequence, asked, split, query, step, landed
         out = self._attended("hillinfer_attend_split", *told)
+        self._splits.give(split)
         del kept
         return out
 
@@ -457,8 +459,8 @@ class CodedStep:
 
     def _may_choose_aside(self, past: int, ahead: AskedStep) -> bool:
         """Say whether a thread of the library's may choose while this one goes on."""
-        is_worth = ahead.step.threads > 1 and not self._is_recorded
-        return is_worth and may_choose_aside(past, self._segment_tokens)
+        is_alone = ahead.step.threads < 2 or self._is_recorded
+        return not is_alone and may_choose_aside(past, self._segment_tokens)
 
     def _attended(
         self,
@@ -490,11 +492,9 @@ class CodedStep:
         except NonFiniteQueryError as error:
             raise explained(layer, error) from error
         del chunks
-        read = int(split.table.read_count)
-        sequence.count_reads(0, 0, read)
+        sequence.count_reads(0, 0, read := int(split.table.read_count))
         if read or entry.cold_rows:
             self._calls.note_cold(step)
         self._log.end(entry, sequence)
         self.end_attended(sequence, split)
-        self._splits.give(split)
         return out if query.dtype is torch.float32 else out.to(query.dtype)

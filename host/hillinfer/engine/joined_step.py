@@ -69,6 +69,8 @@ class JoinedStep:
         Takes what was read in each layer and step.
     counters
         Where tokens are counted.
+    read_on
+        Ends what is being chosen of layers that come next; see `PrefetchPipeline`.
     coded
         Has codes of values, and attends to a row that misses some; None where no token is coded.
 
@@ -91,12 +93,13 @@ class JoinedStep:
         calls: LayerCalls,
         log: LayerStepLog,
         counters: Counters,
+        read_on: Callable[[], None],
         coded: CodedStep | None = None,
     ) -> None:
         self._library, self._coded = native_library(), coded
         self._evaluation, self._selection, self._shadow = evaluation, selection, shadow
         self._pools, self._cold, self._log = pools, cold, log
-        self._counters = counters
+        self._counters, self._read_on = counters, read_on
         shape = attention.shape
         is_bfloat16 = shape.stored_type is StoredType.BFLOAT16
         # What becomes a row by itself, as in `RowKeeper.append_token`.
@@ -270,6 +273,8 @@ class JoinedStep:
         query, ahead = readable_states(query), self._ahead.pop(layer, None)
         if not math.isfinite(scaling) and ahead is None:
             return {one.row for one in self.parts}
+        # Tables are not described while somebody chooses by them.
+        self._read_on()
         self._settle(layer)
         if scaling != self._scaling:
             self._scale(scaling)

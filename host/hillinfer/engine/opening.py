@@ -411,20 +411,16 @@ def open_parts(
         )
         attention = RowAttention(gather, states, recorder)
         native = host_attention(shape) if gpu is None else None
+        copies = None if gpu is None else gpu.ahead
+        pipeline = PrefetchPipeline(gather, prefetch, torch.get_num_threads(), coded, copies)
         decode, joined = None, None
         if native is not None:
             choosing = (native, spec, settings.scope, evaluation, selection, shadow, pools)
             decode = NativeDecode(*choosing, gather, cold, layer_calls, log, counters, recorder)
             if JoinedStep.is_for(native, evaluation, policy, recorder):
                 of_host = coded if isinstance(coded, CodedStep) else None
-                joined = JoinedStep(*choosing, cold, layer_calls, log, counters, of_host)
-        pipeline = PrefetchPipeline(
-            gather,
-            prefetch,
-            torch.get_num_threads(),
-            coded,
-            None if gpu is None else gpu.ahead,
-        )
+                own = pipeline.read_on, of_host
+                joined = JoinedStep(*choosing, cold, layer_calls, log, counters, *own)
         undone.pop_all()
     return RuntimeParts(
         counters=counters,

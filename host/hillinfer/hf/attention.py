@@ -384,12 +384,17 @@ def mask(
 _RMS_NORMS = frozenset({"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"})
 
 
+_MODELS = "transformers.models."
+
+
 def is_rms_norm(norm: Any) -> bool:
     """Whether a module is such a norm, as transformers made it."""
     own = norm.__dict__.get("forward")
     own = own.replaced if isinstance(own, SharedNorm) else own
     # A copy of an attached model has its class's own method there.
-    is_own = own is None or getattr(own, "__func__", None) is type(norm).forward
+    of_class = type(norm).forward
+    is_own = own is None or getattr(own, "__func__", None) is of_class
+    is_own = is_own and of_class.__module__.startswith(_MODELS)
     is_hooked = norm._forward_hooks or norm._forward_pre_hooks
     return type(norm).__name__ in _RMS_NORMS and is_own and not is_hooked
 
@@ -414,12 +419,20 @@ class SharedNorm(Guard):
         epsilon, other = (cast(Any, one).variance_epsilon for one in norms)
         return cls(cast(Any, norms[0])) if epsilon == other else None
 
-    def entered(self, hidden: torch.Tensor, following: Any) -> torch.Tensor | None:
-        """Return what the next layer's norm makes of hidden states, bit for bit; None to ask it."""
+    def entered(
+        self, hidden: torch.Tensor, following: Any, layer: torch.nn.Module, hook: object
+    ) -> torch.Tensor | None:
+        """Return what the next layer's norm makes of hidden states, bit for bit; None to ask it.
+
+        That is also where somebody may change the states between a hook of the layer and its norm.
+        """
         own, norm = cast(Any, self._model), following.input_layernorm
         if not hidden.dtype is norm.weight.dtype is own.weight.dtype is torch.float32:
             return None
-        if hidden.is_inference() or not (is_rms_norm(norm) and is_rms_norm(own)):
+        is_last = next(reversed(layer._forward_pre_hooks.values())) is hook
+        if hidden.is_inference() or not is_last or "forward" in layer.__dict__:
+            return None
+        if not (is_rms_norm(norm) and is_rms_norm(own)):
             return None
         variance = hidden.pow(2).mean(-1, keepdim=True)
         quotient = hidden * torch.rsqrt(variance + own.variance_epsilon)
@@ -429,7 +442,7 @@ class SharedNorm(Guard):
 
     def remove(self) -> None:
         """Give the norm its method back, unless somebody has given it another one."""
-        if self._model.__dict__.get(self._name) is self:
+        if isinstance(self._model.__dict__.get(self._name), Guard):
             super().remove()
 
     def __call__(self, hidden_states: torch.Tensor) -> Any:
@@ -438,7 +451,8 @@ class SharedNorm(Guard):
             return self._guarded(hidden_states)
         kept, self._kept = self._kept, None
         if kept is None or kept[0] is not hidden_states or kept[1] != hidden_states._version:
-            return self._guarded(hidden_states)
+            own = type(self._model).forward.__get__(self._model)
+            return (own if self.replaced is None else self._guarded)(hidden_states)
         return cast(Any, self._model).weight * kept[2]
 
 

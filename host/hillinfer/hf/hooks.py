@@ -465,13 +465,13 @@ class _Announce(ModelHook):
         cache = kwargs.get("past_key_values")
         hidden = args[0] if args else kwargs["hidden_states"]
         # Only a forward of a single token selects.
-        if not isinstance(cache, AttachedCache) or hidden.shape[1] != 1:
-            return
-        if not cache.takes_predictions:
+        is_step = hidden.shape[1] == 1
+        if not (isinstance(cache, AttachedCache) and is_step and cache.takes_predictions):
             return
         following, predictor = self._following, self._predictor
-        rotary = kwargs.get("position_embeddings")
-        entered = None if self._norm is None else self._norm.entered(hidden, following)
+        own, entered, rotary = self._norm, None, kwargs.get("position_embeddings")
+        if own is not None:
+            entered = own.entered(hidden, following, module, self)
         if entered is None:
             entered = predictor.enter(following, hidden)
         predicted = _Predicted(predictor, following, entered, rotary)

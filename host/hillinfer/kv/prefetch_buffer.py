@@ -186,6 +186,11 @@ class PrefetchBuffer:
         self._gathers = False
 
     @property
+    def gathers(self) -> bool:
+        """Whether what several want of a layer is being brought together; see `together`."""
+        return self._gathers
+
+    @property
     def rows(self) -> NDArray[np.uint8]:
         """All that landed, uint8 of shape (any, row_bytes), by the places that `LandedRows` has."""
         return self.landing.rows

@@ -21,45 +21,20 @@ Weights = tuple[torch.Tensor, torch.Tensor | None]
 """(outputs, inputs) of one of `FEW_ROWS_TYPES`, contiguous, and a bias (outputs,) or None."""
 
 
-def is_few(states: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Return whether `few_rows` takes an input of a layer with such weights."""
-    inputs = weight.shape[1]
-    fits = states.shape[-1] == inputs and states.numel() <= MOST_ROWS * inputs
-    return fits and states.is_cpu and states.dtype is weight.dtype in FEW_ROWS_TYPES
-
-
-def few_rows(
-    states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, variant: int
-) -> torch.Tensor:
-    """Return a linear layer's outputs for few rows.
-
-    What a row gets has the same bits whatever rows are beside it, and with any number of threads.
-    torch's products of two to eight rows read weights several times over.
-
-    Parameters
-    ----------
-    states
-        (..., inputs), of which `is_few` says so.
-    weight, bias
-        As in `Weights`.
-    variant
-        Number of an instruction set of the native library.
-    """
-    return FewRowsLayers([(weight, bias)], variant).outputs(states)[0]
-
-
 class FewRowsLayers:
     """Linear layers of one input, described once for the library and called again and again.
 
-    Threads share all of the layers at once, which takes less time than one layer after the other;
-    each has the bits that it has alone. Any thread may call.
+    What a row gets has the same bits whatever rows are beside it, and with any number of threads.
+    torch's products of two to eight rows read weights several times over. Threads share all of the
+    layers at once, which takes less time than one layer after the other; each has the bits that it
+    has alone. Any thread may call.
 
     Parameters
     ----------
     layers
-        Their weights, which must stay where they are.
+        Their weights, which must stay where they are, all of one type.
     variant
-        As in `few_rows`.
+        Number of an instruction set of the native library.
     """
 
     def __init__(self, layers: Sequence[Weights], variant: int) -> None:
@@ -84,13 +59,13 @@ class FewRowsLayers:
         self._function = native_library().functions.hillinfer_few_rows
 
     def takes(self, states: torch.Tensor) -> bool:
-        """Return what `is_few` does, of these layers."""
+        """Return whether an input (..., inputs) has few rows, of the layers' type, on the CPU."""
         inputs = self._inputs
         fits = states.shape[-1] == inputs and states.numel() <= MOST_ROWS * inputs
         return fits and states.is_cpu and states.dtype is self._dtype
 
     def outputs(self, states: torch.Tensor) -> list[torch.Tensor]:
-        """Return what each layer makes of some states, of which `is_few` says so."""
+        """Return what each layer makes of some states, (..., outputs); `takes` says so of them."""
         inputs, shape = self._inputs, states.shape
         rows, stride = states, inputs
         if states.numel() != inputs:

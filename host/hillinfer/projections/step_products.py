@@ -110,25 +110,31 @@ class _Known:
     """Layers as they were when they were last described: somebody may give one other weights."""
 
     def __init__(self, layers: Sequence[torch.nn.Linear], variant: int) -> None:
-        # Looked up once, because a module's attributes take time.
-        self._parameters = [one._parameters for one in layers]  # Its own dict, not a copy.
+        # Looked up once, because a module's attributes take time: its own dict, not a copy.
+        self._parameters = [one._parameters for one in layers]
         self._layers = layers
         self._variant = variant
-        self._seen: list[tuple[torch.Tensor, int, torch.Size, torch.dtype]] = []
-        self._described: FewRowsLayers | None = None
+        # Assigned together: other threads look, too.
+        self._known: tuple[list[_Seen], FewRowsLayers | None] = [], None
 
     def described(self) -> FewRowsLayers | None:
         """Return them as they are now; None where the library does not take them."""
-        if not self._are_same():
-            weights = [(one.weight, one.bias) for one in self._layers]
-            fits = all(is_plain(*one) for one in weights)
-            self._described = FewRowsLayers(weights, self._variant) if fits else None
-            flat = [one for both in weights for one in both if one is not None]
-            self._seen = [(one, one.data_ptr(), one.shape, one.dtype) for one in flat]
-        return self._described
+        seen, described = self._known
+        if self._are(seen):
+            return described
+        weights = [(one.weight, one.bias) for one in self._layers]
+        first = weights[0][0]
+        fits = all(
+            is_plain(*one) and one[0].dtype is first.dtype and one[0].shape[1] == first.shape[1]
+            for one in weights
+        )
+        described = FewRowsLayers(weights, self._variant) if fits else None
+        flat = [one for both in weights for one in both if one is not None]
+        self._known = [(one, one.data_ptr(), one.shape, one.dtype) for one in flat], described
+        return described
 
-    def _are_same(self) -> bool:
-        place, seen = 0, self._seen
+    def _are(self, seen: list[_Seen]) -> bool:
+        place = 0
         for own in self._parameters:
             for one in own.values():
                 if one is None:
@@ -142,3 +148,7 @@ class _Known:
                     return False
                 place += 1
         return place == len(seen) and place > 0
+
+
+# A weight or bias, where its numbers lie, and of which shape and type these are.
+_Seen = tuple[torch.Tensor, int, torch.Size, torch.dtype]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
@@ -15,7 +16,7 @@ from torch.nn.functional import linear
 
 from hillinfer.errors import SettingsError, UnsupportedFeatureError
 from hillinfer.native.library import native_library
-from hillinfer.projections.few_rows import few_rows, is_few
+from hillinfer.projections.few_rows import FewRowsLayers
 
 # --- The interface ---
 
@@ -336,9 +337,13 @@ class _RowsLinear(_FusedLinear):
     variant: int
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        if is_few(states, self.weight):
-            return few_rows(states, self.weight, self.bias, self.variant)
+        if self._layers.takes(states):
+            return self._layers.outputs(states)[0]
         return super().__call__(states)
+
+    @cached_property
+    def _layers(self) -> FewRowsLayers:
+        return FewRowsLayers([(self.weight, self.bias)], self.variant)
 
 
 # --- The table of ways ---

@@ -332,7 +332,7 @@ class CodeFile:
     def has_begun_all(self, layer: int, key: Hashable, rows: Numbers, numbers: Numbers) -> bool:
         """Say whether codes of these very tokens are; parameters as for `fill`."""
         coming = self._coming.get((layer, key))
-        return coming is not None and coming.is_of(rows, numbers)
+        return self._is_read and coming is not None and coming.is_of(rows, numbers)
 
     def fill(
         self,

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequences of a joined batch choose and attend in one native call: each as it does alone."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -43,9 +45,9 @@ def states(seed, heads, tokens, batch=BATCH):
 class Rows:
     """A runtime and the sequences of a batch, which takes steps together or one row at a time."""
 
-    def __init__(self, folder, budget=Budget.ALL_HOT, scope="layer", lengths=LENGTHS):
-        settings = CHOSEN.changed(scope=scope)
-        self.sets, self.alone = [], []
+    def __init__(self, folder, budget=Budget.ALL_HOT, scope="layer", lengths=LENGTHS, **changes):
+        settings = CHOSEN.changed(scope=scope, **changes)
+        self.sets, self.alone, self.pause = [], [], 0.0
         byte_count = budget.byte_count(SHAPE, settings, max(lengths) + 100, len(lengths))
         folder.mkdir(exist_ok=True)
         self.runtime = Runtime(
@@ -92,6 +94,7 @@ class Rows:
         for row, sequence in enumerate(self.sequences):
             if row not in taken or row in apart:
                 self.runtime.announce(layer, sequence, query[row], SCALING)
+        time.sleep(self.pause)
 
     def _attend(self, taken, layer, query, keys, values):
         out = torch.empty(BATCH, 1, SHAPE.query_heads, SHAPE.head_dim)
@@ -183,6 +186,23 @@ def test_predicted_queries_choose_and_true_ones_attend(tmp_path):
     assert torch.equal(outputs[0], own[0])
     assert not torch.equal(outputs[1], own[1])
     assert sets != own_sets
+
+
+@pytest.mark.parametrize("threads", [2], indirect=True)
+def test_what_is_chosen_aside_is_there_before_rows_together_are_described(tmp_path, threads):
+    """The newest token is coded, and another thread has chosen by then."""
+    few = {"kept_sinks": 0, "kept_recent": 1, "exact": 0.001, "exact_floor": 2}
+    found = []
+    for name, budget, joined in (("few", Budget.LEAST, True), ("all", Budget.ALL_HOT, False)):
+        rows = Rows(tmp_path / name, budget, **few)
+        rows.pause = 0.02 if joined else 0
+        found.append(([rows.step(number, joined) for number in range(1, 5)], sorted(rows.sets)))
+        rows.close()
+    (outputs, sets), own = found
+    assert all(torch.equal(*pair) for pair in zip(outputs, own[0], strict=True))
+    assert sets == own[1]
+    own[0][-1][1, 2, 3, 4].view(torch.int32).bitwise_xor_(1)
+    assert not torch.equal(outputs[-1], own[0][-1])
 
 
 @pytest.mark.parametrize("budget", [Budget.SOME_HOT, Budget.LEAST])

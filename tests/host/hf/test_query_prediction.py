@@ -82,12 +82,29 @@ def test_a_norm_that_somebody_changed_is_called():
         assert torch.equal(predictor.enter(layer, hidden), hidden)
 
 
-def spoiled(hidden):
-    hidden[..., 0] += 1
+def spoiled(module, given):
+    given[0].data += 1
 
 
-@pytest.mark.parametrize("spoil", [None, spoiled], ids=["as it was", "changed in place"])
-def test_norms_that_divide_alike_divide_once(spoil):
+class Announcing:
+    """A layer's last hook, which asks its norm for what the next one would give."""
+
+    def __init__(self, layers):
+        self.layers, self.norm = layers, SharedNorm.between(*layers[:2])
+        self.handle = layers[0].register_forward_pre_hook(self)
+
+    def __call__(self, module, given):
+        self.entered = self.norm.entered(given[0], self.layers[1], module, self)
+
+
+def normed(layers, hidden):
+    """Return what a layer's norm gives of states that come through its hooks."""
+    for hook in layers[0]._forward_pre_hooks.values():
+        hook(layers[0], (hidden,))
+    return layers[0].input_layernorm(hidden)
+
+
+def test_norms_that_divide_alike_divide_once():
     """Both have the bits of a norm by itself, also where somebody changed what one is to divide."""
     layers = TinyModel(layers=3).build().model.layers
     generator = torch.Generator().manual_seed(1)
@@ -95,25 +112,53 @@ def test_norms_that_divide_alike_divide_once(spoil):
         for layer in layers:
             layer.input_layernorm.weight.uniform_(-2, 2, generator=generator)
         hidden = torch.randn(1, 1, layers[0].hidden_size, generator=generator)
-        following = layers[1].input_layernorm(hidden)
-        norm = SharedNorm.between(*layers[:2])
-        assert torch.equal(norm.entered(hidden, layers[1]), following)
-        if spoil is not None:
-            spoil(hidden)
-        copied = copy.deepcopy(layers[0].input_layernorm)
-        for other in (hidden, hidden + 1):
-            assert torch.equal(layers[0].input_layernorm(other), copied(other))
+        plain, following = (copy.deepcopy(one.input_layernorm) for one in layers[:2])
+        own = Announcing(layers)
+        assert torch.equal(normed(layers, hidden), plain(hidden))
+        assert torch.equal(own.entered, following(hidden))
         # The twin: with other weights it is another norm.
-        assert not torch.equal(layers[0].input_layernorm(hidden), following)
+        assert not torch.equal(own.entered, plain(hidden))
+        # What was divided is taken once, and of these states alone.
+        own(layers[0], (hidden,))
+        for other in (hidden + 1, hidden):
+            assert torch.equal(layers[0].input_layernorm(other), plain(other))
+        own(layers[0], (hidden,))
+        hidden += 1
+        assert torch.equal(layers[0].input_layernorm(hidden), plain(hidden))
+        # Whoever comes behind may change them unseen.
+        later = layers[0].register_forward_pre_hook(spoiled)
+        assert torch.equal(normed(layers, hidden), plain(hidden))
+        assert own.entered is None
+        later.remove()
+        # A copy is a norm like any other.
+        copied = copy.deepcopy(layers[0].input_layernorm)
         assert not isinstance(copied.forward, SharedNorm)
         assert is_rms_norm(copied)
-        norm.remove()
+        own.norm.remove()
         assert "forward" not in vars(layers[0].input_layernorm)
-        # Nothing is shared with what divides by something else, or is somebody's own.
-        layers[1].input_layernorm.variance_epsilon *= 2
-        assert SharedNorm.between(*layers[:2]) is None
-        layers[2].input_layernorm.forward = lambda states: states
-        assert SharedNorm.between(*layers[1:]) is None
+
+
+def test_nothing_is_shared_with_what_divides_by_something_else(monkeypatch):
+    layers = TinyModel(layers=4).build().model.layers
+    layers[1].input_layernorm.variance_epsilon *= 2
+    assert SharedNorm.between(*layers[:2]) is None
+    layers[2].input_layernorm.forward = lambda states: states
+    assert SharedNorm.between(*layers[2:]) is None
+    # Wrapped twice, and left in either order.
+    for order in ((0, 1), (1, 0)):
+        norm = layers[3].input_layernorm
+        both = [SharedNorm(norm), SharedNorm(norm)]
+        for place in order:
+            both[place].remove()
+        assert "forward" not in vars(norm)
+    norm = layers[0].input_layernorm
+    shared = SharedNorm(norm)
+    # A class that somebody changes is theirs, before and after.
+    monkeypatch.setattr(type(norm), "forward", lambda self, states: states + 1)
+    assert not is_rms_norm(norm)
+    states = torch.ones(1, 1, layers[0].hidden_size)
+    assert torch.equal(norm(states), states + 1)
+    shared.remove()
 
 
 def without_part(model, number):

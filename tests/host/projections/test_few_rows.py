@@ -8,7 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from hillinfer.native.library import Variant, native_library
 from hillinfer.projections.attachment import ProjectionAttachment
-from hillinfer.projections.few_rows import MOST_ROWS, few_rows
+from hillinfer.projections.few_rows import MOST_ROWS, FewRowsLayers
 from hillinfer.projections.step_products import StepProducts
 from hillinfer.projections.ways import make_projections
 from hillinfer.reuse.described_model import DescribedModel
@@ -30,6 +30,12 @@ def numbers(*shape, dtype=torch.float32):
 
 def built(dtype=torch.float32):
     return TinyModel("llama", "gqa", dtype, head_dim=16).build()
+
+
+def few_rows(states, weight, bias, variant):
+    layers = FewRowsLayers([(weight, bias)], variant)
+    assert layers.takes(states)
+    return layers.outputs(states)[0]
 
 
 def largest_error(found, states, weight, bias):
@@ -214,6 +220,19 @@ def test_a_layer_that_gets_other_weights_has_their_outputs(way):
         wanted = torch.nn.functional.linear(states, layer.weight, layer.bias)
         assert torch.allclose(layer(states), wanted, atol=1e-4)
         assert not torch.allclose(before.double(), wanted.double(), atol=1e-2)
+
+
+def test_a_layer_of_another_type_than_its_partner_is_computed_by_itself():
+    model = built()
+    mlp, states = model.model.layers[0].mlp, numbers(1, 1, 64)
+    with torch.no_grad(), StepProducts(model):
+        for layer in (mlp.gate_proj, mlp.up_proj):
+            assert layer(states).shape[-1] == layer.out_features
+        mlp.up_proj.weight.data = mlp.up_proj.weight.data.bfloat16()
+        own = torch.nn.functional.linear(states, mlp.gate_proj.weight)
+        assert torch.allclose(mlp.gate_proj(states), own, atol=1e-5)
+        with pytest.raises(RuntimeError, match="dtype"):
+            mlp.up_proj(states)
 
 
 def test_what_others_have_covered_stays_theirs():

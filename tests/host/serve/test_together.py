@@ -16,7 +16,7 @@ from servers import CHAT, CHUNK, HTTP, running
 from waiting import until
 
 from hillinfer.native.library import native_library
-from hillinfer.projections.few_rows import few_rows, is_few
+from hillinfer.projections.few_rows import FewRowsLayers
 from hillinfer.serve.jobs import CANCELLED
 from hillinfer.serve.rules import ApiKeys
 from hillinfer.store.store import Store
@@ -67,8 +67,8 @@ def test_steps_compute_few_rows_another_way_where_several_may_be_open(
 
     def note(layer, given, out):
         states = given[0]
-        few = is_few(states, layer.weight)
-        is_own = few and torch.equal(out, few_rows(states, layer.weight, layer.bias, variant))
+        own = FewRowsLayers([(layer.weight, layer.bias)], variant)
+        is_own = own.takes(states) and torch.equal(out, own.outputs(states)[0])
         stock = torch.nn.functional.linear(states, layer.weight, layer.bias)
         told.append((states.shape[:2], is_own, torch.equal(out, stock)))
 

@@ -133,6 +133,16 @@ def test_rows_behind_all_that_there_is_room_for_have_no_codes(opened):
     assert opened.file.covers(0, wanted, np.full(3, 7)).tolist() == [True, False, False]
 
 
+def test_what_is_coming_is_told_by_its_tokens(opened):
+    opened.write(0, np.arange(2 * GROUP))
+    wanted, numbers = np.array([3, 70]), np.full(2, 7)
+    assert not opened.file.has_begun_all(0, "key", wanted, numbers)
+    opened.file.begin(0, "key", wanted, numbers)
+    assert opened.file.has_begun_all(0, "key", wanted, numbers)
+    for other in ((wanted[::-1], numbers), (wanted, numbers + 1), (wanted[:1], numbers[:1])):
+        assert not opened.file.has_begun_all(0, "key", *other)
+
+
 def test_groups_that_went_are_forgotten(opened):
     opened.write(0, np.arange(4 * GROUP))
     opened.file.forget_groups([1, 900])
@@ -162,8 +172,13 @@ def test_after_codes_that_changed_all_come_as_rows(opened):
     opened.write(0, np.arange(2 * GROUP))
     opened.calls.flips = False
     assert opened.fill(0, np.array([1, 69]))[0].all()
+    opened.write(1, np.arange(2 * GROUP))
+    coming = 1, "next", np.array([1]), np.array([7])
+    assert opened.file.begin(*coming).all()
+    assert opened.file.has_begun_all(*coming)
     with pytest.warns(HillInferWarning, match=rf"128 bytes at {70 * 128} of codes of values"):
         came, found = opened.fill(0, np.array([1, 70]))
+    assert not opened.file.has_begun_all(*coming)
     assert not came.any()
     assert not found.any()
     # Nothing is written or found any more, and nobody is told again.
