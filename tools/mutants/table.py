@@ -13,6 +13,7 @@ from mutants.makers import MAKERS
 from mutants.mutant import Mutant
 from mutants.native import NATIVE
 from mutants.placement import PLACEMENT
+from mutants.predicted import PREDICTED
 from mutants.prompts import PROMPTS
 from mutants.pruning import PRUNING
 from mutants.secrecy import SECRECY
@@ -25,6 +26,7 @@ from mutants.trust import TRUST
 
 MUTANTS: tuple[Mutant, ...] = (
     *SOFTWARE,
+    *PREDICTED,
     *NATIVE,
     *HARDWARE,
     *TRUST,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queries: predicted, as they are scored, and what the library is told of them."""
+"""Queries: predicted, as scored, and told to the library; and what is chosen by them ahead."""
 
 from __future__ import annotations
 

@@ -410,26 +410,25 @@ class SplitRows:
         table.aligned, table.invalid = words[0].ctypes.data, words[1].ctypes.data
 
     @property
+    def in_place(self) -> tuple[list[Positions], list[Positions]]:
+        """The sets and the exact tokens of each, valid until others come."""
+        own, table = self.exact.sets, self.exact.table
+        both = (self._sets, self.table.set_rows), (own, table.set_rows)
+        sets, exact = (
+            list(memory[: table.set_count * rows].reshape(table.set_count, rows))
+            for memory, rows in both
+        )
+        return sets, exact
+
+    @property
     def sets(self) -> list[Positions]:
         """The sets, which stay when others come."""
-        return _parts(self._sets, self.exact.table.set_count, self.table.set_rows)
+        return [one.copy() for one in self.in_place[0]]
 
     @property
     def exact_sets(self) -> list[Positions]:
         """The exact tokens of each, likewise."""
-        table = self.exact.table
-        return _parts(self.exact.sets, table.set_count, table.set_rows)
-
-    @property
-    def in_place(self) -> tuple[list[Positions], list[Positions]]:
-        """The sets and the exact tokens of each, valid until others come."""
-        count, both = self.exact.table.set_count, []
-        for memory, rows in (
-            (self._sets, self.table.set_rows),
-            (self.exact.sets, self.exact.table.set_rows),
-        ):
-            both.append(list(memory[: count * rows].reshape(count, rows)))
-        return both[0], both[1]
+        return [one.copy() for one in self.in_place[1]]
 
     @property
     def missing_count(self) -> int:
@@ -490,7 +489,3 @@ class SplitRows:
             column[:count] = own
         self.table.cold_count = count
         self.table.read_count += count
-
-
-def _parts(memory: Positions, sets: int, rows: int) -> list[Positions]:
-    return list(memory[: sets * rows].copy().reshape(sets, rows))
