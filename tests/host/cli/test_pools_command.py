@@ -17,6 +17,7 @@ def pools(command, tiny_folder, tmp_path):
     return lambda *more: command("pools", "--model", tiny_folder, "--texts", text, *more)
 
 
+@pytest.mark.bench
 def test_a_table_a_report_and_a_picture(pools, tmp_path):
     pytest.importorskip("matplotlib", reason="pip install 'hillinfer[figures]'")
     file = tmp_path / "new" / "pools.json"

@@ -80,6 +80,7 @@ def waiting_for_rows(places):
     return lambda router: closing(Settled(router))
 
 
+@pytest.mark.bench
 def test_policies_are_measured_behind_two_replicas(tmp_path, monkeypatch, warm_python):
     pytest.importorskip("openai")
     connect = waiting_for_rows([tmp_path / name / "store" for name in NAMES])

@@ -74,6 +74,7 @@ def report(tmp_path_factory):
     return table, json.loads(out.read_text(encoding="utf-8"))
 
 
+@pytest.mark.bench
 def test_every_way_is_measured_beside_what_operations_allow(report):
     table, told = report
     assert len(table.splitlines()) == len(told["goals"])
@@ -142,6 +143,7 @@ def test_the_papers_schedule_is_told_of_its_shape_with_its_layers():
     assert whole["speedup"] == pytest.approx(whole["flop_limit"] / 2)
 
 
+@pytest.mark.bench
 def test_every_way_is_asked_about_every_needle(report):
     _, told = report
     assert [row["way"] for row in told["quality"]] == [way.name for way in ASKED]
@@ -165,6 +167,7 @@ def test_every_way_is_asked_about_every_needle(report):
     assert sum("as fast as the ordinary cache's" in one for one in named) == 2
 
 
+@pytest.mark.bench
 def test_every_text_is_read_on_in_every_way(report):
     _, told = report
     assert [row["way"] for row in told["text"]] == [way.name for way in TEXT_WAYS]
@@ -195,6 +198,7 @@ def decoded(folder, tmp_path_factory):
     return told, spent
 
 
+@pytest.mark.bench
 def test_answers_are_decoded_in_every_way(decoded):
     told, _ = decoded
     rows = told["decoding"]
@@ -273,6 +277,7 @@ def said_by_hand(model, document, place):
         return said
 
 
+@pytest.mark.bench
 def test_decoded_answers_are_those_by_hand(decoded, tiny, tmp_path):
     model, tokenizer, document = tiny
     told, spent = decoded

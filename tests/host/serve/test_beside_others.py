@@ -17,6 +17,7 @@ from hillinfer_bench.serving.run import Measured
 from hillinfer_bench.serving.servers import RunningServer, server_process
 
 
+@pytest.mark.bench
 def test_both_parts_of_the_command(command, warm_python, endless_folder, tmp_path):
     """Ours and `transformers serve` answer; who is not installed is named with what to do."""
     out, place = tmp_path / "serve.json", tmp_path / "place"

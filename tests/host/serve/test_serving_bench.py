@@ -55,6 +55,7 @@ def test_a_run_of_the_command(command, warm_python, endless_folder, tmp_path):
     assert [*place.iterdir()] == []
 
 
+@pytest.mark.bench
 def test_a_run_that_loads_the_server(command, endless_folder, tmp_path):
     """What the process itself holds is counted, so that it is one of its own from its start."""
     out, place = tmp_path / "serve.json", tmp_path / "place"

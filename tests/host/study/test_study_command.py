@@ -88,6 +88,7 @@ def report(folder, tmp_path_factory):
     return said, table, json.loads(out.read_text(encoding="utf-8")), request
 
 
+@pytest.mark.bench
 def test_every_task_is_scored_for_every_way(report):
     _, table, told, _ = report
     answers = told["accuracy"]["answers"]
@@ -113,12 +114,14 @@ def test_every_task_is_scored_for_every_way(report):
     assert told["accuracy"]["label"] == "measured"
 
 
+@pytest.mark.bench
 def test_pictures_lie_beside_the_report(report):
     *_, request = report
     beside = sorted(one.name for one in request.out.parent.iterdir())
     assert beside == [DECODE_FILE, "study-batch.svg", "study-bytes.svg", "study.json"]
 
 
+@pytest.mark.bench
 def test_a_run_goes_on_with_what_is_known(report):
     _, table, told, request = report
     said = []
@@ -138,6 +141,7 @@ def test_a_run_goes_on_with_what_is_known(report):
     assert known == new
 
 
+@pytest.mark.bench
 def test_only_ways_that_are_not_known_answer(report, folder, tmp_path):
     _, _, told, _ = report
     title = "HillInfer, as the product, α = 0.2 and 0.02 exact (128 at least)"
@@ -195,6 +199,7 @@ def test_ways_are_compared_with_the_full_cache_question_by_question():
     assert beside_full({"0": answers["0"]}, [full, own])[0].error is None
 
 
+@pytest.mark.bench
 def test_figures_that_were_measured_stand_beside_their_claims(report, folder, tmp_path):
     _, table, told, _ = report
     rows = told["measured"]["rows"]
@@ -231,6 +236,7 @@ def test_what_is_no_report_of_decode_is_one_line(text, message, folder, tmp_path
         run(request, print)
 
 
+@pytest.mark.bench
 def test_answers_to_another_plan_are_not_taken_over(report, folder, tmp_path):
     _, _, told, _ = report
     out = tmp_path / "study.json"
