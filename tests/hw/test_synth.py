@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Area estimates: counting, baselines, and a small unit through the real tool."""
 
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -99,8 +100,24 @@ def test_two_products_share_a_multiplier(mode, rule, style, blocks):
     assert expected_dsp(replace(spec, queries=3), "score_tokens") == 3 * blocks
 
 
+needs_yosys = pytest.mark.skipif(
+    not yosys_installed(), reason="yosys is not installed: pip install pyosys"
+)
+
+
+@needs_yosys
+def test_sources_that_yosys_refuses_are_an_error_each_time(tmp_path):
+    source = tmp_path / "broken.sv"
+    source.write_text("module broken (input a;\n")
+    for _ in range(2):
+        with pytest.raises(subprocess.CalledProcessError) as refused:
+            synthesise("broken", [source], {})
+        assert "ERROR" in refused.value.stderr
+        assert "broken.sv:1" in refused.value.stderr
+
+
 @pytest.mark.kernels
-@pytest.mark.skipif(not yosys_installed(), reason="yosys is not installed: pip install pyosys")
+@needs_yosys
 def test_a_packed_multiplier_is_one_block():
     unit = ROOT / "hw" / "rtl" / "pair_product.sv"
     paired = synthesise("pair_product", [unit], {"PAIRED": 1})

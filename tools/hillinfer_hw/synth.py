@@ -219,7 +219,15 @@ def run_yosys(script: str, sources: Sequence[tuple[str, str]]) -> Path:
         for name, text in sources:
             (folder / name).write_text(text)
         command = [sys.executable, "-P", "-c", _RUN, script]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+        # What it says of each pass is much, and of no use to anybody; of errors it says why.
+        subprocess.run(
+            command,
+            cwd=folder,
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for name, _ in sources:
             (folder / name).unlink()
 

@@ -10,7 +10,7 @@ from hillinfer_bench.replay.recording import record_selections
 from hillinfer_bench.replay.table import replay_policy
 from hillinfer_model.selection import kept_positions, selected_count
 
-pytestmark = [pytest.mark.model, pytest.mark.bench, pytest.mark.xdist_group("real-model-quality")]
+pytestmark = [pytest.mark.model, pytest.mark.xdist_group("real-model-quality")]
 
 LAST, QUERIES = 40, 16
 CONTEXT = 1192 + LAST

@@ -11,7 +11,7 @@ from hillinfer_bench.quality.run import evaluate_text
 from hillinfer_bench.quality.table import Configuration, Measures, contract_configuration
 from hillinfer_bench.quality.texts import TextSample
 
-pytestmark = [pytest.mark.model, pytest.mark.bench, pytest.mark.xdist_group("real-model-quality")]
+pytestmark = [pytest.mark.model, pytest.mark.xdist_group("real-model-quality")]
 
 CONTEXT, LAST = 640, 40
 # At α = 0.2 the rules differ by a factor of about 1.8 on any text; INT8 and INT4 hardly at all.

@@ -128,9 +128,8 @@ def test_on_the_real_model(settings, real_model, real_ids, real_prefix, cold_dir
     # Of sets of some 63 tokens; 0.06 was seen.
     assert np.mean(strangers) < 0.2
     # A score that changed places moves the logits too. Where two tokens lie close, another one is
-    # best by it on some processors: one in 24 was, one logit before the next.
-    differ = logits.argmax(-1) != decoded.logits.argmax(-1)
-    assert differ.sum() <= 1
-    for given in (logits[differ], decoded.logits[differ]):
-        best, second = given.topk(2).values.unbind(-1)
-        assert (best - second < 1.0).all()
+    # best by it on some processors: one of 24 was, with INT2, by less than 0.6 of a logit.
+    assert (logits.argmax(-1) != decoded.logits.argmax(-1)).sum() <= 1
+    for one, other in ((logits, decoded.logits), (decoded.logits, logits)):
+        best = one.gather(-1, other.argmax(-1, keepdim=True))[:, 0]
+        assert (one.amax(-1) - best < 1.0).all()

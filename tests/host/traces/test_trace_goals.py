@@ -23,7 +23,6 @@ def rows(request):
     ]
 
 
-@pytest.mark.bench
 def test_the_default_saves_more_seconds_than_lru(rows):
     (told,) = verdicts(rows)
     assert told.over_lru >= LEAST_POINTS
@@ -31,7 +30,6 @@ def test_the_default_saves_more_seconds_than_lru(rows):
     assert told.under_better <= 1
 
 
-@pytest.mark.bench
 @pytest.mark.parametrize("rows", [0.05], indirect=True)
 def test_lru_is_the_reference_simulators(rows):
     (row,) = (one for one in rows if one.eviction == LRU)
