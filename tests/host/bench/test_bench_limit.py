@@ -104,6 +104,13 @@ def test_rates_are_measured_at_the_start_and_as_often_as_asked(cold_dir):
     assert list(cold_dir.iterdir()) == []
 
 
+@pytest.mark.parametrize(("cache_mib", "parts"), [(0, 1), (1, 1), (65, 2), (100, 2)])
+def test_short_measurements_read_more_than_caches_hold(cold_dir, cache_mib, parts):
+    with RateProbe(cold_dir, 8 << 20, 33 << 20, cache_mib << 20) as probe:
+        assert probe.parts == parts
+        assert all(probe.sample().memory > 0 for _ in range(parts + 1))
+
+
 def test_the_best_rates_are_of_memory_and_drive_apart():
     start = MachineRates(10.0, 3.0, ((8, 6.0),))
     others = [MachineRates(9.0, 4.0, ((8, 5.0),)), MachineRates(11.0, 1.0, ((8, 7.0), (9, 1.0)))]

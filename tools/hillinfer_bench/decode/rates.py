@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -19,7 +20,7 @@ from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.files import ColdFile, aligned_buffer, probe_io_mode
 from hillinfer.native.library import native_library
 from hillinfer.settings import Settings
-from hillinfer.system.machine import MemoryFacts
+from hillinfer.system.machine import MemoryFacts, largest_cache_bytes
 from hillinfer_bench.native_reads import read_sum
 from hillinfer_bench.report.rows import MachineRates
 
@@ -30,8 +31,10 @@ _SCATTERED = ((4 << 10, 1024), (16 << 10, 512), (64 << 10, 192))
 # The channels of a large linear layer.
 _CHANNELS = 4096
 _MEMORY_ROUNDS = 6
-# Once or twice a second: little beside the steps, and more than most processors' caches hold.
+# Read once or twice a second: little beside the steps.
 _SAMPLE_BYTES = 256 << 20
+# What is read once in a round of so many times the largest cache is hardly there the next time.
+_CACHES = 4
 
 
 class RateSource(Protocol):
@@ -54,31 +57,44 @@ class RateProbe:
     """Measures memory and drive, once at length and then as often as asked; a context manager.
 
     It keeps a file on the drive and some memory while it lives, so that a short measurement has
-    nothing to prepare.
+    nothing to prepare. A short one reads the next part of that memory, so that it finds none of it
+    in the processor's caches, some of which hold 300 MiB.
 
     Parameters
     ----------
     cold_dir
         Existing directory on the drive.
     memory_bytes, drive_bytes
-        Read at the start; where memory has no room for four times as much, a quarter of what is
-        free.
+        Read at the start, of memory at least four times `cache_bytes`; where memory has no room
+        for four times as much, a quarter of what is free.
+    cache_bytes
+        What the processor's largest cache holds.
 
     Attributes
     ----------
     start
         As in `RateSource`.
+    parts
+        How many short measurements read all the memory that is kept.
     """
 
     def __init__(
-        self, cold_dir: Path, memory_bytes: int = 1 << 30, drive_bytes: int = 512 << 20
+        self,
+        cold_dir: Path,
+        memory_bytes: int = 1 << 30,
+        drive_bytes: int = 512 << 20,
+        cache_bytes: int | None = None,
     ) -> None:
+        caches = _CACHES * (largest_cache_bytes() if cache_bytes is None else cache_bytes)
         room = MemoryFacts.read().available_bytes // 4
-        whole = _ones(min(memory_bytes, room))
+        whole = _ones(min(max(memory_bytes, caches), room))
         fastest, memory = fastest_reader(memory_readers(whole), whole.nbytes)
-        self._memory = _ones(min(whole.nbytes, _SAMPLE_BYTES))
+        part = min(whole.nbytes, _SAMPLE_BYTES)
+        self.parts = max(1, min(-(-caches // part), room // part))
         del whole
-        self._read = memory_readers(self._memory)[fastest]
+        # Streaming readers know only where it is.
+        self._memory = [_ones(part) for _ in range(self.parts)]
+        self._read_next = itertools.cycle([memory_readers(one)[fastest] for one in self._memory])
         self._drive = _DriveProbe(cold_dir, drive_bytes)
         try:
             rate = self._drive.rate_of_all()
@@ -90,8 +106,8 @@ class RateProbe:
     def sample(self) -> MachineRates:
         """Measure both once more; see `RateSource`."""
         started = time.perf_counter()
-        self._read()
-        memory = self._memory.nbytes / (time.perf_counter() - started)
+        next(self._read_next)()
+        memory = self._memory[0].nbytes / (time.perf_counter() - started)
         return MachineRates(memory, self._drive.rate_of_next(), self._drive.scattered())
 
     def close(self) -> None:
