@@ -4,6 +4,7 @@
 import json
 
 import pytest
+from needed_tools import needs_yosys
 
 from hillinfer_hw.logic_levels import (
     MOST_LUTS,
@@ -17,15 +18,11 @@ from hillinfer_hw.logic_levels import (
     sources_of,
 )
 from hillinfer_hw.rtl_files import RTL
-from hillinfer_hw.synth import yosys_installed
 
 STORED = json.loads((RTL / "levels.json").read_text())
 # Mapped in every run: seconds. The others are in `make synth`; what is stored is theirs as long as
 # nobody changes a source.
 QUICK = "queue"
-needs_yosys = pytest.mark.skipif(
-    not yosys_installed(), reason="yosys is not installed: pip install pyosys"
-)
 
 
 def cell(kind, inputs, outputs):

