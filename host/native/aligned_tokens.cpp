@@ -48,7 +48,7 @@ std::vector<SomeTokens> groups_of(const int64_t* positions, int64_t count) {
 
 // L' of single tokens: groups that have none of them are not looked at.
 void aligned_tokens(const Kernels& kernels, const Sequence& sequence, const int64_t* positions,
-                    int64_t count, int32_t* aligned, uint8_t* invalid) {
+                    int64_t count, int32_t* aligned, uint8_t* invalid, int32_t* products) {
     const Shape& shape = sequence.shape;
     Queries queries(kernels, shape, sequence.segment_count);
     std::vector<Scratch> own = scratches(shape, sequence.threads);
@@ -96,11 +96,14 @@ void aligned_tokens(const Kernels& kernels, const Sequence& sequence, const int6
             const int64_t number = group.group / per_segment;
             const uint8_t* const from = group_at(group.group);
             const QueryCodes query = queries.codes_of(number);
-            kernels.some_log_weights(shape,
-                                     {from, &query, queries.arranged_of(number),
-                                      own[worker].products.get(), own[worker].row_words.get()},
-                                     group.tokens, reads.data() + first_read[size_t(i)] + ahead,
-                                     aligned + group.first, count);
+            GroupInput in{from, &query, queries.arranged_of(number), own[worker].products.get(),
+                          own[worker].row_words.get()};
+            const uint8_t* const* fetches = reads.data() + first_read[size_t(i)] + ahead;
+            if (products) {
+                in.products = products + group.group * shape.rows() * kGroupTokens;
+                fetches = nullptr;
+            }
+            kernels.some_log_weights(shape, in, group.tokens, fetches, aligned + group.first, count);
             for (int head = 0; head < shape.kv_heads; ++head) {
                 mark_invalid(from + head * kGroupTokens, group.tokens,
                              invalid + head * count + group.first);

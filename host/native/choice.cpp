@@ -102,7 +102,7 @@ void select_sets(const uint32_t* tuples, int64_t sets, int64_t tokens, const Quo
 }
 
 bool choose(const Kernels& kernels, const Sequence& sequence, const Choice& choice, int64_t* out,
-            int64_t exact_count, int64_t* exact) {
+            int64_t exact_count, int64_t* exact, int32_t* products) {
     const Shape& shape = sequence.shape;
     std::vector<float> scaled(size_t(shape.rows()) * shape.head_dim);
     if (!scale_query(shape, choice, scaled.data())) {
@@ -117,7 +117,7 @@ bool choose(const Kernels& kernels, const Sequence& sequence, const Choice& choi
     scoring.threads = scoring_threads(kernels, shape, tokens, sequence.threads);
     const int sets = shape.sets();
     const std::unique_ptr<uint32_t[]> tuples(new uint32_t[size_t(sets) * size_t(tokens)]);
-    score_sequence(kernels, scoring, tuples.get());
+    score_sequence(kernels, scoring, tuples.get(), products);
     const Quota quota{sequence.coming, choice.sinks, choice.recent, choice.count};
     select_sets(tuples.get(), sets, tokens, quota, scoring.threads, out);
     for (int64_t set = 0; exact && set < sets; ++set) {

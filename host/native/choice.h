@@ -33,9 +33,9 @@ void select_sets(const uint32_t* tuples, int64_t sets, int64_t tokens, const Quo
 
 // Writes the sets one behind the other, `count` ascending positions each; a coming token is the last
 // of each set. `scaled` of the sequence is not looked at; its N is at least `count`, and that at
-// least the kept ones. Where `exact` is given it gets the best `exact_count` of each set likewise. False,
-// and nothing written, where the scaled query is not finite.
+// least the kept ones. Where `exact` is given it gets the best `exact_count` of each set likewise, and
+// `products` those of `score_sequence`. False, and nothing written, where the scaled query is not finite.
 bool choose(const Kernels& kernels, const Sequence& sequence, const Choice& choice, int64_t* out,
-            int64_t exact_count = 0, int64_t* exact = nullptr);
+            int64_t exact_count = 0, int64_t* exact = nullptr, int32_t* products = nullptr);
 
 }  // namespace hillinfer

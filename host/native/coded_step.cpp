@@ -24,6 +24,21 @@ Shape weighing_shape(const DecodeStep& step) {
     return shape;
 }
 
+// Of products that are kept from choosing to weighing: what most processors have in caches then.
+constexpr int64_t kMostKeptBytes = 16 << 20;
+
+// Room for the products of all tokens, where the query that ranks weighs, too, and they are not many;
+// else null.
+std::unique_ptr<int32_t[]> room_for_products(const LayerTable& table, const DecodeStep& step) {
+    const Shape& shape = step.shape;
+    const int64_t groups = (table.length + kGroupTokens - 1) / kGroupTokens;
+    const int64_t numbers = groups * kGroupTokens * shape.rows();
+    if (shape.rule != kWeightSum || numbers * int64_t(sizeof(int32_t)) > kMostKeptBytes) {
+        return nullptr;
+    }
+    return std::unique_ptr<int32_t[]>(new int32_t[size_t(numbers)]);
+}
+
 // Codes the values of rows, each by the statistics of its own segment.
 class RowCoder {
 public:
@@ -113,8 +128,9 @@ private:
 class SplitAttention {
 public:
     SplitAttention(int32_t variant, const LayerTable& table, const DecodeStep& step,
-                   const SplitSelection& split)
-        : variant_(variant), table_(table), step_(step), split_(split), shape_(weighing_shape(step)),
+                   const SplitSelection& split, int32_t* products = nullptr)
+        : variant_(variant), table_(table), step_(step), split_(split), products_(products),
+          shape_(weighing_shape(step)),
           scaled_(size_t(shape_.rows()) * size_t(shape_.head_dim)) {}
 
     bool run(float* out) {
@@ -143,7 +159,7 @@ private:
         const Sequence sequence{shape_,        scaled_.data(), table_.segments, table_.segment_count,
                                 step_.threads, 0};
         aligned_tokens(*scoring_kernels(variant_), sequence, split_.coded->positions, count,
-                       aligned_.get(), invalid_.get());
+                       aligned_.get(), invalid_.get(), products_);
     }
 
     void attend(int64_t set, int heads, float* out) {
@@ -195,6 +211,7 @@ private:
     const LayerTable& table_;
     const DecodeStep& step_;
     const SplitSelection& split_;
+    int32_t* const products_;  // Of the query, or null.
     const Shape shape_;
     std::vector<float> scaled_;
     std::unique_ptr<int32_t[]> aligned_;
@@ -224,8 +241,9 @@ void offer(const CodeSlots& slots, const SplitSelection& split) {
 // Attends and offers what came, in this order: what gives way for it was attended to. False where the
 // query is not finite.
 bool end_split(int32_t variant, const LayerTable& table, const CodeSlots& slots,
-               const DecodeStep& step, const SplitSelection& split, float* out) {
-    if (!SplitAttention(variant, table, step, split).run(out)) {
+               const DecodeStep& step, const SplitSelection& split, float* out,
+               int32_t* products = nullptr) {
+    if (!SplitAttention(variant, table, step, split, products).run(out)) {
         return false;
     }
     if (split.missing_count) {
@@ -252,7 +270,7 @@ Found find_all(const LayerTable& table, const PoolTable& pool, const CodeSlots& 
 // read.
 int32_t attend_split(int32_t variant, const LayerTable& table, const PoolTable& pool,
                      const CodeSlots& slots, const DecodeStep& step, SplitSelection& split,
-                     Misses& misses, float* out) {
+                     Misses& misses, float* out, int32_t* products = nullptr) {
     SelectedSets& exact = *split.exact;
     const Found found = find_all(table, pool, slots, step, split, misses);
     if (found == kNowhere) {
@@ -269,7 +287,18 @@ int32_t attend_split(int32_t variant, const LayerTable& table, const PoolTable& 
     if (misses.count > misses.arrived || split.cold_count) {
         return kCold;
     }
-    return end_split(variant, table, slots, step, split, out) ? kDone : kNotFinite;
+    return end_split(variant, table, slots, step, split, out, products) ? kDone : kNotFinite;
+}
+
+// Chooses sets and which of them are exact; false where the query is not finite.
+bool choose_sets(int32_t variant, LayerTable& table, DecodeStep& step, SplitSelection& split,
+                 int32_t* products = nullptr) {
+    const bool finite = choose_tokens(*scoring_kernels(variant), table, step, split.sets,
+                                      split.exact->sets, products);
+    split.set_rows = step.count;
+    split.exact->set_rows = step.exact;
+    split.cold_count = 0;
+    return finite;
 }
 
 // --- Several sequences that take a step together ---
@@ -334,11 +363,7 @@ HILLINFER_API int32_t hillinfer_choose_split(int32_t variant, LayerTable* table,
                                              DecodeStep* step, SplitSelection* split) {
     bool finite = true, is_placed = true;
     const int32_t outcome = guarded([&] {
-        finite = choose_tokens(*scoring_kernels(variant), *table, *step, split->sets,
-                               split->exact->sets);
-        split->set_rows = step->count;
-        split->exact->set_rows = step->exact;
-        split->cold_count = 0;
+        finite = choose_sets(variant, *table, *step, *split);
         if (finite && pool) {
             // When attention looks, the tail holds what it holds now, or what follows a full group.
             is_placed = split_sets(*split, table->length + step->coming) &&
@@ -384,10 +409,15 @@ HILLINFER_API int32_t hillinfer_decode_split(int32_t variant, LayerTable* table,
                                              DecodeStep* step, SplitSelection* split, Misses* misses,
                                              float* out) {
     misses->count = misses->arrived = 0;
-    const int32_t outcome = hillinfer_choose_split(variant, table, nullptr, nullptr, step, split);
-    return outcome != kDone
-               ? outcome
-               : hillinfer_attend_split(variant, table, pool, slots, step, split, misses, out);
+    int32_t outcome = kDone;
+    const int32_t failed = guarded([&] {
+        const std::unique_ptr<int32_t[]> products = room_for_products(*table, *step);
+        outcome = choose_sets(variant, *table, *step, *split, products.get())
+                      ? attend_split(variant, *table, *pool, *slots, *step, *split, *misses, out,
+                                     products.get())
+                      : kNotFinite;
+    });
+    return failed != kDone ? failed : outcome;
 }
 
 // Codes values of rows that were to be read, from the first one on, which lie at some addresses now.

@@ -139,7 +139,7 @@ int64_t store_token(LayerTable& table, const Shape& shape, int32_t number_type,
 }
 
 bool choose_tokens(const Kernels& kernels, LayerTable& table, DecodeStep& step, int64_t* sets,
-                   int64_t* exact) {
+                   int64_t* exact, int32_t* products) {
     code_tail(kernels, table, step);
     step.coded_at = now();
     std::vector<float> memory;
@@ -148,7 +148,7 @@ bool choose_tokens(const Kernels& kernels, LayerTable& table, DecodeStep& step, 
                             table.segment_count, step.threads, step.coming};
     const Choice choice{query,      step.shape.head_dim, step.group_size, step.factor,
                         step.sinks, step.recent,         step.count};
-    const bool finite = choose(kernels, sequence, choice, sets, step.exact, exact);
+    const bool finite = choose(kernels, sequence, choice, sets, step.exact, exact, products);
     step.chosen_at = now();
     return finite;
 }

@@ -50,9 +50,10 @@ int64_t store_token(LayerTable& table, const Shape& shape, int32_t number_type,
 
 // Codes the keys in the tail that are not coded yet, all of the last segment, and chooses sets of
 // `step.count` positions, one behind the other, a coming token the last of each. Where `exact` is given
-// it gets the best `step.exact` of each. False where the query is not finite.
+// it gets the best `step.exact` of each, and `products` as of `score_sequence`. False where the query is
+// not finite.
 bool choose_tokens(const Kernels& kernels, LayerTable& table, DecodeStep& step, int64_t* sets,
-                   int64_t* exact = nullptr);
+                   int64_t* exact = nullptr, int32_t* products = nullptr);
 
 // Chooses for the newest token, which is stored, as `choose_tokens` did before it was: by a predicted
 // query among the others, with the newest the last of each set.

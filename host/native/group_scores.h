@@ -201,7 +201,9 @@ struct GroupScores {
                                  const uint8_t* const* fetches, int32_t* out, int64_t stride) {
         alignas(64) int32_t exponents[kGroupTokens], far[kGroupTokens];
         const int32_t nu = largest_nu(shape);
-        some_group_products<Products>(shape, in, tokens, fetches);
+        if (fetches) {
+            some_group_products<Products>(shape, in, tokens, fetches);
+        }
         for (int head = 0, row = 0; head < shape.kv_heads; ++head) {
             const int32_t largest = near_exponents(in.group + head * kGroupTokens, exponents);
             for (int i = 0; i < shape.heads; ++i, ++row) {
@@ -231,6 +233,7 @@ struct GroupScores {
                 score_far_sets(shape, in, offsets, position + done, count, out + done, stride);
             }
             in.group += shape.group_bytes();
+            in.products += in.products_stride;
         }
     }
 

@@ -17,6 +17,8 @@ struct GroupInput {
     const int8_t* arranged;  // From `arrange`.
     int32_t* products;       // Scratch: rows * 64.
     int32_t* row_words;      // Scratch: rows * kRowWords.
+    // From one group's products to the next one's, where `tuples` is to keep them; 0 where not.
+    int64_t products_stride = 0;
 };
 
 struct Kernels {
@@ -31,7 +33,8 @@ struct Kernels {
     int (*tokens_at_once)(const Shape&);
     // L' of some of the 64 tokens, a bit for each: out[row * stride + i] is that of the i-th one. Codes
     // are read of those alone whose products are made together with theirs; `fetches` has, one behind
-    // the other, what is to be asked for while each of these is made.
+    // the other, what is to be asked for while each of these is made. Where it is null all products are
+    // there already.
     void (*some_log_weights)(const Shape&, const GroupInput&, uint64_t tokens,
                              const uint8_t* const* fetches, int32_t* out, int64_t stride);
     // The tuples of a segment's groups from the given one on: out[set * stride + token], `tokens` of

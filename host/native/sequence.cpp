@@ -60,7 +60,7 @@ public:
           tokens_(total(sequence)),
           sample_(sequence.shape, tokens_, sequence.coming) {}
 
-    void run(uint32_t* tuples) {
+    void run(uint32_t* tuples, int32_t* products) {
         if (!tokens_) {
             return;
         }
@@ -74,7 +74,7 @@ public:
                          for (int64_t group = item * step, next; group < stop; group = next) {
                              const int64_t number = group / per_segment;
                              next = std::min((number + 1) * per_segment, stop);
-                             score(number, group, next, offsets.data(), tuples,
+                             score(number, group, next, offsets.data(), tuples, products,
                                    scratches_[worker]);
                          }
                      });
@@ -210,13 +210,15 @@ private:
 
     // Groups first .. stop - 1 of the sequence, all of one segment.
     void score(int64_t number, int64_t first, int64_t stop, const int32_t* offsets,
-               uint32_t* tuples, Scratch& scratch) {
+               uint32_t* tuples, int32_t* products, Scratch& scratch) {
         const QueryCodes query = queries_.codes_of(number);
+        const int64_t of_group = int64_t(shape_.rows()) * kGroupTokens;
         const int64_t position = first * kGroupTokens;
         const int64_t own = first - number * (shape_.segment_tokens / kGroupTokens);
         kernels_.tuples(shape_,
                         {group_of(number, own), &query, queries_.arranged_of(number),
-                         scratch.products.get(), scratch.row_words.get()},
+                         products ? products + first * of_group : scratch.products.get(),
+                         scratch.row_words.get(), products ? of_group : 0},
                         offsets, position, std::min(tokens_, stop * kGroupTokens) - position,
                         tuples + position, tokens_);
     }
@@ -238,8 +240,9 @@ int scoring_threads(const Kernels& kernels, const Shape& shape, int64_t tokens, 
     return worthwhile_threads(threads, slower * shape.work_bytes(tokens));
 }
 
-void score_sequence(const Kernels& kernels, const Sequence& sequence, uint32_t* tuples) {
-    SequenceScores(kernels, sequence).run(tuples);
+void score_sequence(const Kernels& kernels, const Sequence& sequence, uint32_t* tuples,
+                    int32_t* products) {
+    SequenceScores(kernels, sequence).run(tuples, products);
 }
 
 void sequence_start(const Kernels& kernels, const Sequence& sequence, const CodedQueries& out,

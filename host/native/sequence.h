@@ -47,8 +47,10 @@ void score_pieces(const Kernels& kernels, const Sequence& sequence, const Piece*
 // How many of so many threads it is worth to score a shape's tokens with.
 int scoring_threads(const Kernels& kernels, const Shape& shape, int64_t tokens, int threads);
 
-// Tuples of all N tokens, sets * N.
-void score_sequence(const Kernels& kernels, const Sequence& sequence, uint32_t* tuples);
+// Tuples of all N tokens, sets * N. `products`, where it is given, gets the products of each group, rows *
+// 64 of them, one group behind the other.
+void score_sequence(const Kernels& kernels, const Sequence& sequence, uint32_t* tuples,
+                    int32_t* products = nullptr);
 
 // L' and exponents of one segment whose shadow is here for now: per group rows * 64 of the one and
 // kv_heads * 64 of the other.
@@ -56,9 +58,11 @@ void segment_log_weights(const Kernels& kernels, const Sequence& sequence, const
                          int32_t* log_weights, uint8_t* exponents);
 
 // L' of some tokens, ascending positions from the first segment's start: rows * count of it, and
-// kv_heads * count of whether a key is invalid. Segments without any of them need no shadow.
+// kv_heads * count of whether a key is invalid. Segments without any of them need no shadow. `products`
+// are those that `score_sequence` made for the same queries; null to make them.
 void aligned_tokens(const Kernels& kernels, const Sequence& sequence, const int64_t* positions,
-                    int64_t count, int32_t* aligned, uint8_t* invalid);
+                    int64_t count, int32_t* aligned, uint8_t* invalid,
+                    int32_t* products = nullptr);
 
 // The tuples from those of all groups of a sequence; every segment but the last one is full.
 void finish_sequence(const Kernels& kernels, const Sequence& sequence, int64_t tokens,

@@ -25,6 +25,24 @@ _SETTINGS = "host/hillinfer/settings.py"
 
 CODED: tuple[Mutant, ...] = (
     Mutant(
+        "products-of-the-first-group-weigh-all",
+        "Products that were kept while choosing are those of other tokens.",
+        "host/native/aligned_tokens.cpp",
+        "in.products = products + group.group * shape.rows() * kGroupTokens;",
+        "in.products = products;",
+        (_PLACES, _KINDS),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "products-of-summed-queries-weigh",
+        "Products of a query that is summed over its heads weigh each head's tokens.",
+        _NATIVE,
+        "if (shape.rule != kWeightSum || numbers",
+        "if (numbers",
+        (_PLACES, _KINDS),
+        Built.NATIVE,
+    ),
+    Mutant(
         "an-alpha-of-one-s-own-codes-tokens",
         "Whoever chose alpha alone gets coded tokens, and other bits than before.",
         _SETTINGS,

@@ -29,7 +29,7 @@ from hillinfer.shadow.store import (
 )
 from hillinfer.shadow.values import ROW_TABLE_BYTES
 from hillinfer.values import format_apart, format_bytes
-from hillinfer_model.choices import KeyMode, Scope
+from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 from hillinfer_model.selection import exact_count, selected_count
 from hillinfer_model.value_layout import code_row_bytes
@@ -331,6 +331,17 @@ def weighed_bytes(spec: KernelSpec) -> int:
     return weights + spec.kv_heads + _PLACE_BYTES
 
 
+_PRODUCT_BYTES = 4
+# As the library's `kMostKeptBytes`.
+_MOST_KEPT_PRODUCTS = 16 << 20
+
+
+def kept_product_bytes(spec: KernelSpec, tokens: int) -> int:
+    """Return what a step keeps of a true query's products between choosing and weighing."""
+    own = round_up(tokens, GROUP_TOKENS) * spec.query_heads * _PRODUCT_BYTES
+    return own if spec.rule is Rule.WEIGHT_SUM and own <= _MOST_KEPT_PRODUCTS else 0
+
+
 _CODED_GROWTH_TOKENS = 1024
 
 
@@ -367,6 +378,9 @@ def coded_bytes(shape: ModelShape, spec: KernelSpec, settings: Settings, tokens:
         codes += code_buffer_bytes(spec, most_coded(sets, count, tokens))
     # A shorter context may have more coded tokens, where `max_selected` bounds both.
     weighed = sets * count * weighed_bytes(spec)
+    # A shorter context may keep products that a longer one does not.
+    most = _MOST_KEPT_PRODUCTS // _PRODUCT_BYTES // spec.query_heads // GROUP_TOKENS * GROUP_TOKENS
+    weighed += kept_product_bytes(spec, min(tokens, most))
     # On a processor exact rows lie in the gather buffers instead, where these hold them.
     return codes + weighed + min(tokens, sets * exact) * shape.row_bytes
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from hillinfer.engine.budget_plan import most_coded, weighed_bytes
+from hillinfer.engine.budget_plan import kept_product_bytes, most_coded, weighed_bytes
 from hillinfer.engine.coded_call import (
     ChoiceAhead,
     CountedMemory,
@@ -108,9 +108,7 @@ class CodedStep:
         self._evaluation = evaluation
         self._selection = selection
         self._shadow = shadow
-        self._pools = pools
-        self._prefetch = prefetch
-        self._cold = cold
+        self._pools, self._prefetch, self._cold = pools, prefetch, cold
         self._calls = calls
         self._log = log
         self._accountant = accountant
@@ -129,6 +127,7 @@ class CodedStep:
         self._arrived = ReusedRows(self._code_bytes, accountant)
         self._together = ReusedRows(row_bytes, accountant)
         self._weighed = CountedMemory(weighed_bytes(weights.spec), accountant)
+        self._products = CountedMemory(1, accountant)
         self._splits = SplitPool(evaluation.sets, self._code_bytes)
         self._chosen = self._splits.take(0, 0, 0)
 
@@ -336,6 +335,7 @@ class CodedStep:
             split.tell_values(words)
             split.tell_weights(None)
             self._expect(split, both.count, best, length)
+            self._products.expect(kept_product_bytes(self._spec, length))
             given = layer, sequence, both, split, query, step, None
             out = self._attended("hillinfer_decode_split", *given)
             own.coded_tokens = sequence.tables.coded[layer]
