@@ -51,7 +51,6 @@ def interrupted(*_, **__):
     raise KeyboardInterrupt
 
 
-@pytest.mark.bench
 def test_a_small_study_plays_every_rival_within_the_budget(
     command, tiny_folder, tmp_path, monkeypatch
 ):

@@ -127,7 +127,6 @@ def test_rows_of_every_sweep_stay_whatever_a_file_has_beside_them(tmp_path):
     assert SweepRows(file, {"last": 5}).of("text.txt", setting) is None
 
 
-@pytest.mark.bench
 def test_times_are_taken_at_the_settings_of_equal_quality(frontier, tmp_path, cold_dir):
     if probe_io_mode(cold_dir) is not IOMode.DIRECT:
         pytest.skip(f"{cold_dir} has no direct I/O: set TMPDIR to a directory on a drive")

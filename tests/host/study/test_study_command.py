@@ -88,7 +88,6 @@ def report(folder, tmp_path_factory):
     return said, table, json.loads(out.read_text(encoding="utf-8")), request
 
 
-@pytest.mark.bench
 def test_every_task_is_scored_for_every_way(report):
     _, table, told, _ = report
     answers = told["accuracy"]["answers"]
@@ -114,14 +113,12 @@ def test_every_task_is_scored_for_every_way(report):
     assert told["accuracy"]["label"] == "measured"
 
 
-@pytest.mark.bench
 def test_pictures_lie_beside_the_report(report):
     *_, request = report
     beside = sorted(one.name for one in request.out.parent.iterdir())
     assert beside == [DECODE_FILE, "study-batch.svg", "study-bytes.svg", "study.json"]
 
 
-@pytest.mark.bench
 def test_a_run_goes_on_with_what_is_known(report):
     _, table, told, request = report
     said = []
