@@ -7,6 +7,7 @@
 #include "api.h"
 #include "choice.h"
 #include "coded.h"
+#include "group_work.h"
 #include "halves.h"
 #include "kernels.h"
 #include "sequence.h"
@@ -24,19 +25,13 @@ Shape weighing_shape(const DecodeStep& step) {
     return shape;
 }
 
-// Of products that are kept from choosing to weighing: what most processors have in caches then.
-constexpr int64_t kMostKeptBytes = 16 << 20;
-
-// Room for the products of all tokens, where the query that ranks weighs, too, and they are not many;
-// else null.
-std::unique_ptr<int32_t[]> room_for_products(const LayerTable& table, const DecodeStep& step) {
-    const Shape& shape = step.shape;
-    const int64_t groups = (table.length + kGroupTokens - 1) / kGroupTokens;
-    const int64_t numbers = groups * kGroupTokens * shape.rows();
-    if (shape.rule != kWeightSum || numbers * int64_t(sizeof(int32_t)) > kMostKeptBytes) {
+// Room for the products of all tokens, where as much may be kept; else null.
+std::unique_ptr<Aligned<int32_t>> room_for_products(const LayerTable& table, const DecodeStep& step) {
+    const int64_t numbers = groups_of(table.length) * kGroupTokens * step.shape.rows();
+    if (numbers * int64_t(sizeof(int32_t)) > step.kept_bytes) {
         return nullptr;
     }
-    return std::unique_ptr<int32_t[]>(new int32_t[size_t(numbers)]);
+    return std::make_unique<Aligned<int32_t>>(size_t(numbers));
 }
 
 // Codes the values of rows, each by the statistics of its own segment.
@@ -411,10 +406,10 @@ HILLINFER_API int32_t hillinfer_decode_split(int32_t variant, LayerTable* table,
     misses->count = misses->arrived = 0;
     int32_t outcome = kDone;
     const int32_t failed = guarded([&] {
-        const std::unique_ptr<int32_t[]> products = room_for_products(*table, *step);
-        outcome = choose_sets(variant, *table, *step, *split, products.get())
-                      ? attend_split(variant, *table, *pool, *slots, *step, *split, *misses, out,
-                                     products.get())
+        const auto kept = room_for_products(*table, *step);
+        int32_t* const products = kept ? kept->get() : nullptr;
+        outcome = choose_sets(variant, *table, *step, *split, products)
+                      ? attend_split(variant, *table, *pool, *slots, *step, *split, *misses, out, products)
                       : kNotFinite;
     });
     return failed != kDone ? failed : outcome;

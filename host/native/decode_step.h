@@ -30,6 +30,7 @@ struct DecodeStep {
     int64_t recent;
     int64_t count;
     int64_t exact;       // How many of them are exact, where the others are coded.
+    int64_t kept_bytes;  // Of products that may be kept from choosing to weighing by the same query.
     int32_t step;        // For stamps of slots.
     int32_t fade_shift;  // Of hits, 0 where none fade; below 0 nothing is counted.
     // Of a float32 query that is not turned to its position yet: head_dim of each, which the library

@@ -15,7 +15,7 @@ struct GroupInput {
     const uint8_t* group;
     const QueryCodes* query;
     const int8_t* arranged;  // From `arrange`.
-    int32_t* products;       // Scratch: rows * 64.
+    int32_t* products;       // Rows * 64; scratch, or of the first group where they are kept.
     int32_t* row_words;      // Scratch: rows * kRowWords.
     // From one group's products to the next one's, where `tuples` is to keep them; 0 where not.
     int64_t products_stride = 0;

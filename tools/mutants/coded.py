@@ -34,13 +34,20 @@ CODED: tuple[Mutant, ...] = (
         Built.NATIVE,
     ),
     Mutant(
+        "kept-products-uncounted",
+        "Products that are kept until they weigh take memory that nobody counts.",
+        _STEP,
+        "            self._kept.expect(kept)\n",
+        "",
+        (f"{_STEP_TESTS}::test_products_that_ranked_weigh_and_are_counted",),
+    ),
+    Mutant(
         "products-of-summed-queries-weigh",
         "Products of a query that is summed over its heads weigh each head's tokens.",
-        _NATIVE,
-        "if (shape.rule != kWeightSum || numbers",
-        "if (numbers",
-        (_PLACES, _KINDS),
-        Built.NATIVE,
+        "host/hillinfer/engine/budget_plan.py",
+        "own if spec.rule is Rule.WEIGHT_SUM and own <=",
+        "own if own <=",
+        (_KINDS, f"{_STEP_TESTS}::test_products_that_ranked_weigh_and_are_counted"),
     ),
     Mutant(
         "an-alpha-of-one-s-own-codes-tokens",
@@ -95,7 +102,7 @@ CODED: tuple[Mutant, ...] = (
         "found-codes-give-way-before-they-are-attended-to",
         "Codes of cold tokens take the slots of codes that the library is about to attend to.",
         _NATIVE,
-        "    if (!SplitAttention(variant, table, step, split).run(out)) {\n"
+        "    if (!SplitAttention(variant, table, step, split, products).run(out)) {\n"
         "        return false;\n"
         "    }\n"
         "    if (split.missing_count) {\n"
@@ -105,7 +112,7 @@ CODED: tuple[Mutant, ...] = (
         "    if (split.missing_count) {\n"
         "        offer(slots, split);\n"
         "    }\n"
-        "    return SplitAttention(variant, table, step, split).run(out);\n",
+        "    return SplitAttention(variant, table, step, split, products).run(out);\n",
         (f"{_STEP_TESTS}::test_codes_that_came_do_not_push_out_what_is_attended_to",),
         Built.NATIVE,
     ),

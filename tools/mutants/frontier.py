@@ -10,6 +10,10 @@ _CURVE_TESTS = f"{_TESTS}/test_frontier_curve.py"
 _RULE_TESTS = f"{_TESTS}/test_frontier_rules.py"
 _GOAL_TESTS = f"{_TESTS}/test_frontier_goals.py"
 _COMMAND_TESTS = f"{_TESTS}/test_frontier_command.py"
+_RATE_TEST = (
+    "tests/host/bench/test_bench_limit.py"
+    "::test_a_short_measurement_reads_what_the_one_before_did_not"
+)
 
 FRONTIER: tuple[Mutant, ...] = (
     Mutant(
@@ -27,6 +31,14 @@ FRONTIER: tuple[Mutant, ...] = (
         "(known if own else others).append(record)",
         "known += [record] if own else []",
         (f"{_COMMAND_TESTS}::test_rows_of_every_sweep_stay_whatever_a_file_has_beside_them",),
+    ),
+    Mutant(
+        "memory-as-fast-as-a-cache",
+        "Each short measurement of memory reads the same part, which a large cache holds.",
+        "tools/hillinfer_bench/decode/rates.py",
+        "self.next_part = (self.next_part + 1) % len(self._reads)",
+        "self.next_part = 0",
+        (_RATE_TEST,),
     ),
     Mutant(
         "goals-judged-with-the-loop",

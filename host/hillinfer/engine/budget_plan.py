@@ -332,14 +332,17 @@ def weighed_bytes(spec: KernelSpec) -> int:
 
 
 _PRODUCT_BYTES = 4
-# As the library's `kMostKeptBytes`.
-_MOST_KEPT_PRODUCTS = 16 << 20
+# Of what a step keeps to read no key twice: more leaves the caches.
+MOST_KEPT_PRODUCT_BYTES = 16 << 20
 
 
 def kept_product_bytes(spec: KernelSpec, tokens: int) -> int:
-    """Return what a step keeps of a true query's products between choosing and weighing."""
+    """Return what a step keeps of a true query's products until they weigh what is coded.
+
+    0 where they are many, or those of summed queries rank, which weigh nothing.
+    """
     own = round_up(tokens, GROUP_TOKENS) * spec.query_heads * _PRODUCT_BYTES
-    return own if spec.rule is Rule.WEIGHT_SUM and own <= _MOST_KEPT_PRODUCTS else 0
+    return own if spec.rule is Rule.WEIGHT_SUM and own <= MOST_KEPT_PRODUCT_BYTES else 0
 
 
 _CODED_GROWTH_TOKENS = 1024
@@ -378,9 +381,10 @@ def coded_bytes(shape: ModelShape, spec: KernelSpec, settings: Settings, tokens:
         codes += code_buffer_bytes(spec, most_coded(sets, count, tokens))
     # A shorter context may have more coded tokens, where `max_selected` bounds both.
     weighed = sets * count * weighed_bytes(spec)
-    # A shorter context may keep products that a longer one does not.
-    most = _MOST_KEPT_PRODUCTS // _PRODUCT_BYTES // spec.query_heads // GROUP_TOKENS * GROUP_TOKENS
-    weighed += kept_product_bytes(spec, min(tokens, most))
+    if settings.device in HOST_DEVICES:
+        # A shorter context may keep products that a longer one does not.
+        most = MOST_KEPT_PRODUCT_BYTES // (_PRODUCT_BYTES * spec.query_heads)
+        weighed += kept_product_bytes(spec, min(tokens, most // GROUP_TOKENS * GROUP_TOKENS))
     # On a processor exact rows lie in the gather buffers instead, where these hold them.
     return codes + weighed + min(tokens, sets * exact) * shape.row_bytes
 

@@ -103,15 +103,11 @@ class CodedStep:
     ) -> None:
         self._weighing = Weighing(weights, recorder)
         self._spec = weights.spec
-        self._values = values
-        self._file = file
-        self._evaluation = evaluation
-        self._selection = selection
-        self._shadow = shadow
+        self._values, self._file = values, file
+        self._evaluation, self._selection, self._shadow = evaluation, selection, shadow
         self._pools, self._prefetch, self._cold = pools, prefetch, cold
         self._calls = calls
-        self._log = log
-        self._accountant = accountant
+        self._log, self._accountant = log, accountant
         self._counters = counters
         self._recorder = recorder
         self._is_recorded = recorder is not SILENT
@@ -127,7 +123,7 @@ class CodedStep:
         self._arrived = ReusedRows(self._code_bytes, accountant)
         self._together = ReusedRows(row_bytes, accountant)
         self._weighed = CountedMemory(weighed_bytes(weights.spec), accountant)
-        self._products = CountedMemory(1, accountant)
+        self._kept = CountedMemory(1, accountant)
         self._splits = SplitPool(evaluation.sets, self._code_bytes)
         self._chosen = self._splits.take(0, 0, 0)
 
@@ -335,7 +331,11 @@ class CodedStep:
             split.tell_values(words)
             split.tell_weights(None)
             self._expect(split, both.count, best, length)
-            self._products.expect(kept_product_bytes(self._spec, length))
+            # Where something is cold keys are read anew once it is there.
+            is_hot = step >= self._calls.aside_from
+            kept = kept_product_bytes(self._shadow.spec, length) if is_hot else 0
+            self._kept.expect(kept)
+            both.step.kept_bytes = kept
             given = layer, sequence, both, split, query, step, None
             out = self._attended("hillinfer_decode_split", *given)
             own.coded_tokens = sequence.tables.coded[layer]

@@ -279,6 +279,7 @@ class DecodeStep(ctypes.Structure):
         ("recent", ctypes.c_int64),
         ("count", ctypes.c_int64),
         ("exact", ctypes.c_int64),
+        ("kept_bytes", ctypes.c_int64),
         ("step", _INT),
         ("fade_shift", _INT),
         ("cosines", ctypes.c_void_p),

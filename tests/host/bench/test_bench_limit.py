@@ -97,18 +97,24 @@ def test_the_rate_is_that_of_the_fastest_way_in_its_fastest_round(fastest):
 
 def test_rates_are_measured_at_the_start_and_as_often_as_asked(cold_dir):
     threads = torch.get_num_threads()
-    with RateProbe(cold_dir, memory_bytes=1 << 20, drive_bytes=100 << 20) as probe:
+    with RateProbe(cold_dir, 1 << 20, 100 << 20, cache_bytes=0) as probe:
         found = [probe.start, *(probe.sample() for _ in range(5))]
     assert all(one.memory > 0 and one.drive > 0 for one in found)
     assert torch.get_num_threads() == threads
     assert list(cold_dir.iterdir()) == []
 
 
-@pytest.mark.parametrize(("cache_mib", "parts"), [(0, 1), (1, 1), (65, 2), (100, 2)])
-def test_short_measurements_read_more_than_caches_hold(cold_dir, cache_mib, parts):
-    with RateProbe(cold_dir, 8 << 20, 33 << 20, cache_mib << 20) as probe:
-        assert probe.parts == parts
-        assert all(probe.sample().memory > 0 for _ in range(parts + 1))
+@pytest.mark.parametrize(
+    ("cache_kib", "parts"), [(0, [0, 1, 0, 1]), (512, [0, 1, 0, 1]), (1024, [0, 1, 2, 3])]
+)
+def test_a_short_measurement_reads_what_the_one_before_did_not(cold_dir, cache_kib, parts):
+    sizes = {"memory_bytes": 2 << 20, "part_bytes": 1 << 20, "cache_bytes": cache_kib << 10}
+    read = []
+    with RateProbe(cold_dir, drive_bytes=33 << 20, **sizes) as probe:
+        for _ in parts:
+            read.append(probe.next_part)
+            assert probe.sample().memory > 0
+    assert read == parts
 
 
 def test_the_best_rates_are_of_memory_and_drive_apart():

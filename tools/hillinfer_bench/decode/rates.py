@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -31,8 +30,6 @@ _SCATTERED = ((4 << 10, 1024), (16 << 10, 512), (64 << 10, 192))
 # The channels of a large linear layer.
 _CHANNELS = 4096
 _MEMORY_ROUNDS = 6
-# Read once or twice a second: little beside the steps.
-_SAMPLE_BYTES = 256 << 20
 # What is read once in a round of so many times the largest cache is hardly there the next time.
 _CACHES = 4
 
@@ -68,14 +65,16 @@ class RateProbe:
         Read at the start, of memory at least four times `cache_bytes`; where memory has no room
         for four times as much, a quarter of what is free.
     cache_bytes
-        What the processor's largest cache holds.
+        What the processor's largest cache holds; None to ask.
+    part_bytes
+        Of what a short measurement reads, once or twice a second.
 
     Attributes
     ----------
     start
         As in `RateSource`.
-    parts
-        How many short measurements read all the memory that is kept.
+    next_part
+        Which part of memory the next short measurement reads.
     """
 
     def __init__(
@@ -84,17 +83,20 @@ class RateProbe:
         memory_bytes: int = 1 << 30,
         drive_bytes: int = 512 << 20,
         cache_bytes: int | None = None,
+        part_bytes: int = 256 << 20,
     ) -> None:
-        caches = _CACHES * (largest_cache_bytes() if cache_bytes is None else cache_bytes)
+        if cache_bytes is None:
+            cache_bytes = largest_cache_bytes()
         room = MemoryFacts.read().available_bytes // 4
-        whole = _ones(min(max(memory_bytes, caches), room))
-        fastest, memory = fastest_reader(memory_readers(whole), whole.nbytes)
-        part = min(whole.nbytes, _SAMPLE_BYTES)
-        self.parts = max(1, min(-(-caches // part), room // part))
-        del whole
         # Streaming readers know only where it is.
-        self._memory = [_ones(part) for _ in range(self.parts)]
-        self._read_next = itertools.cycle([memory_readers(one)[fastest] for one in self._memory])
+        self._memory = _ones(min(max(memory_bytes, _CACHES * cache_bytes), room))
+        fastest, memory = fastest_reader(memory_readers(self._memory), self._memory.nbytes)
+        numbers = len(self._memory)
+        own = min(numbers, part_bytes // 4 // _CHANNELS * _CHANNELS)
+        parts = [self._memory[first : first + own] for first in range(0, numbers - own + 1, own)]
+        self._part_bytes = parts[0].nbytes
+        self._reads = [memory_readers(part)[fastest] for part in parts]
+        self.next_part = 0
         self._drive = _DriveProbe(cold_dir, drive_bytes)
         try:
             rate = self._drive.rate_of_all()
@@ -106,8 +108,9 @@ class RateProbe:
     def sample(self) -> MachineRates:
         """Measure both once more; see `RateSource`."""
         started = time.perf_counter()
-        next(self._read_next)()
-        memory = self._memory[0].nbytes / (time.perf_counter() - started)
+        self._reads[self.next_part]()
+        memory = self._part_bytes / (time.perf_counter() - started)
+        self.next_part = (self.next_part + 1) % len(self._reads)
         return MachineRates(memory, self._drive.rate_of_next(), self._drive.scattered())
 
     def close(self) -> None:
