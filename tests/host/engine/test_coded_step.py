@@ -263,7 +263,7 @@ def test_codes_that_came_do_not_push_out_what_is_attended_to(cold_dir):
     runtime = Runtime(SHAPE, way.settings(SETTINGS), budget, cold_dir)
     sequence = runtime.open_sequence()
     text.read(runtime, sequence)
-    takes = {1: 28_000, 9: 9_600, 10: 9_600}
+    takes = {1: 33_000, 9: 9_600, 10: 9_600}
     found, arrived = [], []
     for step in range(text.steps):
         runtime.parts.accountant.take(Part.OTHER, takes.get(step, 0))
