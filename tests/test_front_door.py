@@ -7,6 +7,8 @@ from pathlib import Path
 FILES = sorted(Path(__file__).parent.rglob("*.py"))
 # A test that has no other way may look inside; each that does holds the code as it is.
 MOST_LOOKS = 96
+# Of the product or of what it calls: each swap holds the code as it is, too.
+MOST_SWAPS = 42
 OWN = ("self", "cls")
 
 
@@ -39,6 +41,22 @@ def test_tests_seldom_look_at_private_parts():
     counts = {str(file): len(looks(file.read_text())) for file in FILES}
     print(sum(counts.values()), "looks in", sum(map(bool, counts.values())), "files")
     assert sum(counts.values()) <= MOST_LOOKS, counts
+
+
+def swaps(source):
+    """Return how often a module's tests put something else in the place of an attribute."""
+    calls = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    called = [(getattr(of, "value", None), getattr(of, "attr", None)) for of in calls]
+    return sum(
+        getattr(owner, "id", None) == "monkeypatch" and name == "setattr" for owner, name in called
+    )
+
+
+def test_tests_seldom_swap_an_attribute():
+    counts = {str(file): swaps(file.read_text()) for file in FILES}
+    print(sum(counts.values()), "swaps in", sum(map(bool, counts.values())), "files")
+    assert sum(counts.values()) <= MOST_SWAPS, counts
+    assert swaps("monkeypatch.setattr(a, 'b', 1)\nmonkeypatch.setenv('b', '1')\n") == 1
 
 
 def test_each_kind_of_look_is_seen():

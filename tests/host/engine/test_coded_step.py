@@ -13,9 +13,9 @@ from placement_matrix import Budget, Path, Way, pairs
 from twins.python_coded import PythonCodedStep
 
 from hillinfer.drive.calls import DriveCalls
-from hillinfer.engine import budget_plan
 from hillinfer.engine.budget_plan import (
-    BudgetPlan,
+    MOST_KEPT_PRODUCT_BYTES,
+    coded_bytes,
     kept_product_bytes,
     kernel_spec,
     weighed_bytes,
@@ -24,6 +24,7 @@ from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import HillInferWarning, SettingsError
 from hillinfer.memory_budget import Part
 from hillinfer.model_shape import StoredType
+from hillinfer_model.choices import Rule
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 LONG = Text(prompt=1090, steps=4)
@@ -305,26 +306,24 @@ def test_weights_of_coded_tokens_are_counted(cold_dir):
 
 
 @pytest.mark.parametrize("rule", ["weight_sum", "raw_sum"])
-def test_products_that_ranked_weigh_and_are_counted(rule, cold_dir, monkeypatch):
-    """Those of summed queries weigh nothing, so nothing is kept of them."""
+def test_products_that_ranked_weigh_and_are_counted(rule, cold_dir):
+    """Those of summed queries weigh nothing, nor do those of a token that is not there yet."""
     settings = SETTINGS.changed(rule=rule)
     of_token = SHAPE.query_heads * 4
     spec, tokens = kernel_spec(SHAPE, settings), SHORT.prompt + SHORT.steps
-    most = budget_plan.MOST_KEPT_PRODUCT_BYTES // of_token
+    most = MOST_KEPT_PRODUCT_BYTES // of_token
     kept = [kept_product_bytes(spec, count) for count in (tokens, most, most + 1)]
     groups = -(-tokens // GROUP_TOKENS) * GROUP_TOKENS
     own = groups * of_token, most * of_token
     assert kept == ([*own, 0] if rule == "weight_sum" else [0, 0, 0])
 
-    runs, plans = [], []
-    for _ in range(2):
-        runs.append(run(Way(), SHORT, settings, cold_dir))
-        plans.append(BudgetPlan.with_whole_shadow(SHAPE, settings, tokens).required_bytes)
-        monkeypatch.setattr(budget_plan, "MOST_KEPT_PRODUCT_BYTES", 0)
-    (found, counted), (others, without) = runs
-    assert np.array_equal(found.view(np.int32), others.view(np.int32))
+    _, counted = run(Way(), SHORT, settings, cold_dir)
+    _, without = run(Way(), SHORT, settings, cold_dir, announced=True)
     assert counted.staging_bytes - without.staging_bytes == kept[0]
-    assert plans[0] - plans[1] == kept[0]
+    for count, planned in ((tokens, kept[0]), (most, kept[1]), (2 * most, kept[1])):
+        summed = replace(spec, rule=Rule.RAW_SUM)
+        plans = [coded_bytes(SHAPE, one, settings, count) for one in (spec, summed)]
+        assert plans[0] - plans[1] == planned
 
 
 # --- cold codes of a file -----------------------------------------------------------------
