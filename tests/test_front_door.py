@@ -8,7 +8,7 @@ FILES = sorted(Path(__file__).parent.rglob("*.py"))
 # A test that has no other way may look inside; each that does holds the code as it is.
 MOST_LOOKS = 96
 # Of the product or of what it calls: each swap holds the code as it is, too.
-MOST_SWAPS = 42
+MOST_SWAPS = 53
 OWN = ("self", "cls")
 
 
@@ -46,10 +46,8 @@ def test_tests_seldom_look_at_private_parts():
 def swaps(source):
     """Return how often a module's tests put something else in the place of an attribute."""
     calls = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    called = [(getattr(of, "value", None), getattr(of, "attr", None)) for of in calls]
-    return sum(
-        getattr(owner, "id", None) == "monkeypatch" and name == "setattr" for owner, name in called
-    )
+    # In a context it is called by another name than monkeypatch.
+    return sum(getattr(of, "attr", None) == "setattr" for of in calls)
 
 
 def test_tests_seldom_swap_an_attribute():
@@ -57,6 +55,7 @@ def test_tests_seldom_swap_an_attribute():
     print(sum(counts.values()), "swaps in", sum(map(bool, counts.values())), "files")
     assert sum(counts.values()) <= MOST_SWAPS, counts
     assert swaps("monkeypatch.setattr(a, 'b', 1)\nmonkeypatch.setenv('b', '1')\n") == 1
+    assert swaps("with monkeypatch.context() as broken:\n    broken.setattr(a, 'b', 1)\n") == 1
 
 
 def test_each_kind_of_look_is_seen():

@@ -110,11 +110,16 @@ def test_rates_are_measured_at_the_start_and_as_often_as_asked(cold_dir):
 def test_a_short_measurement_reads_what_the_one_before_did_not(cold_dir, cache_kib, parts):
     sizes = {"memory_bytes": 2 << 20, "part_bytes": 1 << 20, "cache_bytes": cache_kib << 10}
     read = []
-    with RateProbe(cold_dir, drive_bytes=33 << 20, **sizes) as probe:
-        for _ in parts:
-            read.append(probe.next_part)
-            assert probe.sample().memory > 0
-    assert read == parts
+
+    def readers(memory):
+        return {"notes": lambda: read.append((memory.ctypes.data, memory.nbytes))}
+
+    with RateProbe(cold_dir, drive_bytes=33 << 20, readers=readers, **sizes) as probe:
+        (whole,) = set(read)
+        read.clear()
+        assert all(probe.sample().memory > 0 for _ in parts)
+    assert whole[1] == max(2 << 20, 4 * sizes["cache_bytes"])
+    assert read == [(whole[0] + part * sizes["part_bytes"], sizes["part_bytes"]) for part in parts]
 
 
 def test_the_best_rates_are_of_memory_and_drive_apart():

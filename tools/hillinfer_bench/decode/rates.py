@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -32,6 +33,9 @@ _CHANNELS = 4096
 _MEMORY_ROUNDS = 6
 # What is read once in a round of so many times the largest cache is hardly there the next time.
 _CACHES = 4
+
+
+Readers = Mapping[str, Callable[[], object]]
 
 
 class RateSource(Protocol):
@@ -68,13 +72,13 @@ class RateProbe:
         What the processor's largest cache holds; None to ask.
     part_bytes
         Of what a short measurement reads, once or twice a second.
+    readers
+        All ways to read some memory, by name; `memory_readers` where None.
 
     Attributes
     ----------
     start
         As in `RateSource`.
-    next_part
-        Which part of memory the next short measurement reads.
     """
 
     def __init__(
@@ -84,19 +88,20 @@ class RateProbe:
         drive_bytes: int = 512 << 20,
         cache_bytes: int | None = None,
         part_bytes: int = 256 << 20,
+        readers: Callable[[NDArray[np.float32]], Readers] | None = None,
     ) -> None:
+        readers = memory_readers if readers is None else readers
         if cache_bytes is None:
             cache_bytes = largest_cache_bytes()
         room = MemoryFacts.read().available_bytes // 4
         # Streaming readers know only where it is.
         self._memory = _ones(min(max(memory_bytes, _CACHES * cache_bytes), room))
-        fastest, memory = fastest_reader(memory_readers(self._memory), self._memory.nbytes)
+        fastest, memory = fastest_reader(readers(self._memory), self._memory.nbytes)
         numbers = len(self._memory)
         own = min(numbers, part_bytes // 4 // _CHANNELS * _CHANNELS)
         parts = [self._memory[first : first + own] for first in range(0, numbers - own + 1, own)]
         self._part_bytes = parts[0].nbytes
-        self._reads = [memory_readers(part)[fastest] for part in parts]
-        self.next_part = 0
+        self._read_next = itertools.cycle([readers(part)[fastest] for part in parts])
         self._drive = _DriveProbe(cold_dir, drive_bytes)
         try:
             rate = self._drive.rate_of_all()
@@ -108,9 +113,8 @@ class RateProbe:
     def sample(self) -> MachineRates:
         """Measure both once more; see `RateSource`."""
         started = time.perf_counter()
-        self._reads[self.next_part]()
+        next(self._read_next)()
         memory = self._part_bytes / (time.perf_counter() - started)
-        self.next_part = (self.next_part + 1) % len(self._reads)
         return MachineRates(memory, self._drive.rate_of_next(), self._drive.scattered())
 
     def close(self) -> None:
@@ -129,7 +133,7 @@ class RateProbe:
         self.close()
 
 
-def memory_readers(memory: NDArray[np.float32]) -> dict[str, Callable[[], object]]:
+def memory_readers(memory: NDArray[np.float32]) -> Readers:
     """Return all ways to read memory once, with all compute threads, by name.
 
     Streaming reads of each variant that this processor runs, and the matrix-vector product of torch
