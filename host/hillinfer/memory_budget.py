@@ -49,10 +49,18 @@ class Accountant:
     ----------
     budget_bytes
         M0.
+
+    Attributes
+    ----------
+    budget_bytes
+        As given, or what it was raised to.
+    changes
+        Grows with every change of what is held, and of the budget.
     """
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
+        self.changes = 0
         self._held = dict.fromkeys(Part, 0)
         self._peak = dict(self._held)
         self._lent = 0
@@ -78,6 +86,7 @@ class Accountant:
     def raise_to(self, budget_bytes: int) -> None:
         """Raise the budget; it never falls."""
         self.budget_bytes = max(self.budget_bytes, budget_bytes)
+        self.changes += 1
 
     @property
     def bytes_for_hot_rows(self) -> int:
@@ -135,6 +144,7 @@ class Accountant:
             if self._total() + byte_count > self.budget_bytes:
                 return False
             self._held[part] += byte_count
+            self.changes += 1
             if self._total() > sum(self._peak.values()):
                 self._peak = dict(self._held)
         return True
@@ -171,11 +181,13 @@ class Accountant:
         with self._changing:
             self._lent -= byte_count
             self._held[Part.OTHER] -= byte_count
+            self.changes += 1
 
     def _change(self, part: Part, byte_count: int) -> None:
         # Any thread may; not held while room is made, which waits for others.
         with self._changing:
             self._held[part] += byte_count
+            self.changes += 1
 
     def _total(self) -> int:
         return sum(self._held.values())

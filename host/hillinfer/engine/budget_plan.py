@@ -376,7 +376,8 @@ def coded_bytes(shape: ModelShape, spec: KernelSpec, settings: Settings, tokens:
         tokens, settings.exact_share, settings.exact_floor, min(kept, tokens), count
     )
     sets = 1 if settings.scope is Scope.LAYER else spec.kv_heads
-    codes = min(tokens, sets * count) * (code_row_bytes(spec) + spec.kv_heads)
+    rows = min(round_up(tokens, GROUP_TOKENS), sets * count)
+    codes = rows * (code_row_bytes(spec) + spec.kv_heads)
     if settings.encrypt_cold_pool is not Encryption.YES:
         codes += code_buffer_bytes(spec, most_coded(sets, count, tokens))
     # A shorter context may have more coded tokens, where `max_selected` bounds both.

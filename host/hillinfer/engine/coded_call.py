@@ -309,6 +309,8 @@ class SplitCall:
         rest = self._step, split.address, split.misses.address, self._out
 
         def decode(slots: int) -> bool:
+            # Codes stay, whoever makes room until all is here.
+            self._held = self._values.chunks(self._layer)
             return self._library.decode(*given, slots, *rest)
 
         with self._recorder.span(Lane.COMPUTE, "attention", layer=self._layer):

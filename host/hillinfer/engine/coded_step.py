@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from hillinfer.drive.files import round_up
 from hillinfer.engine.budget_plan import kept_product_bytes, most_coded, weighed_bytes
 from hillinfer.engine.coded_call import (
     ChoiceAhead,
@@ -19,7 +23,7 @@ from hillinfer.engine.coded_call import (
     SplitRoom,
     Weighing,
 )
-from hillinfer.engine.cold_rows import ColdRows
+from hillinfer.engine.cold_rows import ColdRows, ReadsAhead
 from hillinfer.engine.queries import (
     Ahead,
     AskedStep,
@@ -43,13 +47,12 @@ from hillinfer.native.structures import address_of
 from hillinfer.scoring.coded import AlignedWeights
 from hillinfer.scoring.scorer import ImportanceEvaluation
 from hillinfer.shadow.code_file import CodeFile
+from hillinfer.shadow.segments import ValueWords
 from hillinfer.shadow.values import ValueCodes
 from hillinfer.statistics import Counters
-from hillinfer.trace.recorder import SILENT, Recorder
+from hillinfer.trace.recorder import SILENT, Lane, LayerStep, Recorder
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import GROUP_TOKENS
-
-_CHOOSE = "hillinfer_choose_split"
 
 
 class CodedStep:
@@ -102,30 +105,31 @@ class CodedStep:
         recorder: Recorder,
     ) -> None:
         self._weighing = Weighing(weights, recorder)
-        self._spec = weights.spec
         self._values, self._file = values, file
         self._evaluation, self._selection, self._shadow = evaluation, selection, shadow
-        self._pools, self._prefetch, self._cold = pools, prefetch, cold
-        self._calls = calls
-        self._log, self._accountant = log, accountant
-        self._counters = counters
+        self._pools, self._prefetch, self._cold, self._calls = pools, prefetch, cold, calls
+        self._log, self._accountant, self._counters = log, accountant, counters
         self._recorder = recorder
-        self._is_recorded = recorder is not SILENT
-        self._library = native_library()
+        self._is_recorded, self._library = recorder is not SILENT, native_library()
         self._segment_tokens = weights.spec.segment_tokens
         self._number = weights.variant.number
         choosing = evaluation.table_variant
         self._choosing_number = None if choosing is None else choosing.number
         self._both, self._ahead, self._late, self._rows = (calls.asked() for _ in range(4))
         self._newest_step = 0
-        self._code_bytes = values.coder.row_bytes
+        self._sizes = values.coder.row_bytes, weighed_bytes(weights.spec)
         # Codes of tokens that had none, and exact rows that come in more reads than one.
-        self._arrived = ReusedRows(self._code_bytes, accountant)
-        self._together = ReusedRows(row_bytes, accountant)
-        self._weighed = CountedMemory(weighed_bytes(weights.spec), accountant)
-        self._kept = CountedMemory(1, accountant)
-        self._splits = SplitPool(evaluation.sets, self._code_bytes)
+        self._arrived = ReusedRows(self._sizes[0], accountant)
+        self._together, self._most_together = ReusedRows(row_bytes, accountant), cold.most_exact
+        self._no_rows = self._together.take(0)
+        self._weighed = CountedMemory(self._sizes[1], accountant)
+        # Groups of tokens, and the bytes of products that are kept of as many.
+        self._kept, self._kept_of = CountedMemory(1, accountant), (-1, 0)
+        self._splits = SplitPool(evaluation.sets, self._sizes[0])
+        # Coded tokens of each set, and tokens, that there is room for.
+        self._room, self._arrived_at = (0, 0), 0
         self._chosen = self._splits.take(0, 0, 0)
+        self._reads = ReadsAhead(values, file, pools, prefetch, self._splits, weights.spec)
 
     @property
     def chosen(self) -> Sets:
@@ -134,8 +138,7 @@ class CodedStep:
 
     def room(self) -> SplitRoom:
         """Return memory for a sequence that takes steps with others."""
-        sizes = self._code_bytes, weighed_bytes(self._spec)
-        return SplitRoom(self._evaluation.sets, *sizes, self._accountant)
+        return SplitRoom(self._evaluation.sets, *self._sizes, self._accountant)
 
     def look(
         self, layer: int, splits: Iterable[tuple[Sequence, SplitRows]], call: Callable[[int], bool]
@@ -150,7 +153,7 @@ class CodedStep:
             Whose tokens are looked at, and the call.
         """
         for sequence, split in splits:
-            split.tell_values(self._complete_words(layer, sequence))
+            split.tell_values(self._shadow.complete_values(layer, sequence).words)
         # They stay, whoever makes room meanwhile.
         chunks = self._values.chunks(layer)
         self._values.look(layer, call)
@@ -158,17 +161,18 @@ class CodedStep:
 
     def end_attended(self, sequence: Sequence, split: SplitRows) -> None:
         """Count coded tokens that a layer attended to."""
-        coded = split.coded.table
+        coded, missing = split.coded.table, split.table.missing_count
         for counters in (self._counters, sequence.counters):
             counters.coded_tokens += coded.set_count * coded.set_rows
-            counters.coded_arrivals += split.missing_count
+            counters.coded_arrivals += missing
         # Not while anybody looks at codes: to make room may take some away.
         self._values.cover(int(split.table.rows_end))
 
     def begin_step(self) -> None:
         """Note that a forward pass begins; what one that broke off began to read is dropped."""
-        if self._file is not None:
+        if self._file is not None and self._reads.has_begun:
             self._file.drop()
+            self._reads.has_begun = False
         self._values.begin_step()
 
     # --- ahead of a layer's turn -----------------------------------------------------------
@@ -190,7 +194,10 @@ class CodedStep:
             return None
         if not self._is_told(ahead, past, 1, sequence.lacking, scaling):
             return None
-        told = self._calls.tell_coming(ahead.step, query)
+        if isinstance(query, Prediction):
+            told = self._calls.tell_prediction(ahead.step, query, query.before_positions())
+        else:
+            told = self._calls.tell_coming(ahead.step, query)
         if told is None:
             return None
         number, table = self._choosing_number, sequence.table_addresses[layer]
@@ -205,21 +212,24 @@ class CodedStep:
                 # What several read of a layer they begin to read together.
                 is_aside = is_hot or not self._prefetch.gathers
                 if is_aside and self._may_choose_aside(past, ahead):
-                    read = None if is_hot else partial(self._read, layer, sequence, past, split)
+                    given = layer, sequence, past, split
+                    read = None if is_hot else partial(self._reads.begin, *given)
                     choice = ChoiceAhead(self._library, layer, sequence, split, ahead, own, read)
                     choice.begin(number, past, ahead.address)
                     return choice
-                split.tell_values(self._known_words(layer, sequence))
+                split.tell_values(sequence.known_words(layer).words)
                 # While rows of the layer move nobody may look where they are.
                 self._pools.wait_for(layer)
                 pool = self._pools.layers[layer].table_address
-                choose = partial(self._library.decode, _CHOOSE, number, table, pool)
-                rest = ahead.address, split.address
-                is_here = self._values.look(layer, lambda slots: choose(slots, *rest))
+                choose, rest = self._library.functions.hillinfer_choose_split, split.address
+                with self._values.changing:
+                    slots = self._values.layers[layer].address
+                    outcome = choose(number, table, pool, slots, ahead.address, rest)
+                is_here = not outcome or self._library.are_here("choosing", outcome)
                 own.coded_tokens = sequence.tables.coded[layer]
         except NonFiniteQueryError as error:
             raise explained(layer, error) from error
-        landed = None if is_here else self._begun(layer, sequence, split)
+        landed = None if is_here else self._reads.cold(layer, sequence, split)
         sets, exact = split.in_place
         return Ahead(sets, landed, None, exact, split)
 
@@ -262,46 +272,8 @@ class CodedStep:
     def begin_to_read(
         self, layer: int, sequence: Sequence, past: int, sets: Sets, exact: Sets
     ) -> Ahead:
-        """Begin to read what is cold of tokens that are chosen for the one that is about to come.
-
-        Any thread may ask.
-
-        Parameters
-        ----------
-        layer, sequence
-            Whose.
-        past
-            Tokens that are stored.
-        sets, exact
-            As in `attend`.
-        """
-        split = self._splits.take(len(sets[0]), len(exact[0]), past + 1)
-        split.tell(sets, exact)
-        return self._read(layer, sequence, past, split)
-
-    def _read(self, layer: int, sequence: Sequence, past: int, split: SplitRows) -> Ahead:
-        """Begin to read what is cold of what a split has."""
-        split.tell_values(self._known_words(layer, sequence))
-        self._pools.wait_for(layer)
-        table, hot = sequence.table_addresses[layer], self._pools.layers[layer]
-        # It stays while the library looks, whoever has it grow meanwhile.
-        kept = hot.slot_of_row
-        # When attention looks, the tail holds what it holds now, or what follows a full group.
-        rest = self._segment_tokens, past + 1, past & -GROUP_TOKENS, split.address
-        listed = partial(self._library.decode, "hillinfer_list_cold", table, hot.table_address)
-        is_here = self._values.look(layer, lambda slots: listed(slots, *rest))
-        del kept
-        landed = None if is_here else self._begun(layer, sequence, split)
-        sets, exact = split.in_place
-        return Ahead(sets, landed, None, exact, split)
-
-    def _begun(self, layer: int, sequence: Sequence, split: SplitRows) -> LandedRows | None:
-        """Begin to read codes that lie in a file, and rows of what else is cold."""
-        positions, rows = split.cold
-        if self._file is not None:
-            stay = ~self._file.begin(layer, id(sequence), rows, split.cold_numbers)
-            positions, rows = positions[stay], rows[stay]
-        return self._prefetch.begin(layer, positions, rows)
+        """Begin to read what is cold of tokens that are chosen; see `ReadsAhead.begin_told`."""
+        return self._reads.begin_told(layer, sequence, past, sets, exact)
 
     # --- in its turn -----------------------------------------------------------------------
 
@@ -320,25 +292,27 @@ class CodedStep:
         if not self._calls.tell_query(both.step, query):
             return None
         with self._selection.scoring:
-            words = self._complete_words(layer, sequence)
+            words = self._shadow.complete_values(layer, sequence)
             own = self._shadow.described(layer, sequence, length)
             if own is None:
                 return None
-            best = int(both.step.exact)
-            if not self._chosen.holds(both.count, best, length):
-                self._chosen = self._splits.take(both.count, best, length)
+            count, best = both.count, both.step.exact
+            room = self._chosen.room
+            if count > room[0] or best > room[1] or length > room[2]:
+                self._chosen = self._splits.take(count, best, length)
             split = self._chosen
-            split.tell_values(words)
-            split.tell_weights(None)
-            self._expect(split, both.count, best, length)
+            self._expect(split, words, count, best, length)
             # Where something is cold keys are read anew once it is there.
-            is_hot = step >= self._calls.aside_from
-            kept = kept_product_bytes(self._shadow.spec, length) if is_hot else 0
-            self._kept.expect(kept)
-            both.step.kept_bytes = kept
+            is_hot, groups = step >= self._calls.aside_from, -(-length // GROUP_TOKENS)
+            if groups != self._kept_of[0]:
+                self._kept_of = groups, kept_product_bytes(self._shadow.spec, length)
+                self._kept.expect(self._kept_of[1])
+            both.step.kept_bytes = self._kept_of[1] if is_hot else 0
+            self._calls.settle(layer, sequence, length)
             given = layer, sequence, both, split, query, step, None
             out = self._attended("hillinfer_decode_split", *given)
             own.coded_tokens = sequence.tables.coded[layer]
+        self.end_attended(sequence, split)
         sets = self._evaluation.sets
         for counters in (self._counters, sequence.counters):
             counters.scored_tokens += length * sets
@@ -400,23 +374,23 @@ class CodedStep:
         asked.step.threads = torch.get_num_threads()
         asked.count, asked.step.exact = count, best
         with self._selection.scoring:
-            words = self._complete_words(layer, sequence)
+            words = self._shadow.complete_values(layer, sequence)
             if split is None:
                 split = self._splits.take(count, best, length)
                 split.tell(sets, exact)
-            split.tell_values(words)
             if self._shadow.described(layer, sequence, length) is None:
                 shadows = partial(self._shadow.shadows, layer, sequence)
                 weighed = self._weighing.of(layer, given, scaling, sets, exact, shadows)
                 split.tell_weights(weighed)
                 kept = None
             else:
-                split.tell_weights(None)
                 # They stay while the library looks at them, whoever makes room meanwhile.
                 kept = [one.layers[layer].shadow for one in sequence.segments]
-        self._expect(split, count, best, length)
+        self._expect(split, words, count, best, length)
+        self._calls.settle(layer, sequence, length)
         told = layer, sequence, asked, split, query, step, landed
         out = self._attended("hillinfer_attend_split", *told)
+        self.end_attended(sequence, split)
         self._splits.give(split)
         del kept
         return out
@@ -432,30 +406,34 @@ class CodedStep:
         length = stored + coming
         if self._choosing_number is None or not math.isfinite(scaling):
             return False
-        if not self._evaluation.codes(length, lacking):
-            return False
         wanted, exact = self._evaluation.wanted_split(length, lacking)
+        if exact.count == wanted.count:
+            return False
         wanted.check(length, coming)
         exact.check(length, coming)
         self._selection.make_room(stored)
         asked.tell((stored, lacking, scaling), coming, wanted, exact.count)
         return True
 
-    def _expect(self, split: SplitRows, count: int, exact: int, length: int) -> None:
-        """Have memory for L' and codes of all coded tokens."""
-        coded = self._evaluation.sets * (count - exact)
-        self._weighed.expect(coded)
-        arrived = self._arrived.take(min(coded, length))
-        split.table.arrived, self._codes = address_of(arrived), arrived
+    def _expect(
+        self, split: SplitRows, words: ValueWords, count: int, exact: int, length: int
+    ) -> None:
+        """Say what is known of values, and have memory for L' and codes of coded tokens."""
+        coded, table = count - exact, split.table
+        if coded > self._room[0] or length > self._room[1]:
+            self._make_room(min(round_up(coded, GROUP_TOKENS), count), length)
+        table.segments, table.segment_count = words.words, len(words.values)
+        table.arrived = self._arrived_at
+
+    def _make_room(self, coded: int, length: int) -> None:
+        """Have memory for so many coded tokens of each set, of so many tokens, or for more."""
+        coded = max(coded, self._room[0])
+        tokens, sets = round_up(max(length, self._room[1]), GROUP_TOKENS), self._evaluation.sets
+        self._weighed.expect(sets * coded)
+        arrived = self._arrived.take(min(sets * coded, tokens))
         if self._file is not None:
-            sets = self._evaluation.sets
-            self._file.expect(most_coded(sets, count, length))
-
-    def _known_words(self, layer: int, sequence: Sequence) -> bytes:
-        return b"".join([one.words for one in self._shadow.known_values(layer, sequence)])
-
-    def _complete_words(self, layer: int, sequence: Sequence) -> bytes:
-        return b"".join([one.words for one in self._shadow.complete_values(layer, sequence)])
+            self._file.expect(most_coded(sets, coded, tokens))
+        self._room, self._codes, self._arrived_at = (coded, tokens), arrived, address_of(arrived)
 
     def _may_choose_aside(self, past: int, ahead: AskedStep) -> bool:
         """Say whether a thread of the library's may choose while this one goes on."""
@@ -474,27 +452,49 @@ class CodedStep:
         landed: LandedRows | None,
     ) -> torch.Tensor:
         """Do what one of the library's functions does, and what it leaves to be done."""
-        length = sequence.lengths[layer]
-        out = torch.empty(query.shape)
-        asked.step.step = step
+        length, out = sequence.lengths[layer], torch.empty(query.shape)
+        function, asked.step.step = getattr(self._library.functions, name), step
         most = min(self._evaluation.sets * int(asked.step.exact), length)
         # Before anybody looks at rows, which to take memory may move.
-        together = self._together.take(most if most > self._cold.most_exact else 0)
-        given = self._calls, self._values, self._file, self._recorder
-        call = SplitCall(*given, layer, sequence, split, together)
-        call.begin(name, self._number, self._pools.layers[layer].table_address, asked, out)
-        self._calls.settle(layer, sequence, length)
-        # They stay, whoever makes room meanwhile.
-        chunks = self._values.chunks(layer)
+        together = self._together.take(most) if most > self._most_together else self._no_rows
+        pool = self._pools.layers[layer].table_address
+        rest = asked.address, split.address, split.misses.address, out.data_ptr()
+        started, is_here = time.perf_counter_ns(), False
+        chunks: tuple[NDArray[np.uint8], ...] = ()
+        entry: LayerStep | None = None
         try:
             with self._pools.attending:
-                entry = self._cold.bring(layer, sequence, step, landed, split, call)
+                if landed is None:
+                    with self._values.changing:
+                        slots = self._values.layers[layer].address
+                        at = sequence.table_addresses[layer], pool, slots
+                        outcome = function(self._number, *at, *rest)
+                        if outcome:
+                            # They stay, whoever makes room until all is here.
+                            chunks = self._values.chunks(layer)
+                    is_here = not outcome or self._library.are_here(name, outcome)
+                    self._pools.hits.note(layer, sequence, length & -GROUP_TOKENS, length)
+                    if self._calls.counts_here:
+                        self._calls.count(layer, sequence, split.exact, split.misses)
+                    if self._is_recorded:
+                        stop = time.perf_counter_ns()
+                        self._recorder.note(Lane.COMPUTE, "attention", started, stop, layer=layer)
+                if not is_here:
+                    self._reads.has_begun = True
+                    given = self._calls, self._values, self._file, self._recorder
+                    call = SplitCall(*given, layer, sequence, split, together)
+                    call.begin(name, self._number, pool, asked, out)
+                    look = None if landed is None else call.look
+                    entry = self._cold.bring(layer, sequence, step, landed, split, call, look)
         except NonFiniteQueryError as error:
             raise explained(layer, error) from error
         del chunks
-        sequence.count_reads(0, 0, read := int(split.table.read_count))
-        if read or entry.cold_rows:
+        if read := int(split.table.read_count):
+            sequence.count_reads(0, 0, read)
+        if read or (entry is not None and entry.cold_rows):
             self._calls.note_cold(step)
-        self._log.end(entry, sequence)
-        self.end_attended(sequence, split)
+        if entry is None:
+            self._log.end_hot(layer, sequence, step, split.exact.table.count)
+        else:
+            self._log.end(entry, sequence)
         return out if query.dtype is torch.float32 else out.to(query.dtype)

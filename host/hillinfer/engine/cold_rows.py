@@ -6,12 +6,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.landing import RowBuffers, WantedRows
+from hillinfer.engine.coded_call import SplitPool
+from hillinfer.engine.queries import Ahead, Sets
 from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.gather import tile_runs
 from hillinfer.kv.hot_pool import Candidates
@@ -22,7 +25,10 @@ from hillinfer.kv.sequence import Sequence
 from hillinfer.native.library import native_library
 from hillinfer.native.selected import Coming, ComingAttention, MissedRows, MissList, SplitRows
 from hillinfer.native.structures import row_addresses
+from hillinfer.shadow.code_file import CodeFile
+from hillinfer.shadow.values import ValueCodes
 from hillinfer.trace.recorder import LayerStep
+from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 
 class SplitAttention(Protocol):
@@ -164,6 +170,7 @@ class ColdRows:
         landed: LandedRows | None,
         split: SplitRows,
         coming: SplitAttention,
+        look: Callable[[], bool] | None,
     ) -> LayerStep:
         """Read what exact and coded tokens miss, have them attended to, and promote exact rows.
 
@@ -177,6 +184,9 @@ class ColdRows:
             The tokens.
         coming
             Who attends to them.
+        look
+            `coming` looks once what was read ahead is there; None where it has looked, nothing was
+            read ahead, and something is to be read.
 
         Returns
         -------
@@ -191,7 +201,7 @@ class ColdRows:
             if landed is not None:
                 misses.tell_landed(landed.positions, landed.places, self._prefetch.rows)
             entry.wait_seconds = time.perf_counter() - started
-            is_here = coming.look()
+            is_here = look is not None and look()
             entry.cold_rows = misses.count
             entry.hot_rows = split.exact.count - entry.cold_rows
             if misses.arrived:
@@ -308,6 +318,92 @@ class ColdRows:
                     self._buffers.lend(turn % 2, offered)
         finally:
             self._store.turns.satisfy()
+
+
+# --- Before its turn ---
+
+
+class ReadsAhead:
+    """Begins to read what is cold of exact and coded tokens that are chosen before their turn.
+
+    Any thread may ask.
+
+    Parameters
+    ----------
+    values, file
+        Keep codes; the file is None where none is.
+    pools
+        Have hot rows.
+    prefetch
+        Reads rows.
+    splits
+        Has memory for tokens that are told.
+    spec
+        Of the shadows.
+
+    Attributes
+    ----------
+    has_begun
+        Whether reads of codes were begun since whoever drops those set it back.
+    """
+
+    def __init__(
+        self,
+        values: ValueCodes,
+        file: CodeFile | None,
+        pools: HotPools,
+        prefetch: PrefetchBuffer,
+        splits: SplitPool,
+        spec: KernelSpec,
+    ) -> None:
+        self._values, self._file = values, file
+        self._pools, self._prefetch = pools, prefetch
+        self._splits, self._segment_tokens = splits, spec.segment_tokens
+        self._library = native_library()
+        self.has_begun = False
+
+    def begin(self, layer: int, sequence: Sequence, past: int, split: SplitRows) -> Ahead:
+        """Begin to read what is cold of a split, of which `past` tokens are stored."""
+        split.tell_values(sequence.known_words(layer).words)
+        self._pools.wait_for(layer)
+        table, hot = sequence.table_addresses[layer], self._pools.layers[layer]
+        # It stays while the library looks, whoever has it grow meanwhile.
+        kept = hot.slot_of_row
+        # When attention looks, the tail holds what it holds now, or what follows a full group.
+        rest = self._segment_tokens, past + 1, past & -GROUP_TOKENS, split.address
+        listed = partial(self._library.decode, "hillinfer_list_cold", table, hot.table_address)
+        is_here = self._values.look(layer, lambda slots: listed(slots, *rest))
+        del kept
+        landed = None if is_here else self.cold(layer, sequence, split)
+        sets, exact = split.in_place
+        return Ahead(sets, landed, None, exact, split)
+
+    def begin_told(
+        self, layer: int, sequence: Sequence, past: int, sets: Sets, exact: Sets
+    ) -> Ahead:
+        """Begin to read what is cold of tokens that are chosen for the one that is about to come.
+
+        Parameters
+        ----------
+        layer, sequence
+            Whose.
+        past
+            Tokens that are stored.
+        sets, exact
+            Ascending int64 positions of each set, and the exact ones among them.
+        """
+        split = self._splits.take(len(sets[0]), len(exact[0]), past + 1)
+        split.tell(sets, exact)
+        return self.begin(layer, sequence, past, split)
+
+    def cold(self, layer: int, sequence: Sequence, split: SplitRows) -> LandedRows | None:
+        """Begin to read codes that lie in a file, and rows of what else a split lists as cold."""
+        positions, rows = split.cold
+        if self._file is not None:
+            self.has_begun = True
+            stay = ~self._file.begin(layer, id(sequence), rows, split.cold_numbers)
+            positions, rows = positions[stay], rows[stay]
+        return self._prefetch.begin(layer, positions, rows)
 
 
 def _candidates(

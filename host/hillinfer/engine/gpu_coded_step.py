@@ -181,7 +181,7 @@ class GpuCodedStep:
             length = sequence.lengths[layer]
             self._file.expect(most_coded(len(sets), len(sets[0]), length))
         with self._selection.scoring:
-            own = self._shadow.complete_values(layer, sequence)
+            own = self._shadow.complete_values(layer, sequence).values
             with self._recorder.span(Lane.HOST_SCORING, "weigh", layer=layer):
                 shadows = self._shadow.shadows(layer, sequence)
                 weighed = self._weights.of_each(scaled, shadows, coded)

@@ -230,6 +230,8 @@ class LayerCalls:
     ----------
     aside_from
         The first step from which on rows are thought to be hot again.
+    counts_here
+        Whether the library leaves it to `count` what was selected.
     """
 
     def __init__(
@@ -250,6 +252,7 @@ class LayerCalls:
         # A policy that counts in a way of its own does it in Python.
         is_common = type(policy).tally is PoolPolicy.tally
         self._shift = policy.fade_shift if is_common else _NOT_COUNTED
+        self.counts_here = not is_common
         self.aside_from = 0
         # What the last predicted query was turned by, and in which step it was told.
         self._turning: Rotary | None = None
@@ -338,10 +341,16 @@ class LayerCalls:
         """Note that what is selected was counted, or count it: each row once."""
         length = sequence.lengths[layer]
         self._pools.hits.note(layer, sequence, length & -GROUP_TOKENS, length)
-        if self._shift == _NOT_COUNTED:
-            counts = sequence.hits.counts[layer]
-            self._policy.tally(counts, selected.rows)
-            misses.recount(counts)
+        if self.counts_here:
+            self.count(layer, sequence, selected, misses)
+
+    def count(
+        self, layer: int, sequence: Sequence, selected: SelectedRows, misses: MissList
+    ) -> None:
+        """Count what is selected by a policy that the library does not know."""
+        counts = sequence.hits.counts[layer]
+        self._policy.tally(counts, selected.rows)
+        misses.recount(counts)
 
     def note_cold(self, step: int) -> None:
         """Note that rows were cold in a step."""

@@ -326,25 +326,23 @@ class Runtime:
         scaling
             Factor on inner products.
         """
-        if self.decode is not None and self.decode.keep(layer, sequence, query, scaling):
+        is_quick = self._gpu is None and self._selection.is_quick(layer, sequence)
+        is_quick = is_quick and self._pipeline.is_idle
+        given = layer, sequence, query, scaling
+        coded, decode = self.coded if is_quick else None, self.decode
+        for choose in () if coded is None else (coded.choose_late, coded.choose_next):
+            chosen = choose(*given)
+            if chosen is not None:
+                self._pipeline.keep(layer, sequence, chosen)
+                return
+        if decode is not None and decode.keep(*given):
             return
         past = sequence.lengths[layer]
         if self._selection.selects_all(past + 1, sequence.lacking):
             return
-        is_quick = self._gpu is None and self._selection.is_quick(layer, sequence)
-        is_quick = is_quick and self._pipeline.is_idle
-        coded = self.coded if is_quick else None
-        later = None if coded is None else coded.choose_late(layer, sequence, query, scaling)
-        if later is not None:
-            self._pipeline.keep(layer, sequence, later)
+        if is_quick and decode is not None and (ahead := decode.choose_next(*given)) is not None:
+            self._pipeline.keep(layer, sequence, ahead)
             return
-        for whole in (self.decode, self.coded) if is_quick else ():
-            chosen = None
-            if whole is not None:
-                chosen = whole.choose_next(layer, sequence, query, scaling)
-            if chosen is not None:
-                self._pipeline.keep(layer, sequence, chosen)
-                return
         if isinstance(query, Prediction):
             query = query.queries()[0]
         select = self._selection.announced(layer, sequence, scaling, self._on_host(query[:, 0]))
@@ -353,7 +351,7 @@ class Runtime:
 
     def begin_choice(self, layer: int, sequence: Sequence) -> None:
         """Have tokens chosen of a layer whose own products are made, where that waited for them."""
-        if self.decode is not None:
+        if self.decode is not None and self.decode.kept:
             self.decode.begin(layer, sequence)
         self._pipeline.begin_late(layer, sequence)
 
@@ -388,7 +386,7 @@ class Runtime:
         self._pipeline.read_on()
         own = layer, sequence, query, scaling
         is_told = sequence.told is not None
-        for whole in (self.decode, self.coded) if ahead is None and not is_told else ():
+        for whole in (self.coded, self.decode) if ahead is None and not is_told else ():
             attended = None if whole is None else whole.step(*own, self._step)
             if whole is not None and attended is not None:
                 if self.observe_selected is not None:

@@ -432,13 +432,17 @@ class PrefetchPipeline:
         Its rows are wanted now.
         """
         # An interrupt while waiting leaves it to `drop`.
-        ahead = self.announced(layer, sequence)
-        if ahead is not None:
-            key = layer, id(sequence)
-            if self._known.pop(key, None) is None:
+        key = layer, id(sequence)
+        choice = self._choices.get(key)
+        if choice is not None:
+            ahead: Ahead | None = choice.ahead()
+            del self._choices[key]
+        else:
+            ahead = self.announced(layer, sequence)
+            if ahead is not None and self._known.pop(key, None) is None:
                 del self._ahead[key]
-            if ahead.landed is not None:
-                self._prefetch.want(ahead.landed)
+        if ahead is not None and ahead.landed is not None:
+            self._prefetch.want(ahead.landed)
         return ahead
 
     def drop(self) -> None:

@@ -246,8 +246,10 @@ class PassingCache(AttachedCache):
         # Attention is computed without autocast.
         if plan.batch > 1 or is_autocast():
             self.announce_queries(layer, predicted.queries(), scaling)
-        else:
-            self._announce(layer, plan.shares[0], predicted, scaling)
+            return
+        share = plan.shares[0]
+        if self._may_announce(layer, share, sequence := share.sequence.of(layer)):
+            self._runtime.announce(layer, sequence, predicted, scaling)
 
     def begin_choice(self, layer: int) -> None:
         """Have tokens of a layer chosen that waited for its turn."""
@@ -259,7 +261,9 @@ class PassingCache(AttachedCache):
         """Do what `announce` does with queries (batch, query_heads, 1, head_dim)."""
         assert self._plan is not None
         for share in self._plan.shares:
-            self._announce(layer, share, query[share.batch_rows[0]], scaling)
+            if self._may_announce(layer, share, sequence := share.sequence.of(layer)):
+                own = query[share.batch_rows[0]]
+                self._runtime.announce(layer, sequence, own, scaling)
 
     def attend(self, layer: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
         """Attend to what `store` just completed; zeros for padding, and contiguous."""
@@ -372,14 +376,10 @@ class PassingCache(AttachedCache):
             attended = runtime.attend_dense(layer, sequence, own, *fresh, scaling, among)
         return attended.transpose(0, 1)
 
-    def _announce(
-        self, layer: int, share: SequenceShare, query: torch.Tensor | Prediction, scaling: float
-    ) -> None:
-        sequence, runtime = share.sequence.of(layer), self._runtime
+    def _may_announce(self, layer: int, share: SequenceShare, sequence: Sequence) -> bool:
         # Where others say what is attended to, rows alone are read ahead, and to host memory.
-        is_read = sequence.told is None or runtime.decode is not None
-        if share.tokens and is_read and not self.lengths.waits(layer):
-            runtime.announce(layer, sequence, query, scaling)
+        is_read = sequence.told is None or self._runtime.decode is not None
+        return bool(share.tokens) and is_read and not self.lengths.waits(layer)
 
     def _planned(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> ForwardPlan:
         plan = self._plan

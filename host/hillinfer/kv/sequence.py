@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hillinfer.extents.recording import Recording
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.tables import SequenceTables
-from hillinfer.shadow.segments import Segment
+from hillinfer.shadow.segments import Segment, ValueWords, known_values
 from hillinfer.statistics import Counters, LayerHits
 from hillinfer_model.kernel_spec import GROUP_TOKENS, SLICE_CHANNELS
 
@@ -239,6 +239,8 @@ class Sequence:
         self._groups = self.tables.groups()
         # Of which moment the descriptors of its shadow are, layer by layer.
         self.described = [-1] * layers
+        # What the library is told of its values, layer by layer.
+        self.value_words: list[ValueWords | None] = [None] * layers
         self.segments: list[Segment] = []
         self.hits = HitRateTable(self.tables)
         # Queries of the last prefill tokens, float32 (queries, query_heads, head_dim), until what
@@ -344,7 +346,23 @@ class Sequence:
         self.tables.truncate(length)
         self._groups = self.tables.groups()
         self.described = [-1] * len(self.described)
+        self.value_words = [None] * len(self.described)
         return gone
+
+    def known_words(self, layer: int) -> ValueWords:
+        """Return what the library is told of a layer's values; any thread may ask.
+
+        That is of its segments up to the first one without statistics of values.
+        """
+        own, segments = self.value_words[layer], self.segments
+        # A segment that is made anew has other values, and so have those behind it.
+        if (
+            own is None
+            or len(own.values) != len(segments)
+            or (segments and own.values[-1] is not segments[-1].layers[layer].values)
+        ):
+            own = self.value_words[layer] = ValueWords.of(known_values(layer, segments))
+        return own
 
     def tail_start(self, layer: int) -> int:
         """Return the position of the open group's first token in a layer."""

@@ -19,8 +19,8 @@ from hillinfer.scoring.scorer import Scorer, SegmentShadow
 from hillinfer.shadow.code_file import CodeFile
 from hillinfer.shadow.kept_codes import KeptCodes
 from hillinfer.shadow.memory import ShadowMemory
-from hillinfer.shadow.segments import Segment, SegmentLayer, coded_tokens, known_values
-from hillinfer.shadow.values import SegmentValues, ValueCodes
+from hillinfer.shadow.segments import Segment, SegmentLayer, ValueWords, coded_tokens, known_values
+from hillinfer.shadow.values import ValueCodes
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
@@ -370,17 +370,16 @@ class ShadowKeeper:
 
     # --- values of coded tokens ---------------------------------------------------------------
 
-    def known_values(self, layer: int, sequence: Sequence) -> list[SegmentValues]:
-        """Return what `complete_values` does, up to where something is missing; any thread may."""
-        return known_values(layer, sequence.segments)
-
-    def complete_values(self, layer: int, sequence: Sequence) -> list[SegmentValues]:
+    def complete_values(self, layer: int, sequence: Sequence) -> ValueWords:
         """Return what there is of the values of every segment that has codes of keys.
 
         Statistics of segments that a session or a store brought without are taken of their rows.
         Codes of segments that came without any are kept, one at a time.
         """
         assert self._codes is not None
+        words, count = sequence.known_words(layer), len(sequence.segments)
+        if len(words.values) == count and not self._codes.lacking:
+            return words
         for number, segment in enumerate(sequence.segments):
             own = segment.layers[layer]
             if own.statistics is None:
@@ -392,9 +391,10 @@ class ShadowKeeper:
                 self._take_values(layer, sequence, number, values)
                 assert own.values is not None
                 self._codes.lack(own.values)
-        found = known_values(layer, sequence.segments)
-        self._codes.complete_one(layer, found, partial(self._stored_values, layer, sequence))
-        return found
+        words = sequence.known_words(layer)
+        stored = partial(self._stored_values, layer, sequence)
+        self._codes.complete_one(layer, words.values, stored)
+        return words
 
     def _wanted_values(
         self,
@@ -436,7 +436,7 @@ class ShadowKeeper:
 
     def keep_filled(self, layer: int, sequence: Sequence) -> None:
         """Keep codes of values of the group in the tail, which a single token has just filled."""
-        start, known = sequence.held_starts[layer], self.known_values(layer, sequence)
+        start, known = sequence.held_starts[layer], known_values(layer, sequence.segments)
         number = start // self.spec.segment_tokens
         if self._codes is not None and number < len(known):
             rows = sequence.rows(np.arange(start, start + GROUP_TOKENS))

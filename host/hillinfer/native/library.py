@@ -421,7 +421,9 @@ class NativeLibrary:
 
     def end_choice(self, choice: int) -> None:
         """Return once tokens are chosen; raises as `call` does."""
-        self.check("hillinfer_choose_end", self.functions.hillinfer_choose_end(choice))
+        outcome = self.functions.hillinfer_choose_end(choice)
+        if outcome:
+            self.check("hillinfer_choose_end", outcome)
 
 
 @cache

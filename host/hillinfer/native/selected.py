@@ -347,10 +347,12 @@ class SplitRows:
         The exact tokens of the sets and their rows, and the coded ones.
     misses
         Exact rows that were not in memory.
+    room
+        As many positions of a set, exact ones, and tokens as were given.
     """
 
     def __init__(self, sets: int, positions: int, exact: int, tokens: int, row_bytes: int) -> None:
-        self._room = positions, exact, tokens
+        self.room = positions, exact, tokens
         self._sets = np.empty(sets * positions, np.int64)
         self.exact = SelectedRows(sets, exact, tokens)
         self.coded = SelectedRows(sets, positions, tokens)
@@ -376,7 +378,7 @@ class SplitRows:
 
     def holds(self, positions: int, exact: int, tokens: int) -> bool:
         """Say whether there is room for so many."""
-        room = self._room
+        room = self.room
         return positions <= room[0] and exact <= room[1] and tokens <= room[2]
 
     def expect(self, count: int, exact: int) -> None:
@@ -412,13 +414,10 @@ class SplitRows:
     @property
     def in_place(self) -> tuple[list[Positions], list[Positions]]:
         """The sets and the exact tokens of each, valid until others come."""
-        own, table = self.exact.sets, self.exact.table
-        both = (self._sets, self.table.set_rows), (own, table.set_rows)
-        sets, exact = (
-            list(memory[: table.set_count * rows].reshape(table.set_count, rows))
-            for memory, rows in both
-        )
-        return sets, exact
+        exact, own = self.exact.table, self.exact.sets
+        count, rows, best = exact.set_count, self.table.set_rows, exact.set_rows
+        sets = self._sets[: count * rows].reshape(count, rows)
+        return list(sets), list(own[: count * best].reshape(count, best))
 
     @property
     def sets(self) -> list[Positions]:

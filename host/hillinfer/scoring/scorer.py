@@ -339,7 +339,7 @@ class ImportanceEvaluation:
         self.has_coded = settings.has_coded_tokens
         self.sets = 1 if scorer.scope is Scope.LAYER else scorer.spec.kv_heads
         # Of the length that was asked for last: all layers of a step have the same.
-        self._last = (0, 0), self._wanted_of(0, 0)
+        self._last = (0, 0), self._split_of(0, 0)
 
     @property
     def is_fast(self) -> bool:
@@ -366,7 +366,10 @@ class ImportanceEvaluation:
         length, lacking
             As in `wanted`.
         """
-        return self.has_coded and self._exact(length, lacking) < self.wanted(length, lacking).count
+        if not self.has_coded:
+            return False
+        wanted, exact = self.wanted_split(length, lacking)
+        return exact.count < wanted.count
 
     def everything(self, length: int) -> list[NDArray[np.int64]]:
         """Return the sets of a sequence that is selected whole."""
@@ -465,10 +468,14 @@ class ImportanceEvaluation:
     def wanted_split(self, length: int, lacking: int = 0) -> tuple[Wanted, Wanted]:
         """Return how much is selected of so many tokens, and how much of that is exact.
 
-        Parameters as in `wanted`.
+        As much where nothing is coded. Parameters as in `wanted`.
         """
-        wanted = self.wanted(length, lacking)
-        return wanted, replace(wanted, count=self._exact(length, lacking))
+        # One pair, because several threads ask.
+        known, both = self._last
+        if known != (length, lacking):
+            both = self._split_of(length, lacking)
+            self._last = (length, lacking), both
+        return both
 
     def wanted(self, length: int, lacking: int = 0) -> Wanted:
         """Return how much is selected of so many tokens.
@@ -481,20 +488,15 @@ class ImportanceEvaluation:
             How many more the sequence has, without rows in this band: α counts them, and of rows
             there are no more than there are.
         """
-        # One pair, because several threads ask.
-        known, wanted = self._last
-        if known != (length, lacking):
-            wanted = self._wanted_of(length, lacking)
-            self._last = (length, lacking), wanted
-        return wanted
+        known, (wanted, _) = self._last
+        return wanted if known == (length, lacking) else self.wanted_split(length, lacking)[0]
 
-    def _wanted_of(self, length: int, lacking: int) -> Wanted:
+    def _split_of(self, length: int, lacking: int) -> tuple[Wanted, Wanted]:
         settings = self._settings
         tokens = length + lacking
         count = selected_count(tokens, self._rate, self._kept, settings.max_selected)
-        return Wanted(min(count, length), settings.kept_sinks, settings.kept_recent)
-
-    def _exact(self, length: int, lacking: int) -> int:
-        settings, selected = self._settings, self.wanted(length, lacking).count
-        context, kept = length + lacking, min(self._kept, length)
-        return exact_count(context, self._exact_share, settings.exact_floor, kept, selected)
+        wanted = Wanted(min(count, length), settings.kept_sinks, settings.kept_recent)
+        if not self.has_coded:
+            return wanted, wanted
+        own = settings.exact_floor, min(self._kept, length), wanted.count
+        return wanted, replace(wanted, count=exact_count(tokens, self._exact_share, *own))

@@ -24,12 +24,16 @@ class KeptCodes:
         In DRAM.
     file
         On the drive; None where nothing is kept there.
+
+    Attributes
+    ----------
+    lacking
+        Numbers of segments that came without codes.
     """
 
     def __init__(self, values: ValueCodes, file: CodeFile | None) -> None:
         self._values, self._file = values, file
-        # Numbers of segments that came without codes.
-        self._lacking: set[int] = set()
+        self.lacking: set[int] = set()
 
     def adopted(self, statistics: ChannelStatistics | None) -> SegmentValues | None:
         """Return what there is of a segment of a session; None where it brought no statistics."""
@@ -42,7 +46,7 @@ class KeptCodes:
     def lack(self, own: SegmentValues) -> None:
         """Note that a segment came from a session or a store, with statistics and no codes."""
         if self._file is not None:
-            self._lacking.add(own.number)
+            self.lacking.add(own.number)
 
     def keep(
         self, layer: int, rows: NDArray[np.int64], values: torch.Tensor, own: SegmentValues
@@ -99,11 +103,11 @@ class KeptCodes:
         stored
             Reads a segment's full groups by its number: row numbers and values as in `keep`.
         """
-        if not self._lacking or self._values.hold_all:
+        if not self.lacking or self._values.hold_all:
             return
         for number, own in enumerate(known):
-            if own.number in self._lacking:
-                self._lacking.discard(own.number)
+            if own.number in self.lacking:
+                self.lacking.discard(own.number)
                 try:
                     rows, values = stored(number)
                     if len(rows):

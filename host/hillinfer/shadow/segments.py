@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +91,26 @@ class Segment:
         copy = Segment(())
         copy.layers = [replace(layer) for layer in self.layers]
         return copy
+
+
+class ValueWords(NamedTuple):
+    """What the library is told of a layer's values, and who has what that points to.
+
+    Parameters
+    ----------
+    values
+        Of each segment from the first one on.
+    words
+        Three words of each.
+    """
+
+    values: list[SegmentValues]
+    words: bytes
+
+    @classmethod
+    def of(cls, values: list[SegmentValues]) -> ValueWords:
+        """Return those of some segments."""
+        return cls(values, b"".join([one.words for one in values]))
 
 
 def known_values(layer: int, segments: Iterable[Segment]) -> list[SegmentValues]:

@@ -119,7 +119,8 @@ class CodePool:
     @property
     def address(self) -> int:
         """Where the library finds what is here, and changes it."""
-        _ = self.columns
+        if self._seen is not self._next:
+            self._describe()
         return ctypes.addressof(self._table)
 
     @property
@@ -301,6 +302,8 @@ class ValueCodes:
     ----------
     layers
         The pools.
+    changing
+        Held while codes change; a call of the library that looks at them holds it, too.
     """
 
     def __init__(
@@ -319,10 +322,12 @@ class ValueCodes:
         self._slot_bytes = slot_bytes(spec)
         self.layers = [CodePool(self.coder.row_bytes) for _ in range(layers)]
         self._capacity = self._covered = self._counted = 0
+        # Of which moment of the accountant the capacity is.
+        self._fitted = -1
         self._freed = FreedHeap()
         self._numbers = itertools.count()
         # Whoever needs memory makes room from whatever thread.
-        self._changing = threading.RLock()
+        self.changing = threading.RLock()
         self._is_growing = False
         accountant.on_shortage(self._make_room)
 
@@ -338,10 +343,11 @@ class ValueCodes:
 
     def begin_step(self) -> None:
         """Note that a forward pass begins, and take or give back memory."""
-        with self._changing:
+        with self.changing:
             for one in self.layers:
                 one.begin_step()
-            self.fit()
+            if self._fitted != self._accountant.changes or not self._is_whole:
+                self.fit()
 
     def numbered(self, statistics: ChannelStatistics) -> SegmentValues:
         """Return statistics of a segment's values under a number that no kept code has."""
@@ -365,7 +371,7 @@ class ValueCodes:
         self, layer: int, rows: NDArray[np.int64], numbers: NDArray[np.int64]
     ) -> tuple[NDArray[np.uint64], list[NDArray[np.uint8]]]:
         """Return where codes of a layer lie; see `CodePool.find`. They are noted as wanted."""
-        with self._changing:
+        with self.changing:
             if len(rows):
                 self._cover(int(rows.max()) + 1)
             (pool := self.layers[layer]).want(rows)
@@ -381,7 +387,7 @@ class ValueCodes:
         layer, call
             Which one, and what is given the address of its table.
         """
-        with self._changing:
+        with self.changing:
             return call(self.layers[layer].address)
 
     def chunks(self, layer: int) -> tuple[NDArray[np.uint8], ...]:
@@ -391,7 +397,7 @@ class ValueCodes:
     def cover(self, rows: int) -> None:
         """Have tables for row numbers below that, and memory for codes."""
         if rows > self._covered:
-            with self._changing:
+            with self.changing:
                 self._cover(rows)
                 self.fit()
 
@@ -405,18 +411,18 @@ class ValueCodes:
         """Keep codes of a layer where they are worth it; see `CodePool.offer`."""
         if not len(rows):
             return
-        with self._changing:
+        with self.changing:
             self.cover(int(rows.max()) + 1)
             self.layers[layer].offer(rows, numbers, codes)
 
     def worth(self, layer: int, rows: NDArray[np.int64]) -> NDArray[np.float16]:
         """Return what codes of a layer's rows are worth keeping, for a session."""
-        with self._changing:
+        with self.changing:
             return self.layers[layer].worth(rows)
 
     def recall(self, layer: int, rows: NDArray[np.int64], worth: NDArray[np.float16]) -> None:
         """Go on from what codes of a layer's rows were worth when a session was saved."""
-        with self._changing:
+        with self.changing:
             if len(rows):
                 self._cover(int(rows.max()) + 1)
                 self.layers[layer].recall(rows, worth)
@@ -424,7 +430,7 @@ class ValueCodes:
     def forget_groups(self, groups: list[int]) -> None:
         """Keep no codes of groups that were given back, in any layer."""
         rows = np.asarray(groups, np.int64)[:, None] * GROUP_TOKENS + np.arange(GROUP_TOKENS)
-        with self._changing:
+        with self.changing:
             for one in self.layers:
                 one.forget(rows.reshape(-1))
 
@@ -439,6 +445,7 @@ class ValueCodes:
         is_changed = capacity < self._capacity or capacity >= self._capacity + self._capacity // 16
         if is_changed or not self._is_whole:
             self._resize(capacity)
+        self._fitted = self._accountant.changes
 
     def _cover(self, rows: int) -> None:
         """Have tables for row numbers below that."""
@@ -453,7 +460,7 @@ class ValueCodes:
 
     def _make_room(self) -> None:
         """Give up what codes hold beyond their share, now that something else wants memory."""
-        with self._changing:
+        with self.changing:
             short = self._accountant.short_bytes
             # What is wanted for codes themselves, nobody gives codes up for.
             if short and not self._is_growing:

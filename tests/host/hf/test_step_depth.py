@@ -15,8 +15,9 @@ import hillinfer_model
 PACKAGES = [Path(one.__file__).parent for one in (hillinfer, hillinfer_model)]
 # Deep: a whole layer in the attention function and in the hook that announces, itself included.
 MOST_DEEP = 6
-# Of a whole step: what it asks once, and what every layer asks.
-MOST_FILES = 20
+# Of a whole step: what it asks once, and what every layer asks. Where tokens are coded it asks for
+# their values' codes, too, and who chooses ahead hands exact and coded tokens over.
+MOST_FILES = {"exact": 20, "coded": 23}
 # Where a layer's turn begins, and which call of it that is.
 ENTRIES = {("hf/attention.py", "attention"): 1, ("hf/cache_pass.py", "announce"): 2}
 
@@ -71,12 +72,22 @@ def query(request):
     return request.param
 
 
+# All selected tokens in 16 bits, and most of them as codes.
+FORMS = {"exact": {}, "coded": {"exact": 0.02, "exact_floor": 10}}
+
+
+@pytest.fixture(params=FORMS)
+def form(request):
+    return request.param
+
+
 @pytest.fixture(params=["32MiB", "400%"], ids=["budget in bytes", "budget that follows"])
-def steps(request, query, cold_dir):
+def steps(request, query, form, cold_dir):
     """Return a function that takes one step of a tiny model, all rows of which are hot."""
     model = TinyModel(head_dim=32, layers=4).build()
     ids, _ = prompts([200])
     settings = {"query": query, "alpha": 0.2, "kept_recent": 4, "dram_budget": request.param}
+    settings |= FORMS[form]
     with attached(model, cold_dir, **settings) as hill, torch.no_grad():
         cache = hill.new_cache()
         model(ids, past_key_values=cache)
@@ -90,7 +101,7 @@ def steps(request, query, cold_dir):
         cache.close()
 
 
-def test_a_step_is_few_calls_deep_and_crosses_few_files(query, steps):
+def test_a_step_is_few_calls_deep_and_crosses_few_files(query, form, steps):
     cache, step = steps
     before = cache.statistics()
     with Calls() as calls:
@@ -98,24 +109,27 @@ def test_a_step_is_few_calls_deep_and_crosses_few_files(query, steps):
     after = cache.statistics()
     assert after.cold_rows_read == before.cold_rows_read, "a row was cold"
     assert after.hot_rows_read > before.hot_rows_read
+    assert (after.coded_tokens > before.coded_tokens) == (form == "coded")
     deepest = calls.deepest["hf/attention.py", "attention"]
     assert 3 < len(deepest) <= MOST_DEEP, deepest
     deepest = calls.deepest["hf/cache_pass.py", "announce"]
     assert len(deepest) <= MOST_DEEP, deepest
     assert (len(deepest) > 3) == (query == "predicted")
-    assert len(calls.files) <= MOST_FILES, " ".join(sorted(calls.files))
+    assert len(calls.files) <= MOST_FILES[form], " ".join(sorted(calls.files))
 
 
-def test_a_step_with_a_part_after_the_other_is_deeper(steps):
+def test_a_step_with_a_part_after_the_other_is_deeper(form, steps):
     """The twin: what is measured is seen."""
+    from twins.python_coded import PythonCodedStep
     from twins.python_decode import PythonDecode
 
     cache, step = steps
-    PythonDecode.instead(cache.engine.runtime)
+    twin = {"exact": PythonDecode, "coded": PythonCodedStep}[form]
+    twin.instead(cache.engine.runtime)
     with Calls() as calls:
         step()
     assert len(calls.deepest["hf/attention.py", "attention"]) > MOST_DEEP
-    assert len(calls.files) > MOST_FILES, " ".join(sorted(calls.files))
+    assert len(calls.files) > MOST_FILES[form], " ".join(sorted(calls.files))
 
 
 @pytest.mark.parametrize(("tokens", "apart"), [(150, False), (125, True)])

@@ -46,7 +46,7 @@ class PythonCodedStep(CodedStep):
         coded = [np.setdiff1d(*one) for one in zip(sets, exact, strict=True)]
         scaled = self._weights.scaled(host_query(query), scaling)
         with self._selection.scoring:
-            own = self._shadow.complete_values(layer, sequence)
+            own = self._shadow.complete_values(layer, sequence).values
             shadows = self._shadow.shadows(layer, sequence)
             weighed = self._weights.of_each(scaled, shadows, coded)
         rows = np.unique(np.concatenate(exact))
