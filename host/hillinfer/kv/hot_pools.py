@@ -140,7 +140,7 @@ class HotPools:
         most_bytes: int = 0,
     ) -> None:
         self._recorder = recorder
-        self._shape = shape
+        self._shape, self._tail_bytes = shape, GROUP_TOKENS * shape.token_bytes
         self._accountant = accountant
         self._shares = shares
         self.tails_bytes = self._aside_bytes = 0
@@ -201,7 +201,7 @@ class HotPools:
 
     def least_bytes(self, kept_tokens: int) -> int:
         """Return the bytes of the open groups and so many kept rows of every sequence."""
-        sequences = self.tails_bytes // (GROUP_TOKENS * self._shape.token_bytes)
+        sequences = self.tails_bytes // self._tail_bytes
         kept = kept_tokens * self._slot_bytes * self._shape.layers
         return self.tails_bytes + sequences * kept
 
@@ -251,7 +251,7 @@ class HotPools:
 
     def take_tail(self) -> None:
         """Count the open group of one more sequence; it lies beside the slots."""
-        size = GROUP_TOKENS * self._shape.token_bytes
+        size = self._tail_bytes
         self.tails_bytes += size
         try:
             self._accountant.take(Part.HOT, size)
@@ -261,7 +261,7 @@ class HotPools:
 
     def give_tail(self) -> None:
         """Count one open group less."""
-        size = GROUP_TOKENS * self._shape.token_bytes
+        size = self._tail_bytes
         self.tails_bytes -= size
         self._accountant.give(Part.HOT, size)
 

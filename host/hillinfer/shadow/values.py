@@ -34,14 +34,8 @@ class SegmentValues:
     """Statistics of a segment's values, and under which number codes of it are kept.
 
     Forks that share groups take statistics of their own where nobody had taken any. So a kept code
-    is one of this segment only where it has its number. Copies of a segment have the same one.
-
-    Parameters
-    ----------
-    statistics
-        Of the values.
-    number
-        Of no other statistics.
+    is one of this segment only where it has its number, which no other statistics have. Copies of a
+    segment have the same one.
     """
 
     statistics: ChannelStatistics
@@ -303,7 +297,7 @@ class ValueCodes:
     layers
         The pools.
     changing
-        Held while codes change; a call of the library that looks at them holds it, too.
+        Held by whoever changes codes, or looks at them.
     """
 
     def __init__(
@@ -322,8 +316,8 @@ class ValueCodes:
         self._slot_bytes = slot_bytes(spec)
         self.layers = [CodePool(self.coder.row_bytes) for _ in range(layers)]
         self._capacity = self._covered = self._counted = 0
-        # Of which moment of the accountant the capacity is.
-        self._fitted = -1
+        # The accountant's changes, and the least of hot rows, that the capacity was made for.
+        self._fitted = -1, 0
         self._freed = FreedHeap()
         self._numbers = itertools.count()
         # Whoever needs memory makes room from whatever thread.
@@ -346,7 +340,8 @@ class ValueCodes:
         with self.changing:
             for one in self.layers:
                 one.begin_step()
-            if self._fitted != self._accountant.changes or not self._is_whole:
+            moment = self._accountant.changes, self._least_hot()
+            if self._fitted != moment or not self._is_whole:
                 self.fit()
 
     def numbered(self, statistics: ChannelStatistics) -> SegmentValues:
@@ -436,7 +431,8 @@ class ValueCodes:
 
     def fit(self) -> None:
         """Take as much memory as codes may have now, or give back what they may not."""
-        layers, left = len(self.layers), self._accountant.bytes_for_hot_rows - self._least_hot()
+        layers, least = len(self.layers), self._least_hot()
+        left = self._accountant.bytes_for_hot_rows - least
         all_codes = self._covered * self._slot_bytes * layers
         granted = all_codes if all_codes <= left else int(max(0, left) * CODE_SHARE)
         slots = min(granted // (layers * self._slot_bytes), self._covered)
@@ -445,7 +441,9 @@ class ValueCodes:
         is_changed = capacity < self._capacity or capacity >= self._capacity + self._capacity // 16
         if is_changed or not self._is_whole:
             self._resize(capacity)
-        self._fitted = self._accountant.changes
+        # Where others took the memory first, the next step tries again.
+        is_had = not is_changed or self._capacity == capacity
+        self._fitted = self._accountant.changes if is_had else -1, least
 
     def _cover(self, rows: int) -> None:
         """Have tables for row numbers below that."""
