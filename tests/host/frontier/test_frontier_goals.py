@@ -343,3 +343,31 @@ def test_the_tables_have_every_system_and_goal():
     assert "- missed: drive bytes of a step" in text
     assert "- met: speed over full-drive" in text
     assert "| leoam | not reached by any setting: 0.9 has a KL of 0.005 | | |" in text
+
+
+def test_the_table_of_times_has_m0_and_what_a_process_grew_beyond_it():
+    mib = 1 << 20
+    grown = {"": 50 * mib, IN_MEMORY: 90 * mib}
+    rows = [
+        replace(
+            one,
+            row=replace(
+                one.row, budget_bytes=46 * mib, held_bytes=45 * mib, rss_bytes=grown[one.row.part]
+            ),
+        )
+        for one in timed()
+    ]
+    rows.append(replace(rows[0], row=replace(rows[0].row, system="leoam", median_ms=None)))
+    text = report_text(report(timed_models=[TimedModel("opt-6.7b", False, rows, MACHINE)]))
+    table = [line for line in text.splitlines() if line.startswith(("| opt-6.7b ", "| model "))]
+    cells = {tuple(line.split(" | "))[1]: line.strip("| ").split(" | ") for line in table}
+    assert cells["system"][6:9] == ["M0", "counted", "beyond M0"]
+    assert cells["hillinfer-coded"][6:9] == ["46.0 MiB", "45.0 MiB", "4.0 MiB"]
+    # M0 does not bound what has no drive.
+    assert cells["full-memory"][6:9] == ["", "45.0 MiB", "90.0 MiB in all"]
+    assert cells["floor"][6] == ""
+    assert len({line.count("|") for line in table}) == 1
+    # The twin: who stays within M0 grew by nothing beyond it.
+    within = [replace(one, row=replace(one.row, rss_bytes=46 * mib)) for one in rows]
+    text = report_text(report(timed_models=[TimedModel("opt-6.7b", False, within, MACHINE)]))
+    assert "| 46.0 MiB | 45.0 MiB | 0 B |" in text

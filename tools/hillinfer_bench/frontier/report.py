@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hillinfer.values import format_bytes
 from hillinfer_bench.frontier.equal import EqualQuality, TimeRatio, time_ratios
 from hillinfer_bench.frontier.goals import FrontierGoal, figures, frontier_goals
 from hillinfer_bench.frontier.modelled import LABEL, Machine, places
 from hillinfer_bench.frontier.sweep import SweptRow
 from hillinfer_bench.frontier.swept import CODED, HILLINFER
 from hillinfer_bench.frontier.times import TimedRow
+from hillinfer_bench.systems.table import FLOOR
 
 
 @dataclass(frozen=True)
@@ -155,21 +157,35 @@ def _equal_lines(equal: Mapping[str, Any]) -> list[str]:
 
 def _time_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [
-        "| model | system | stands for | ms | spread | drive per step | agrees |",
-        "|---|---|---|---:|---:|---:|---:|",
+        "| model | system | stands for | ms | spread | drive per step | M0 | counted | beyond M0 "
+        "| agrees |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
         start = f"| {row['model'].rstrip('/').split('/')[-1]} | {row['system']} "
         if row["median_ms"] is None:
-            lines.append(f"{start}| {row['skipped']} | | | | |")
+            lines.append(f"{start}| {row['skipped']} | | | | | | | |")
             continue
         mark = "!" if row["flags"] else ""
         agreement = "" if row["agreement"] is None else f"{row['agreement']:.3f}"
         lines.append(
             f"{start}| {row['stands_for']} | {row['median_ms']:.1f}{mark} | {row['spread']:.0%} "
-            f"| {row['drive_read_bytes'] / 2**20:.1f} MiB | {agreement} |"
+            f"| {row['drive_read_bytes'] / 2**20:.1f} MiB | {_memory_cells(row)} | {agreement} |"
         )
     return lines
+
+
+def _memory_cells(row: Mapping[str, Any]) -> str:
+    """Return M0, what the system counted at most, and by how much more the process grew.
+
+    What has no drive is not bound by M0, and its growth is its own.
+    """
+    counted = format_bytes(row["held_bytes"])
+    if row["part"] or row["system"] == FLOOR:
+        return f" | {counted} | {format_bytes(row['rss_bytes'])} in all"
+    budget = row["budget_bytes"]
+    beyond = format_bytes(max(0, row["rss_bytes"] - budget))
+    return f"{format_bytes(budget)} | {counted} | {beyond}"
 
 
 def _goal_line(goal: Mapping[str, Any]) -> str:
