@@ -123,8 +123,10 @@ frontier: model ## Compare systems at equal quality: KL, bytes and times (an hou
 		--dram-budget 2GiB --exact 0.02 --out $(BUILD)/reports/space-1m.json
 	$(BIN)/hillinfer-bench frontier --out $(BUILD)/reports/frontier.json $(FRONTIER)
 
-pools: model ## Replay selections of the real model with every pool policy (eight minutes)
+pools: model ## Replay selections of the real model with every pool policy (eight minutes), then codes beside rows
 	$(BIN)/hillinfer-bench pools --out $(BUILD)/reports/pools.json
+	$(BIN)/hillinfer-bench pools --last 24 --alpha 0.2 --exact 0.02 --dram-budget 33% \
+		--out $(BUILD)/reports/pools-codes.json
 
 traces: $(VENV)/installed ## Replay traces of requests with every policy of the store (minutes)
 	$(BIN)/hillinfer-bench traces --index-chunks 20000 --out $(BUILD)/reports/traces.json
