@@ -17,6 +17,7 @@ from hillinfer.cli.parsing.shared import (
     ColdDirOption,
     DtypeOption,
     EncryptOption,
+    ExactFloorOption,
     ExactOption,
     MaxNewTokensOption,
     ModelOption,
@@ -249,9 +250,7 @@ def generate(
         int | None, typer.Option(help="Most tokens a step selects; unlimited by default.")
     ] = None,
     exact: ExactOption = AUTO,
-    exact_floor: Annotated[
-        int, typer.Option(help="Tokens that come as rows at least.")
-    ] = _DEFAULTS.exact_floor,
+    exact_floor: ExactFloorOption = _DEFAULTS.exact_floor,
     kept_sinks: Annotated[
         int, typer.Option(help="First tokens that are always selected.")
     ] = _DEFAULTS.kept_sinks,

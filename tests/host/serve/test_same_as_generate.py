@@ -49,9 +49,9 @@ def generated(warm_python, file, *arguments):
     return answer
 
 
-def compare(start, warm_python, tmp_path, folder, cold_dir, prompt, tokens, sampling):
+def compare(start, warm_python, tmp_path, folder, cold_dir, prompt, tokens, sampling, more=()):
     same = ("--model", folder, "--cold-dir", cold_dir, "--threads", 1, "--prefill-chunk", 64)
-    same += ("--shadow", "int4")
+    same += ("--shadow", "int4", *more)
     process, url = start(*same, "--parallel", 1, "--alias", "m")
     options = [part for name, value in sampling.items() for part in (f"--{name}", value)]
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
@@ -76,15 +76,26 @@ def compare(start, warm_python, tmp_path, folder, cold_dir, prompt, tokens, samp
     return choice.message.content, answer.usage.completion_tokens, expected
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "seed": 7}])
-def test_a_tiny_model(start, warm_python, tmp_path, endless_folder, cold_dir, sampling):
+@pytest.mark.parametrize(
+    ("sampling", "coded"),
+    [
+        ({}, ("--alpha", 0.9, "--exact", 0.1, "--exact-floor", 40)),
+        ({"temperature": 0.9, "seed": 7}, ()),
+    ],
+)
+def test_a_tiny_model(start, warm_python, tmp_path, endless_folder, cold_dir, sampling, coded):
     prompt = "the cat sat on the mat and so on. " * 9
     found, count, expected = compare(
-        start, warm_python, tmp_path, endless_folder, cold_dir, prompt, 40, sampling
+        start, warm_python, tmp_path, endless_folder, cold_dir, prompt, 40, sampling, coded
     )
     assert found == expected["text"]
     assert count == len(expected["token_ids"]) == 40
     assert len(found) > 20
+
+
+def test_a_floor_of_exact_tokens_is_checked(command):
+    line = command("serve", "--exact-floor", "-1").error_line()
+    assert "exact_floor=-1 must be 0 or more tokens" in line
 
 
 @pytest.mark.model

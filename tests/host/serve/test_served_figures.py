@@ -21,6 +21,10 @@ BOARD = Path(__file__).parents[3] / "docs" / "grafana" / "hillinfer.json"
 WORDS = {"histogram_quantile", "sum", "by", "le", "rate", "increase", "__rate_interval"}
 
 
+# A few exact tokens, so that short prompts have coded ones as well.
+CODED = {"alpha": 0.5, "exact": 0.1, "exact_floor": 4, "kept_sinks": 1, "kept_recent": 2}
+
+
 @pytest.fixture(scope="module")
 def spans():
     """What spans are sent to, and what was sent."""
@@ -35,7 +39,7 @@ def server(endless_folder, cold_dir, tmp_path_factory, spans):
     Store.create(directory, 64 << 20)
     with (
         Store(directory) as store,
-        running(endless_folder, cold_dir, store=store, spans=spans[0]) as server,
+        running(endless_folder, cold_dir, store=store, spans=spans[0], made=CODED) as server,
     ):
         server.ask("the cat sat on the mat", max_tokens=8)
         with server.client() as client:
@@ -60,6 +64,17 @@ def test_requests_are_counted_by_route_and_end(told):
         for one in told["hillinfer_requests_total"]
     }
     assert counted == {("chat", "length"): 1, ("completions", "length"): 1}
+
+
+def test_selected_tokens_are_counted_by_what_they_came_as(told):
+    selected = {one.labels["form"]: one.value for one in told["hillinfer_selected_tokens_total"]}
+    assert selected.keys() == {"rows", "codes"}
+    assert min(selected.values()) > 0
+    coded = {one.labels["brought_by"]: one.value for one in told["hillinfer_coded_tokens_total"]}
+    assert coded.keys() == {"memory", "drive_codes", "drive_rows"}
+    assert sum(coded.values()) == selected["codes"]
+    # Here all codes fit in memory.
+    assert coded["memory"] > 0
 
 
 def test_log_lines_name_the_route(server):

@@ -78,6 +78,9 @@ ExactOption = Annotated[
         "as 4-bit codes. 1 codes nothing; auto: 0.02 where codes gain something.",
     ),
 ]
+ExactFloorOption = Annotated[
+    int, typer.Option("--exact-floor", help="Tokens that come as rows at least.")
+]
 QueryOption = Annotated[
     str,
     typer.Option(

@@ -24,6 +24,7 @@ from hillinfer.cli.parsing.shared import (
     ColdDirOption,
     DtypeOption,
     EncryptOption,
+    ExactFloorOption,
     ExactOption,
     ModelOption,
     PrefillChunkOption,
@@ -201,6 +202,7 @@ def serve(
     prefill_chunk: PrefillChunkOption = _RULES.chunk_tokens,
     alpha: AlphaOption = AUTO,
     exact: ExactOption = AUTO,
+    exact_floor: ExactFloorOption = _DEFAULTS.exact_floor,
     query: QueryOption = _DEFAULTS.query.value,
     shadow: Annotated[str, typer.Option(help="int8, int4 or int2.")] = "int4",
     dram_budget: BudgetOption = "25%",
@@ -243,6 +245,7 @@ def serve(
     settings = Settings().changed(
         alpha=alpha,
         exact=exact,
+        exact_floor=exact_floor,
         query=query,
         shadow=shadow,
         dram_budget=dram_budget,

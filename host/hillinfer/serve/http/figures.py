@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from hillinfer.serve.documents import Documents
 from hillinfer.serve.inference import Inference
 from hillinfer.serve.jobs import Job
-from hillinfer.statistics import COUNTED, METRIC_PREFIX
+from hillinfer.statistics import COUNTED, METRIC_PREFIX, CacheStatistics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _COUNTED = frozenset(f"{METRIC_PREFIX}{name}" for name in COUNTED)
@@ -124,6 +124,7 @@ class _Engine(Collector):
             rows.add_metric(["hot"], counted.hot_rows_read)
             rows.add_metric(["cold"], counted.cold_rows_read)
             yield rows
+            yield from _selected(counted)
             read = CounterMetricFamily(
                 "hillinfer_drive_read_bytes", "Read from the cold pool.", labels=["purpose"]
             )
@@ -133,6 +134,7 @@ class _Engine(Collector):
             for name, told, field in (
                 ("drive_useful_bytes", "Of rows read, what was asked for.", "cold_useful_bytes"),
                 ("drive_written_bytes", "Written to the cold pool.", "cold_write_bytes"),
+                ("drive_written_code_bytes", "Of these, codes of values.", "code_write_bytes"),
                 ("drive_wait_seconds", "Waited for the drive.", "drive_wait_seconds"),
             ):
                 yield CounterMetricFamily(f"hillinfer_{name}", told, getattr(counted, field))
@@ -146,6 +148,32 @@ class _Engine(Collector):
             for name, value in served.store.metrics().items():
                 family = CounterMetricFamily if name in _COUNTED else GaugeMetricFamily
                 yield family(name, "Of the store, see docs/store.md.", value)
+
+
+def _selected(counted: CacheStatistics) -> Iterator[Metric]:
+    """Return as what selected tokens came, and where codes of the coded ones were."""
+    for name, told, label, parts in (
+        (
+            "selected_tokens",
+            "Tokens that decode steps selected, summed over layers.",
+            "form",
+            {"rows": counted.selected_tokens - counted.coded_tokens, "codes": counted.coded_tokens},
+        ),
+        (
+            "coded_tokens",
+            "Of these, coded ones by what brought their codes.",
+            "brought_by",
+            {
+                "memory": counted.coded_tokens - counted.coded_arrivals,
+                "drive_codes": counted.coded_reads,
+                "drive_rows": counted.coded_arrivals - counted.coded_reads,
+            },
+        ),
+    ):
+        family = CounterMetricFamily(f"hillinfer_{name}", told, labels=[label])
+        for part, count in parts.items():
+            family.add_metric([part], count)
+        yield family
 
 
 def _gauge(name: str, told: str, value: float) -> GaugeMetricFamily:
