@@ -37,7 +37,7 @@ CODED: tuple[Mutant, ...] = (
         "kept-products-uncounted",
         "Products that are kept until they weigh take memory that nobody counts.",
         _STEP,
-        "            self._kept.expect(kept)\n",
+        "                self._kept.expect(self._kept_of[1])\n",
         "",
         (f"{_STEP_TESTS}::test_products_that_ranked_weigh_and_are_counted",),
     ),
@@ -198,8 +198,8 @@ CODED: tuple[Mutant, ...] = (
         "a-floor-that-nobody-keeps",
         "The least number of exact tokens is left out.",
         "host/hillinfer/scoring/scorer.py",
-        "exact_count(context, self._exact_share, settings.exact_floor, kept, selected)",
-        "exact_count(context, self._exact_share, 0, kept, selected)",
+        "own = settings.exact_floor, min(self._kept, length), wanted.count",
+        "own = 0, min(self._kept, length), wanted.count",
         (_KINDS,),
     ),
     Mutant(
@@ -341,7 +341,7 @@ CODED: tuple[Mutant, ...] = (
     Mutant(
         "a-table-that-grows-goes-while-the-library-looks",
         "What says which rows are hot is given back under the thread that lists cold ones.",
-        "host/hillinfer/engine/coded_step.py",
+        "host/hillinfer/engine/cold_rows.py",
         "kept = hot.slot_of_row",
         "kept = None",
         (f"{_STEP_TESTS}::test_tables_that_grow_stay_while_the_library_looks",),
@@ -434,7 +434,7 @@ CODED: tuple[Mutant, ...] = (
         "sessions-get-no-codes-in-the-file",
         "Segments that a session brought stay without codes in the file.",
         "host/hillinfer/shadow/kept_codes.py",
-        "            self._lacking.add(own.number)\n",
+        "            self.lacking.add(own.number)\n",
         "            pass\n",
         (
             f"{_SESSION_TESTS}::"

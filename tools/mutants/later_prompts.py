@@ -160,7 +160,7 @@ LATER_PROMPTS: tuple[Mutant, ...] = (
         "told-rows-are-copied-ahead",
         "A GPU is sent what a token before was told.",
         "host/hillinfer/hf/cache_pass.py",
-        "is_read = sequence.told is None or runtime.decode is not None",
+        "is_read = sequence.told is None or self._runtime.decode is not None",
         "is_read = True",
         (f"{_BLOCKS}::test_a_gpu_is_sent_rows_once_it_is_told_which",),
     ),

@@ -346,7 +346,6 @@ class Sequence:
         self.tables.truncate(length)
         self._groups = self.tables.groups()
         self.described = [-1] * len(self.described)
-        self.value_words = [None] * len(self.described)
         return gone
 
     def known_words(self, layer: int) -> ValueWords:

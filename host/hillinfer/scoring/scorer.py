@@ -352,10 +352,7 @@ class ImportanceEvaluation:
         return self._scorer.table_variant
 
     def selects_all(self, length: int, lacking: int = 0) -> bool:
-        """Say whether a sequence of this length is selected whole, so that nothing is scored.
-
-        Where some of the tokens are coded they are ranked all the same.
-        """
+        """Say whether a sequence of this length is selected whole, and nothing of it is coded."""
         return self.wanted(length, lacking).count == length and not self.codes(length, lacking)
 
     def codes(self, length: int, lacking: int = 0) -> bool:

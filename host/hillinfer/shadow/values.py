@@ -120,8 +120,7 @@ class CodePool:
     @property
     def columns(self) -> Columns:
         """What there is; the library is told first where an interrupt came before it was."""
-        if self._seen is not self._next:
-            self._describe()
+        _ = self.address
         return self._next
 
     @property

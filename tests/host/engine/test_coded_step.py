@@ -182,6 +182,23 @@ def test_codes_of_tokens_that_were_taken_back_are_not_taken_for_others(kept, col
     assert np.array_equal(outputs(Way()).view(np.int32), expected.view(np.int32))
 
 
+def test_a_segment_that_is_made_anew_is_coded_by_its_own_values(cold_dir):
+    """And not by those of the one that was taken back, which the library was told of."""
+    before, other = Text(prompt=1090, steps=2), Text(prompt=1090, steps=3, seed=9)
+    for own, others in ((before.keys, other.keys), (before.values, other.values)):
+        own[:, :, :1024] = others[:, :, :1024]
+    runtime = Way().open(SHAPE, SETTINGS, cold_dir, other.prompt + other.steps)
+    sequence = runtime.open_sequence()
+    before.read(runtime, sequence)
+    for step in range(before.steps):
+        before.decode(runtime, sequence, step)
+    runtime.truncate(sequence, 1024)
+    other.read(runtime, sequence, first=1024)
+    found = np.stack([other.decode(runtime, sequence, step) for step in range(other.steps)])
+    runtime.close()
+    assert np.array_equal(found.view(np.int32), other.golden(SETTINGS).view(np.int32))
+
+
 def test_codes_of_a_fork_are_not_taken_for_those_of_its_original(cold_dir):
     """Both go on in a segment that they shared, and one gets groups that the other gave back."""
     others = Text(prompt=1000, steps=3, seed=9)
