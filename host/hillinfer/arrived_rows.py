@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a stream as a drive gives them, and who takes them before anybody else sees them."""
+"""Rows of a stored prefix as reads bring them, their checksums, and the hook that takes them."""
 
 from __future__ import annotations
 

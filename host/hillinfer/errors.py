@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors a user can act on, and what is said of whatever else ends a run: value, reason, fix."""
+"""Errors that say value, reason and fix, and the one line for whatever else ends a run."""
 
 from __future__ import annotations
 

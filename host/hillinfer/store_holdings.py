@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a store holds of each model, and which tokens a stored prompt has."""
+"""Lists what a store holds of each model, and the tokens of a stored prompt."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who makes rows of a store: several engines may read what another one of the same model made.
+"""Shares a store between engines: finds namespaces of the same model that another engine made.
 
 Rows of two makers are rounded otherwise, so each has a namespace of its own. A note in the index
 says of a namespace which model its rows are of; another maker that is told to accept them looks

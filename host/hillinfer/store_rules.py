@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user chooses about a store that is there: what comes in, what goes, how much is written.
+"""Rules of a store that its user sets: admission, eviction, and limits of writing.
 
 The rules lie in a file of their own, so that changing one changes nothing else of a store.
 """

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every function of the C interface shares.
+// Shared by all functions of the C interface: the export macro, outcomes, a guard against exceptions.
 #pragma once
 #include <cstdint>
 #include <new>

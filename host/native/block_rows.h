@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows as a drive has them, and the blocks of another engine's KV cache that they lie in.
+// Copies rows between the drive's layout and the blocks of another engine's KV cache.
 #pragma once
 #include <cstdint>
 

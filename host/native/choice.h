@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a query as the model made it to the selected sets (scoring contract, sections 4 to 8).
+// Chooses tokens: from a query as the model made it to the selected sets (scoring contract, sections
+// 4 to 8).
 #pragma once
 #include "sequence.h"
 

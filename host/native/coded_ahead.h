@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What attention over coded tokens asks for early: lines of the block after the one it computes.
+// Software prefetch for attention over coded tokens: cache lines of the block after the current one.
 //
 // Everything has internal linkage: each instruction set's file compiles its own copy.
 #pragma once

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What attention over rows and coded tokens needs of an instruction set, in plain C++.
+// Kernels of attention over rows and coded tokens in plain C++, for any instruction set.
 #pragma once
 #include "coded_kernels.h"
 

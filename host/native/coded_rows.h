@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows at their addresses: asked for early, and their items as floats.
+// Loads of rows by address: software prefetch, and their 16-bit items as floats.
 //
 // Everything has internal linkage: each instruction set's file compiles its own copy.
 #pragma once

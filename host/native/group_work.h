@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What calls over a sequence's groups work with: query codes of its segments, and memory of threads.
+// Working memory of calls over a sequence's groups: query codes of its segments, and threads' buffers.
 //
 // Everything has internal linkage: each file compiles its own copy.
 #pragma once

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows that a core which has nothing else to do may check and place, until somebody waits for them.
+// A list of groups of rows that idle cores check and place, and whoever waits for them ends.
 #pragma once
 #include <atomic>
 #include <cstdint>

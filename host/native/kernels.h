@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each instruction set provides.
+// Tables of scoring kernels, as functions that each instruction set provides.
 #pragma once
 #include "shape.h"
 

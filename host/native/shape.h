@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one call works on: shapes, queries and score codes' rule (contract, sections 1 to 9).
+// Arguments of scoring calls: shapes, rules, query codes and segments (contract, sections 1 to 9).
 #pragma once
 #include <cstddef>
 #include <cstdint>

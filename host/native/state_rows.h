@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows as a drive has them, and the keys and values that they become.
+// Converts rows as a drive has them to keys and values of a cache in memory, checked on the way.
 #pragma once
 #include <cstdint>
 

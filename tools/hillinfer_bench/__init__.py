@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What measures HillInfer and is no part of it."""
+"""Benchmarks, rivals and studies that measure HillInfer and are no part of it."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads of memory by the native library, which do nothing else: what others are compared with."""
+"""Measures how fast the native library reads memory, which other loops are compared with."""
 
 from __future__ import annotations
 

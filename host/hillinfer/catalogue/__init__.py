@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of stored documents: what their forms lose, how often asked, what they lie as."""
+"""A catalogue of stored documents: quality of their forms, how often they are asked for, plans."""

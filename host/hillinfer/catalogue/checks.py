@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers that users got are compared with all rows while nobody waits; profiles follow them.
+"""Online quality checks: answers that users got are compared with answers from all rows.
 
 A profile says what a form loses by probes. Where users ask for something else, answers say that
 quality slipped, and forms are measured anew, by those questions too.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What forms of a document may be expected to keep, by what they kept of others too.
+"""Estimates what quality a document's forms keep, by its own probes and by other documents'.
 
 A short document allows few probes in half of what reading it takes, so the lower ends of its
 intervals are low, and some of its forms are not measured at all. Codes lose about as much of one

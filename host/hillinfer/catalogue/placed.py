@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents of a store that are kept ready beside an engine, within its one budget."""
+"""Keeps forms of a store's documents open beside an engine, within its one budget."""
 
 from __future__ import annotations
 

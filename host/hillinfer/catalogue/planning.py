@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What documents of a catalogue had better lie as, what that changes, and why."""
+"""Plans which form each document takes and on which tier, with a reason for each choice."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a store's user knows of a document beside its rows, and how often it is asked for."""
+"""Records of a catalogue: a document, what was measured of its forms, and its uses."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every check of a run that needs no weights."""
+"""Checks of a run that need no weights, made before the model is loaded."""
 
 from __future__ import annotations
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What owns a drive and may hold and score segments."""
+"""Devices that hold and score key shadows: simulated kernels, cards behind XRT, a core."""

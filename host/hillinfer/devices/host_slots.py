@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices whose shadows lie in host memory, and those of them that take whole launches."""
+"""Devices whose slots are host memory, csim and PYNQ among them, and their kernel launches."""
 
 from __future__ import annotations
 

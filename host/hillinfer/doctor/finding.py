@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One thing that `hillinfer doctor` has looked at, programs and versions among them."""
+"""Findings of `hillinfer doctor`, those about programs and package versions among them."""
 
 from __future__ import annotations
 

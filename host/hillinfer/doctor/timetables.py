@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When each layer's rows are there, when it attends, and how much time is left to write.
+"""Models a pass over a streamed prefix: when rows arrive, layers attend, and writes fit in.
 
 The recurrence of the store's design: reads come layer by layer into D buffers while the layers
 before compute; a layer's rows are needed only once its own queries, keys and values are made.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of files that go to their places in memory, and the memory that they land in."""
+"""Lands rows: reads them from files to their places, or to blocks of a landing area."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns at the drive: who waits for a transfer goes before who does not need it yet."""
+"""A priority lock on the drive: demand reads, awaited writes, prefetch, then write-back."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which groups are in use, by how many owners, which belong to a session, and where each lies."""
+"""Block tables of a cold pool: allocated groups, their reference counts, and where each lies."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are only read, such as those of sessions: they share descriptors within a limit."""
+"""Read-only files, such as those of sessions, that share a bounded number of descriptors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What new caches are planned with: the shadow's format, a DRAM budget that may follow, others."""
+"""Plans the budget of a new cache: its key shadow's format, and growth of M0 with the context."""
 
 from __future__ import annotations
 

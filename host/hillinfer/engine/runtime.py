@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything behind a cache: rows, shadow, pools, drive and attention over them."""
+"""The runtime behind an engine's caches: store, shadow, pools, drive, selection and attention."""
 
 from __future__ import annotations
 

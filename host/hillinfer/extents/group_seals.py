@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What opens groups that lie in sealed extents of stores, while their rows land."""
+"""A table of keys, nonces and tags by which groups in sealed extents are decrypted as they land."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a prompt on their way into a store, as they are made."""
+"""Writes a prompt's rows to a store while they are computed, and publishes them chunk by chunk."""
 
 from __future__ import annotations
 

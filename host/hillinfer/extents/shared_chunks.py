@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks of stores that the sequences of an engine read where they lie, each there once."""
+"""Chunks of stores that an engine's sequences read in place: leased once, shared by reference."""
 
 from __future__ import annotations
 

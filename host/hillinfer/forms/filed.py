@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms that lie packed on a drive: nothing of them is in memory until they are opened.
+"""Forms that lie packed in files on a drive, and are read into memory when they are opened.
 
 Stored rows lie there too, a layer after the other, in 16 bits. A packed form has fewer bytes, and
 they are read in order, past the page cache.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Intervals of what answers keep, by the few that were compared; what uses them needs no torch."""
+"""Confidence intervals of the mean agreement of answers, from few samples, without torch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a prompt in stages, as whoever answers sees it: what it lost, and reading it whole."""
+"""The interface of pruned prefill for whoever answers: prompt lengths, losses and completion."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What transformers calls: a cache and its layers, attention and mask functions, layers' norms."""
+"""What transformers calls: a cache's layers, the attention and mask functions, and RMS norms."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a batch, what a forward pass brings to them, and whose caches have them."""
+"""Batches: the sequence and left padding of each row, and a cache together with its forks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which models are supported, and what of an attached one its copies do not have."""
+"""Checks which models are supported, and knows which model a cache was made for."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one forward pass brings to which sequences, and how many tokens each layer has and gets."""
+"""The plan of a forward pass: how many tokens it brings to each sequence and layer."""
 
 from __future__ import annotations
 

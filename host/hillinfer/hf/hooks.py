@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells caches what an attached model does, and what the queries of its next layers will be."""
+"""Hooks on an attached model: they begin and end passes, and predict next layers' queries."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cache knows of its prompts: how their rows were made, and which store has them."""
+"""A cache's prompts: how their rows were computed, and looking them up in a store."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes up sequences whose rows lie somewhere already: in a saved session, or in a store."""
+"""Opens sequences from rows that exist: those of a saved session, or of a stored prefix."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that cold rows land in: ahead of the layer that wants them, and on demand."""
+"""The prefetch buffer: memory that cold rows land in, ahead of their layer or on demand."""
 
 from __future__ import annotations
 

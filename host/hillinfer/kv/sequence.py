@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a token becomes a row, where a sequence's rows lie, and how often each was selected."""
+"""Sequences: the layout of rows, block tables, tails, and hit rates of tokens."""
 
 from __future__ import annotations
 

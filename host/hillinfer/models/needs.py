@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What contexts of one model take of memory and drive, known before any weight is loaded."""
+"""Estimates memory and drive space that contexts of a model take, before weights are loaded."""
 
 from __future__ import annotations
 

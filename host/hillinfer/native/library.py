@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds and loads the native library, and checks what its functions say."""
+"""Finds and loads the native library, calls its functions, and raises its errors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may be chosen for a stored document: its forms on tiers, and what a use of each is worth."""
+"""Options of placement: a document's forms on tiers, and the utility of one use of each."""
 
 from __future__ import annotations
 

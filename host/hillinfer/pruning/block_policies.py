@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies of which blocks a band has, or layers attend to, while decoding; and what they did.
+"""Policies of which prompt blocks a band has, or its layers attend to, while decoding.
 
 A policy overrides `Decoding.active` and gets a line in `DECODINGS`. SlimInfer, algorithm 1.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Caches as reading in stages knows them: an ordinary one, or one of an attached model."""
+"""Adapters through which pruned prefill uses transformers' caches and an attached model's."""
 
 from __future__ import annotations
 

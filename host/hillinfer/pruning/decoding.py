@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which blocks of the prompt a band has while tokens are decoded, and how they move.
+"""Moves a prompt's blocks into and out of bands of layers while tokens are decoded.
 
 Each decoded token ranks blocks anew before each cut. A policy says from that which blocks the band
 behind it has. What leaves is kept aside and put back when it returns. What the band never had is

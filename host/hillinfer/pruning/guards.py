@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands around methods of a model that reads in stages: its `generate` and its layers."""
+"""Wrappers around `generate` and decoder layers of a model that prunes its prompts."""
 
 from __future__ import annotations
 

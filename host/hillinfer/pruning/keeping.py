@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps what is known of caches right: what was cropped, broke off, or came without pruning."""
+"""Keeps pruning state true to its cache after crops, broken passes and tokens read unpruned."""
 
 from __future__ import annotations
 

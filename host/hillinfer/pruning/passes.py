@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a prompt, of the cache it is read into, and of the pass under way."""
+"""State of pruned prefill: the coming prompt, the document in a cache, and the current pass."""
 
 from __future__ import annotations
 

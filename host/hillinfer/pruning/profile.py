@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""By which layer a model tells a prompt's blocks apart, and the schedule that follows.
+"""Measures from which layer on a model ranks a prompt's blocks well, and derives a schedule.
 
 Numbers are hidden in documents and asked for. At each layer it is known which blocks hold the
 number, so how many of the best blocks must stay for it to stay is known, too, from one dense read.

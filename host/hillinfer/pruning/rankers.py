@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which blocks of a prompt stay: one small class for each rule.
+"""Rankers: rules of which blocks of a prompt stay, a small class each.
 
 A rule overrides `Ranker.scores` and gets a line in `RANKERS` and in the tests' table.
 """

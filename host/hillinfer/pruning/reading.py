@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a prompt in stages on an unmodified model: deeper layers see fewer of its tokens.
+"""Pruned prefill on an unmodified model: deeper layers see fewer of a prompt's tokens.
 
 Chunks wait at the first cut as boundary states, hidden states that enter its layer. With the last
 chunk the layer before it decides which blocks stay, and what stays goes through the deeper layers,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""At which layers a prompt loses blocks, how many, and what that may save."""
+"""Pruning schedules: at which layers a prompt loses blocks, how many, and what that may save."""
 
 from __future__ import annotations
 

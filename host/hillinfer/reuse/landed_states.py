@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory for keys and values of a prefix, rows that are put there, and the layer that has them."""
+"""Keys and values of a stored prefix in memory, and the cache layer that grows behind them."""
 
 from __future__ import annotations
 

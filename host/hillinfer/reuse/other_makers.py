@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stored prefixes of a model: of its own rows, and of another engine's where the user takes them.
+"""Looks up stored prefixes: of the model's own rows, and of another engine's where accepted.
 
 Another engine is known to compute with the same model by the files that both loaded it from. So the
 model in memory is compared with its files first, weight by weight, and its modules with those that

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who puts rows that arrive to their places: the threads that read them, or the pass that waits.
+"""Checks rows that were read and copies them into a cache, in reading threads or in the pass.
 
 Where a pass keeps every core busy, each of its parallel loops ends when its slowest thread does. A
 thread that reads takes a core from one of them and the others wait: what it computes costs the pass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stored prefixes become sessions, and what sessions read densely becomes stored prefixes."""
+"""Converts stored prefixes to sessions, and densely read sessions to stored prefixes."""
 
 from __future__ import annotations
 

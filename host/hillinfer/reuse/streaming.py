@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stored prefix on its way into a cache in memory, layer by layer, while others compute.
+"""Streams a stored prefix into a cache in memory, layer by layer, while other layers compute.
 
 Layer l of a pass needs rows of layer l alone. So reading goes on while the layers before compute,
 and a pass begins before it knows whether all rows will come as they were written. Where they do

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How tokens behind a stored prefix are read, and what comes of reading a prompt."""
+"""Chooses whether tokens behind a stored prefix are read singly, at once, or with one set."""
 
 from __future__ import annotations
 

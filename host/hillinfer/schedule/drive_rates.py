@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a drive gives: reads by their size, writes, and what it loses when both come at once."""
+"""Rates of a drive: reads by their size, writes, and what it loses when both come at once."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a query to scored segments in C++, piece by piece."""
+"""Scores segments of a launch in C++, piece by piece, in the caller or a thread of its own."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ciphers and derivations that everything here uses, from a library that installs may lack."""
+"""AES-256-GCM, HKDF and scrypt of the optional package `cryptography`, and errors of keys."""
 
 from __future__ import annotations
 

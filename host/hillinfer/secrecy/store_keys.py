@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a store asks of encryption: how one salt's chunks are kept, and what opens a sheet."""
+"""Encryption as a store uses it: sealing chunks and sheets by the data key of their salt."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The next token of an answer, by a request's wishes, and how likely it was."""
+"""Samples the next token of an answer by a request's options, and gives log-probabilities."""
 
 from __future__ import annotations
 

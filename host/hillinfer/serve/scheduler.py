@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the model does next: whose prompt is read on, and who takes a step together."""
+"""The server's scheduler: which prompt is read on next, and which answers decode together."""
 
 from __future__ import annotations
 

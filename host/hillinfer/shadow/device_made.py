@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that a device takes by itself from its drive, for shadows or to be cast (HillInfer, CEC)."""
+"""Gives a device the places of rows on its drive, to make shadows or cast keys (HillInfer, CEC)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where codes of values are kept: in DRAM, and in a file on the drive."""
+"""Keeps codes of values in DRAM, and in a file on the drive where there is one."""
 
 from __future__ import annotations
 

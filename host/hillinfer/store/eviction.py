@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a store keeps where room is short: which chunk goes, which comes in, how much is written.
+"""Policies of eviction and admission for a store, and a limit of what is written to its drives.
 
 Nothing here touches a drive or the index. What is learned can be saved as JSON of plain numbers.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a stored chunk's extent holds, the sheet that says what it should be, and reading sheets.
+"""The format of an extent, a stored chunk on a drive, and of the sheet that describes it.
 
 An extent is a run of a pool file that holds one chunk, 1,024 tokens of one namespace:
 

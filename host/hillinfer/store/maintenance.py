@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps a store in order: making its index anew from the drives, and looking at all bytes."""
+"""Maintains a store: rebuilds its index from the drives, and verifies every stored byte."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Room for chunks that are to be written: what comes in, extents, and what goes for them."""
+"""Allocates extents for chunks to be written, and evicts others where there is no room."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stays in memory for the next one who wants it: blocks, values, what the heap keeps."""
+"""Memory kept for reuse: page-aligned blocks, a bounded LRU cache of values, and the freed heap."""
 
 from __future__ import annotations
 

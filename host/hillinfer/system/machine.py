@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What memory, processor and GPUs this machine has, and what they are good at."""
+"""Memory, processor and GPUs of this machine, and which features they have."""
 
 from __future__ import annotations
 

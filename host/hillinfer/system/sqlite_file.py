@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A database file: one connection that any thread may use, whose failures are of its owner."""
+"""An SQLite file: one connection for all threads, whose failures become errors of its owner."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is noted of a run while it goes on: how long things took, and what each layer read."""
+"""Records spans of time in any thread, and what each layer read from the drive per step."""
 
 from __future__ import annotations
 

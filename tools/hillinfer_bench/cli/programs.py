@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the project's two commands has a subcommand; for what runs them all."""
+"""Says which of the commands `hillinfer` and `hillinfer-bench` has a subcommand."""
 
 from __future__ import annotations
 

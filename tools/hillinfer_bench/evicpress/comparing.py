@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of the goals: how much sooner ours answers than rivals, and how near the limit is."""
+"""Speedups over rivals and nearness to the limit, which the study's goals judge."""
 
 from __future__ import annotations
 

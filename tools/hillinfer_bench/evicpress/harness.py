@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents of a study: stored and measured once, with questions, and what answers to them keep."""
+"""Documents of the study: stored and measured once, with questions and answers' agreement."""
 
 from __future__ import annotations
 

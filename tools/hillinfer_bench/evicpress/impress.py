@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents as IMPRESS has them: some heads say which tokens matter, and chunks with these come.
+"""The rival IMPRESS: few heads rank tokens, and the important chunks are loaded.
 
 As EvicPress describes its rival (section 6): three of eight heads compute attention, the tokens in
 the first X per cent of it are important, and of chunks of the KV cache those are loaded that have

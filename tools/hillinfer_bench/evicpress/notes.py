@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a study found so far, on the drive: one that broke off goes on where it was."""
+"""Keeps a study's results on the drive, so that one that broke off goes on."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one rival did with a workload, and how soon first tokens come of it at some rate."""
+"""Results of one rival on a workload: times to the first token, also at some request rate."""
 
 from __future__ import annotations
 

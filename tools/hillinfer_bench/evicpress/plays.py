@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rivals that answer the same requests in turn: real openings, real reads, real layers.
+"""Plays a workload to rivals in turn: real openings, real reads, real layers.
 
 A machine's speed drifts over minutes. So each request is answered by every rival before the next
 one comes, in an order drawn anew, and what is compared was timed within seconds.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is compared: policies, the forms they may choose, and how they count uses."""
+"""The table of rivals: policies, the forms they may choose, and how they count uses."""
 
 from __future__ import annotations
 

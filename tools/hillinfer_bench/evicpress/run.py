@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The study as a whole: documents are stored and measured, rivals played, and figures compared."""
+"""Runs the study: stores and measures documents, plays rivals, and computes figures."""
 
 from __future__ import annotations
 

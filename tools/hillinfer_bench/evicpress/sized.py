@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same requests with files of a larger model's size: real reads and copies, and no model.
+"""Plays the requests with files of a larger model's size: real reads and copies, no model.
 
 What a form keeps of an answer is what was measured of the small model. What is timed is bringing a
 form's bytes: a copy from memory, reads in order past the page cache, or reads of single rows.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who asks for which document when: identities and times of Mooncake's trace, on real texts."""
+"""The workload: which document is asked for when, by Mooncake's trace, with real texts."""
 
 from __future__ import annotations
 

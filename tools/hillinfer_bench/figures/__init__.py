@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of what was measured; they need the extra `figures`."""
+"""Plots of measurements; they need the extra `figures`."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a system pays for a quality: its settings in order of KL, and what lies between two."""
+"""Curves of cost over quality: a system's settings in order of KL, and interpolation."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Goals of the comparison that other commands measure, from reports that lie beside it."""
+"""Goals that other commands measure, taken from their reports."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the comparison aims at, beside what was reached and what bytes and rates allow."""
+"""Goals of the comparison, beside what was reached and what bytes and rates allow."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bytes and measured rates say of settings that nobody timed; every figure is modelled."""
+"""Models the time of settings that nobody timed, by their bytes and measured rates."""
 
 from __future__ import annotations
 

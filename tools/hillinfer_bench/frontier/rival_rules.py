@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rivals attend to, for many queries at once; each is tested against its rival."""
+"""Selection rules of rivals for many queries at once, each tested against its rival."""
 
 from __future__ import annotations
 

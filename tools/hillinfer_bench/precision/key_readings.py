@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a coded token's inner products are made from."""
+"""Ways to compute inner products of queries and coded tokens' keys, for comparison."""
 
 from __future__ import annotations
 

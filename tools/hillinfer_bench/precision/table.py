@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the study compares, and its table."""
+"""Configurations of the precision study, and its table."""
 
 from __future__ import annotations
 

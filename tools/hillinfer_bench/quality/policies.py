@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to select tokens that are measured, the product's own among them."""
+"""Selection policies that are measured, the product's own among them."""
 
 from __future__ import annotations
 

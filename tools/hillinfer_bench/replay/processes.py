@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fresh processes for what threads of one interpreter do not speed up."""
+"""Runs functions in fresh processes, for work that threads of one interpreter do not speed up."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded sets, apart from what records them: processes that replay them load no model's code."""
+"""The format of a recorded trace of selected sets; needs no model's code to load."""
 
 from __future__ import annotations
 

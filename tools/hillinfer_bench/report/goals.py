@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rows are judged by: speed, nearness to the floor, and quality beside every time."""
+"""Goals of the decode benchmark: speed, nearness to the floor, and quality beside every time."""
 
 from __future__ import annotations
 

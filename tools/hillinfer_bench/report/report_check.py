@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a report says what readers rely on."""
+"""Checks that a report has what readers rely on."""
 
 from __future__ import annotations
 

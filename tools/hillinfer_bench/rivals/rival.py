@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rival is: its setup, what it counts, and the class that all derive from."""
+"""The base class of rivals: setup, counters, and the interface that all implement."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain reads of a stored prefix beside a pass: what the drive's work alone costs it."""
+"""Measures what plain reads of a stored prefix cost a pass beside them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every request passes first: its name, its key, where it is from, how large it is."""
+"""Checks of every request before its route: id, host name, origin, API key and size."""
 
 from __future__ import annotations
 
