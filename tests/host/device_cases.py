@@ -113,7 +113,7 @@ class Wrapped:
             scorer = self._opening(spec, scope, options, recorder)
         else:
             scorer = make_scorer(self._name, spec, scope, options, recorder)
-        if not isinstance(scorer, DeviceScorer):
+        if scorer.on_device is None:
             return scorer
         self.opened.append(self._wrap(scorer.shadows.device))
         pace = scorer.shadows.pace

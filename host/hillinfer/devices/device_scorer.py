@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,7 +20,13 @@ from hillinfer.devices.shared_passes import AskedScoring, SharedScores, shared_p
 from hillinfer.errors import DeviceError
 from hillinfer.native.library import Variant
 from hillinfer.scoring.native import NativeScorer, native_top
-from hillinfer.scoring.scorer import SegmentShadow, StreamedShadow, Wanted, total_tokens
+from hillinfer.scoring.scorer import (
+    Scorer,
+    SegmentShadow,
+    StreamedShadow,
+    Wanted,
+    total_tokens,
+)
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Scope
@@ -43,6 +50,15 @@ class _Placed:
 
     placed: list[DeviceSegment]
     stored: list[StoredShadow]
+
+
+class EngineScorer(Scorer, Protocol):
+    """A `Scorer` as engines open it, with a device or without one."""
+
+    @property
+    def on_device(self) -> DeviceScorer | None:
+        """What of it scores on a device; None where the host scores everything."""
+        ...
 
 
 class DeviceScorer:
@@ -112,6 +128,11 @@ class DeviceScorer:
         # Arrays are checked where they are described.
         self._host.check(query, segments)
         return self._part.start(self._host.scaled(query, scaling), segments, coming)
+
+    @property
+    def on_device(self) -> DeviceScorer:
+        """Itself."""
+        return self
 
     @property
     def is_fast(self) -> bool:

@@ -29,7 +29,7 @@ from hillinfer.devices.device import (
     queries_each,
     unpack_query_blocks,
 )
-from hillinfer.devices.device_scorer import DeviceScorer
+from hillinfer.devices.device_scorer import DeviceScorer, EngineScorer
 from hillinfer.devices.device_shadows import DeviceShadows, Pace
 from hillinfer.devices.host_slots import (
     MEMORY_BYTES,
@@ -45,7 +45,7 @@ from hillinfer.errors import SettingsError, warn_of_loss
 from hillinfer.native.library import Variant
 from hillinfer.scoring.launches import LaunchThread, NativePieces, Piece
 from hillinfer.scoring.native import NativeScorer
-from hillinfer.scoring.scorer import Scorer, SegmentShadow, Wanted
+from hillinfer.scoring.scorer import SegmentShadow, Wanted
 from hillinfer.scoring.top_alpha import top_of_blocks
 from hillinfer.settings import DeviceOptions
 from hillinfer.trace.recorder import SILENT, Recorder
@@ -199,6 +199,9 @@ def _execution() -> object:
 class GoldenScorer:
     """The numpy golden model as a `Scorer`, for tests: right first, not fast."""
 
+    # No device scores any of it.
+    on_device = None
+
     def __init__(self, spec: KernelSpec, scope: Scope) -> None:
         self.spec = spec
         self.scope = scope
@@ -285,7 +288,7 @@ def _fp16_codes(keys: torch.Tensor) -> NDArray[np.uint16]:
 
 # --- The table ---
 
-OpenDevice = Callable[[KernelSpec, Scope, DeviceOptions, Recorder], Scorer]
+OpenDevice = Callable[[KernelSpec, Scope, DeviceOptions, Recorder], EngineScorer]
 
 PLUGIN_GROUP = "hillinfer.devices"
 # By device, the package that brings it and its place in the source tree.
@@ -311,7 +314,7 @@ def make_scorer(
     recorder: Recorder = SILENT,
     devices: Mapping[str, OpenDevice] = DEVICES,
     plugins: Mapping[str, tuple[str, str]] = PLUGINS,
-) -> Scorer:
+) -> EngineScorer:
     """Return the scorer of a device.
 
     Parameters
@@ -343,8 +346,8 @@ def check_device(
 ) -> None:
     """Open a device and let it go; raise SettingsError where it cannot be used."""
     scorer = make_scorer(device, spec, scope, options, devices=devices)
-    if isinstance(scorer, DeviceScorer):
-        scorer.shadows.close()
+    if scorer.on_device is not None:
+        scorer.on_device.shadows.close()
 
 
 def _plugin(

@@ -15,7 +15,7 @@ import torch
 from hillinfer.attention.native import host_attention
 from hillinfer.attention.one_set import OneSet
 from hillinfer.attention.softmax_merge import DenseAttention, RowAttention, RowStates
-from hillinfer.devices.device_scorer import DeviceScorer
+from hillinfer.devices.device_scorer import EngineScorer
 from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.opening import OpenDevice, make_scorer
 from hillinfer.drive.calls import DriveCalls
@@ -198,7 +198,7 @@ def open_parts(
     calls: DriveCalls | None,
     shadow_limit_bytes: int,
     announce_streaming: Callable[[], None],
-    scorer: Scorer | None,
+    scorer: EngineScorer | None,
     evaluate: Callable[[Scorer, Settings], ImportanceEvaluation],
     lane: CopyLane | None,
     growth: BudgetGrowth | None,
@@ -225,9 +225,10 @@ def open_parts(
             scorer = make_scorer(
                 settings.device, spec, settings.scope, settings.device_options, recorder, devices
             )
-            if isinstance(scorer, DeviceScorer):
-                undone.callback(scorer.shadows.close)
-        device = scorer.shadows if isinstance(scorer, DeviceScorer) else None
+            if scorer.on_device is not None:
+                undone.callback(scorer.on_device.shadows.close)
+        on_device = scorer.on_device
+        device = None if on_device is None else on_device.shadows
         policy = make_pool_policy(settings.pool_policy)
         pools = HotPools(
             shape,
@@ -244,8 +245,8 @@ def open_parts(
         sweep(cold_dir, calls)
         engine = open_engine(settings.io, settings.io_threads, calls)
         undone.callback(engine.close)
-        if isinstance(scorer, DeviceScorer):
-            share_by_rates(scorer, shape, settings, cold_dir, engine, shadow_limit_bytes)
+        if on_device is not None:
+            share_by_rates(on_device, shape, settings, cold_dir, engine, shadow_limit_bytes)
         key = None
         if settings.encrypt_cold_pool is Encryption.YES:
             key = PoolKey(accountant)
@@ -374,7 +375,7 @@ def open_parts(
         recording = EngineSide(chunks, store.behind_writes, store.sums_of, shadow.stored_codes)
         evaluation = evaluate(scorer, settings)
         of_selection = evaluation, shadow, keeper, spec, settings.scope, accountant, recorder
-        begin_together = scorer.begin_together if isinstance(scorer, DeviceScorer) else None
+        begin_together = None if on_device is None else on_device.begin_together
         selection = TokenSelection(*of_selection, begin_together)
         choosing_by = selection.scoring, selection.make_room, recorder
         one_set = OneSet(scorer, evaluation.wanted, shadow, keeper, *choosing_by)
@@ -388,13 +389,14 @@ def open_parts(
             undone.callback(gpu.close)
             undone.callback(gpu.stop)
         coded: AnyCodedStep | None = None
+        coded_on_host: CodedStep | None = None
         if values is not None:
             weights = AlignedWeights(spec)
             rest = shape.row_bytes, accountant, counters, recorder
             if gpu is None:
                 parts = evaluation, selection, shadow, pools, prefetch, cold, layer_calls, log
                 both = (*parts, *rest)
-                coded = CodedStep(weights, values, codes_file, *both)
+                coded = coded_on_host = CodedStep(weights, values, codes_file, *both)
             else:
                 of_gpu = gpu, weights, values, codes_file, selection, shadow, gather
                 coded = GpuCodedStep(*of_gpu, *rest)
@@ -418,8 +420,7 @@ def open_parts(
             choosing = (native, spec, settings.scope, evaluation, selection, shadow, pools)
             decode = NativeDecode(*choosing, gather, cold, layer_calls, log, counters, recorder)
             if JoinedStep.is_for(native, evaluation, policy, recorder):
-                of_host = coded if isinstance(coded, CodedStep) else None
-                own = pipeline.read_on, of_host
+                own = pipeline.read_on, coded_on_host
                 joined = JoinedStep(*choosing, cold, layer_calls, log, counters, *own)
         undone.pop_all()
     return RuntimeParts(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from hillinfer.devices.device_scorer import EngineScorer
 from hillinfer.devices.opening import DEVICES, OpenDevice
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.engine.budget_growth import BudgetGrowth, say_nothing
@@ -93,7 +94,7 @@ class Runtime:
         calls: DriveCalls | None = None,
         shadow_limit_bytes: int = sys.maxsize,
         announce_streaming: Callable[[], None] = say_nothing,
-        scorer: Scorer | None = None,
+        scorer: EngineScorer | None = None,
         evaluate: Callable[[Scorer, Settings], ImportanceEvaluation] = ImportanceEvaluation,
         lane: CopyLane | None = None,
         growth: BudgetGrowth | None = None,

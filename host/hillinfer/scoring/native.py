@@ -116,6 +116,9 @@ class NativeScorer:
         The library is missing, or the processor cannot run the variant.
     """
 
+    # No device scores any of it.
+    on_device = None
+
     def __init__(self, spec: KernelSpec, scope: Scope, variant: Variant | None = None) -> None:
         self.spec = spec
         self.scope = scope

@@ -40,6 +40,8 @@ class TorchScorer:
         How much is done at once; bits do not depend on it.
     """
 
+    on_device = None
+
     def __init__(self, spec: KernelSpec, scope: Scope, pieces: Pieces = USUAL) -> None:
         self.spec = spec
         self.scope = scope
