@@ -41,6 +41,14 @@ _LIVED = (
         (f"{_TESTS}/engine/test_runtime_points.py::test_rows_that_a_truncate_reads_back_count",),
     ),
     Mutant(
+        "cache-of-another-model",
+        "A cache goes on with another attached model, whose rows mean something else.",
+        "host/hillinfer/hf/cache_pass.py",
+        "if self._model is not None and self._model.model() is not model:",
+        "if self._model is None and model is None:",
+        (f"{_TESTS}/hf/test_untold_passes.py::test_a_cache_of_another_attached_model",),
+    ),
+    Mutant(
         "pads-not-cut",
         "A crop that reaches into padding leaves it as long as it was.",
         "host/hillinfer/hf/batch.py",

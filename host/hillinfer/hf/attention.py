@@ -43,8 +43,8 @@ class AttachedCache(Cache):  # type: ignore[misc]
     def index_length(self, layer: int) -> int:
         """Return the tokens of a layer, padding included."""
 
-    def check_dtype(self, dtype: torch.dtype) -> None:
-        """Refuse a model whose number type is none that this cache was made for."""
+    def check_model(self, model: Any) -> None:
+        """Refuse another model, or number type, than this cache was made for."""
 
     def check_positions(self, positions: torch.Tensor | None) -> None:
         """Refuse positions (batch, tokens) of a pass that began, where this cache knows better."""

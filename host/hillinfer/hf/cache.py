@@ -22,7 +22,7 @@ from hillinfer.hf.attention import without_autocast
 from hillinfer.hf.batch import Batch, CacheFamily, Expectation
 from hillinfer.hf.cache_pass import PassingCache
 from hillinfer.hf.engine import Engine, Use
-from hillinfer.hf.features import ModelInUse
+from hillinfer.hf.features import ModelInUse, of_model
 from hillinfer.hf.forward_plan import ForwardPlan, SequenceShare
 from hillinfer.hf.prompts import CachePrompts, ends_singly
 from hillinfer.kv.opened_sequences import OpenedRows, StoredRows
@@ -112,7 +112,7 @@ class HillInferCache(PassingCache):
 
     def __repr__(self) -> str:
         tokens = ", ".join(str(len(row)) for row in self.token_ids)
-        return f"<{type(self).__name__} of {tokens or 'no'} tokens>"
+        return f"<{type(self).__name__} of {tokens or 'no'} tokens{of_model(self._model)}>"
 
     def __copy__(self) -> Self:
         return self.fork()

@@ -7,6 +7,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -15,7 +16,7 @@ from hillinfer.errors import CacheUseError
 from hillinfer.hf.attention import AttachedCache, HillInferLayer, is_autocast
 from hillinfer.hf.batch import Batch, CacheFamily, Expectation
 from hillinfer.hf.engine import Engine, Use
-from hillinfer.hf.features import ModelInUse
+from hillinfer.hf.features import ModelInUse, of_another_type
 from hillinfer.hf.forward_plan import (
     ForwardPlan,
     Fresh,
@@ -126,15 +127,13 @@ class PassingCache(AttachedCache):
             if past:
                 self._batch.check_continues(ids, mask, past)
 
-    def check_dtype(self, dtype: torch.dtype) -> None:
-        """Refuse a model whose number type is not the one that rows are stored for."""
-        bfloat16 = self._runtime.layout.stored_type is torch.bfloat16
-        if bfloat16 is not (dtype is torch.bfloat16):
-            made_for = "bfloat16" if bfloat16 else "float16 or float32"
-            raise CacheUseError(
-                f"this cache was made while the model computed in {made_for}, and it computes in "
-                f"{str(dtype).removeprefix('torch.')} now: make another with new_cache()"
-            )
+    def check_model(self, model: Any) -> None:
+        """Refuse another model than the cache's, and a number type that rows are not stored for."""
+        if self._model is not None and self._model.model() is not model:
+            raise self._model.of_another(model, self, self._engine.open_caches)
+        stored, dtype = self._runtime.layout.stored_type, model.dtype
+        if (stored is torch.bfloat16) is not (dtype is torch.bfloat16):
+            raise of_another_type(stored, dtype)
 
     def check_positions(self, positions: torch.Tensor | None) -> None:
         """Notice positions, or numbers, that rows of the same tokens would not be stored with."""
@@ -497,4 +496,4 @@ class PassingCache(AttachedCache):
             return CacheUseError(
                 "this cache was not told about the forward pass: call the model that was attached"
             )
-        return self._model.untold()
+        return self._model.untold(self, self._engine.open_caches)

@@ -224,6 +224,11 @@ class Engine:
         """Whether its last cache is closed or dropped."""
         return self._closed
 
+    @property
+    def open_caches(self) -> int:
+        """How many caches use it."""
+        return len(self._members)
+
     # --- who uses it -----------------------------------------------------------------------
 
     def join(self) -> bool:

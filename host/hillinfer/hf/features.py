@@ -129,23 +129,46 @@ class ModelInUse:
     ----------
     attached
         Whether HillInfer is still on it.
+    model
+        Returns it, while it is there.
+    name
+        Of the model, for people: its class, and where it is from.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._model = weakref.ref(model)
+        self.model = weakref.ref(model)
         self.attached = True
+        self.name = named_model(model)
 
     @property
     def attached_model(self) -> PreTrainedModel | None:
         """The model, while it is there and HillInfer on it."""
-        return self._model() if self.attached else None
+        return self.model() if self.attached else None
 
-    def untold(self) -> CacheUseError:
-        """Return what to say to whoever stores in a cache that was not told about it."""
-        return CacheUseError(f"this cache was not told about the forward pass: {self._reason()}")
+    def of_another(self, model: PreTrainedModel, cache: object, open_caches: int) -> CacheUseError:
+        """Return what to say where another model is to go on with a cache; see `untold`."""
+        return CacheUseError(
+            f"{cache!r} (open caches of its engine: {open_caches}) was made for another model than "
+            f"the {named_model(model)} that was called: call the model it was made for, or make a "
+            "cache with new_cache() of the attachment of this one"
+        )
 
-    def _reason(self) -> str:
-        model, called = self._model(), _modules_on_the_stack()
+    def untold(self, cache: object, open_caches: int) -> CacheUseError:
+        """Return what to say to whoever stores in a cache that was not told about it.
+
+        Parameters
+        ----------
+        cache
+            That one; its `repr` is its name.
+        open_caches
+            Of its engine, it among them.
+        """
+        return CacheUseError(
+            f"{cache!r} was not told about the forward pass: {self._reason(open_caches)}"
+        )
+
+    def _reason(self, open_caches: int) -> str:
+        model, called = self.model(), _modules_on_the_stack()
         parts = set() if model is None else set(map(id, model.modules()))
         if not any(id(one) in parts for one in called):
             if model is not None and any(
@@ -160,8 +183,9 @@ class ModelInUse:
             )
         if not self.attached:
             return (
-                "HillInfer was taken off the model, by detach() or at the end of a with block: "
-                "hillinfer.attach(model) again and go on with this cache"
+                "HillInfer was taken off the model, by detach() or at the end of a with block "
+                f"(open caches of its engine: {open_caches}): hillinfer.attach(model) again and go "
+                "on with this cache, or close() each"
             )
         if not any(one is model for one in called):
             return "call the model that was attached, not a part of it"
@@ -171,6 +195,26 @@ class ModelInUse:
                 " again after hillinfer.attach(model)"
             )
         return "call the model that was attached itself, not its forward method"
+
+
+def of_model(model: ModelInUse | None) -> str:
+    """Return what follows the name of a cache: whose it is."""
+    return "" if model is None else f", made for {model.name}"
+
+
+def named_model(model: PreTrainedModel) -> str:
+    """Return a model's class, and where it is from if that is known."""
+    place = getattr(model, "name_or_path", "")
+    return type(model).__name__ + (f" {place!r}" if place else "")
+
+
+def of_another_type(stored: torch.dtype, dtype: torch.dtype) -> CacheUseError:
+    """Return what to say where a model computes in another type than rows are stored for."""
+    made_for = "bfloat16" if stored is torch.bfloat16 else "float16 or float32"
+    return CacheUseError(
+        f"this cache was made while the model computed in {made_for}, and it computes in "
+        f"{str(dtype).removeprefix('torch.')} now: make another with new_cache()"
+    )
 
 
 def _modules_on_the_stack() -> list[Any]:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel
@@ -94,7 +94,7 @@ class _Before(ModelHook):
         if not isinstance(cache, AttachedCache):
             return None
         attention.check_arguments(module, arguments)
-        cache.check_dtype(cast(PreTrainedModel, module).dtype)
+        cache.check_model(module)
         mask, found = arguments.get("attention_mask"), 0
         if cache.takes_whole:
             call, ids = PromptCall.of_forward(module, arguments), arguments["input_ids"]

@@ -144,9 +144,9 @@ class JoinedCache(AttachedCache):
 
     # --- what the adapter calls ------------------------------------------------------------
 
-    def check_dtype(self, dtype: torch.dtype) -> None:
-        """Refuse a model whose number type is none that rows are stored for."""
-        self._members[0].cache.check_dtype(dtype)
+    def check_model(self, model: Any) -> None:
+        """Refuse another model than that of the caches, and a number type of no rows of theirs."""
+        self._members[0].cache.check_model(model)
 
     def check_continues(self, ids: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Refuse full ids whose rows do not start with what their caches hold."""
@@ -393,7 +393,9 @@ def _members(caches: Sequence[HillInferCache]) -> tuple[_Member, ...]:
         if cache.engine is not caches[0].engine:
             raise CacheUseError(
                 f"cache {number} and cache 0 belong to two engines (two models, or a model that "
-                "changed its number type): join caches of one attachment"
+                f"changed its number type): {cache!r} (open caches of its engine: "
+                f"{cache.engine.open_caches}), {caches[0]!r} ({caches[0].engine.open_caches}): "
+                "join caches of one attachment"
             )
         # A cache without tokens is going to hold a prompt.
         rows = max(1, cache.batch_size)

@@ -13,9 +13,9 @@ import hillinfer
 def test_a_cache_says_what_it_holds_and_is_closed_behind_its_block(cold_dir):
     with attached(TinyModel(layers=2).build(), cold_dir) as hill:
         with hill.new_cache() as cache:
-            assert repr(cache) == "<HillInferCache of no tokens>"
+            assert repr(cache) == "<HillInferCache of no tokens, made for LlamaForCausalLM>"
             feed(hill.model, cache, prompts([9], seed=1)[0], 256)
-            assert repr(cache) == "<HillInferCache of 9 tokens>"
+            assert repr(cache) == "<HillInferCache of 9 tokens, made for LlamaForCausalLM>"
             assert isinstance(cache, hillinfer.HillInferCache)
         with pytest.raises(hillinfer.CacheUseError, match="closed"), torch.no_grad():
             hill.model(torch.tensor([[1]]), past_key_values=cache)

@@ -274,15 +274,21 @@ def test_what_cannot_be_joined_is_named(cold_dir):
     first, second = documents((80, 40))
     with attached(TINY.build(), cold_dir) as hill, attached(TINY.build(), cold_dir) as other:
         cache, strange = read(hill, first), read(other, second)
+        fork = cache.fork()
         for given, message in [
             ([], "no caches were given"),
             ([cache, cache], "cache 1 is there twice: join cache.fork()"),
-            ([cache, strange], "cache 1 and cache 0 belong to two engines"),
+            (
+                [cache, strange],
+                r"cache 1 and cache 0 belong to two engines .*: <HillInferCache of 40 tokens, made "
+                r"for LlamaForCausalLM> \(open caches of its engine: 1\), <HillInferCache of 80 "
+                r"tokens, .*> \(2\): join caches of one attachment",
+            ),
             ([cache, DynamicCache(config=hill.model.config)], "cache 1 is DynamicCache"),
         ]:
             with pytest.raises(CacheUseError, match=message):
                 hill.join(given)
-        for one in (cache, strange):
+        for one in (cache, fork, strange):
             one.close()
 
 

@@ -13,6 +13,8 @@ from hillinfer.errors import CacheUseError
 
 TINY = TinyModel(layers=3)
 IDS, _ = prompts([40])
+# A cache by its tokens and its model, as errors name it.
+NAMED = "<HillInferCache of 49 tokens, made for LlamaForCausalLM>"
 
 
 @pytest.fixture
@@ -61,7 +63,8 @@ def closed_and_a_part(hill, cache):
 
 
 REASONS = {
-    detached: r"taken off the model.*attach\(model\) again and go on with this cache",
+    detached: rf"^{NAMED} was not told.*taken off the model.* \(open caches of its engine: 1\): "
+    r"hillinfer\.attach\(model\) again and go on with this cache, or close\(\) each",
     never_attached: r"never put on was called: hillinfer\.attach\(model\) first",
     sharing_the_config: r"shares the config.*copy\.deepcopy",
     a_part: r"call the model that was attached, not a part",
@@ -165,6 +168,23 @@ def test_a_layer_that_is_skipped(attachment, cache):
 
 
 # --- other models and prompts --------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_a_cache_of_another_attached_model(attachment, cache, cold_dir):
+    """Its rows would mean something else, where shapes are the same too."""
+    with attached(TINY.build(), cold_dir) as other, cache.fork(), other.new_cache() as own:
+        run(other.model, own, IDS)
+        expected = other.model(IDS[:, :1], past_key_values=own.fork()).logits
+        message = (
+            rf"^{NAMED} \(open caches of its engine: 2\) was made for another model than the "
+            r"LlamaForCausalLM that was called: .*new_cache\(\) of the attachment of this one"
+        )
+        for given in (cache, attachment.join([cache])):
+            with pytest.raises(CacheUseError, match=message):
+                other.model(IDS[:, :1], past_key_values=given)
+        assert cache.get_seq_length() == 49
+        assert torch.equal(other.model(IDS[:, :1], past_key_values=own).logits, expected)
 
 
 @pytest.mark.parametrize(
