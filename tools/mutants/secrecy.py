@@ -97,7 +97,7 @@ SECRECY: tuple[Mutant, ...] = (
     Mutant(
         "second-sheet-not-opened",
         "The second sheet of an extent is opened as if it were the first.",
-        f"{_HOST}/secrecy/sheets.py",
+        f"{_HOST}/secrecy/store_keys.py",
         "about = envelope.packed(place.pool) + place.packed + bytes([slot])",
         "about = envelope.packed(place.pool) + place.packed + bytes(1)",
         (f"{_STORE}::test_a_conversation_goes_on_in_its_chunk_and_a_branch_elsewhere",),

@@ -14,7 +14,6 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from hillinfer.errors import CacheUseError, SettingsError
 from hillinfer.model_shape import ModelShape
-from hillinfer.placement.options import Option
 
 # --- What a form is made from ---
 
@@ -185,14 +184,6 @@ class Form(ABC):
     @abstractmethod
     def seconds(self, rates: FormRates, shape: ModelShape, tokens: int) -> FormSeconds:
         """Return how long it takes, computed from rates."""
-
-    def option(
-        self, tier: str, quality: float, rates: FormRates, shape: ModelShape, tokens: int
-    ) -> Option:
-        """Return the form on a tier as placement sees it."""
-        times = self.seconds(rates, shape, tokens)
-        size = self.byte_count(shape, tokens)
-        return Option(self.name, tier, size, quality, times.opening, times.token)
 
 
 # --- What a form opens into ---

@@ -12,7 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from hillinfer.errors import SHORTAGE, SessionError, reason_of, way_out
+from hillinfer.errors import SessionError
 from hillinfer.generate.prompt import PromptForm
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.sessions.fingerprint import Fingerprint
@@ -20,25 +20,6 @@ from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 # --- What can be wrong ---
-
-
-def cannot_save(directory: Path, what: str, error: OSError) -> SessionError:
-    """Return the error that says why a session cannot be saved and what to do."""
-    fix = way_out(error, "choose another directory with --save-session")
-    return SessionError(f"cannot save the session {directory}: {what}: {reason_of(error)}; {fix}")
-
-
-def cannot_open(directory: Path, what: str, error: OSError) -> SessionError:
-    """Return the error that says why something of a session cannot be opened and what to do.
-
-    Where the reason is a shortage of this process, nothing is said about the session.
-    """
-    fix = way_out(error, "read the document again with --save-session")
-    if error.errno in SHORTAGE:
-        return SessionError(
-            f"the session {directory} cannot be opened now: {what}: {reason_of(error)}; {fix}"
-        )
-    return SessionError(f"the session {directory} is refused: {what}: {reason_of(error)}; {fix}")
 
 
 def damaged(directory: Path, what: str) -> SessionError:

@@ -22,13 +22,12 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.checksums import sums_of
 from hillinfer.drive.files import CHANGED, PAGE_BYTES, IOMode, aligned_buffer, round_up
 from hillinfer.drive.shared_files import OpenFiles, ReopenedFile, RowBase, ShadowBase, StoredBase
-from hillinfer.errors import ColdPoolError, SessionError, reason_of, way_out
+from hillinfer.errors import SHORTAGE, ColdPoolError, SessionError, reason_of, way_out
 from hillinfer.sessions.manifest import (
     MANIFEST_FILE,
     MOST_BYTES,
     Manifest,
     Part,
-    cannot_open,
     changed_in_use,
     damaged,
     rows_file,
@@ -431,3 +430,16 @@ def _check_names(directory: Path, expected: set[str]) -> None:
         raise damaged(directory, f"it holds a file that is not its own, {min(found - expected)!a}")
     if expected - found:
         raise damaged(directory, f"{min(expected - found)} is missing")
+
+
+def cannot_open(directory: Path, what: str, error: OSError) -> SessionError:
+    """Return the error that says why something of a session cannot be opened and what to do.
+
+    Where the reason is a shortage of this process, nothing is said about the session.
+    """
+    fix = way_out(error, "read the document again with --save-session")
+    if error.errno in SHORTAGE:
+        return SessionError(
+            f"the session {directory} cannot be opened now: {what}: {reason_of(error)}; {fix}"
+        )
+    return SessionError(f"the session {directory} is refused: {what}: {reason_of(error)}; {fix}")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.leftovers import ScratchPath, sweep
-from hillinfer.errors import SessionError
-from hillinfer.sessions.manifest import MANIFEST_FILE, Manifest, cannot_save
+from hillinfer.errors import SessionError, reason_of, way_out
+from hillinfer.sessions.manifest import MANIFEST_FILE, Manifest
 from hillinfer.system.files import make_folders
 
 
@@ -184,3 +184,9 @@ def prepare_target(target: Path) -> None:
     """
     with SessionWriter(target):
         pass
+
+
+def cannot_save(directory: Path, what: str, error: OSError) -> SessionError:
+    """Return the error that says why a session cannot be saved and what to do."""
+    fix = way_out(error, "choose another directory with --save-session")
+    return SessionError(f"cannot save the session {directory}: {what}: {reason_of(error)}; {fix}")

@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from hillinfer.drive.calls import Reads
 from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, round_up
 from hillinfer.secrecy.pages import EPOCH_BYTES, Pages, Place, PlainPages
-from hillinfer.secrecy.sheets import Envelope
-from hillinfer.secrecy.store_keys import OpenedSheet, Plain, Sealing, StoreKeys
+from hillinfer.secrecy.store_keys import Envelope, OpenedSheet, Plain, Sealing, StoreKeys
 from hillinfer.store.database import Chunk
 from hillinfer.store.keys import (
     CHUNK_GROUPS,

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 
 from hillinfer.drive.files import PAGE_BYTES, aligned_buffer
-from hillinfer.secrecy.sheets import Envelope
+from hillinfer.secrecy.store_keys import Envelope
 from hillinfer.store.database import CHUNK_COLUMNS, UNREACHABLE, Chunk, Database, State, chunk_of
 from hillinfer.store.keys import UNIT_BYTES
 from hillinfer.store.pool_files import PoolFile, Span

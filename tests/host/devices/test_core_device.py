@@ -20,14 +20,13 @@ from hillinfer.devices.device import (
 )
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.opening import CoreDevice
+from hillinfer.devices.opening import CoreDevice, TopAlpha
 from hillinfer.errors import warn_of_loss
 from hillinfer.native.library import NativeError
 from hillinfer.rates.profiling import sample_shadows
 from hillinfer.scoring.launches import LaunchQueries, LaunchThread
 from hillinfer.scoring.native import NativeScorer
 from hillinfer.scoring.scorer import Wanted
-from hillinfer.scoring.top_alpha import TopAlpha
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.golden_launch import run_score_launch

@@ -192,9 +192,6 @@ def test_seconds_follow_from_rates():
     assert make_form("text").seconds(rates, shape, 64).opening == 0.64
     coded = make_form("int8").seconds(rates, shape, 64).opening
     assert coded == make_form("int8").byte_count(shape, 64) / 1e6 + held.opening / 2
-    option = make_form("int8").option("dram", 0.9, rates, shape, 64)
-    assert (option.form, option.tier, option.quality) == ("int8", "dram", 0.9)
-    assert (option.first_token, option.token_seconds) == (coded, 0.01)
     with pytest.raises(SettingsError, match="tier_bytes=0 is no rate above 0"):
         FormRates(0, 1, 1, 1)
 

@@ -9,7 +9,7 @@ import torch
 from replay_cases import random_trace
 from tiny_models import VOCABULARY, TinyModel
 
-from hillinfer.scoring.top_alpha import TopAlpha
+from hillinfer.devices.opening import TopAlpha
 from hillinfer.settings import PoolSizes, Settings
 from hillinfer_bench.quality.forced_reading import Prefix, selecting
 from hillinfer_bench.replay.pool_replay import PoolReplay

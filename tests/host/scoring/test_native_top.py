@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hillinfer.devices.opening import TopAlpha
 from hillinfer.scoring.native import native_top
 from hillinfer.scoring.scorer import Wanted
-from hillinfer.scoring.top_alpha import TopAlpha
 from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.selection import kept_positions, select_positions
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hillinfer.scoring.top_alpha import TopAlpha
+from hillinfer.devices.opening import TopAlpha
 from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.selection import select_positions
 

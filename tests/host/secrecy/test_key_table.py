@@ -24,7 +24,7 @@ from hillinfer.secrecy.key_sources import (
 from hillinfer.secrecy.key_table import KeyTable
 from hillinfer.secrecy.library import SecrecyError, Stretch, WrongKeyError
 from hillinfer.secrecy.pages import Place
-from hillinfer.secrecy.sheets import Envelope, open_sheet, seal_sheet
+from hillinfer.secrecy.store_keys import Envelope, open_sheet, seal_sheet
 
 POOL, OTHER_POOL = b"a" * 16, b"b" * 16
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.devices.opening import top_of_blocks
 from hillinfer.scoring.arguments import ScoringArguments
 from hillinfer.scoring.scorer import SegmentShadow, Wanted
-from hillinfer.scoring.top_alpha import top_of_blocks
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
