@@ -4,28 +4,30 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from hillinfer.errors import HillInferError
 from hillinfer.serve.documents import Documents, with_documents
 from hillinfer.serve.fields import Fields, parsed
-from hillinfer.serve.http.calls import CallWire
 from hillinfer.serve.http.figures import CONTENT_TYPE, Figures
 from hillinfer.serve.http.files import FileRoutes
 from hillinfer.serve.http.gate import BODY_SECONDS, FewAtOnce, Gate, Visit, late, visit_of
 from hillinfer.serve.http.log import Log
-from hillinfer.serve.http.page import Page
 from hillinfer.serve.http.schema import body_of
 from hillinfer.serve.http.streams import (
     AnswerStream,
@@ -34,7 +36,7 @@ from hillinfer.serve.http.streams import (
     beside_client,
     whole_answer,
 )
-from hillinfer.serve.http.wire import ChatWire, Head, TextWire, Wire, event
+from hillinfer.serve.http.wire import CallWire, ChatWire, Head, TextWire, Wire, event
 from hillinfer.serve.inference import Inference, State
 from hillinfer.serve.jobs import Given, Job
 from hillinfer.serve.refusals import ApiError, api_error, gone_error, invalid
@@ -52,6 +54,7 @@ from hillinfer.serve.served_model import ServedModel
 _LARGE_BYTES = 64 << 10
 # A schema may take a second of a processor, which answers under way need.
 _GRAMMARS_AT_ONCE = 2
+_PAGE = Path(__file__).with_name("page.html")
 _Asked = TypeVar("_Asked", ChatRequest, TextRequest)
 
 
@@ -432,3 +435,33 @@ async def _of_http(request: Request, error: HTTPException) -> Response:
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
     said = f"{request.method} {request.url.path[:200]}: {error.detail}"
     return _response(ApiError(error.status_code, said, code))
+
+
+class Page:
+    """Gives the page at `/` out: one file, which runs its own script and loads nothing else."""
+
+    def __init__(self) -> None:
+        self._text = _PAGE.read_text(encoding="utf-8")
+        script = re.search(r"<script>(.*?)</script>", self._text, re.DOTALL)
+        style = re.search(r"<style>(.*?)</style>", self._text, re.DOTALL)
+        assert script is not None
+        assert style is not None
+        policy = (
+            f"default-src 'none'; script-src {_hash(script[1])}; style-src {_hash(style[1])}; "
+            "connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
+        )
+        self._headers = {
+            "Content-Security-Policy": policy,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-cache",
+        }
+
+    async def show(self) -> Response:
+        """`GET /`."""
+        return HTMLResponse(self._text, headers=self._headers)
+
+
+def _hash(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
