@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from hillinfer.placement.options import FadingUses, FirstTokenUtility
-from hillinfer.placement.placing import Placing
 from hillinfer.placement.policies import PLACEMENT_POLICIES, make_placement_policy
 from hillinfer_bench.placement.instances import random_instance, random_stock
 from hillinfer_bench.placement.optimum import optimum
+from hillinfer_bench.placement.placing import Placing
 
 # How many documents random instances have, at least and at most.
 SIZES = ((20, 60), (5, 19))

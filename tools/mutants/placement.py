@@ -78,7 +78,7 @@ PLACEMENT = (
     Mutant(
         "weights-never-begin-anew",
         "Weights of faded uses grow without end.",
-        f"{_ROOM}/placing.py",
+        "tools/hillinfer_bench/placement/placing.py",
         "if since > self._uses.longest:",
         "if False:",
         (f"{_TESTS}/test_placement_policies.py",),

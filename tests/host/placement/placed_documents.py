@@ -4,8 +4,8 @@
 from dataclasses import dataclass
 
 from hillinfer.placement.options import FirstTokenUtility, Option, Tier
-from hillinfer.placement.placing import Placing
 from hillinfer.placement.policies import PLACEMENT_POLICIES, make_placement_policy
+from hillinfer_bench.placement.placing import Placing
 
 MB = 1_000_000
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from hillinfer.placement.options import FadingUses, FirstTokenUtility
-from hillinfer.placement.placing import Placing
 from hillinfer.placement.policies import MergedHulls, make_placement_policy
 from hillinfer_bench.placement.instances import random_instance, random_stock
 from hillinfer_bench.placement.optimum import optimum, share_at_least
+from hillinfer_bench.placement.placing import Placing
 
 
 def test_the_optimum_is_the_best_of_all_placements():

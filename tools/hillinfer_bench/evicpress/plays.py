@@ -20,7 +20,6 @@ from hillinfer.forms.form import MadeForm
 from hillinfer.forms.table import make_form
 from hillinfer.generate.answering import Generation
 from hillinfer.placement.options import ON_DRIVE, Context, FirstTokenUtility, Option, Tier, Utility
-from hillinfer.placement.placing import Placing
 from hillinfer.placement.policies import MergedHulls
 from hillinfer.placement.stock import Change, Stock
 from hillinfer_bench.evicpress.harness import CHUNK, Harness, decoded
@@ -28,6 +27,7 @@ from hillinfer_bench.evicpress.played import Played
 from hillinfer_bench.evicpress.rivals import Rival
 from hillinfer_bench.evicpress.workload import Asked
 from hillinfer_bench.placement.optimum import optimum
+from hillinfer_bench.placement.placing import Placing
 
 
 class Play(ABC):

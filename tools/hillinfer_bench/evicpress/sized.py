@@ -25,7 +25,6 @@ from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.forms.table import make_form
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.placement.options import ON_DRIVE, Option, Tier
-from hillinfer.placement.placing import Placing
 from hillinfer.placement.stock import Change
 from hillinfer.settings import IOChoice, Settings
 from hillinfer.shadow.store import shadow_bytes
@@ -34,6 +33,7 @@ from hillinfer_bench.evicpress.played import ENGINE, Played
 from hillinfer_bench.evicpress.plays import Play, begun, play_together
 from hillinfer_bench.evicpress.rivals import USUAL, Rival, rivals
 from hillinfer_bench.evicpress.workload import Asked
+from hillinfer_bench.placement.placing import Placing
 
 LLAMA_8B = ModelShape(
     layers=32,

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placement policies beside the optimum, and how long they take."""
+"""Placement policies event by event, beside the optimum, and how long they take."""

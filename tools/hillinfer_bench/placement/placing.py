@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents that come, are used, are measured and go, and what each such event changes."""
+"""Plays events to a placement policy: documents put, used, measured anew, pinned and removed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hillinfer.placement.stock import Change, Stock
 
 
 class Placing:
-    """Keeps documents where a policy wants them; the one door to a stock.
+    """Keeps documents where a policy wants them, event by event.
 
     Every method returns changes in the order in which they are to be made. No budget is passed on
     the way, and a document whose change has not been made yet can always be answered from what
