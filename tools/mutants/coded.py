@@ -19,6 +19,7 @@ _FILE = "host/hillinfer/shadow/code_file.py"
 _FILE_TESTS = "tests/host/shadow/test_code_file.py"
 _LANES = "tests/host/gpu/test_coded_lanes.py"
 _SESSION_TESTS = "tests/host/sessions/test_coded_sessions.py"
+_CENSUS = "tests/host/limits/test_memory_census.py"
 
 _DEFAULTS = "tests/host/engine/test_precision_defaults.py"
 _SETTINGS = "host/hillinfer/settings.py"
@@ -40,6 +41,14 @@ CODED: tuple[Mutant, ...] = (
         "                self._kept.expect(self._kept_of[1])\n",
         "",
         (f"{_STEP_TESTS}::test_products_that_ranked_weigh_and_are_counted",),
+    ),
+    Mutant(
+        "sets-of-steps-together-uncounted",
+        "What is chosen for rows of a step together takes memory that nobody counts.",
+        "host/hillinfer/engine/coded_call.py",
+        "            self._counted.expect(rows.byte_count + misses.byte_count)\n",
+        "",
+        (f"{_CENSUS}::test_steps_together_hold_nothing_that_is_not_counted",),
     ),
     Mutant(
         "products-of-summed-queries-weigh",

@@ -325,10 +325,14 @@ _PLACE_BYTES = 14 * 8
 _WEIGHT_BYTES = 4
 
 
+def weight_bytes(spec: KernelSpec) -> int:
+    """Return what weighs a coded token in each set: L', and if it is invalid."""
+    return spec.kv_heads * spec.group_size * _WEIGHT_BYTES + spec.kv_heads
+
+
 def weighed_bytes(spec: KernelSpec) -> int:
-    """Return what a step keeps of a coded token in each set: L', if it is invalid, and places."""
-    weights = spec.kv_heads * spec.group_size * _WEIGHT_BYTES
-    return weights + spec.kv_heads + _PLACE_BYTES
+    """Return what a step keeps of a coded token in each set: its weights and places."""
+    return weight_bytes(spec) + _PLACE_BYTES
 
 
 _PRODUCT_BYTES = 4

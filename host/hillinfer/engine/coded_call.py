@@ -60,6 +60,34 @@ class CountedMemory:
             self._tokens += more
 
 
+class SelectedRoom:
+    """Memory that the library chooses exact rows in, for one sequence of a step; as `SplitRoom`.
+
+    Parameters
+    ----------
+    sets
+        How many are chosen.
+    accountant
+        Counts them.
+    """
+
+    def __init__(self, sets: int, accountant: Accountant) -> None:
+        self._sets, self._room = sets, (0, 0)
+        self._counted = CountedMemory(1, accountant)
+        self._rows, self._misses = SelectedRows(sets, 0, 0), MissList(0)
+
+    def take(self, count: int, tokens: int) -> tuple[SelectedRows, MissList]:
+        """Return room for sets of so many positions, of so many tokens."""
+        if count > self._room[0] or tokens > self._room[1]:
+            # Each token makes it a little more.
+            room = with_more(count), with_more(tokens)
+            rows = SelectedRows(self._sets, *room)
+            misses = MissList(rows.most_rows)
+            self._counted.expect(rows.byte_count + misses.byte_count)
+            self._room, self._rows, self._misses = room, rows, misses
+        return self._rows, self._misses
+
+
 class SplitRoom:
     """Memory that the library chooses in, for one sequence of a step, counted when it grows.
 
@@ -67,18 +95,19 @@ class SplitRoom:
     ----------
     sets
         How many are chosen.
-    code_bytes, weighed_bytes
+    code_bytes, weight_bytes
         Of a token's codes, and of what weighs it.
     accountant
         Counts them.
     """
 
     def __init__(
-        self, sets: int, code_bytes: int, weighed_bytes: int, accountant: Accountant
+        self, sets: int, code_bytes: int, weight_bytes: int, accountant: Accountant
     ) -> None:
         self._sets, self._code_bytes = sets, code_bytes
         self._arrived = ReusedRows(code_bytes, accountant)
-        self._weighed = CountedMemory(weighed_bytes, accountant)
+        self._weights = CountedMemory(weight_bytes, accountant)
+        self._counted = CountedMemory(1, accountant)
         self.split = SplitRows(sets, 0, 0, 0, code_bytes)
 
     def take(self, count: int, exact: int, tokens: int) -> SplitRows:
@@ -86,9 +115,11 @@ class SplitRoom:
         if not self.split.holds(count, exact, tokens):
             # Each token makes it a little more.
             room = with_more(count), with_more(exact), with_more(tokens)
-            self.split = SplitRows(self._sets, *room, self._code_bytes)
+            split = SplitRows(self._sets, *room, self._code_bytes)
+            self._counted.expect(split.byte_count)
+            self.split = split
         coded = self._sets * (count - exact)
-        self._weighed.expect(coded)
+        self._weights.expect(coded)
         self._codes = self._arrived.take(min(coded, tokens))
         self.split.table.arrived = self._codes.ctypes.data
         self.split.tell_weights(None)

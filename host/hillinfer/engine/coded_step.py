@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.drive.files import round_up
-from hillinfer.engine.budget_plan import kept_product_bytes, most_coded, weighed_bytes
+from hillinfer.engine.budget_plan import kept_product_bytes, most_coded, weighed_bytes, weight_bytes
 from hillinfer.engine.coded_call import (
     ChoiceAhead,
     CountedMemory,
@@ -111,10 +111,9 @@ class CodedStep:
         self._log, self._accountant, self._counters = log, accountant, counters
         self._recorder = recorder
         self._is_recorded, self._library = recorder is not SILENT, native_library()
-        self._segment_tokens = weights.spec.segment_tokens
-        self._number = weights.variant.number
-        choosing = evaluation.table_variant
-        self._choosing_number = None if choosing is None else choosing.number
+        self._segment_tokens, self._number = weights.spec.segment_tokens, weights.variant.number
+        own = evaluation.table_variant
+        self._choosing_number = None if own is None else own.number
         self._both, self._ahead, self._late, self._rows = (calls.asked() for _ in range(4))
         self._newest_step = 0
         self._sizes = values.coder.row_bytes, weighed_bytes(weights.spec)
@@ -138,7 +137,8 @@ class CodedStep:
 
     def room(self) -> SplitRoom:
         """Return memory for a sequence that takes steps with others."""
-        return SplitRoom(self._evaluation.sets, *self._sizes, self._accountant)
+        sizes = self._evaluation.sets, self._sizes[0], weight_bytes(self._shadow.spec)
+        return SplitRoom(*sizes, self._accountant)
 
     def look(
         self, layer: int, splits: Iterable[tuple[Sequence, SplitRows]], call: Callable[[int], bool]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hillinfer.attention.native import NativeAttention
-from hillinfer.engine.coded_call import JoinedPart, SplitRoom
+from hillinfer.engine.coded_call import JoinedPart, SelectedRoom, SplitRoom
 from hillinfer.engine.coded_step import CodedStep
 from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.queries import (
@@ -25,14 +25,16 @@ from hillinfer.engine.queries import (
     row_states,
 )
 from hillinfer.engine.selection import TokenSelection
+from hillinfer.errors import BudgetError
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import LayerStepLog
 from hillinfer.kv.pool_policies import PoolPolicy
 from hillinfer.kv.sequence import Sequence
 from hillinfer.kv.shadow_keeper import ShadowKeeper
+from hillinfer.memory_budget import Accountant
 from hillinfer.model_shape import StoredType
 from hillinfer.native.library import native_library
-from hillinfer.native.selected import ComingAttention, MissList, SelectedRows
+from hillinfer.native.selected import ComingAttention
 from hillinfer.native.signatures import RowStates, StepRow, StepRows
 from hillinfer.native.structures import Shape
 from hillinfer.scoring.arguments import query_factor
@@ -71,6 +73,8 @@ class JoinedStep:
         Where tokens are counted.
     read_on
         Ends what is being chosen of layers that come next; see `PrefetchPipeline`.
+    accountant
+        Counts memory that the library chooses in.
     coded
         Has codes of values, and attends to a row that misses some; None where no token is coded.
 
@@ -94,6 +98,7 @@ class JoinedStep:
         log: LayerStepLog,
         counters: Counters,
         read_on: Callable[[], None],
+        accountant: Accountant,
         coded: CodedStep | None = None,
     ) -> None:
         self._library, self._coded = native_library(), coded
@@ -113,7 +118,8 @@ class JoinedStep:
             attention.variant.number, attention.state_bytes, shape.row_bytes
         )
         self._table = (StepRow * 0)()
-        self._memory: list[tuple[tuple[int, int], SelectedRows, MissList]] = []
+        self._accountant = accountant
+        self._memory: list[SelectedRoom] = []
         self._rooms: list[SplitRoom] = []
         self.parts: list[JoinedPart] = []
         self._ahead: dict[int, AnnouncedLayer] = {}
@@ -156,7 +162,8 @@ class JoinedStep:
 
         Returns
         -------
-        The batch rows that are taken in; the others go on by themselves.
+        The batch rows that are taken in; the others go on by themselves. None are where M0 has no
+        room for what is chosen for them.
         """
         self.forget()
         kinds = {row: self._has_codes(one) for row, one in rows}
@@ -169,8 +176,12 @@ class JoinedStep:
         if len(self._table) != len(taken):
             self._table = (StepRow * len(taken))()
         self._step, self._observe, self._scaling = step, observe, None
-        for number, (row, sequence) in enumerate(taken):
-            self.parts.append(self._part(number, row, sequence))
+        try:
+            for number, (row, sequence) in enumerate(taken):
+                self.parts.append(self._part(number, row, sequence))
+        except BudgetError:
+            self.forget()
+            return []
         self._full_rows = sum(one.past & -GROUP_TOKENS for one in self.parts)
         asked = self._asked
         asked.rows, asked.count = ctypes.addressof(self._table), len(taken)
@@ -349,13 +360,8 @@ class JoinedStep:
         wanted = self._evaluation.wanted(past + 1, sequence.lacking)
         wanted.check(past + 1, 0)
         if number == len(self._memory):
-            self._memory.append(((0, 0), SelectedRows(1, 0, 0), MissList(0)))
-        room, selected, misses = self._memory[number]
-        if wanted.count > room[0] or past >= room[1]:
-            room = 2 * wanted.count, 2 * past
-            selected = SelectedRows(self._sets, *room)
-            misses = MissList(selected.most_rows)
-            self._memory[number] = room, selected, misses
+            self._memory.append(SelectedRoom(self._sets, self._accountant))
+        selected, misses = self._memory[number].take(wanted.count, past + 1)
         own = self._table[number]
         own.tables, own.row = sequence.table_addresses[0], row
         own.selected, own.misses, own.split = selected.address, misses.address, None

@@ -420,7 +420,7 @@ def open_parts(
             choosing = (native, spec, settings.scope, evaluation, selection, shadow, pools)
             decode = NativeDecode(*choosing, gather, cold, layer_calls, log, counters, recorder)
             if JoinedStep.is_for(native, evaluation, policy, recorder):
-                own = pipeline.read_on, coded_on_host
+                own = pipeline.read_on, accountant, coded_on_host
                 joined = JoinedStep(*choosing, cold, layer_calls, log, counters, *own)
         undone.pop_all()
     return RuntimeParts(

@@ -39,8 +39,8 @@ class SelectedRows:
         What the library is told, and where that lies.
     sets
         int64, one set behind the other, ascending in each; `table.set_rows` are in each.
-    most_rows
-        Most rows of all sets together.
+    most_rows, byte_count
+        Most rows of all sets together, and what all this memory takes.
     """
 
     def __init__(self, sets: int, positions: int, tokens: int) -> None:
@@ -52,6 +52,9 @@ class SelectedRows:
             self._positions = np.empty(self.most_rows, np.int64)
             self._numbers = np.empty(sets * positions, np.int32)
         self._addresses = np.empty(self.most_rows, np.uint64)
+        self.byte_count = self.sets.nbytes + self._addresses.nbytes
+        if self._numbers is not None:
+            self.byte_count += self._positions.nbytes + self._numbers.nbytes
         self.table = SelectedSets(
             set_count=sets,
             sets=self.sets.ctypes.data,
@@ -115,13 +118,14 @@ class MissList:
 
     Attributes
     ----------
-    address
-        What the library is told.
+    address, byte_count
+        What the library is told, and what all this memory takes.
     """
 
     def __init__(self, room: int) -> None:
-        self._numbers, self._rows, self._places = np.empty((3, room), np.int64)
+        self._numbers, self._rows, self._places = numbers = np.empty((3, room), np.int64)
         self._positions, self._hits = np.empty(room, np.int32), np.empty(room, np.uint16)
+        self.byte_count = numbers.nbytes + self._positions.nbytes + self._hits.nbytes
         self._table = Misses(
             numbers=self._numbers.ctypes.data,
             rows=self._rows.ctypes.data,
@@ -345,8 +349,8 @@ class SplitRows:
         What the library is told, and where that lies.
     exact, coded
         The exact tokens of the sets and their rows, and the coded ones.
-    misses
-        Exact rows that were not in memory.
+    misses, byte_count
+        Exact rows that were not in memory, and what all this memory takes.
     room
         As many positions of a set, exact ones, and tokens as were given.
     """
@@ -360,6 +364,8 @@ class SplitRows:
         memory = np.empty((_COLUMNS, min(tokens, sets * positions)), np.int64)
         (rows, missing, numbers, sources, *cold) = memory
         self._missing, self._cold, self._numbers = missing, cold, numbers
+        parts = self.exact, self.coded, self.misses
+        self.byte_count = self._sets.nbytes + memory.nbytes + sum(one.byte_count for one in parts)
         self._weighed: object = None
         self.table = SplitSelection(
             sets=self._sets.ctypes.data,

@@ -6,6 +6,7 @@ import gc
 import mmap
 import tracemalloc
 import types
+from contextlib import closing, suppress
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from copy_lanes import HostLane
 from resident_memory import run_taken
 
 from hillinfer.engine.runtime import Runtime
+from hillinfer.errors import BudgetError
 from hillinfer.kv.hot_pool import SLOT_BYTES, Candidates, HotPool, PoolMoment
 from hillinfer.kv.pool_policies import LeastRecentlyUsed
 from hillinfer.memory_budget import Part
@@ -170,6 +172,88 @@ def test_nothing_is_held_that_is_not_counted(runtime):
     # What is counted is there: scratch that comes and goes is most of the rest.
     assert reached > counted / 3
     assert runtime.statistics().dram_peak_bytes <= 12 << 20
+
+
+# Of caches that take steps together; no group begins or becomes full meanwhile.
+TOGETHER = (1500, 710, 1100, 1300, 900, 1160, 850, 970)
+
+
+def step_together(runtime, sequences, seed):
+    """Take a step, and return the batch rows that went together."""
+    generator = torch.Generator().manual_seed(seed)
+    count = len(sequences)
+    runtime.begin_step()
+    taken = runtime.joined.begin(list(enumerate(sequences)), runtime.step, None)
+    out = torch.empty(count, 1, 4, 32)
+    for layer in range(SHAPE.layers if taken else 0):
+        query, *states = (
+            torch.randn(count, heads, 1, 32, generator=generator) for heads in (4, 2, 2)
+        )
+        runtime.joined.store(layer, *states)
+        assert not runtime.joined.attend(layer, query, 0.2, out)
+    return taken
+
+
+@pytest.fixture(params=[("layer", 0.02), ("kv_head", 1.0)], ids=str)
+def joined(request, cold_dir):
+    """A runtime and eight sequences, each of which decoded by itself."""
+    scope, exact = request.param
+    settings = Settings().changed(
+        block_rows=100, io_threads=2, scope=scope, exact=exact, exact_floor=64
+    )
+    with closing(
+        Runtime(SHAPE, settings, 32 << 20, cold_dir, shadow_limit_bytes=32 * 70_000)
+    ) as made:
+        sequences = []
+        for seed, tokens in enumerate(TOGETHER):
+            sequences.append(made.open_sequence())
+            for count in (tokens, 1, 1):
+                feed(made, sequences[-1], count, seed)
+        yield made, sequences
+
+
+def test_steps_together_hold_nothing_that_is_not_counted(joined):
+    """Growth alone is compared: what is counted for work that comes and goes would hide some."""
+    runtime, sequences = joined
+    before = check(runtime)
+    assert step_together(runtime, sequences, 1) == list(range(len(sequences)))
+    reached, counted = np.subtract(check(runtime), before)
+    assert 0 < reached <= counted
+    # Later steps work in the same memory, and so does a batch of less.
+    after = check(runtime)
+    assert step_together(runtime, sequences, 2) == list(range(len(sequences)))
+    assert step_together(runtime, sequences[:3], 3) == [0, 1, 2]
+    assert check(runtime)[1] == after[1]
+    assert (runtime.statistics().coded_tokens > 0) == (runtime.parts.values is not None)
+    assert runtime.statistics().dram_peak_bytes <= 32 << 20
+
+
+def test_an_array_of_a_step_together_that_nobody_counted_is_found(joined):
+    runtime, sequences = joined
+    before = check(runtime)
+    step_together(runtime, sequences, 1)
+    sequences[3].hidden = np.zeros(100_000, np.uint8)
+    reached, counted = np.subtract(check(runtime), before)
+    assert reached > counted
+
+
+def test_without_memory_for_them_sequences_go_by_themselves(joined):
+    runtime, sequences = joined
+    accountant, taken = runtime.parts.accountant, 0
+    for size in (1 << 20, 1 << 15, 1 << 10):
+        with suppress(BudgetError):
+            while True:
+                accountant.take(Part.OTHER, size)
+                taken += size
+    # A step of one sequence may take a few bytes more than the one before.
+    accountant.give(Part.OTHER, 1 << 12)
+    taken -= 1 << 12
+    assert step_together(runtime, sequences, 1) == []
+    # They can, and there is room again.
+    for seed, sequence in enumerate(sequences):
+        feed(runtime, sequence, 1, seed)
+    accountant.give(Part.OTHER, taken)
+    assert step_together(runtime, sequences, 1) == list(range(len(sequences)))
 
 
 def test_an_array_that_nobody_counted_is_found(runtime):
