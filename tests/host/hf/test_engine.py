@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from generation_runs import attached, bits, run
+from generation_runs import CODED, attached, bits, run
 from test_cache_operations import feed, feed_singly, open_cold_files
 from tiny_models import TinyModel, prompts
 
@@ -127,6 +127,49 @@ def test_caches_that_take_turns_answer_and_count_as_they_would_alone(cold_dir):
     assert [one.kv_bytes for one in statistics] == [one.kv_bytes for one in counted]
     assert whole.kv_bytes == sum(one.kv_bytes for one in counted)
     assert whole.dram_peak_bytes <= whole.dram_budget_bytes
+
+
+class SharedPool:
+    """Two documents in one pool, each asked by single tokens; what is told, and shares of hits."""
+
+    def __init__(self, cold_dir, busy_steps, **changes):
+        self.answers, self.hits = [], []
+        with attached(TINY.build(), cold_dir, alpha=0.1, **changes) as hill:
+            caches = [hill.new_cache(800), hill.new_cache(800)]
+            for seed, cache in enumerate(caches):
+                feed(hill.model, cache, prompts([700], seed=seed)[0])
+            first, other = caches
+            # The first is busy, then the other, and then the first wants its rows again.
+            for cache, steps in ((first, 12), (first, 1), (other, busy_steps), (first, 1)):
+                before = cache.statistics()
+                ids, _ = prompts([steps], seed=steps)
+                for at in range(steps):
+                    self.answers.append(feed_singly(hill.model, cache, ids[:, at : at + 1]))
+                self.hits.append(cache.statistics().minus(before).hot_hit_rate)
+            self.demoted = hill.statistics().demoted_rows
+            for cache in caches:
+                cache.close()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"pool_policy": "lru"}, {"pool_policy": "decayed"}, {"pool_policy": "decayed", **CODED}],
+    ids=str,
+)
+def test_rows_of_an_idle_document_give_way_to_those_of_a_busy_one(cold_dir, changes):
+    little = SharedPool(cold_dir, 24, dram_budget="100%", **changes)
+    # The twin: no other document is busy.
+    calm = SharedPool(cold_dir, 0, dram_budget="100%", **changes)
+    assert little.hits[1] == calm.hits[1] <= calm.hits[3]
+    # With hits that fade it is not all of them: those of the idle document do not.
+    assert little.hits[3] < calm.hits[3] - 0.1
+    assert little.demoted > calm.demoted
+    # Nobody's answer changes by it.
+    enough = SharedPool(cold_dir, 24, dram_budget="64MiB", **changes)
+    assert all(map(torch.equal, little.answers, enough.answers))
+    assert (enough.hits, enough.demoted) == ([1.0] * 4, 0)
+    little.answers[-1].view(torch.int32).view(-1)[0] ^= 1
+    assert not torch.equal(little.answers[-1], enough.answers[-1])
 
 
 def test_a_share_is_one_of_all_contexts_together(cold_dir):
