@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A child process: thirty sessions of a model of 8 layers at once, with few descriptors.
+"""A child process: thirty sessions of a model of 32 layers at once, with few descriptors.
 
 Its argument is a folder for cold files and sessions. Prints what came of it as JSON.
 """
@@ -15,32 +15,33 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
-from generation_runs import attached, bits, run
+from generation_runs import CODED, attached, bits, run
 from tiny_models import TinyModel, prompts
 
 from hillinfer.errors import HillInferError
 
-SESSIONS, THIRD, CHANGED = 30, 3, 7
-QUESTION, _ = prompts([5], seed=77)
+# Every fifth is asked for a token more, which is decoded over some codes.
+SESSIONS, FIFTH, CHANGED = 30, 5, 6
 
 
 def count():
     return len([*Path("/proc/self/fd").iterdir()]), threading.active_count()
 
 
-def ask(model, cache, new_tokens=2):
-    """Return a digest of the logits of an answer on a fork of a cache."""
-    fork = cache.fork()
-    ids = torch.cat([torch.tensor(cache.token_ids), QUESTION], 1)
-    digest = hashlib.sha256(bits(run(model, fork, ids, new_tokens=new_tokens)).numpy().tobytes())
+def ask(model, cache, number):
+    """Return a digest of the logits of a session's answer, on a fork of its cache."""
+    fork, (question, _) = cache.fork(), prompts([5], seed=number)
+    ids = torch.cat([torch.tensor(cache.token_ids), question], 1)
+    answer = bits(run(model, fork, ids, new_tokens=1 if number % FIFTH else 2))
+    digest = hashlib.sha256(answer.numpy().tobytes())
     fork.close()
     return digest.hexdigest()[:16]
 
 
-def tried(model, cache):
+def tried(model, cache, number):
     """Return the answer, or the error."""
     try:
-        return ask(model, cache)
+        return ask(model, cache, number)
     except HillInferError as error:
         return str(error)
 
@@ -68,30 +69,35 @@ CHANGES = {1: touched, 2: copied, 3: gone, 4: cut}
 def main(folder):
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-    model = TinyModel(layers=8).build()
+    model = TinyModel(layers=32).build()
     places = [folder / f"session-{number}" for number in range(SESSIONS)]
     told = {"counts": [], "alone": []}
-    with attached(model, folder, dram_budget="25%") as hill:
-        for seed, place in enumerate(places):
-            cache = hill.new_cache(80)
-            run(model, cache, prompts([70 + seed], seed)[0], new_tokens=1)
-            cache.save_session(place)
+    with attached(model, folder, dram_budget="25%", **CODED) as hill:
+        for number in range(0, SESSIONS, FIFTH):
+            cache, (ids, _) = hill.new_cache(80), prompts([70 + number], number)
+            run(model, cache, ids, new_tokens=1, prefill_chunk_size=100)
+            cache.save_session(places[number])
             cache.close()
-        for place in places[::THIRD]:
-            cache = hill.load_session(place)
-            told["alone"].append(ask(model, cache))
+            # Each copy has files of its own, and is asked something else.
+            for copy in places[number + 1 : number + FIFTH]:
+                shutil.copytree(places[number], copy)
+        for number in range(0, SESSIONS, FIFTH):
+            cache = hill.load_session(places[number])
+            told["alone"].append(ask(model, cache, number))
             told["counts"].append(count())
             cache.close()
         told["before"] = count()
         caches = [hill.load_session(place) for place in places]
         told["open"] = count()
-        told["together"] = [ask(model, cache) for cache in caches]
+        told["together"] = [ask(model, cache, number) for number, cache in enumerate(caches)]
         told["asked"] = count()
         statistics = hill.statistics()
         told["held"] = statistics.dram_peak_bytes <= statistics.dram_budget_bytes
+        told["coded"], told["filed"] = statistics.coded_tokens, statistics.code_write_bytes
         for number, change in CHANGES.items():
             change(places[number] / "rows-0007.bin")
-        told["changed"] = [tried(model, cache) for cache in caches[:CHANGED]]
+        changed = enumerate(caches[:CHANGED])
+        told["changed"] = [tried(model, cache, number) for number, cache in changed]
         for cache in caches:
             cache.close()
         told["after"] = count()
