@@ -12,7 +12,7 @@ import pytest
 import torch
 from device_cases import Noting, Through, Wrapped, plant
 from emulated_cards import EmulatedCards
-from generation_runs import SETTINGS, bits
+from generation_runs import CODED, SETTINGS, bits
 from placement_cases import ALL_HOT, Case, Placement
 from test_placement_invariance import BEAMS, beams_and_turns
 from test_shadow_placement import go
@@ -108,6 +108,28 @@ def test_what_the_host_shares_with_a_card_changes_no_bit(device, beta, alone, ca
     )
     assert torch.equal(bits(found), bits(wanted))
     assert 0 < statistics.device_scored_tokens < statistics.scored_tokens
+
+
+@pytest.fixture(scope="module")
+def coded(expected, tmp_path_factory):
+    """The model, the case and what comes out where most of the selected tokens are coded."""
+    case = replace(ALONE, selection=SELECTION | CODED)
+    found, statistics = case.run(expected[0], tmp_path_factory.mktemp("coded"), dram_budget=ALL_HOT)
+    assert 0 < statistics.coded_tokens < statistics.selected_tokens
+    return expected[0], case, found, statistics
+
+
+@pytest.mark.parametrize(
+    ("device", "share"), [*((device, 0.0) for device in DEVICES), ("core", 0.2), ("csim", None)]
+)
+def test_coded_steps_have_the_same_bits_on_every_device(device, share, coded, cards, cold_dir):
+    """Which tokens are coded follows from their ranks, whatever scores them."""
+    model, case, wanted, hot = coded
+    placement = Placement(share, DEVICES[device](cards)).for_case(case, hot.kv_bytes)
+    found, statistics = case.run(model, cold_dir, **placement)
+    assert torch.equal(bits(found), bits(wanted))
+    assert statistics.coded_tokens == hot.coded_tokens
+    assert (statistics.device_scored_tokens > 0) == (device in CARDS)
 
 
 @pytest.fixture(scope="module")
@@ -219,11 +241,21 @@ class Flipping(Through):
 def test_a_flipped_bit_on_a_card_changes_what_comes_out(device, alone, cards, cold_dir):
     """The twin: what the card holds decides."""
     model, wanted, _ = alone
+    assert not torch.equal(bits(flipped(ALONE, device, model, cards, cold_dir)), bits(wanted))
+
+
+def test_a_flipped_bit_on_a_card_changes_coded_steps(coded, cards, cold_dir):
+    model, case, wanted, _ = coded
+    assert not torch.equal(bits(flipped(case, "core", model, cards, cold_dir)), bits(wanted))
+
+
+def flipped(case, device, model, cards, cold_dir):
+    """Return what comes out of a case where a device flips bits of what it gets."""
     settings = DEVICES[device](cards)
     flipping = Wrapped(settings["device"], Flipping)
-    found, _ = ALONE.run(model, cold_dir, devices=flipping.table, dram_budget=ALL_HOT, **settings)
+    found, _ = case.run(model, cold_dir, devices=flipping.table, dram_budget=ALL_HOT, **settings)
     assert flipping.opened
-    assert not torch.equal(bits(found), bits(wanted))
+    return found
 
 
 def test_shadows_that_a_small_card_has_no_room_for(expected, cards, cold_dir):

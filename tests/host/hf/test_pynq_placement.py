@@ -7,13 +7,14 @@ Few tokens of a tiny model, because every launch goes through files.
 import os
 import signal
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from device_cases import Through, Wrapped
 from emulated_cards import EmulatedCards
-from generation_runs import bits
+from generation_runs import CODED, bits
 from placement_cases import ALL_HOT, Case, Placement
 from tiny_models import TinyModel
 
@@ -128,6 +129,21 @@ def test_a_bit_of_some_exponents_flipped_on_the_way_to_the_card_changes_them(
     flipping = card(Flipping).table
     found, statistics = CASE.run(model, cold_dir, flipping, dram_budget=ALL_HOT, **pynq)
     assert statistics.device_scored_tokens > 0
+    assert not torch.equal(bits(found), bits(plain))
+
+
+def test_pynq_gives_the_same_bits_of_coded_steps(expected, pynq, card, cold_dir):
+    """Coded tokens are those that the card's scores rank behind the exact ones."""
+    model = expected[0]
+    case = replace(CASE, selection=SELECTION | CODED)
+    plain, hot = case.run(model, cold_dir, dram_budget=ALL_HOT)
+    placement = Placement(0.0, pynq).for_case(case, hot.kv_bytes)
+    found, statistics = case.run(model, cold_dir, card().table, **placement)
+    assert torch.equal(bits(found), bits(plain))
+    assert 0 < statistics.coded_tokens == hot.coded_tokens
+    assert 0 < statistics.device_scored_tokens < statistics.scored_tokens
+    # The twin: other scores, other tokens.
+    found, _ = case.run(model, cold_dir, card(Flipping).table, dram_budget=ALL_HOT, **pynq)
     assert not torch.equal(bits(found), bits(plain))
 
 
