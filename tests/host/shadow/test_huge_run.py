@@ -6,14 +6,17 @@ import gc
 import itertools
 import mmap
 import random
+import sys
 import threading
 import weakref
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from resident_memory import PAGES, huge, run_huge, run_taken, taken
 
 from hillinfer.drive.files import PAGE_BYTES
+from hillinfer.shadow import arena
 from hillinfer.shadow.arena import HugePages, HugeRun, huge_pages_allowed
 from hillinfer.system.kept_memory import HUGE_BYTES
 
@@ -22,6 +25,10 @@ pytestmark = pytest.mark.skipif(
 )
 # No divisor of a huge page: 3.9 of them make one, so places lie across its border.
 PLACE = 131 * PAGE_BYTES
+# What runs when one changes.
+OF_RUNS = (arena.__file__, weakref.__file__)
+# Python only tells of an interrupt while it forgets an array, and goes on.
+INTERRUPTED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 class Asked(HugePages):
@@ -246,85 +253,94 @@ def test_a_place_that_goes_while_the_run_changes_is_not_forgotten():
     assert not again.any()
 
 
-class _Lock:
-    """A run's lock; more happens right after it is taken, or before it is left."""
+class Moment:
+    """A moment of a run's code, by its number, at which something more happens.
 
-    def __init__(self):
-        self.own = threading.RLock()
-        self.taken = self.left = lambda: None
+    Ctrl-C and a collection may come whenever a function begins, and when one of C came back.
+    """
 
-    @classmethod
-    def of_run(cls, monkeypatch):
-        """Return a run with room for two places, and its lock."""
-        lock = cls()
-        with monkeypatch.context() as patched:
-            patched.setattr(threading, "RLock", lambda: lock)
-            return HugeRun(PLACE, 2), lock
+    def __init__(self, number, act):
+        self.left, self._act = number, act
 
-    def __enter__(self):
-        self.own.acquire()
-
-    def __exit__(self, *given):
-        self.left()
-        self.own.release()
-
-    def acquire(self, **options):
-        is_taken = self.own.acquire(**options)
-        self.taken()
-        return is_taken
-
-    def release(self):
-        self.own.release()
-
-    def _is_owned(self):
-        return self.own._is_owned()
-
-
-def test_a_place_that_goes_when_all_seem_taken_is_not_forgotten(monkeypatch):
-    run, lock = _Lock.of_run(monkeypatch)
-    held = filled(run, 2)
-
-    def left():
-        if len(held) == 2:
-            del held[0]
-
-    lock.left = left
-    assert run.take() is None
-    assert run_taken(run) == run.taken_bytes == PLACE
-
-
-@pytest.mark.parametrize("spare", [True, False], ids=["traceback kept", "traceback gone"])
-def test_no_place_is_given_twice_after_an_interrupt(monkeypatch, spare):
-    run = HugeRun(PLACE, 2)
-    with monkeypatch.context() as patched:
-        patched.setattr(weakref, "finalize", _Interrupted)
-        with pytest.raises(KeyboardInterrupt) as told:
-            run.take()
-    if not spare:
-        del told
-    first = run.take()
-    first[:] = 7
-    if spare:
-        # What it kept was over the place that somebody else has by now.
-        del told
-    gc.collect()
-    second = run.take()
-    assert second is not None, "a place was lost"
-    assert second.ctypes.data != first.ctypes.data
-    assert run.take() is None
-    assert (first == 7).all()
-
-
-class _Interrupted(weakref.finalize):
-    """What Ctrl-C comes right after."""
+    def __call__(self, frame, event, _):
+        if event in ("call", "c_return") and frame.f_code.co_filename in OF_RUNS:
+            self.left -= 1
+            if self.left == -1:
+                self._act()
 
     @property
-    def atexit(self):
-        return True
+    def has_come(self):
+        return self.left < 0
 
-    @atexit.setter
-    def atexit(self, _):
-        raise KeyboardInterrupt
+    @contextmanager
+    def awaited(self):
+        """Count moments in the block of code that this encloses."""
+        sys.setprofile(self)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+
+
+def each_moment(act):
+    """Yield one moment after the other, until one did not come."""
+    for number in itertools.count():
+        moment = Moment(number, act)
+        yield moment
+        if not moment.has_come:
+            # What is looked for here comes behind some calls.
+            assert number > 3
+            return
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def test_a_place_that_goes_at_any_moment_of_taking_another_is_not_forgotten():
+    """When all seem taken, and nobody was told so yet, too."""
+    held, refused = [], 0
+    for moment in each_moment(lambda: held.pop(0)):
+        run = HugeRun(PLACE, 2)
+        held[:] = filled(run, 2)
+        with moment.awaited():
+            memory = run.take()
+        others = 2 - moment.has_come
+        assert run.taken_bytes == (others + (memory is not None)) * PLACE
+        assert memory is not None or run_taken(run) == run.taken_bytes
+        refused += moment.has_come and memory is None
+    assert refused
+
+
+@INTERRUPTED
+@pytest.mark.parametrize("spare", [True, False], ids=["traceback kept", "traceback gone"])
+def test_no_place_is_given_twice_after_an_interrupt(spare):
+    for moment in each_moment(interrupt):
+        run = HugeRun(PLACE, 2)
+        told = ended_by(moment, run.take)
+        if not spare:
+            del told
+        first = run.take()
+        first[:] = 7
+        if spare:
+            # What it kept was over the place that somebody else has by now.
+            del told
+        gc.collect()
+        second = run.take()
+        assert second is not None, "a place was lost"
+        assert second.ctypes.data != first.ctypes.data
+        assert run.take() is None
+        assert (first == 7).all()
+
+
+def ended_by(moment, work):
+    """Do some work, and return the interrupt that ended it, or None."""
+    try:
+        with moment.awaited():
+            work()
+    except KeyboardInterrupt as told:
+        return told
+    return None
 
 
 class Later(Asked):
@@ -363,37 +379,37 @@ def test_an_interrupt_while_a_place_comes_back_loses_none():
     assert run.take() is None
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupt_when_an_array_goes_loses_no_place(monkeypatch):
-    run = HugeRun(PLACE, 2)
-    # Whatever Python code is called then, Ctrl-C may come before its first line.
-    monkeypatch.setattr(weakref.finalize, "__call__", _raises)
-    held = filled(run, 2)
-    del held[0]
-    again = run.take()
-    assert again is not None, "a place was lost"
-    assert not again.any()
+@INTERRUPTED
+def test_an_interrupt_when_an_array_goes_loses_no_place():
+    """Whatever Python code is called then, Ctrl-C may come before its first line."""
+    for moment in each_moment(interrupt):
+        run = HugeRun(PLACE, 2)
+        held = filled(run, 2)
+        with moment.awaited():
+            del held[0]
+        again = run.take()
+        assert again is not None, "a place was lost"
+        assert not again.any()
 
 
-def _raises(*_):
-    raise KeyboardInterrupt
+@INTERRUPTED
+def test_an_interrupt_leaves_no_run_locked():
+    """Nor does one that comes when places are cleared that went meanwhile."""
+    for moment in each_moment(interrupt):
+        run = HugeRun(PLACE, 2)
+        held = filled(run, 2)
 
+        def goes(held=held, moment=moment):
+            held.pop()
+            sys.setprofile(moment)
 
-def test_an_interrupt_leaves_no_run_locked(monkeypatch):
-    run, lock = _Lock.of_run(monkeypatch)
-    held = filled(run, 2)
-    with lock:
-        del held[0]
-    # Ctrl-C comes right after it was taken.
-    lock.taken = _raises
-    with pytest.raises(KeyboardInterrupt):
-        run.end_coming()
-    lock.taken = lambda: None
-    made = []
-    other = threading.Thread(target=lambda: made.append(run.take()), daemon=True)
-    other.start()
-    other.join(5)
-    assert len(made) == 1, "it waits for ever"
+        # The second moment of its work is in the middle of changing the run.
+        ended_by(Moment(1, goes), run.end_coming)
+        made = []
+        other = threading.Thread(target=lambda run=run: made.append(run.take()), daemon=True)
+        other.start()
+        other.join(5)
+        assert len(made) == 1, "it waits for ever"
 
 
 def test_one_huge_page_is_made_at_a_time():
