@@ -381,25 +381,33 @@ def test_comparing_and_measuring_end_before_any_pass_and_go_on_later(kept):
     assert checks.slipped(document) == []
 
 
-def test_what_cannot_be_read_is_not_read_again(kept, monkeypatch):
-    def failing(*_, **__):
-        raise ColdPoolError("the drive")
+class Unreadable(StoredPrompts):
+    """A store's prompts, on a drive that fails now and then."""
 
-    checks = OnlineChecks(kept.model, kept.prompts)
+    fails = False
+
+    def load_into(self, *given, **options):
+        if self.fails:
+            raise ColdPoolError("the drive")
+        return super().load_into(*given, **options)
+
+
+def test_what_cannot_be_read_is_not_read_again(kept):
+    prompts = Unreadable(kept.store, kept.model)
+    checks = OnlineChecks(kept.model, prompts)
     document = kept.catalogue.find("d0")
     ids = kept.keeper(Accountant(1 << 20)).ids_of(document)
     for token in (*kept.expected["d0"][-1:], 1, 2, 3):
         checks.note(document.key, ServedAnswer("held", tuple(QUESTION), (token, 1, 1, 1, 1)))
-    with monkeypatch.context() as broken:
-        broken.setattr(kept.prompts, "load_into", failing)
-        with pytest.raises(ColdPoolError):
-            checks.compare(document, ids)
+    prompts.fails = True
+    with pytest.raises(ColdPoolError):
+        checks.compare(document, ids)
+    prompts.fails = False
     assert [checks.compare(document, ids) is None for _ in range(4)] == [False] * 3 + [True]
     assert checks.slipped(document) == ["held"]
-    with monkeypatch.context() as broken:
-        broken.setattr(kept.prompts, "load_into", failing)
-        with pytest.raises(ColdPoolError):
-            checks.renewed(document, ids)
+    prompts.fails = True
+    with pytest.raises(ColdPoolError):
+        checks.renewed(document, ids)
     assert checks.slipped(document) == []
 
 
