@@ -445,10 +445,7 @@ CODED: tuple[Mutant, ...] = (
         "host/hillinfer/shadow/kept_codes.py",
         "            self.lacking.add(own.number)\n",
         "            pass\n",
-        (
-            f"{_SESSION_TESTS}::"
-            "test_a_session_gets_codes_in_the_file_where_dram_has_no_room_for_all",
-        ),
+        (f"{_SESSION_TESTS}::test_rows_that_cannot_be_read_for_codes_cost_no_answer",),
     ),
     Mutant(
         "rows-that-cannot-be-coded-end-the-step",

@@ -4,17 +4,20 @@
 And how often codes were wanted: kept, and nothing but time depends on it.
 """
 
+import errno
+import os
+import threading
+
 import numpy as np
 import pytest
 import torch
-from generation_runs import attached
+from generation_runs import attached, attached_with
 from session_runs import QUESTION, TINY, answer, content_of, feed, seal, seal_checksums
+from single_reads import SingleReads
 from tiny_models import prompts
 
-from hillinfer.errors import ColdPoolError, SessionError
-from hillinfer.kv.shadow_keeper import ShadowKeeper
-from hillinfer.shadow.kept_codes import KeptCodes
-from hillinfer.shadow.values import ValueCodes
+from hillinfer.errors import SessionError
+from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 CODED = {"exact": 0.02, "exact_floor": 10}
 IDS, _ = prompts([1300], seed=5)
@@ -140,46 +143,66 @@ def test_sessions_that_do_not_say_what_was_wanted_open_and_are_extended(coded, t
     assert wanted_in(tmp_path / "again").any()
 
 
-def test_a_session_gets_codes_in_the_file_where_dram_has_no_room_for_all(tmp_path, monkeypatch):
-    ids, _ = prompts([2400], seed=5)
-    asked = torch.cat([ids, QUESTION], dim=1)
+LONG, _ = prompts([2400], seed=5)
 
-    def told(budget):
-        cold = tmp_path / "cold"
-        cold.mkdir(exist_ok=True)
-        with attached(TINY.build(), cold, dram_budget=budget, alpha=0.5, **CODED) as hill:
-            cache = hill.load_session(tmp_path / "session")
-            found, statistics = answer(hill.model, cache, asked), cache.statistics()
-            cache.close()
-        return found, statistics
 
-    with attached(TINY.build(), tmp_path, alpha=0.5, **CODED) as hill:
-        cache = hill.new_cache()
-        feed(hill.model, cache, ids)
-        cache.save_session(tmp_path / "session")
-        cache.close()
-    found, small = told("2.5MiB")
+@pytest.fixture(scope="module")
+def long_session(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("long")
+    with attached(TINY.build(), folder, alpha=0.5, **CODED) as hill, hill.new_cache() as cache:
+        feed(hill.model, cache, LONG)
+        cache.save_session(folder / "session")
+    return folder / "session"
+
+
+def told(session, cold_dir, budget, calls=None):
+    """Return what a session answers in a budget, and what it counted meanwhile."""
+    made = {"dram_budget": budget, "alpha": 0.5, **CODED}
+    with (
+        attached_with(TINY.build(), cold_dir, {"calls": calls}, **made) as hill,
+        hill.load_session(session) as cache,
+    ):
+        asked = torch.cat([LONG, QUESTION], dim=1)
+        return answer(hill.model, cache, asked), cache.statistics()
+
+
+class GroupsLost(SingleReads):
+    """A drive that fails whoever reads all rows of a group; a step wants few of them."""
+
+    def __init__(self):
+        self.failed, self._fails = 0, threading.local()
+
+    def land(self, way, landing):
+        self._fails.now = landing.count == GROUP_TOKENS
+        return super().land(way, landing)
+
+    def read_done(self, descriptor, into, offset, result):
+        if not getattr(self._fails, "now", False):
+            return super().read_done(descriptor, into, offset, result)
+        self.failed += 1
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def preadv(self, descriptor, into, offset):
+        # What failed is read once more, by itself.
+        if getattr(self._fails, "now", False):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().preadv(descriptor, into, offset)
+
+
+def test_a_session_gets_codes_in_the_file_where_dram_has_no_room_for_all(long_session, cold_dir):
+    found, small = told(long_session, cold_dir, "2.5MiB")
     assert 0 < small.coded_reads <= small.coded_arrivals
     # Where all codes fit each is made once, when it is wanted, and none is read of the file.
-    roomy, large = told("8MiB")
+    roomy, large = told(long_session, cold_dir, "8MiB")
     assert large.coded_reads == 0
     assert torch.equal(found, roomy)
-    # The twin: a session whose codes nobody makes has the same bits, and reads rows.
-    monkeypatch.setattr(KeptCodes, "complete_one", lambda *given: None)
-    plain, without = told("2.5MiB")
-    assert torch.equal(found, plain)
+
+
+def test_rows_that_cannot_be_read_for_codes_cost_no_answer(long_session, cold_dir):
+    """A session whose codes nobody makes has the same bits, and reads rows."""
+    expected, small = told(long_session, cold_dir, "2.5MiB")
+    drive = GroupsLost()
+    found, without = told(long_session, cold_dir, "2.5MiB", drive)
+    assert torch.equal(found, expected)
+    assert drive.failed > 0
     assert without.coded_reads < small.coded_reads / 2
-
-
-def test_rows_that_cannot_be_read_for_codes_cost_no_answer(coded, tmp_path, monkeypatch):
-    def lost(*given):
-        raise ColdPoolError("these rows are gone")
-
-    cache = begun(coded)
-    cache.save_session(tmp_path / "session")
-    expected = answer(coded.model, cache, WHOLE)
-    loaded = coded.load_session(tmp_path / "session")
-    # As if there were no room for all.
-    monkeypatch.setattr(ValueCodes, "hold_all", False)
-    monkeypatch.setattr(ShadowKeeper, "_stored_values", lost)
-    assert torch.equal(answer(coded.model, loaded, WHOLE), expected)

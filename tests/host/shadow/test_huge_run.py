@@ -405,11 +405,16 @@ def test_an_interrupt_leaves_no_run_locked():
 
         # The second moment of its work is in the middle of changing the run.
         ended_by(Moment(1, goes), run.end_coming)
-        made = []
-        other = threading.Thread(target=lambda run=run: made.append(run.take()), daemon=True)
-        other.start()
-        other.join(5)
-        assert len(made) == 1, "it waits for ever"
+        assert is_free(run), "it waits for ever"
+
+
+def is_free(run):
+    """Say whether another thread gets a place of a run."""
+    made = []
+    other = threading.Thread(target=lambda: made.append(run.take()), daemon=True)
+    other.start()
+    other.join(5)
+    return len(made) == 1
 
 
 def test_one_huge_page_is_made_at_a_time():
