@@ -2,10 +2,14 @@
 """The study of many documents in little memory: small, whole, and with what its goals name."""
 
 import json
+import signal
+import threading
+from contextlib import contextmanager
 from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
+from waiting import until
 
 from hillinfer.catalogue.measuring import ProbeWishes
 from hillinfer.errors import SettingsError
@@ -13,7 +17,7 @@ from hillinfer.models.loader import load_model
 from hillinfer.placement.policies import LeastRecentlyUsed
 from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.store.store import Store
-from hillinfer_bench.evicpress import harness, run, topics
+from hillinfer_bench.evicpress import topics
 from hillinfer_bench.evicpress.comparing import GOALS, compared
 from hillinfer_bench.evicpress.harness import Harness
 from hillinfer_bench.evicpress.notes import Notes
@@ -47,13 +51,26 @@ def test_what_is_no_report_is_not_drawn(tmp_path):
         read_rivals(tmp_path / "none")
 
 
-def interrupted(*_, **__):
-    raise KeyboardInterrupt
+@contextmanager
+def interrupted_at(file, part):
+    """Send an interrupt to the main thread once a file tells that a part is done."""
+
+    def interrupt():
+        until(lambda: file.exists() and f'"part": "{part}"' in file.read_text(), 300)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    # Whoever started the tests in the background ignores interrupts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    watching = threading.Thread(target=interrupt)
+    watching.start()
+    try:
+        yield
+    finally:
+        watching.join()
+        signal.signal(signal.SIGINT, before)
 
 
-def test_a_small_study_plays_every_rival_within_the_budget(
-    command, tiny_folder, tmp_path, monkeypatch
-):
+def test_a_small_study_plays_every_rival_within_the_budget(command, tiny_folder, tmp_path):
     pytest.importorskip("matplotlib", reason="pip install 'hillinfer[figures]'")
     out = tmp_path / "evicpress.json"
     arguments = (
@@ -63,23 +80,26 @@ def test_a_small_study_plays_every_rival_within_the_budget(
         *("--instances", 2),
         *("--picture", tmp_path / "evicpress.svg", "--sized", 1, "--sized-alpha", 0.1),
     )
+    notes = tmp_path / "evicpress" / "notes.jsonl"
     # It breaks off in its middle, and goes on where it was.
-    with monkeypatch.context() as broken:
-        broken.setattr(SizedStudy, "play", interrupted)
+    with interrupted_at(notes, "rivals"):
         assert command(*arguments).code == 130
-    notes = (tmp_path / "evicpress" / "notes.jsonl").read_text()
+    noted = {one.get("part"): one.get("found") for one in map(json.loads, notes.open())}
     assert not out.exists()
-    with monkeypatch.context() as refused:
-        # Nothing is read, measured or played anew.
-        refused.setattr(run, "play_together", interrupted)
-        refused.setattr(harness, "measure_document", interrupted)
-        outcome = command(*arguments)
+    outcome = command(*arguments)
     assert outcome.code == 0, outcome.err
-    assert '"part": "rivals"' in notes
     report = json.loads(out.read_text())
+    # Nothing was read, measured or played anew: no time is the same twice.
+    for number, document in enumerate(report["documents"]):
+        assert document["prefill_seconds"] == noted[f"prefill {number}"]
+        assert document["whole_profile"] == noted[f"whole profile {number}"]
+        assert document["usual_profile"] == noted[f"usual profile {number}"]
     assert report["figures"].keys() >= KEYS
     assert (report["figures"]["kills"], report["figures"]["wrong_tokens"]) == (2, 0)
     rows = {row["rival"]: row for row in report["rows"]}
+    for name in (one.name for one in rivals((1.0,))):
+        played = Played(**noted["rivals"][name]).figures()
+        assert rows[name]["first_token_p50"] == played["first_token_p50"]
     # What the engine's buffers take is more than the budget of so few tokens.
     assert rows.keys() == {one.name for one in rivals((1.0,))} | {"all held, nobody"}
     assert list(report["left_out"]) == ["ours served"]
