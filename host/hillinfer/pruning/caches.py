@@ -426,12 +426,6 @@ def staged_cache(cache: Any, documents: Documents) -> StagedCache | None:
     return None
 
 
-def document_of(cache: Any, documents: Documents) -> Document | None:
-    """Return what is known of a cache, None where nothing is; parameters as in `staged_cache`."""
-    staged = staged_cache(cache, documents)
-    return None if staged is None else staged.document
-
-
 def empty_waiting(documents: Documents) -> None:
     """Empty ordinary caches whose prompt still waits, and warn: nothing else could go on with them.
 

@@ -25,7 +25,7 @@ from hillinfer.generate.stages import Completed, OnDeeper
 from hillinfer.hf.features import Guard, check_model
 from hillinfer.hf.joined_cache import JoinedCache
 from hillinfer.pruning.block_policies import DecodedBlocks, Decoding, Keep
-from hillinfer.pruning.caches import Documents, document_of, empty_waiting, staged_cache
+from hillinfer.pruning.caches import Documents, empty_waiting, staged_cache
 from hillinfer.pruning.decoding import BlockManager
 from hillinfer.pruning.guards import (
     LayerGuard,
@@ -86,6 +86,8 @@ class Pruning:
         Tokens that go through the deeper layers at once.
     decoding
         Which blocks bands have while tokens are decoded.
+    know_cache
+        Returns a cache as reading in stages knows it; see `staged_cache`.
 
     Raises
     ------
@@ -104,6 +106,7 @@ class Pruning:
         later: LaterTurns = LaterTurns.KEEP,
         chunk_tokens: int = 1024,
         decoding: Decoding | None = None,
+        know_cache: Callable[[Any, Documents], StagedCache | None] = staged_cache,
     ) -> None:
         check_model(model)
         decoder = model.get_decoder()
@@ -121,7 +124,7 @@ class Pruning:
             )
         self.schedule = schedule
         predictor, self._decoder = predictor_for(model), decoder
-        self._ranker, self._later = ranker, later
+        self._ranker, self._later, self._know_cache = ranker, later, know_cache
         self._documents: Documents = weakref.WeakKeyDictionary()
         self._own = ThreadsPass()
         self._guards: list[Guard] = [PromptGuard(model, schedule)]
@@ -171,7 +174,7 @@ class Pruning:
 
     def read_of(self, cache: Any) -> PrunedRead | None:
         """Return what the last prompt of a cache lost; None where it lost nothing."""
-        document = document_of(cache, self._documents)
+        document = self._document(cache)
         return None if document is None else document.read
 
     def told_of(self, cache: Any) -> dict[str, Any] | None:
@@ -181,14 +184,18 @@ class Pruning:
 
     def waiting(self, cache: Any) -> range | None:
         """Return the layers for which a cache's prompt waits; None where it waits for none."""
-        document = document_of(cache, self._documents)
+        document = self._document(cache)
         waits = document is not None and document.is_pending
         return range(self.schedule.cuts[0].layer, len(self.layers)) if waits else None
 
     def decoding_of(self, cache: Any) -> DecodedBlocks | None:
         """Return what decoding did with blocks of a cache's last prompt; None where it may not."""
-        document = document_of(cache, self._documents)
+        document = self._document(cache)
         return None if document is None else self._blocks.report(document)
+
+    def _document(self, cache: Any) -> Document | None:
+        staged = self._know_cache(cache, self._documents)
+        return None if staged is None else staged.document
 
     # --- while nobody waits ---
 
@@ -223,7 +230,7 @@ class Pruning:
             As of a forward pass. Deeper layers have nothing then, and are read again by whatever
             comes.
         """
-        staged = staged_cache(cache, self._documents)
+        staged = self._know_cache(cache, self._documents)
         document = None if staged is None else staged.document
         tokens, began = cache.get_seq_length(), time.perf_counter()
         if staged is None or document is None:
@@ -329,7 +336,7 @@ class Pruning:
         tokens, before = hidden.shape[1], cache.get_seq_length()
         coming = coming_prompt.get() or ComingPrompt(0)
         whole = max(coming.tokens, before + tokens)
-        staged = staged_cache(cache, self._documents)
+        staged = self._know_cache(cache, self._documents)
         if staged is not None and not before:
             staged.note(None)
         document = None if staged is None else staged.document

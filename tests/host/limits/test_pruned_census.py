@@ -10,17 +10,23 @@ import pytest
 import torch
 from test_memory_census import SMALL, held_arrays
 from tiny_models import TinyModel, prompts
+from torch.overrides import TorchFunctionMode
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.hf.attach import Attachment
 from hillinfer.kv.hot_pool import SLOT_BYTES
-from hillinfer.pruning import rankers
 from hillinfer.pruning.caches import CacheOnDrive
 from hillinfer.pruning.passes import LaterTurns
 from hillinfer.pruning.rankers import SoftmaxWeights, UnitScores
 from hillinfer.pruning.reading import Pruning
 from hillinfer.pruning.schedule import Schedule
-from hillinfer.pruning.states import BUFFER_BYTES, DecidingKeys, StatesFile, StatesInMemory
+from hillinfer.pruning.states import (
+    BUFFER_BYTES,
+    DecidingKeys,
+    States,
+    StatesFile,
+    StatesInMemory,
+)
 from hillinfer.settings import Settings
 
 # States of 1 KiB for each token.
@@ -83,7 +89,7 @@ class Census(DriveCalls):
             # What the prompt before left is kept until the one under way got through.
             cuts, tokens = len(SCHEDULE.cuts), one.get_seq_length()
             small = 2 * cuts * (8 * tokens + 8 * tokens // 64 + 1024 * WINDOW) + ODD_BYTES
-            assert held_arrays(document, self._states()) <= small, stage
+            assert held_arrays(document, [self, *self._states()]) <= small, stage
 
     def around(self, stage, act):
         """Do something; all that is held behind it beside what was before is counted."""
@@ -170,37 +176,48 @@ class Forgetful(Census):
             return super().pwrite(descriptor, data, offset)
 
 
-@contextmanager
-def watched(census, monkeypatch):
-    """Let a census look around all that asks memory for states and for keys that decide."""
+class WatchedStates(States):
+    """States that a census looks at while they are read."""
 
-    def around(owner, name, stage):
-        done = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *given: census.around(stage, lambda: done(*given)))
+    def __init__(self, census, own):
+        self._census, self._own = census, own
+        self.tokens, self.byte_count = own.tokens, own.byte_count
 
-    def through(name):
-        done = getattr(StatesFile, name)
-        monkeypatch.setattr(
-            StatesFile, name, lambda *given: census.through_a_buffer(lambda: done(*given))
-        )
+    def take(self, places):
+        return self._census.through_a_buffer(partial(self._own.take, places))
+
+    def first(self, tokens):
+        return WatchedStates(self._census, self._own.first(tokens))
+
+
+class WatchedCache(CacheOnDrive):
+    """Lets a census look around all that asks memory for states and for keys that decide."""
+
+    def __init__(self, census, cache):
+        super().__init__(cache)
+        self._census = census
+
+    def wait_with(self, states):
+        return self._waits("waits at the cut", super().wait_with, states)
+
+    def wait_between(self, states):
+        return self._waits("waits between bands", super().wait_between, states)
+
+    def _waits(self, stage, wait, states):
+        act = partial(self._census.through_a_buffer, partial(wait, states))
+        return WatchedStates(self._census, self._census.around(stage, act))
+
+    def expect_keys(self, layer, tokens):
+        self._census.around("expects keys", partial(super().expect_keys, layer, tokens))
 
     @contextmanager
-    def keys(cache, layer, *units):
+    def keys(self, layer, unit_tokens=None):
+        census = self._census
         census.deciding = before = census.excess()
-        with given(cache, layer, *units) as found:
+        with super().keys(layer, unit_tokens) as found:
             assert census.excess(found) <= before + ODD_BYTES
             yield found
         assert census.excess() <= before + ODD_BYTES
-
-    given = CacheOnDrive.keys
-    around(CacheOnDrive, "wait_with", "waits at the cut")
-    around(CacheOnDrive, "wait_between", "waits between bands")
-    around(CacheOnDrive, "expect_keys", "expects keys")
-    through("add")
-    through("read")
-    monkeypatch.setattr(CacheOnDrive, "keys", keys)
-    yield
-    monkeypatch.undo()
 
 
 class Looking(SoftmaxWeights):
@@ -223,15 +240,23 @@ class LookingAtUnits(Looking, UnitScores):
         return UnitScores.window(self, question_tokens)
 
     def scores(self, deciding):
-        def products(given, units):
-            assert self._census.excess(given.keys, units) <= self._census.deciding + ODD_BYTES
-            return multiplied(given, units)
-
         self._census.check("chooses")
-        multiplied = rankers._products
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(rankers, "_products", products)
+        with ProductsSeen(self._census, deciding):
             return UnitScores.scores(self, deciding)
+
+
+class ProductsSeen(TorchFunctionMode):
+    """Lets a census look whenever products are asked for: what they are of is there then."""
+
+    def __init__(self, census, deciding):
+        super().__init__()
+        self._census, self._deciding = census, deciding
+
+    def __torch_function__(self, called, types, args=(), kwargs=None):
+        if called is torch.einsum:
+            most = self._census.deciding + ODD_BYTES
+            assert self._census.excess(self._deciding.keys, args) <= most
+        return called(*args, **(kwargs or {}))
 
 
 class UnitsUnsaid(LookingAtUnits):
@@ -247,15 +272,13 @@ class LongWindow(Looking):
         return 10 * WINDOW
 
 
-def read(model, cold_dir, monkeypatch, rows=1, ranker=Looking, census=Census, **changes):
+def read(model, cold_dir, rows=1, ranker=Looking, census=Census, **changes):
     """Read a prompt, answer, ask a fork anew, crop and complete; return how often was looked."""
     settings = Settings().changed(cold_dir=cold_dir, alpha=0.2, dram_budget="12MiB", **changes)
     census = census(model)
-    pruning = Pruning(model, SCHEDULE, ranker(census), LaterTurns.ANEW, chunk_tokens=200)
-    with (
-        Attachment(model, settings, census) as hill, pruning,
-        watched(census, monkeypatch), torch.no_grad(),
-    ):  # fmt: skip
+    known = {"know_cache": lambda cache, _: WatchedCache(census, cache)}
+    pruning = Pruning(model, SCHEDULE, ranker(census), LaterTurns.ANEW, chunk_tokens=200, **known)
+    with Attachment(model, settings, census) as hill, pruning, torch.no_grad():
         census.cache = cache = hill.new_cache()
         with pruning.prompt(TOKENS, WINDOW):
             for part in IDS.expand(rows, -1).split(CHUNK, 1):
@@ -296,29 +319,29 @@ STAGES = {
 ALONE = {"is cropped": 1, "completes": 6, "is whole": 1}
 
 
-def test_states_in_memory_are_counted_at_every_stage(model, cold_dir, monkeypatch):
-    stages = read(model, cold_dir, monkeypatch, encrypt_cold_pool="yes")
+def test_states_in_memory_are_counted_at_every_stage(model, cold_dir):
+    stages = read(model, cold_dir, encrypt_cold_pool="yes")
     assert stages == STAGES | ALONE | {"is forgotten": 1}
 
 
-def test_states_on_the_drive_leave_nothing_uncounted_at_any_stage(model, cold_dir, monkeypatch):
-    stages = read(model, cold_dir, monkeypatch)
+def test_states_on_the_drive_leave_nothing_uncounted_at_any_stage(model, cold_dir):
+    stages = read(model, cold_dir)
     # What waits is of several pieces, and what is completed is read once more.
     assert stages.pop("writes states") > 16
     assert stages.pop("reads states") > 16
     assert stages == STAGES | ALONE | {"is forgotten": 1}
 
 
-def test_rows_of_a_batch_keep_the_states_of_one(model, cold_dir, monkeypatch):
-    stages = read(model, cold_dir, monkeypatch, rows=2, encrypt_cold_pool="yes")
+def test_rows_of_a_batch_keep_the_states_of_one(model, cold_dir):
+    stages = read(model, cold_dir, rows=2, encrypt_cold_pool="yes")
     assert stages == STAGES | {"is forgotten": 1}
 
 
-def test_keys_of_units_are_counted(model, cold_dir, monkeypatch):
-    stages = read(model, cold_dir, monkeypatch, ranker=LookingAtUnits, encrypt_cold_pool="yes")
+def test_keys_of_units_are_counted(model, cold_dir):
+    stages = read(model, cold_dir, ranker=LookingAtUnits, encrypt_cold_pool="yes")
     assert stages == STAGES | ALONE | {"is forgotten": 1}
     with pytest.raises(AssertionError, match="excess"):
-        read(model, cold_dir, monkeypatch, ranker=UnitsUnsaid, encrypt_cold_pool="yes")
+        read(model, cold_dir, ranker=UnitsUnsaid, encrypt_cold_pool="yes")
 
 
 @pytest.mark.parametrize(
@@ -330,12 +353,12 @@ def test_keys_of_units_are_counted(model, cold_dir, monkeypatch):
         ("no", "writes states"),
     ],
 )
-def test_what_is_left_out_of_the_count_is_found(encryption, stage, model, cold_dir, monkeypatch):
+def test_what_is_left_out_of_the_count_is_found(encryption, stage, model, cold_dir):
     census = partial(Forgetful, stage=stage)
     with pytest.raises(AssertionError, match=stage):
-        read(model, cold_dir, monkeypatch, census=census, encrypt_cold_pool=encryption)
+        read(model, cold_dir, census=census, encrypt_cold_pool=encryption)
 
 
-def test_queries_that_nobody_needs_are_found(model, cold_dir, monkeypatch):
+def test_queries_that_nobody_needs_are_found(model, cold_dir):
     with pytest.raises(AssertionError, match="has read a chunk"):
-        read(model, cold_dir, monkeypatch, ranker=LongWindow)
+        read(model, cold_dir, ranker=LongWindow)

@@ -5,7 +5,7 @@ import errno
 import gc
 import math
 import threading
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,6 @@ from hillinfer.errors import (
     UnsupportedFeatureError,
 )
 from hillinfer.hf.attach import Attachment
-from hillinfer.kv.gather import Gather
 from hillinfer.memory_budget import Part
 from hillinfer.model_shape import ModelShape
 from hillinfer.pruning.caches import CacheOnDrive
@@ -782,34 +781,53 @@ def test_keys_that_decide_are_counted(schedule, model, cold_dir):
     assert [held - after for held, _, _ in seen] == [size for _, size, _ in seen]
 
 
-def test_keys_that_decide_are_read_once(model, cold_dir, monkeypatch):
+class CountingRows(CacheOnDrive):
+    """Notes how many rows the drive is asked for when keys that decide are wanted."""
+
+    def __init__(self, cache, noted):
+        super().__init__(cache)
+        self._noted = noted
+
+    @contextmanager
+    def keys(self, layer, unit_tokens=None):
+        before = self._cache.statistics().cold_useful_bytes
+        with super().keys(layer, unit_tokens) as found:
+            more = self._cache.statistics().cold_useful_bytes - before
+            self._noted.append(more // self._cache.engine.runtime.shape.row_bytes)
+            yield found
+
+
+class Forgetting(CountingRows):
+    """Does not take keys that attention reads."""
+
+    def expect_keys(self, layer, tokens):
+        pass
+
+
+def test_keys_that_decide_are_read_once(model, cold_dir):
     """Attention of the last chunk reads those before it; the twin reads them once more."""
-    found, read, kept, stream = [], [], [], Gather.stream_in_place
+    found, read, kept = [], [], []
+    # More than is hot.
+    ids, _ = prompts([1500], seed=3)
 
     class Looking(SoftmaxWeights):
         def scores(self, deciding):
             found.append(deciding.keys.clone())
             return super().scores(deciding)
 
-    def counted(gather, layer, sequence, positions, *landed):
-        read.append(len(positions))
-        return stream(gather, layer, sequence, positions, *landed)
-
-    monkeypatch.setattr(Gather, "stream_in_place", counted)
-    for twin in (False, True):
-        if twin:
-            monkeypatch.setattr(CacheOnDrive, "expect_keys", lambda *given: None)
+    for kind in (CountingRows, Forgetting):
+        given = {"know_cache": lambda cache, _, kind=kind: kind(cache, read)}
         with (
             attached(model, cold_dir, **PLACEMENTS["a tenth"]) as hill,
-            Pruning(model, hillinfer.Schedule.parse("2:50%"), Looking()) as pruning,
+            Pruning(model, hillinfer.Schedule.parse("4:50%"), Looking(), **given) as pruning,
         ):
             cache = hill.new_cache()
-            generated(model, IDS, cache, 200)
+            generated(model, ids, cache, 200)
             kept.append(kept_of(pruning, cache))
-    # The last chunk, and all of the prompt.
-    assert read == [100, TOKENS]
+    # Of the last chunk, and of all of the prompt.
+    assert read[0] <= 100 < read[1]
     assert torch.equal(*found)
-    assert found[0].shape == (2, TOKENS, 8)
+    assert found[0].shape == (2, 1500, 8)
     assert kept[0] == kept[1]
 
 
