@@ -2,15 +2,16 @@
 """Coded tokens that are chosen beside their layer's own products are those chosen a layer ahead."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
-from generation_runs import attached, bits, run
+from generation_runs import attached_with, bits, run
 from placement_cases import ALL_HOT, Case
 from tiny_models import TinyModel, prompts
 
-from hillinfer.engine.coded_call import ChoiceAhead
-from hillinfer.engine.coded_step import CodedStep
+from hillinfer.engine.queries import Prediction
+from hillinfer.engine.runtime import Runtime
 
 SELECTION = {
     "alpha": 0.5,
@@ -34,21 +35,47 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def late(monkeypatch):
-    """Count choices that waited for their layer's products."""
-    begun, inner = [], ChoiceAhead.wait
+class Noted(Prediction):
+    """A prediction that notes who asks for it behind its announcement."""
 
-    def wait(self, begin):
-        inner(self, lambda: begun.append(self) or begin())
+    def __init__(self, own, late):
+        self._own, self._late, self.is_announced = own, late, False
 
-    monkeypatch.setattr(ChoiceAhead, "wait", wait)
-    return begun
+    def queries(self):
+        return self._own.queries()
+
+    def before_positions(self):
+        if self.is_announced:
+            self._late.append(self)
+        return self._own.before_positions()
 
 
-def played(cold_dir, budget):
+class Watched(Runtime):
+    """Notes choices that waited for their layer's products, in a list.
+
+    What is announced to it is turned by a factor.
+    """
+
+    def __init__(self, *given, late, factor=1, **named):
+        super().__init__(*given, **named)
+        self._late, self._factor = late, factor
+
+    def announce(self, layer, sequence, query, scaling):
+        noted = Noted(query, self._late) if isinstance(query, Prediction) else query
+        super().announce(layer, sequence, noted, self._factor * scaling)
+        if noted is not query:
+            noted.is_announced = True
+
+
+def watched(model, cold_dir, late, budget, **named):
+    """Attach so that choices are noted."""
+    opened = partial(Watched, late=late, **named)
+    return attached_with(model, cold_dir, {"open_runtime": opened}, **SELECTION, dram_budget=budget)
+
+
+def played(cold_dir, budget, late, **named):
     model = TINY.build()
-    with attached(model, cold_dir, **SELECTION, dram_budget=budget) as hill:
+    with watched(model, cold_dir, late, budget, **named) as hill:
         cache = hill.new_cache(len(IDS[0]) + NEW, 2)
         outputs = [run(model, cache, IDS, new_tokens=NEW)]
         # Another sequence asks in between, of another length.
@@ -59,38 +86,31 @@ def played(cold_dir, budget):
     return [bits(output) for output in outputs]
 
 
-def test_late_choices_change_no_bit(cold_dir, two_threads, late, monkeypatch):
-    found = played(cold_dir, ALL_HOT)
+def test_late_choices_change_no_bit(cold_dir, two_threads):
+    late = []
+    found = played(cold_dir, ALL_HOT, late)
     # Layers 0 and 1 take their true queries.
     assert len(late) > NEW
-    count = len(late)
     few = Case(TINY, (len(IDS[0]) + NEW,) * 2, None, 0, SELECTION).least_bytes()
-    cold = played(cold_dir, few)
-    assert len(late) == count
+    early = []
+    cold = played(cold_dir, few, early)
+    assert early == []
     for one, other in zip(found, cold, strict=True):
         assert torch.equal(one, other)
     # The twin: a choice by another query is another one.
-    inner = CodedStep.choose_late
-
-    def other_query(self, layer, sequence, query, scaling):
-        return inner(self, layer, sequence, query, -scaling)
-
-    monkeypatch.setattr(CodedStep, "choose_late", other_query)
-    assert not torch.equal(played(cold_dir, ALL_HOT)[0], found[0])
+    assert not torch.equal(played(cold_dir, ALL_HOT, late, factor=-1)[0], found[0])
 
 
 # What compiles takes seconds to import, so one process does it.
 @pytest.mark.xdist_group("compiled")
 @torch.no_grad()
-def test_a_compiled_model_chooses_late_as_if_the_new_token_was_not_there(
-    cold_dir, two_threads, late
-):
+def test_a_compiled_model_chooses_late_as_if_the_new_token_was_not_there(cold_dir, two_threads):
     """No hook begins there before the layer's turn, in which the token is stored first."""
     # What compiles takes its time for every layer.
     model = replace(TINY, layers=3).build()
-    with attached(model, cold_dir, **SELECTION, dram_budget=ALL_HOT) as hill:
+    late, begun = [], []
+    with watched(model, cold_dir, late, ALL_HOT) as hill:
         fast = torch.compile(model, backend="eager")
-        begun = []
         with hill.new_cache(len(IDS[0]) + NEW, 2) as own, hill.new_cache() as compiled:
             for cache in own, compiled:
                 run(model, cache, IDS)
