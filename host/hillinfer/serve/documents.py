@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hillinfer.drive.calls import DriveCalls
 from hillinfer.errors import FULL, Failure, SettingsError, reason_of
 from hillinfer.generate.tokens import Sampling
 from hillinfer.serve.inference import Inference
@@ -107,15 +108,20 @@ class Documents:
         Reads them, beside requests.
     rules
         Of the server.
+    calls
+        How files that are kept reach the drive; the operating system itself where None.
     """
 
-    def __init__(self, inference: Inference, rules: ServerRules) -> None:
+    def __init__(
+        self, inference: Inference, rules: ServerRules, calls: DriveCalls | None = None
+    ) -> None:
         self._inference, self._rules = inference, rules
         self._lock = threading.Lock()
         self._known: dict[str, Document] = {}
         self._texts: dict[str, str] = {}
         self._jobs: dict[str, Job] = {}
-        self._kept = None if rules.files is None else _Kept(rules.files)
+        calls = calls or DriveCalls()
+        self._kept = None if rules.files is None else _Kept(rules.files, calls)
         # Known before anybody can ask for one, and read once there is a model.
         for document in self._kept.read_all() if self._kept is not None else ():
             self._known[document.name] = document
@@ -367,14 +373,14 @@ def _said(error: Exception) -> str:
 class _Kept:
     """Files in a directory, each whole or not at all."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, calls: DriveCalls) -> None:
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise SettingsError(
                 f"cannot make the directory {directory}: {reason_of(error)}; check --files"
             ) from error
-        self._directory = directory
+        self._directory, self._calls = directory, calls
 
     def write(self, document: Document, text: str) -> None:
         told = asdict(document) | {"tenant": document.tenant.hex(), "text": text}
@@ -382,15 +388,15 @@ class _Kept:
         file = self._directory / f"{document.name}.json"
         part = file.with_suffix(".part")
         try:
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            descriptor = self._calls.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
                 json.dump(told, opened)
                 opened.flush()
-                os.fsync(descriptor)
-            part.replace(file)
+                self._calls.fsync(descriptor)
+            self._calls.rename(part, file)
         except OSError:
             with suppress(OSError):
-                part.unlink()
+                self._calls.unlink(part)
             raise
 
     def text(self, name: str) -> str:
@@ -402,7 +408,7 @@ class _Kept:
         for part in self._directory.glob("file-*.part"):
             # Of a server that was killed.
             with suppress(OSError):
-                part.unlink()
+                self._calls.unlink(part)
         for file in sorted(self._directory.glob("file-*.json")):
             # What is damaged is as if it had not come.
             with suppress(OSError, ValueError, KeyError, TypeError):
@@ -415,4 +421,4 @@ class _Kept:
 
     def remove(self, name: str) -> None:
         with suppress(OSError):
-            (self._directory / f"{name}.json").unlink()
+            self._calls.unlink(self._directory / f"{name}.json")

@@ -119,7 +119,7 @@ def running(
         with served_model(loaded, settings, allowed, stored, steps, calls) as served:
             yield served
 
-    server = Server(allowed, opening, Log(lines.append), spans=spans)
+    server = Server(allowed, opening, Log(lines.append), spans=spans, calls=calls)
     with in_background(server) as url:
         yield Running(server, url, lines, passes)
 

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests that mean harm, and defects below them: each costs itself alone and is told as such."""
 
-import errno
 import itertools
 import json
-import os
 import random
 import socket
 import threading
@@ -24,6 +22,7 @@ from waiting import until
 from hillinfer.generate.answering import Generation
 from hillinfer.serve.documents import Documents, with_documents
 from hillinfer.serve.http import app
+from hillinfer.serve.http.spans import Spans
 from hillinfer.serve.refusals import ApiError
 from hillinfer.serve.requests import chat_request
 from hillinfer.serve.rules import ServerRules
@@ -152,15 +151,25 @@ def test_a_sequence_that_cannot_be_closed_costs_nobody_an_answer(tiny_server, cl
     assert words not in json.dumps(line)
 
 
-def test_what_cannot_be_counted_costs_nobody_an_answer(tiny_server, client, monkeypatch):
-    def fail(job):
-        raise RuntimeError("struck")
+class DefectiveSpans(Spans):
+    """Makes no span of requests while it is defective."""
 
-    monkeypatch.setattr(tiny_server.server._figures, "note", fail)
-    assert text(tiny_server.ask(CHAT, client))
-    monkeypatch.undo()
-    assert text(tiny_server.ask(CHAT, client))
-    assert HTTP.get(f"{tiny_server.url}/health").json() == {"status": "ok"}
+    is_defective = False
+
+    def note(self, job, error):
+        if self.is_defective:
+            raise RuntimeError("struck")
+        super().note(job, error)
+
+
+def test_what_cannot_be_noted_costs_nobody_an_answer(endless_folder, cold_dir):
+    spans = DefectiveSpans(None)
+    with running(endless_folder, cold_dir, spans=spans) as server, server.client() as client:
+        for spans.is_defective in (False, True, False):
+            assert text(server.ask(CHAT, client))
+        # Of the second one nothing is told.
+        assert len(server.logged("answered")) == 2
+        assert HTTP.get(f"{server.url}/health").json() == {"status": "ok"}
 
 
 @pytest.mark.parametrize("kind", ["pwrite", "land"])
@@ -249,24 +258,24 @@ def test_no_more_files_than_are_looked_at_in_a_turn(endless_folder, cold_dir):
 
 @pytest.fixture
 def keeping(endless_folder, cold_dir, tmp_path):
-    """A server that keeps files, and their directory."""
-    files = tmp_path / "files"
-    with running(endless_folder, cold_dir, files=files) as server, server.client() as client:
-        yield client, files
+    """A server that keeps files, their directory, and how it reaches the drive."""
+    files, calls = tmp_path / "files", FaultyCalls()
+    with (
+        running(endless_folder, cold_dir, files=files, calls=calls) as server,
+        server.client() as client,
+    ):
+        yield client, files, calls
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(errno.ENOSPC, "drive_full"), (errno.EIO, "drive_failed")]
+    ("fault", "code"), [(Fault.ENOSPC, "drive_full"), (Fault.EIO, "drive_failed")]
 )
-def test_a_file_that_cannot_be_kept_leaves_nothing(keeping, monkeypatch, number, code):
-    def fail(descriptor):
-        raise OSError(number, os.strerror(number))
-
-    client, files = keeping
-    monkeypatch.setattr(os, "fsync", fail)
+def test_a_file_that_cannot_be_kept_leaves_nothing(keeping, fault, code):
+    client, files, calls = keeping
+    calls.injection = Injection("fsync", None, fault)
     with pytest.raises(openai.InternalServerError) as failed:
         put(client, "cat")
-    monkeypatch.undo()
+    calls.injection = None
     assert failed.value.code == code
     assert list(files.iterdir()) == []
     assert list(client.files.list()) == []
@@ -275,7 +284,7 @@ def test_a_file_that_cannot_be_kept_leaves_nothing(keeping, monkeypatch, number,
 
 def test_kept_files_are_known_before_the_model(keeping):
     """Nobody is told that a file is gone that is only not read yet."""
-    client, files = keeping
+    client, files, _ = keeping
     made = put(client, "cat")
     (files / f"{made.id}.part").write_text("what a killed server left")
     found = Documents(None, ServerRules(files=files))

@@ -16,6 +16,7 @@ from typing import Any
 
 import uvicorn
 
+from hillinfer.drive.calls import DriveCalls
 from hillinfer.errors import SettingsError, reason_of
 from hillinfer.serve.documents import Documents
 from hillinfer.serve.http.app import Routes, application, own_version
@@ -48,6 +49,8 @@ class Server:
         Called with lines for people: where it listens, and that it ends.
     spans
         Get a trace for each request; None for none.
+    calls
+        How files of clients reach the drive; the operating system itself where None.
 
     Raises
     ------
@@ -62,13 +65,14 @@ class Server:
         log: Log | None = None,
         say: Callable[[str], None] = lambda line: None,
         spans: Spans | None = None,
+        calls: DriveCalls | None = None,
     ) -> None:
         self._rules, self._say = rules, say
         self._spans = spans or Spans(None)
         self._log = log or Log()
         self._figures = Figures(own_version())
         self.inference = Inference(opening, rules, self._note_end, self._note_state)
-        self._documents = Documents(self.inference, rules)
+        self._documents = Documents(self.inference, rules, calls)
         self._figures.show(self.inference, self._documents)
         self._socket = _listening(rules)
         routes = Routes(self.inference, self._documents, rules, self._figures, self._log)
