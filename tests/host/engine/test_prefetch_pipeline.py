@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from interrupts import interrupted_behind
 from placement_matrix import Budget
 from slow_promotions import slow_promotions
 from waiting import until
@@ -471,14 +472,8 @@ def test_an_interrupt_while_a_promotion_begins_waits_for_it(cold_dir, monkeypatc
     made.announce(1, seed=1)
     keys = made.append(1, 0)
     pools, keeper = made.runtime.parts.pools, made.runtime.parts.keeper
-    offer, before, settled = keeper.offer_missed, pools.layers[1].used_rows, []
-
-    def interrupted(*given):
-        offer(*given)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(keeper, "offer_missed", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    before, settled = pools.layers[1].used_rows, []
+    with pytest.raises(KeyboardInterrupt), interrupted_behind(type(keeper).offer_missed):
         made.attend(1, keys, seed=1)
     # Called at once where nothing is under way.
     pools.when_settled(1, lambda: settled.append(threading.current_thread()))

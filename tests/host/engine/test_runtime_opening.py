@@ -4,19 +4,20 @@
 import csv
 import errno
 import os
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from copy_lanes import HostLane
+from interrupts import interrupted_behind
 from runtime_rows import SETTINGS, SHAPE, fill, read
 
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import Pace
 from hillinfer.drive.calls import DriveCalls
-from hillinfer.engine import opening as runtime_opening
 from hillinfer.engine.budget_plan import kernel_spec, staging_bytes
 from hillinfer.engine.runtime import Runtime
+from hillinfer.engine.selection import PrefetchPipeline
 from hillinfer.errors import ColdPoolError, SettingsError
 from hillinfer.scoring.native import NativeScorer
 
@@ -51,41 +52,42 @@ def _raises(*_):
     raise ColdPoolError("no more room")
 
 
-@pytest.fixture
-def without(monkeypatch):
-    """Return what lets a part of the runtime fail, and gives what it is to be opened with."""
+@contextmanager
+def failing(part):
+    """Let a part of the runtime fail; give what it is to be opened with."""
+    if part == "the last part":
+        with interrupted_behind(PrefetchPipeline.__init__):
+            yield {}
+    elif part == "a file":
+        yield {"calls": NoMoreFiles()}
+    elif part == "what selects":
+        yield {"evaluate": _raises}
+    else:
+        yield {"devices": {SETTINGS.device: _raises}}
 
-    def fail(part):
-        if part == "a file":
-            return {"calls": NoMoreFiles()}
-        if part == "what selects":
-            return {"evaluate": _raises}
-        if part == "a device":
-            return {"devices": {SETTINGS.device: _raises}}
-        monkeypatch.setattr(runtime_opening, "PrefetchPipeline", _raises)
-        return {}
 
-    return fail
+def no_runtime():
+    """Expect the error of a part, or the interrupt."""
+    return pytest.raises((ColdPoolError, KeyboardInterrupt), match=r"no more room|^$")
 
 
 @pytest.mark.parametrize("part", ["a file", "what selects", "the last part"])
-def test_what_was_opened_before_an_error_is_closed(part, cold_dir, without):
+def test_what_was_opened_before_an_error_is_closed(part, cold_dir):
     before = descriptors()
     with closing(opened(cold_dir)):
         # The twin: a runtime holds files.
         assert descriptors() > before
     assert descriptors() == before
 
-    options = without(part)
     # Its traceback keeps all that was made: what is closed is closed, and not garbage.
-    with pytest.raises(ColdPoolError, match="no more room") as told:
+    with failing(part) as options, no_runtime() as told:
         opened(cold_dir, **options)
     assert descriptors() == before
     assert told.tb is not None
 
 
 @pytest.mark.parametrize("part", ["a device", "a file", "what selects", "the last part"])
-def test_trace_and_timeline_are_closed_after_an_error(part, cold_dir, tmp_path, without):
+def test_trace_and_timeline_are_closed_after_an_error(part, cold_dir, tmp_path):
     files = {"trace": tmp_path / "trace.json", "pool_timeline": tmp_path / "pools.csv"}
     settings = SETTINGS.changed(**files)
 
@@ -95,9 +97,8 @@ def test_trace_and_timeline_are_closed_after_an_error(part, cold_dir, tmp_path, 
     with closing(opened(cold_dir, settings)):
         assert len(ours()) == 2
     assert not ours()
-    options = without(part)
     # Its traceback keeps what was made.
-    with pytest.raises(ColdPoolError, match="no more room") as told:
+    with failing(part) as options, no_runtime() as told:
         opened(cold_dir, settings, **options)
     assert not ours()
     assert told.tb is not None
@@ -133,10 +134,9 @@ class CountingDevice:
         self.closed += 1
 
 
-def test_memory_is_unlocked_after_an_error_behind_the_gpu(cold_dir, without):
+def test_memory_is_unlocked_after_an_error_behind_the_gpu(cold_dir):
     lane = LockingLane()
-    without("the last part")
-    with pytest.raises(ColdPoolError, match="no more room"):
+    with failing("the last part"), no_runtime():
         opened(cold_dir, lane=lane)
     assert lane.locks == lane.unlocks == 1
     assert lane.ends == 1

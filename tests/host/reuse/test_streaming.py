@@ -13,6 +13,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from generation_runs import attached
+from interrupts import interrupted_behind
 from tiny_models import FAMILIES, TinyModel, prompts
 from transformers import DynamicCache
 from waiting import until
@@ -274,23 +275,6 @@ def test_rows_wait_for_a_pass_that_keeps_all_cores_busy(
         assert same_rows(cache, held)
 
 
-class Interrupted:
-    """Places offered rows, and strikes whoever did so first."""
-
-    def __init__(self):
-        self.place, self.strikes = OfferedRows.place, 0
-
-    def __get__(self, offered, of):
-        def place(threads):
-            sums = self.place(offered, threads)
-            if threading.current_thread() is threading.main_thread() and not self.strikes:
-                self.strikes += 1
-                raise KeyboardInterrupt
-            return sums
-
-        return place
-
-
 @pytest.mark.parametrize("pass_threads", [2], indirect=True)
 def test_a_pass_that_is_interrupted_while_it_places_rows_loses_none(known, monkeypatch, prompts_of):
     """It is no failure of a drive: whoever read them places them, and nothing is computed anew."""
@@ -301,8 +285,6 @@ def test_a_pass_that_is_interrupted_while_it_places_rows_loses_none(known, monke
         prompts_of(store, model).load_into(cache, ids)
         rest(model, cache, ids, STORED)
     drive = FirstLayer(min(every.begins))
-    interrupted = Interrupted()
-    monkeypatch.setattr(OfferedRows, "place", interrupted)
     # No core is idle, and rows wait for the pass however late it comes.
     monkeypatch.setattr(OfferedRows, "is_placed", lambda *_: time.sleep(0.01))
     with Store(place, calls=drive) as store:
@@ -313,13 +295,12 @@ def test_a_pass_that_is_interrupted_while_it_places_rows_loses_none(known, monke
         drive.gate.clear()
         stored.load_into(cache, ids)
         try:
-            with pytest.raises(KeyboardInterrupt):
+            with pytest.raises(KeyboardInterrupt), interrupted_behind(OfferedRows.place):
                 rest(model, cache, ids, STORED)
         finally:
             hook.remove()
             drive.gate.set()
         assert same_rows(cache, held)
-        assert interrupted.strikes == 1
         assert stored.loaded.recomputed_tokens == store.counts.failures == 0
 
 
