@@ -24,6 +24,7 @@ import torch
 from emulated_cards import ONE_PROCESS, SMALL, surround
 
 from hillinfer.devices.device import ResidentShadow, StoredShadow
+from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.opening import GoldenScorer
 from hillinfer.devices.xrt.device import CHUNK_BYTES
 from hillinfer.devices.xrt.opening import open_xrt
@@ -31,6 +32,7 @@ from hillinfer.devices.xrt.process import Deadlines, WorkerProcess
 from hillinfer.devices.xrt.xclbin import SectionKind, Xclbin, XclbinError, spec_record
 from hillinfer.drive.files import PAGE_BYTES, round_up
 from hillinfer.errors import DeviceError, HillInferWarning, SettingsError
+from hillinfer.scoring.native import NativeScorer
 from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer.settings import DeviceOptions
 from hillinfer.system.files import user_cache_dir
@@ -180,25 +182,33 @@ def test_scores_are_goldens(cards, opened, engine, scope, tokens):
 SEGMENTS = 12
 
 
+class Heard:
+    """A card's shadows, and in a list what parts of segments came from them."""
+
+    def __init__(self, shadows, parts):
+        self._shadows, self._parts = shadows, parts
+
+    def __getattr__(self, name):
+        return getattr(self._shadows, name)
+
+    def score(self, *given):
+        for found in self._shadows.score(*given):
+            self._parts.append((found.segment, found.first_token, found.tuples.shape[1]))
+            yield found
+
+
 @pytest.mark.parametrize("scope", Scope)
-def test_blocks_of_a_segment_are_merged_as_they_come(cards, opened, scope, monkeypatch):
+def test_blocks_of_a_segment_are_merged_as_they_come(cards, opened, scope):
     """A look at the status of a simulated kernel finds segments that are under way."""
     keys = Keys.random(SEGMENTS * 512)
     scorer = opened(cards(Engine.RTL), scope)
     segments, parts = keys.resident(scorer), []
-    score = scorer.shadows.score
-
-    def heard(*given):
-        for found in score(*given):
-            parts.append((found.segment, found.first_token, found.tuples.shape[1]))
-            yield found
-
-    monkeypatch.setattr(scorer.shadows, "score", heard)
+    heard = DeviceScorer(NativeScorer(SMALL, scope), Heard(scorer.shadows, parts))
     # So a busy machine, too, finds the card at work.
     for rest in RESTS:
         parts.clear()
         with resting(scorer, rest):
-            found = keys.codes(scorer, segments)
+            found = keys.codes(heard, segments)
         tell(device_process(scorer), signal.SIGCONT)
         np.testing.assert_array_equal(found, keys.golden(scope))
         for number in range(SEGMENTS):
