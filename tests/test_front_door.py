@@ -6,9 +6,9 @@ from pathlib import Path
 
 FILES = sorted(Path(__file__).parent.rglob("*.py"))
 # A test that has no other way may look inside; each that does holds the code as it is.
-MOST_LOOKS = 96
+MOST_LOOKS = 91
 # Of the product or of what it calls: each swap holds the code as it is, too.
-MOST_SWAPS = 53
+MOST_SWAPS = 26
 OWN = ("self", "cls")
 
 

@@ -6,29 +6,35 @@ from contextlib import contextmanager
 
 
 class Interrupt:
-    """Ends what this thread does when a function of Python's goes back, once.
+    """Ends what this thread does when it comes to a function of Python's, or back from it; once.
 
-    Attributes
+    Parameters
     ----------
-    has_come
-        Whether it did.
+    function
+        Which.
+    event
+        `call` right before its first line, or `return` behind its last one.
+    caller
+        The file that calls it; any where None.
     """
 
-    def __init__(self, function):
-        self._code, self.has_come = function.__code__, False
+    def __init__(self, function, event, caller):
+        self._code, self._event, self._caller = function.__code__, event, caller
+        self._has_come = False
 
     def __call__(self, frame, event, _):
-        if event == "return" and frame.f_code is self._code and not self.has_come:
-            self.has_come = True
+        if self._has_come or event != self._event or frame.f_code is not self._code:
+            return
+        if self._caller in (None, frame.f_back.f_code.co_filename):
+            self._has_come = True
             raise KeyboardInterrupt
 
 
 @contextmanager
-def interrupted_behind(function):
-    """Have an interrupt come behind a function that the block of code calls in this thread."""
-    interrupt = Interrupt(function)
-    sys.setprofile(interrupt)
+def interrupted(function, event="return", caller=None):
+    """Have an interrupt come in the block of code that this encloses; see `Interrupt`."""
+    sys.setprofile(Interrupt(function, event, caller))
     try:
-        yield interrupt
+        yield
     finally:
         sys.setprofile(None)

@@ -3,13 +3,15 @@
 
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from interrupts import interrupted_behind
+from interrupts import interrupted
 from placement_matrix import Budget
 from slow_promotions import slow_promotions
 from waiting import until
@@ -258,41 +260,14 @@ def test_little_is_not_scored_beside_the_scoring_thread(cold_dir):
     made.runtime.close()
 
 
-class Watched(ThreadPoolExecutor):
-    """Threads that hand over work as a test says."""
-
-    hand_over = None
-
-    def submit(self, *given):
-        submit = super().submit
-        return submit(*given) if self.hand_over is None else self.hand_over(submit, *given)
-
-
-@pytest.fixture
-def threads(monkeypatch):
-    """The threads of prefetch buffers that are made from here on, by name."""
-    made = {}
-
-    def make(count, thread_name_prefix):
-        return made.setdefault(thread_name_prefix, Watched(count, thread_name_prefix))
-
-    monkeypatch.setattr(prefetch_buffer, "ThreadPoolExecutor", make)
-    return made
-
-
-@pytest.mark.parametrize("hands_over", [True, False])
-def test_an_interrupt_while_reading_begins_hangs_nobody(threads, cold_dir, hands_over):
-    def interrupted(submit, *given):
-        if hands_over:
-            submit(*given)
-        raise KeyboardInterrupt
-
+@pytest.mark.parametrize("event", ["call", "return"])
+def test_an_interrupt_while_reading_begins_hangs_nobody(cold_dir, event):
+    """Right before the thread that reads is given it, or right after."""
     made = Filled(cold_dir, prefetch_blocks=1)
     made.runtime.begin_step()
-    threads["hillinfer-land"].hand_over = interrupted
-    with pytest.raises(KeyboardInterrupt):
+    interrupt = interrupted(ThreadPoolExecutor.submit, event, prefetch_buffer.__file__)
+    with pytest.raises(KeyboardInterrupt), interrupt:
         made.announce(1, seed=1)
-    threads["hillinfer-land"].hand_over = None
     made.runtime.truncate(made.sequence, TOKENS)
     assert made.blocks == {"free"}
     made.announce(1, seed=1)
@@ -301,25 +276,32 @@ def test_an_interrupt_while_reading_begins_hangs_nobody(threads, cold_dir, hands
     made.runtime.close()
 
 
-def test_what_no_thread_was_started_for_is_not_read_later(threads, cold_dir):
+@contextmanager
+def no_more_threads():
+    """Have the system start no thread of Python's in the block of code that this encloses."""
+    # None has room for such a stack.
+    before = threading.stack_size(1 << 56)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
+
+
+def test_what_no_thread_was_started_for_is_not_read_later(cold_dir):
     """It stands in line all the same, and its blocks would never be given back."""
     made = Filled(cold_dir)
-    gate, reading = threading.Event(), threads["hillinfer-land"]
-    reading.submit(gate.wait, 30)
-
-    def no_thread(submit, *given):
-        submit(*given)
-        raise RuntimeError("can't start new thread")
-
-    reading.hand_over = no_thread
+    # Those that select and stream are there already.
+    made.busy_thread().set()
+    for _ in made.runtime.gather.stream(0, made.sequence, np.arange(TOKENS)):
+        pass
     made.runtime.begin_step()
-    made.announce(1, seed=1)
-    keys = made.append(1, 0)
-    with pytest.raises(RuntimeError, match="new thread"):
-        made.attend(1, keys, seed=1)
-    gate.set()
-    reading.hand_over = None
-    reading.submit(int).result()
+    with no_more_threads():
+        made.announce(1, seed=1)
+        keys = made.append(1, 0)
+        with pytest.raises(RuntimeError, match="new thread"):
+            made.attend(1, keys, seed=1)
+    # A thread is started for something else, and would read meanwhile what stands in line.
+    made.runtime.prefetch.together(lambda: time.sleep(0.1))
     assert made.blocks == {"free"}
     made.runtime.close()
 
@@ -473,7 +455,7 @@ def test_an_interrupt_while_a_promotion_begins_waits_for_it(cold_dir, monkeypatc
     keys = made.append(1, 0)
     pools, keeper = made.runtime.parts.pools, made.runtime.parts.keeper
     before, settled = pools.layers[1].used_rows, []
-    with pytest.raises(KeyboardInterrupt), interrupted_behind(type(keeper).offer_missed):
+    with pytest.raises(KeyboardInterrupt), interrupted(type(keeper).offer_missed):
         made.attend(1, keys, seed=1)
     # Called at once where nothing is under way.
     pools.when_settled(1, lambda: settled.append(threading.current_thread()))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from copy_lanes import HostLane
-from interrupts import interrupted_behind
+from interrupts import interrupted
 from runtime_rows import SETTINGS, SHAPE, fill, read
 
 from hillinfer.devices.device_scorer import DeviceScorer
@@ -56,7 +56,7 @@ def _raises(*_):
 def failing(part):
     """Let a part of the runtime fail; give what it is to be opened with."""
     if part == "the last part":
-        with interrupted_behind(PrefetchPipeline.__init__):
+        with interrupted(PrefetchPipeline.__init__):
             yield {}
     elif part == "a file":
         yield {"calls": NoMoreFiles()}

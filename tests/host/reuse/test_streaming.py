@@ -13,7 +13,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from generation_runs import attached
-from interrupts import interrupted_behind
+from interrupts import interrupted
 from tiny_models import FAMILIES, TinyModel, prompts
 from transformers import DynamicCache
 from waiting import until
@@ -295,7 +295,7 @@ def test_a_pass_that_is_interrupted_while_it_places_rows_loses_none(known, monke
         drive.gate.clear()
         stored.load_into(cache, ids)
         try:
-            with pytest.raises(KeyboardInterrupt), interrupted_behind(OfferedRows.place):
+            with pytest.raises(KeyboardInterrupt), interrupted(OfferedRows.place):
                 rest(model, cache, ids, STORED)
         finally:
             hook.remove()
