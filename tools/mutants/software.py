@@ -206,6 +206,14 @@ _CAUGHT = (
         ),
     ),
     Mutant(
+        "a-program-waits-for-rows-that-have-no-room",
+        "A program does not end after a prompt broke off while rows of it waited for room.",
+        "host/hillinfer/kv/prefetch_buffer.py",
+        'name="hillinfer-land", daemon=True)',
+        'name="hillinfer-land")',
+        (f"{_TESTS}/hf/test_dropped_caches.py::test_a_program_ends_that_a_prompt_breaks_off_in",),
+    ),
+    Mutant(
         "rows-land-while-they-are-written",
         "Rows that are not on the drive yet are landed by the library's thread.",
         "host/hillinfer/kv/cold_store.py",

@@ -6,10 +6,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from queue import SimpleQueue
 from typing import NamedTuple
 
 import numpy as np
@@ -128,6 +129,43 @@ class _NativeSet:
                 landed.reading.set_result(cost)
 
 
+class LandingThread:
+    """A thread that calls what it is given, in that order; no program waits for it at its end.
+
+    It may wait for room that a pass which broke off does not make any more, and an executor's
+    threads are waited for before whoever could tell it is asked to.
+    """
+
+    def __init__(self) -> None:
+        self._calls = SimpleQueue[Callable[[], object] | None]()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self._is_closed = False
+
+    def submit(self, call: Callable[[], object]) -> None:
+        """Have something called; RuntimeError after `close`, and where no thread can be started."""
+        with self._starting:
+            if self._is_closed:
+                raise RuntimeError("nothing is read ahead any more")
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="hillinfer-land", daemon=True)
+                thread.start()
+                self._thread = thread
+            self._calls.put(call)
+
+    def close(self) -> None:
+        """End once all is called that was given."""
+        with self._starting:
+            self._is_closed = True
+            self._calls.put(None)
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        for call in iter(self._calls.get, None):
+            call()
+
+
 @dataclass
 class _Waiting:
     """A set of rows to be read ahead: what is left of it, and what it took so far."""
@@ -174,7 +212,7 @@ class PrefetchBuffer:
         self._store = store
         self.landing = landing
         # One of its own: reads on demand must not wait in line behind it.
-        self._reading = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-land")
+        self._reading = LandingThread()
         self._is_closed = False
         self._unclaimed: list[LandedRows] = []
         self.unclaimed: Sequence[LandedRows] = self._unclaimed
@@ -324,7 +362,7 @@ class PrefetchBuffer:
                 self._lander.close()
         finally:
             self.landing.wake()
-            self._reading.shutdown()
+            self._reading.close()
 
     def _may_land_at_once(self) -> bool:
         """Whether a thread of the library's reads, and nothing stands in line before that."""

@@ -4,7 +4,6 @@
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -265,7 +264,7 @@ def test_an_interrupt_while_reading_begins_hangs_nobody(cold_dir, event):
     """Right before the thread that reads is given it, or right after."""
     made = Filled(cold_dir, prefetch_blocks=1)
     made.runtime.begin_step()
-    interrupt = interrupted(ThreadPoolExecutor.submit, event, prefetch_buffer.__file__)
+    interrupt = interrupted(prefetch_buffer.LandingThread.submit, event)
     with pytest.raises(KeyboardInterrupt), interrupt:
         made.announce(1, seed=1)
     made.runtime.truncate(made.sequence, TOKENS)

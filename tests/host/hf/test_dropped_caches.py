@@ -289,6 +289,19 @@ def test_a_program_may_end_while_a_runtimes_thread_collects_its_last_cache(
     assert len(timeline.read_text().splitlines()) == 1 + TINY.layers
 
 
+def test_a_program_ends_that_a_prompt_breaks_off_in(warm_python, cold_dir):
+    """A thread of Python's waits for room for rows that nobody will ask for."""
+    program = Path(__file__).with_name("broken_prompt.py")
+    done = subprocess.run(
+        [*warm_python, program, cold_dir],
+        capture_output=True,
+        text=True,
+        timeout=4 * ENOUGH,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "broke off\n", "")
+
+
 class InPython(PoolPolicy):
     def worth(self, rows):
         return super().worth(rows)
