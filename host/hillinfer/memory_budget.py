@@ -85,8 +85,9 @@ class Accountant:
 
     def raise_to(self, budget_bytes: int) -> None:
         """Raise the budget; it never falls."""
-        self.budget_bytes = max(self.budget_bytes, budget_bytes)
-        self.changes += 1
+        with self._changing:
+            self.budget_bytes = max(self.budget_bytes, budget_bytes)
+            self.changes += 1
 
     @property
     def bytes_for_hot_rows(self) -> int:

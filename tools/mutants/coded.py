@@ -38,7 +38,7 @@ CODED: tuple[Mutant, ...] = (
         "kept-products-uncounted",
         "Products that are kept until they weigh take memory that nobody counts.",
         _STEP,
-        "                self._kept.expect(self._kept_of[1])\n",
+        "                self._kept.expect(kept)\n",
         "",
         (f"{_STEP_TESTS}::test_products_that_ranked_weigh_and_are_counted",),
     ),

@@ -115,7 +115,6 @@ class CodedStep:
         own = evaluation.table_variant
         self._choosing_number = None if own is None else own.number
         self._both, self._ahead, self._late, self._rows = (calls.asked() for _ in range(4))
-        self._newest_step = 0
         self._sizes = values.coder.row_bytes, weighed_bytes(weights.spec)
         # Codes of tokens that had none, and exact rows that come in more reads than one.
         self._arrived = ReusedRows(self._sizes[0], accountant)
@@ -126,7 +125,7 @@ class CodedStep:
         self._kept, self._kept_of = CountedMemory(1, accountant), (-1, 0)
         self._splits = SplitPool(evaluation.sets, self._sizes[0])
         # Coded tokens of each set, and tokens, that there is room for.
-        self._room, self._arrived_at = (0, 0), 0
+        self._room, self._arrived_at, self._newest_step = (0, 0), 0, 0
         self._chosen = self._splits.take(0, 0, 0)
         self._reads = ReadsAhead(values, file, pools, prefetch, self._splits, weights.spec)
 
@@ -297,16 +296,16 @@ class CodedStep:
             if own is None:
                 return None
             count, best = both.count, both.step.exact
-            room = self._chosen.room
-            if count > room[0] or best > room[1] or length > room[2]:
+            if not self._chosen.holds(count, best, length):
                 self._chosen = self._splits.take(count, best, length)
             split = self._chosen
             self._expect(split, words, count, best, length)
             # Where something is cold keys are read anew once it is there.
             is_hot, groups = step >= self._calls.aside_from, -(-length // GROUP_TOKENS)
             if groups != self._kept_of[0]:
-                self._kept_of = groups, kept_product_bytes(self._shadow.spec, length)
-                self._kept.expect(self._kept_of[1])
+                kept = kept_product_bytes(self._shadow.spec, length)
+                self._kept.expect(kept)
+                self._kept_of = groups, kept
             both.step.kept_bytes = self._kept_of[1] if is_hot else 0
             self._calls.settle(layer, sequence, length)
             given = layer, sequence, both, split, query, step, None
@@ -433,7 +432,8 @@ class CodedStep:
         arrived = self._arrived.take(min(sets * coded, tokens))
         if self._file is not None:
             self._file.expect(most_coded(sets, coded, tokens))
-        self._room, self._codes, self._arrived_at = (coded, tokens), arrived, address_of(arrived)
+        self._codes, self._arrived_at = arrived, address_of(arrived)
+        self._room = coded, tokens
 
     def _may_choose_aside(self, past: int, ahead: AskedStep) -> bool:
         """Say whether a thread of the library's may choose while this one goes on."""

@@ -46,6 +46,9 @@ from hillinfer_model.choices import Scope
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
+# For so many steps after M0 had no room for caches that take them together.
+STEPS_REFUSED = 64
+
 
 class JoinedStep:
     """Stores, chooses and attends for the sequences of a joined batch, a row in each thread.
@@ -114,6 +117,7 @@ class JoinedStep:
         self._sets = 1 if scope is Scope.LAYER else spec.kv_heads
         self._described = calls.asked().step
         self._asked = StepRows(variant=attention.variant.number)
+        self._refused_until = 0
         self._coming = ComingAttention(
             attention.variant.number, attention.state_bytes, shape.row_bytes
         )
@@ -171,7 +175,7 @@ class JoinedStep:
             [(row, one) for row, one in rows if kinds[row] is kind] for kind in (False, True)
         ]
         taken = max(of_each, key=len)
-        if len(taken) < 2:
+        if len(taken) < 2 or step < self._refused_until:
             return []
         if len(self._table) != len(taken):
             self._table = (StepRow * len(taken))()
@@ -180,6 +184,8 @@ class JoinedStep:
             for number, (row, sequence) in enumerate(taken):
                 self.parts.append(self._part(number, row, sequence))
         except BudgetError:
+            # To ask has hot rows and codes given up, so it is not asked for again at once.
+            self._refused_until = step + STEPS_REFUSED
             self.forget()
             return []
         self._full_rows = sum(one.past & -GROUP_TOKENS for one in self.parts)

@@ -148,9 +148,7 @@ class LandingThread:
             if self._is_closed:
                 raise RuntimeError("nothing is read ahead any more")
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name="hillinfer-land", daemon=True)
-                thread.start()
-                self._thread = thread
+                self._start()
             self._calls.put(call)
 
     def close(self) -> None:
@@ -161,9 +159,21 @@ class LandingThread:
         if self._thread is not None:
             self._thread.join()
 
+    def _start(self) -> None:
+        # Noted first: an interrupt may come when it runs already.
+        self._thread = threading.Thread(target=self._run, name="hillinfer-land", daemon=True)
+        try:
+            self._thread.start()
+        except BaseException:
+            if not self._thread.is_alive():
+                self._thread = None
+            raise
+
     def _run(self) -> None:
         for call in iter(self._calls.get, None):
             call()
+        # For one more that an interrupt left, as it seemed not to be there.
+        self._calls.put(None)
 
 
 @dataclass

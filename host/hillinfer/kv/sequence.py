@@ -346,6 +346,7 @@ class Sequence:
         self.tables.truncate(length)
         self._groups = self.tables.groups()
         self.described = [-1] * len(self.described)
+        self.value_words = [None] * len(self.described)
         return gone
 
     def known_words(self, layer: int) -> ValueWords:

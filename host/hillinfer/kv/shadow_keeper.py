@@ -378,7 +378,7 @@ class ShadowKeeper:
         """
         assert self._codes is not None
         words, count = sequence.known_words(layer), len(sequence.segments)
-        if len(words.values) == count and not self._codes.lacking:
+        if len(words.values) == count and not (self._codes.lacking and self._codes.completes):
             return words
         for number, segment in enumerate(sequence.segments):
             own = segment.layers[layer]

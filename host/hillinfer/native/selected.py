@@ -351,12 +351,10 @@ class SplitRows:
         The exact tokens of the sets and their rows, and the coded ones.
     misses, byte_count
         Exact rows that were not in memory, and what all this memory takes.
-    room
-        As many positions of a set, exact ones, and tokens as were given.
     """
 
     def __init__(self, sets: int, positions: int, exact: int, tokens: int, row_bytes: int) -> None:
-        self.room = positions, exact, tokens
+        self._room = positions, exact, tokens
         self._sets = np.empty(sets * positions, np.int64)
         self.exact = SelectedRows(sets, exact, tokens)
         self.coded = SelectedRows(sets, positions, tokens)
@@ -384,7 +382,7 @@ class SplitRows:
 
     def holds(self, positions: int, exact: int, tokens: int) -> bool:
         """Say whether there is room for so many."""
-        room = self.room
+        room = self._room
         return positions <= room[0] and exact <= room[1] and tokens <= room[2]
 
     def expect(self, count: int, exact: int) -> None:

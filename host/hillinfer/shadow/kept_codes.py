@@ -35,6 +35,11 @@ class KeptCodes:
         self._values, self._file = values, file
         self.lacking: set[int] = set()
 
+    @property
+    def completes(self) -> bool:
+        """Whether segments that came without codes are given some, one by one."""
+        return bool(self.lacking) and not self._values.hold_all
+
     def adopted(self, statistics: ChannelStatistics | None) -> SegmentValues | None:
         """Return what there is of a segment of a session; None where it brought no statistics."""
         if statistics is None:
@@ -103,7 +108,7 @@ class KeptCodes:
         stored
             Reads a segment's full groups by its number: row numbers and values as in `keep`.
         """
-        if not self.lacking or self._values.hold_all:
+        if not self.completes:
             return
         for number, own in enumerate(known):
             if own.number in self.lacking:

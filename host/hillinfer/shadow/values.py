@@ -430,7 +430,7 @@ class ValueCodes:
 
     def fit(self) -> None:
         """Take as much memory as codes may have now, or give back what they may not."""
-        layers, least = len(self.layers), self._least_hot()
+        layers, changes, least = len(self.layers), self._accountant.changes, self._least_hot()
         left = self._accountant.bytes_for_hot_rows - least
         all_codes = self._covered * self._slot_bytes * layers
         granted = all_codes if all_codes <= left else int(max(0, left) * CODE_SHARE)
@@ -442,7 +442,7 @@ class ValueCodes:
             self._resize(capacity)
         # Where others took the memory first, the next step tries again.
         is_had = not is_changed or self._capacity == capacity
-        self._fitted = self._accountant.changes if is_had else -1, least
+        self._fitted = changes if is_had else -1, least
 
     def _cover(self, rows: int) -> None:
         """Have tables for row numbers below that."""

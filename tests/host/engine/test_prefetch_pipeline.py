@@ -260,11 +260,12 @@ def test_little_is_not_scored_beside_the_scoring_thread(cold_dir):
 
 
 @pytest.mark.parametrize("event", ["call", "return"])
-def test_an_interrupt_while_reading_begins_hangs_nobody(cold_dir, event):
-    """Right before the thread that reads is given it, or right after."""
+@pytest.mark.parametrize("function", [prefetch_buffer.LandingThread.submit, threading.Thread.start])
+def test_an_interrupt_while_reading_begins_hangs_nobody(cold_dir, function, event):
+    """Right before the thread that reads is given it, or is started for it, or right after."""
     made = Filled(cold_dir, prefetch_blocks=1)
     made.runtime.begin_step()
-    interrupt = interrupted(prefetch_buffer.LandingThread.submit, event)
+    interrupt = interrupted(function, event, prefetch_buffer.__file__)
     with pytest.raises(KeyboardInterrupt), interrupt:
         made.announce(1, seed=1)
     made.runtime.truncate(made.sequence, TOKENS)

@@ -55,9 +55,15 @@ def test_what_is_no_report_is_not_drawn(tmp_path):
 def interrupted_at(file, part):
     """Send an interrupt to the main thread once a file tells that a part is done."""
 
+    ended = threading.Event()
+
     def interrupt():
-        until(lambda: file.exists() and f'"part": "{part}"' in file.read_text(), 300)
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        until(lambda: ended.is_set() or f'"part": "{part}"' in notes(), 300)
+        if not ended.is_set():
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    def notes():
+        return file.read_text() if file.exists() else ""
 
     # Whoever started the tests in the background ignores interrupts.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -66,6 +72,7 @@ def interrupted_at(file, part):
     try:
         yield
     finally:
+        ended.set()
         watching.join()
         signal.signal(signal.SIGINT, before)
 

@@ -14,6 +14,7 @@ import torch
 from copy_lanes import HostLane
 from resident_memory import run_taken
 
+from hillinfer.engine.joined_step import STEPS_REFUSED
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import BudgetError
 from hillinfer.kv.hot_pool import SLOT_BYTES, Candidates, HotPool, PoolMoment
@@ -249,10 +250,15 @@ def test_without_memory_for_them_sequences_go_by_themselves(joined):
     accountant.give(Part.OTHER, 1 << 12)
     taken -= 1 << 12
     assert step_together(runtime, sequences, 1) == []
+    refused_at = runtime.step
     # They can, and there is room again.
     for seed, sequence in enumerate(sequences):
         feed(runtime, sequence, 1, seed)
     accountant.give(Part.OTHER, taken)
+    # Each time they ask for it hot rows are given up, so they do not ask at every step.
+    assert step_together(runtime, sequences, 1) == []
+    while runtime.step < refused_at + STEPS_REFUSED - 1:
+        runtime.begin_step()
     assert step_together(runtime, sequences, 1) == list(range(len(sequences)))
 
 

@@ -71,7 +71,7 @@ def test_selected_tokens_are_counted_by_what_they_came_as(told):
     assert selected.keys() == {"rows", "codes"}
     assert min(selected.values()) > 0
     coded = {one.labels["brought_by"]: one.value for one in told["hillinfer_coded_tokens_total"]}
-    assert coded.keys() == {"memory", "drive_codes", "drive_rows"}
+    assert coded.keys() == {"memory", "drive_codes", "rows"}
     assert sum(coded.values()) == selected["codes"]
     # Here all codes fit in memory.
     assert coded["memory"] > 0

@@ -166,7 +166,7 @@ def _selected(counted: CacheStatistics) -> Iterator[Metric]:
             {
                 "memory": counted.coded_tokens - counted.coded_arrivals,
                 "drive_codes": counted.coded_reads,
-                "drive_rows": counted.coded_arrivals - counted.coded_reads,
+                "rows": counted.coded_arrivals - counted.coded_reads,
             },
         ),
     ):
