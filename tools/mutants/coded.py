@@ -268,6 +268,14 @@ CODED: tuple[Mutant, ...] = (
         ("tests/host/shadow/test_value_codes.py",),
     ),
     Mutant(
+        "codes-of-a-broken-pass-stay",
+        "What a pass that broke off began to read of the file of codes is not dropped.",
+        _STEP,
+        "                    self._reads.has_begun = True\n",
+        "",
+        (f"{_STEP_TESTS}::test_codes_that_a_pass_began_to_read_are_dropped_when_it_breaks_off",),
+    ),
+    Mutant(
         "sessions-hold-any-worth",
         "Worth of a session is taken whatever it says.",
         "host/hillinfer/kv/saved_sequences.py",

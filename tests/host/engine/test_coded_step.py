@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from coded_golden import SETTINGS, SHAPE, Text
+from interrupts import interrupted
 from placement_matrix import Budget, Path, Way, pairs
 from twins.python_coded import PythonCodedStep
 
@@ -24,6 +25,7 @@ from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import HillInferWarning, SettingsError
 from hillinfer.memory_budget import Part
 from hillinfer.model_shape import StoredType
+from hillinfer.shadow.code_file import CodeFile
 from hillinfer_model.choices import Rule
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -401,6 +403,20 @@ def test_exact_rows_are_not_read_of_the_file_of_codes(cold_dir):
     settings = SETTINGS.changed(exact_floor=150)
     _, begun, (read, _) = filed(cold_dir, announced=True, settings=settings)
     assert begun == read > 0
+
+
+def test_codes_that_a_pass_began_to_read_are_dropped_when_it_breaks_off(cold_dir):
+    """Their buffers are wanted by the next pass, whose sequence may have the same id."""
+    runtime = Way(Budget.LEAST, path=Path.COLD).open(SHAPE, SETTINGS, cold_dir, 1096)
+    with closing(runtime):
+        sequence, file = runtime.open_sequence(), runtime.parts.codes_file
+        LONG.read(runtime, sequence)
+        LONG.decode(runtime, sequence, 0)
+        with pytest.raises(KeyboardInterrupt), interrupted(CodeFile.fill, "call"):
+            LONG.decode(runtime, sequence, 1)
+        assert file.has_begun(0, id(sequence))
+        runtime.begin_step()
+        assert not file.has_begun(0, id(sequence))
 
 
 def test_buffers_of_codes_are_free_once_attention_has_looked(cold_dir):
