@@ -160,9 +160,9 @@ class CodedStep:
 
     def end_attended(self, sequence: Sequence, split: SplitRows) -> None:
         """Count coded tokens that a layer attended to."""
-        coded, missing = split.coded.table, split.table.missing_count
+        coded, missing = split.coded_counts
         for counters in (self._counters, sequence.counters):
-            counters.coded_tokens += coded.set_count * coded.set_rows
+            counters.coded_tokens += coded
             counters.coded_arrivals += missing
         # Not while anybody looks at codes: to make room may take some away.
         self._values.cover(int(split.table.rows_end))
@@ -370,8 +370,7 @@ class CodedStep:
         if asked.of != (0, 0, scaling):
             asked.tell_scaling(scaling)
             asked.of = 0, 0, scaling
-        asked.step.threads = torch.get_num_threads()
-        asked.count, asked.step.exact = count, best
+        asked.count, asked.step.exact, asked.step.threads = count, best, torch.get_num_threads()
         with self._selection.scoring:
             words = self._shadow.complete_values(layer, sequence)
             if split is None:
@@ -489,12 +488,13 @@ class CodedStep:
         except NonFiniteQueryError as error:
             raise explained(layer, error) from error
         del chunks
-        if read := int(split.table.read_count):
-            sequence.count_reads(0, 0, read)
-        if read or (entry is not None and entry.cold_rows):
-            self._calls.note_cold(step)
+        coded = split.coded_counts
         if entry is None:
-            self._log.end_hot(layer, sequence, step, split.exact.table.count)
+            self._log.end_hot(layer, sequence, step, split.exact.table.count, coded)
         else:
+            sequence.count_reads(0, 0, read := int(split.table.read_count))
+            if read or entry.cold_rows:
+                self._calls.note_cold(step)
+            entry.coded_tokens, entry.coded_arrivals = coded
             self._log.end(entry, sequence)
         return out if query.dtype is torch.float32 else out.to(query.dtype)

@@ -455,7 +455,8 @@ class JoinedStep:
             return False
         self._pools.hits.note(layer, sequence, length & -GROUP_TOKENS, length)
         self._coded.end_attended(sequence, split)
-        self._log.end_hot(layer, sequence, self._step, split.exact.count)
+        given = layer, sequence, self._step, split.exact.count
+        self._log.end_hot(*given, split.coded_counts)
         return True
 
     def _attend_cold(

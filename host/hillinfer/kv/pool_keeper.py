@@ -66,10 +66,17 @@ class LayerStepLog:
         if self._observe is not None:
             self._pools.when_settled(entry.layer, partial(self._observe, entry))
 
-    def end_hot(self, layer: int, sequence: Sequence, step: int, rows: int) -> None:
-        """Take over that so many rows of a layer were looked at in a step, all of them hot."""
+    def end_hot(
+        self, layer: int, sequence: Sequence, step: int, rows: int, coded: tuple[int, int] = (0, 0)
+    ) -> None:
+        """Take over that so many rows of a layer were looked at in a step, all of them hot.
+
+        Beside them stand coded tokens, and those of these that DRAM had no codes of.
+        """
         if self._observe is not None:
-            self.end(LayerStep(step, layer, sequence.lengths[layer], rows), sequence)
+            entry = LayerStep(step, layer, sequence.lengths[layer], rows)
+            entry.coded_tokens, entry.coded_arrivals = coded
+            self.end(entry, sequence)
             return
         self._counters.hot_rows_read += rows
         self._layer_hits.hot[layer] += rows

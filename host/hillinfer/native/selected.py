@@ -434,6 +434,12 @@ class SplitRows:
         return [one.copy() for one in self.in_place[1]]
 
     @property
+    def coded_counts(self) -> tuple[int, int]:
+        """How many tokens of all sets are coded, and how many of them had no codes."""
+        coded = self.coded.table
+        return coded.set_count * coded.set_rows, int(self.table.missing_count)
+
+    @property
     def missing_count(self) -> int:
         """How many coded tokens had no codes."""
         return int(self.table.missing_count)

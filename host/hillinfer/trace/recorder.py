@@ -233,6 +233,8 @@ class LayerStep:
         Calls to the drive and the bytes they brought.
     wait_seconds
         Time that attention waited for rows.
+    coded_tokens, coded_arrivals
+        Selected tokens that came as codes, and those of them whose codes DRAM did not have.
     """
 
     step: int
@@ -245,6 +247,8 @@ class LayerStep:
     reads: int = 0
     read_bytes: int = 0
     wait_seconds: float = 0.0
+    coded_tokens: int = 0
+    coded_arrivals: int = 0
 
     def note_reads(self, cost: ReadCost) -> None:
         """Add what some rows took to read."""

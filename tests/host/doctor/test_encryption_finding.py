@@ -48,7 +48,7 @@ def test_a_missing_library_is_optional_and_the_extra_is_named(tmp_path):
     assert "pip install 'hillinfer[keyring]'" in keyring
 
 
-@pytest.mark.parametrize("module", ["key_table", "pages", "sheets", "store_keys", "cold_pages"])
+@pytest.mark.parametrize("module", ["key_table", "pages", "store_keys", "cold_pages"])
 def test_the_library_is_loaded_where_it_is_used_alone(module):
     program = (
         f"import sys; sys.path[:0] = sys.argv[1].split(':'); import hillinfer.secrecy.{module}"

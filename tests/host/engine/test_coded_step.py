@@ -26,6 +26,7 @@ from hillinfer.errors import HillInferWarning, SettingsError
 from hillinfer.memory_budget import Part
 from hillinfer.model_shape import StoredType
 from hillinfer.shadow.code_file import CodeFile
+from hillinfer_bench.figures.timeline_figures import TimelineRecord
 from hillinfer_model.choices import Rule
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -403,6 +404,15 @@ def test_exact_rows_are_not_read_of_the_file_of_codes(cold_dir):
     settings = SETTINGS.changed(exact_floor=150)
     _, begun, (read, _) = filed(cold_dir, announced=True, settings=settings)
     assert begun == read > 0
+
+
+@pytest.mark.parametrize("way", [Way(), Way(Budget.LEAST, path=Path.COLD)], ids=str)
+def test_the_timeline_has_coded_tokens_and_missing_codes(way, cold_dir, tmp_path):
+    file = tmp_path / "pools.csv"
+    _, statistics = run(way, LONG, SETTINGS.changed(pool_timeline=file), cold_dir)
+    columns = TimelineRecord.read(file).columns
+    for name in ("coded_tokens", "coded_arrivals"):
+        assert np.nansum(columns[name]) == getattr(statistics, name) > 0
 
 
 def test_codes_that_a_pass_began_to_read_are_dropped_when_it_breaks_off(cold_dir):

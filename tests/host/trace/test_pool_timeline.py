@@ -19,7 +19,7 @@ FULL_DRIVE = Path("/dev/full")
 
 
 def entry(step, layer, hot=3, cold=1):
-    return LayerStep(step, layer, 100 + step, hot, cold, cold, cold, 2, 4096, 0.25)
+    return LayerStep(step, layer, 100 + step, hot, cold, cold, cold, 2, 4096, 0.25, 30, 4)
 
 
 def written(file, entries):
@@ -35,7 +35,7 @@ def test_what_was_observed_is_read_back(tmp_path):
     file = written(tmp_path / "t.csv", entries)
     lines = file.read_text().splitlines()
     assert lines[0] == HEADER
-    assert lines[1] == "5,0,105,5,0,0,0,2,4096,0.250000"
+    assert lines[1] == "5,0,105,5,0,0,0,2,4096,0.250000,30,4"
     assert len(lines) == 1 + len(entries)
     record = TimelineRecord.read(file)
     assert record.steps.tolist() == [5, 6, 9]

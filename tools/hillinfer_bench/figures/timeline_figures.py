@@ -149,6 +149,8 @@ class _Panel:
 def timeline_figure(record: TimelineRecord, name: str) -> Figure:
     """Return hits, promotions, demotions, reads and waits, a row per layer, a column per step.
 
+    Where tokens are coded, missing codes stand below.
+
     Beside each heat map stands the mean of each layer.
     """
     columns = record.columns
@@ -161,6 +163,10 @@ def timeline_figure(record: TimelineRecord, name: str) -> Figure:
         _counted("MiB read", columns["read_bytes"] / 2**20),
         _counted("wait for rows, ms", waits),
     ]
+    if np.nansum(columns["coded_tokens"]):
+        # Hits and misses are those of the exact ones.
+        missing = columns["coded_arrivals"]
+        panels.append(_counted("coded tokens whose codes were not in DRAM", missing))
     layers = len(waits)
     height = max(_LEAST_HEIGHT, _LAYER_HEIGHT * layers)
     figure = new_figure(_WIDTH, height * len(panels) + _MARGIN)
