@@ -118,7 +118,7 @@ def test_a_place_that_cannot_be_written(tmp_path):
         PoolTimeline(tmp_path / "none" / "t.csv")
 
 
-LINE = "1,0,100,3,1,1,1,2,4096,0.25"
+LINE = "1,0,100,3,1,1,1,2,4096,0.25,30,4"
 
 
 def test_a_last_line_that_was_cut_off_is_left_out(tmp_path):
