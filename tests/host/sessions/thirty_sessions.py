@@ -21,7 +21,7 @@ from tiny_models import TinyModel, prompts
 from hillinfer.errors import HillInferError
 
 # Every fifth is asked for a token more, which is decoded over some codes.
-SESSIONS, FIFTH, CHANGED = 30, 5, 6
+SESSIONS, TEXTS, FIFTH, CHANGED = 30, 6, 5, 6
 
 
 def count():
@@ -73,14 +73,14 @@ def main(folder):
     places = [folder / f"session-{number}" for number in range(SESSIONS)]
     told = {"counts": [], "alone": []}
     with attached(model, folder, dram_budget="25%", **CODED) as hill:
-        for number in range(0, SESSIONS, FIFTH):
+        for number in range(TEXTS):
             cache, (ids, _) = hill.new_cache(80), prompts([70 + number], number)
             run(model, cache, ids, new_tokens=1, prefill_chunk_size=100)
             cache.save_session(places[number])
             cache.close()
-            # Each copy has files of its own, and is asked something else.
-            for copy in places[number + 1 : number + FIFTH]:
-                shutil.copytree(places[number], copy)
+        # Each copy has files of its own, stands beside other texts, and is asked something else.
+        for number in range(TEXTS, SESSIONS):
+            shutil.copytree(places[number % TEXTS], places[number])
         for number in range(0, SESSIONS, FIFTH):
             cache = hill.load_session(places[number])
             told["alone"].append(ask(model, cache, number))
