@@ -440,11 +440,6 @@ class SplitRows:
         return coded.set_count * coded.set_rows, int(self.table.missing_count)
 
     @property
-    def missing_count(self) -> int:
-        """How many coded tokens had no codes."""
-        return int(self.table.missing_count)
-
-    @property
     def cold_count(self) -> int:
         """How many rows are to be read: of coded tokens alone, of what is attended to."""
         return int(self.table.cold_count)
