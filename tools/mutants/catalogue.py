@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults in what is known of documents, in keepers of forms, and in one set for a question."""
+"""Faults in what is known of documents, in caches of forms, and in one set for a question."""
 
 from __future__ import annotations
 
@@ -102,34 +102,34 @@ CATALOGUE = (
     Mutant(
         "forms-that-nobody-counts",
         "A form is made whether the budget has room or not.",
-        f"{_ROOM}/keeper.py",
+        f"{_ROOM}/form_cache.py",
         "if not self._accountant.take_spare(Part.OTHER, counted):",
         "if not self._accountant.take_spare(Part.OTHER, 0):",
-        (f"{_TESTS}/test_keeper.py",),
+        (f"{_TESTS}/test_form_cache.py",),
     ),
     Mutant(
         "forms-of-some-of-a-document",
         "A form is made of what is left of a document's rows, as if that were all.",
-        f"{_ROOM}/keeper.py",
+        f"{_ROOM}/form_cache.py",
         "return form.make(self._model, states) if states.tokens == len(ids) else None",
         "return form.make(self._model, states)",
-        (f"{_TESTS}/test_keeper.py::test_no_form_is_made_of_some_of_a_document",),
+        (f"{_TESTS}/test_form_cache.py::test_no_form_is_made_of_some_of_a_document",),
     ),
     Mutant(
         "forms-that-stay",
-        "A keeper gives no form up when the engine is short.",
-        f"{_ROOM}/keeper.py",
+        "A form cache gives no form up when the engine is short.",
+        f"{_ROOM}/form_cache.py",
         "accountant.on_shortage(self._make_room)",
         "pass",
-        (f"{_TESTS}/test_keeper.py",),
+        (f"{_TESTS}/test_form_cache.py",),
     ),
     Mutant(
         "openings-that-are-no-uses",
         "A document that opens from its form is not counted as used.",
-        f"{_ROOM}/keeper.py",
+        f"{_ROOM}/form_cache.py",
         "            self._prompts.stored_key(ids)\n",
         "",
-        (f"{_TESTS}/test_keeper.py",),
+        (f"{_TESTS}/test_form_cache.py",),
     ),
     Mutant(
         "any-model-will-do",
@@ -137,7 +137,7 @@ CATALOGUE = (
         f"{_ROOM}/measuring.py",
         "if document.namespace != namespace.digest:",
         "if False:",
-        (f"{_TESTS}/test_keeper.py",),
+        (f"{_TESTS}/test_form_cache.py",),
     ),
     Mutant(
         "documents-of-others",
@@ -166,10 +166,10 @@ CATALOGUE = (
     Mutant(
         "forms-that-go-for-nothing",
         "Forms are given up for a request that has no room without them either.",
-        f"{_ROOM}/keeper.py",
+        f"{_ROOM}/form_cache.py",
         "if fits([made for _, made in own[:count]]):",
         "if True:",
-        (f"{_TESTS}/test_keeper.py", _PLACED),
+        (f"{_TESTS}/test_form_cache.py", _PLACED),
     ),
     Mutant(
         "loans-that-no-plan-knows",
@@ -202,7 +202,7 @@ CATALOGUE = (
         f"{_ROOM}/measuring.py",
         "    if is_over():\n        raise MeasuringEndedError",
         "    if False:\n        raise MeasuringEndedError",
-        (f"{_TESTS}/test_keeper.py",),
+        (f"{_TESTS}/test_form_cache.py",),
     ),
     Mutant(
         "probes-that-see-each-other",
@@ -215,7 +215,7 @@ CATALOGUE = (
     Mutant(
         "packed-forms-that-count-as-memory",
         "A form on the drive takes room of the budget.",
-        f"{_ROOM}/keeper.py",
+        f"{_ROOM}/form_cache.py",
         "size = 0 if form.lies_on_drive else form.byte_count(self._shape, len(ids))",
         "size = form.byte_count(self._shape, len(ids))",
         (_PLACED,),
@@ -234,7 +234,7 @@ CATALOGUE = (
         f"{_ROOM}/measuring.py",
         "is_short = self._left < self._others or",
         "is_short =",
-        (f"{_TESTS}/test_keeper.py",),
+        (f"{_TESTS}/test_form_cache.py",),
     ),
     Mutant(
         "short-profiles-of-all-forms",
@@ -242,7 +242,7 @@ CATALOGUE = (
         f"{_ROOM}/measuring.py",
         'return "held", *_USUAL[: max(1, count)]',
         'return "held", *_USUAL',
-        (f"{_TESTS}/test_keeper.py",),
+        (f"{_TESTS}/test_form_cache.py",),
     ),
     Mutant(
         "profiles-without-a-clock",
@@ -250,7 +250,7 @@ CATALOGUE = (
         f"{_ROOM}/measuring.py",
         "return self.clock() + seconds <= self._ends",
         "return True",
-        (f"{_TESTS}/test_keeper.py",),
+        (f"{_TESTS}/test_form_cache.py",),
     ),
     Mutant(
         "long-prompts-read-apart",

@@ -222,7 +222,7 @@ CODED: tuple[Mutant, ...] = (
     Mutant(
         "sessions-forget-statistics-of-values",
         "A resumed session takes statistics of its values anew.",
-        "host/hillinfer/kv/shadow_keeper.py",
+        "host/hillinfer/kv/sequence_shadows.py",
         "own.values = self._codes.adopted(saved.values(number, layer))",
         "own.values = None",
         (_SESSION_TESTS,),

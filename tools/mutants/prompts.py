@@ -74,7 +74,7 @@ PROMPTS: tuple[Mutant, ...] = (
     Mutant(
         "seen-rows-stay-cold",
         "Rows that a dense pass brings are read again once they are selected.",
-        "host/hillinfer/kv/pool_keeper.py",
+        "host/hillinfer/kv/pool_manager.py",
         "self._pools.room(layer) if self._policy.takes_seen else 0",
         "0",
         (f"{_BROUGHT}[room]",),
@@ -82,17 +82,17 @@ PROMPTS: tuple[Mutant, ...] = (
     Mutant(
         "seen-rows-are-old-at-once",
         "Rows that a dense pass brings give way to the next before those of earlier steps do.",
-        "host/hillinfer/kv/pool_keeper.py",
+        "host/hillinfer/kv/pool_manager.py",
         "candidates, self._step, 0, note)",
         "candidates, self._redistributed_in, 0, note)",
         (
-            "tests/host/kv/test_pool_keeper.py::test_rows_that_a_dense_pass_brought_are_as_old_as_the_pass",
+            "tests/host/kv/test_pool_manager.py::test_rows_that_a_dense_pass_brought_are_as_old_as_the_pass",
         ),
     ),
     Mutant(
         "seen-rows-lie-one-row-on",
         "Rows that a dense pass brings become hot in each other's place.",
-        "host/hillinfer/kv/pool_keeper.py",
+        "host/hillinfer/kv/pool_manager.py",
         "_candidates(layer, sequence, settled[places], source, places)",
         "_candidates(layer, sequence, settled[places], source, np.roll(places, 1))",
         (f"{_BROUGHT}[room]",),

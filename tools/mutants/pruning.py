@@ -6,7 +6,7 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 _READING, _RANKERS = "host/hillinfer/pruning/reading.py", "host/hillinfer/pruning/rankers.py"
-_STAGES, _KEEPING = "host/hillinfer/pruning/stages.py", "host/hillinfer/pruning/keeping.py"
+_STAGES, _KEEPING = "host/hillinfer/pruning/stages.py", "host/hillinfer/pruning/tracking.py"
 _CENSUS = "tests/host/limits/test_pruned_census.py"
 _BANDS = "tests/host/pruning/test_bands.py"
 _READ_TESTS = "tests/host/pruning/test_reading.py"
@@ -266,7 +266,7 @@ PRUNING: tuple[Mutant, ...] = (
         "Deeper layers keep what a piece brought to some of them before it broke off.",
         _READING,
         "        except BaseException:\n"
-        "            self._keeper.empty(document, staged)\n            raise\n",
+        "            self._tracker.empty(document, staged)\n            raise\n",
         "        except BaseException:\n            raise\n",
         (f"{_COMPLETION}::test_what_breaks_off_leaves_a_document_that_waits",),
     ),

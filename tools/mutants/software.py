@@ -447,11 +447,11 @@ _HARD_TO_SEE = (
     Mutant(
         "rows-of-this-step-demoted",
         "Rows that a step selected may be demoted before it has read them.",
-        "host/hillinfer/kv/pool_keeper.py",
+        "host/hillinfer/kv/pool_manager.py",
         "entry.layer, sequence, candidates, entry.step, entry.step, note",
         "entry.layer, sequence, candidates, entry.step, entry.step + 1, note",
         (
-            f"{_TESTS}/kv/test_pool_keeper.py::test_what_a_step_selected_gives_way_in_the_next_at_the_earliest",
+            f"{_TESTS}/kv/test_pool_manager.py::test_what_a_step_selected_gives_way_in_the_next_at_the_earliest",
         ),
     ),
     Mutant(
@@ -475,7 +475,7 @@ _HARD_TO_SEE = (
     Mutant(
         "statistics-retaken-at-zero-codes",
         "A segment that was cut to no codes takes its statistics anew.",
-        "host/hillinfer/kv/shadow_keeper.py",
+        "host/hillinfer/kv/sequence_shadows.py",
         "            if statistics is None:\n                before",
         "            if statistics is None or not coded:\n                before",
         (

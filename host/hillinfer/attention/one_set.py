@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.kv.pool_keeper import PoolKeeper
+from hillinfer.kv.pool_manager import PoolManager
 from hillinfer.kv.sequence import Sequence
-from hillinfer.kv.shadow_keeper import ShadowKeeper
+from hillinfer.kv.sequence_shadows import SequenceShadows
 from hillinfer.scoring.scorer import Scorer, SegmentShadow, Wanted
 from hillinfer.trace.recorder import Lane, Recorder
 from hillinfer_model.choices import Rule
@@ -55,7 +55,7 @@ class OneSet:
         Returns how much is selected of so many tokens of a sequence that lacks so many.
     shadow
         Codes what is not coded yet.
-    keeper
+    manager
         Counts what is selected as hits, once.
     scoring, make_room
         Held by whoever codes or scores, and counts what scoring so many tokens takes.
@@ -67,14 +67,14 @@ class OneSet:
         self,
         scorer: Scorer,
         wanted: Callable[[int, int], Wanted],
-        shadow: ShadowKeeper,
-        keeper: PoolKeeper,
+        shadow: SequenceShadows,
+        manager: PoolManager,
         scoring: threading.Lock,
         make_room: Callable[[int], None],
         recorder: Recorder,
     ) -> None:
         self._scorer, self._wanted = scorer, wanted
-        self._shadow, self._keeper = shadow, keeper
+        self._shadow, self._manager = shadow, manager
         self._scoring, self._make_room = scoring, make_room
         self._recorder = recorder
 
@@ -117,7 +117,7 @@ class OneSet:
         worth[:, past - wanted.recent :] = np.inf
         best = np.argsort(-worth, axis=1, kind="stable")[:, : wanted.count]
         found = np.unique(best)
-        self._keeper.tally(layer, sequence, found)
+        self._manager.tally(layer, sequence, found)
         return [found]
 
     def _worth(

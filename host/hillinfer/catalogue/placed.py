@@ -11,7 +11,7 @@ from typing import Any
 from hillinfer.catalogue.catalogue import FILE, Catalogue
 from hillinfer.catalogue.checks import OnlineChecks, ServedAnswer
 from hillinfer.catalogue.evidence import with_expected_forms
-from hillinfer.catalogue.keeper import DocumentKeeper, Move, ReadyDocument
+from hillinfer.catalogue.form_cache import FormCache, Move, ReadyDocument
 from hillinfer.catalogue.planning import (
     DRAM,
     REST,
@@ -103,7 +103,7 @@ class PlacedDocuments:
         self._engine_forms: dict[str, Form] = {}
         self._checks: OnlineChecks | None = None
         self._catalogue: Catalogue | None = None
-        self._keeper: DocumentKeeper | None = None
+        self._form_cache: FormCache | None = None
         self._files: dict[int, FormFile] = {}
         self.failure = ""
 
@@ -116,8 +116,8 @@ class PlacedDocuments:
         """
         self.failure = ""
         try:
-            keeper = self._opened()
-            if keeper is None:
+            form_cache = self._opened()
+            if form_cache is None:
                 return []
             rules = PlanRules(
                 self._budget(),
@@ -126,11 +126,11 @@ class PlacedDocuments:
                 drive_budget=self._drive_budget,
                 drives=len(self._drives),
             )
-            self._check(keeper, is_over)
+            self._check(form_cache, is_over)
             if is_over():
                 return []
-            keeper.plan(rules, self._options)
-            return keeper.settle(is_over)
+            form_cache.plan(rules, self._options)
+            return form_cache.settle(is_over)
         except Exception as error:
             # Nobody asked for it: answers come from where documents rest.
             self.failure = str(error) if isinstance(error, HillInferError) else repr(error)
@@ -139,7 +139,7 @@ class PlacedDocuments:
     @property
     def held(self) -> dict[str, int]:
         """Bytes of the forms that are made, by the names of their documents."""
-        return {} if self._keeper is None else self._keeper.held
+        return {} if self._form_cache is None else self._form_cache.held
 
     @property
     def accountant(self) -> Accountant:
@@ -168,9 +168,9 @@ class PlacedDocuments:
         BudgetError
             Where the engine has no room for them.
         """
-        if self._keeper is None:
+        if self._form_cache is None:
             return None
-        found = self._keeper.made_for(ids) or self._resting_for(ids)
+        found = self._form_cache.made_for(ids) or self._resting_for(ids)
         if found is None:
             return None
         made = found.made
@@ -225,14 +225,14 @@ class PlacedDocuments:
             open_there = [one.cache for one in forms if isinstance(one, MadeShadows)]
             return self._attachment.has_room(tokens, sequences, open_there)
 
-        return self._keeper is not None and self._keeper.give_up_for(fits)
+        return self._form_cache is not None and self._form_cache.give_up_for(fits)
 
     def close(self) -> None:
         """Give all forms up; harmless when done twice."""
-        keeper, self._keeper = self._keeper, None
+        form_cache, self._form_cache = self._form_cache, None
         catalogue, self._catalogue = self._catalogue, None
-        if keeper is not None:
-            keeper.close()
+        if form_cache is not None:
+            form_cache.close()
         if catalogue is not None:
             catalogue.close()
         while self._files:
@@ -240,9 +240,9 @@ class PlacedDocuments:
 
     # --- inside ----------------------------------------------------------------------------
 
-    def _opened(self) -> DocumentKeeper | None:
-        """Return the keeper, once somebody has put a document; None before."""
-        if self._keeper is None and (self._store.places.directory / FILE).exists():
+    def _opened(self) -> FormCache | None:
+        """Return the form cache, once somebody has put a document; None before."""
+        if self._form_cache is None and (self._store.places.directory / FILE).exists():
             self._catalogue = Catalogue(self._store.places)
             prompts = self._prompts.divided(self._chunk_tokens)
             own = (
@@ -251,7 +251,7 @@ class PlacedDocuments:
             )
             self._engine_forms = {one.name: one for one in own}
             self._checks = OnlineChecks(self._model, prompts, self._chunk_tokens)
-            self._keeper = DocumentKeeper(
+            self._form_cache = FormCache(
                 self._model,
                 prompts,
                 self._store,
@@ -259,7 +259,7 @@ class PlacedDocuments:
                 self._accountant,
                 self._form_of,
             )
-        return self._keeper
+        return self._form_cache
 
     def _resting_for(self, ids: Sequence[int]) -> ReadyDocument | None:
         """Return a document that rests, where an ordinary cache answers sooner than the engine.
@@ -269,13 +269,13 @@ class PlacedDocuments:
         """
         if self._accountant.lent_bytes:
             return None
-        assert self._keeper is not None
-        found = self._keeper.resting_for(ids)
+        assert self._form_cache is not None
+        found = self._form_cache.resting_for(ids)
         if found is None or len(ids) - found.made.tokens > _QUESTION_TOKENS:
             return None
         return found
 
-    def _check(self, keeper: DocumentKeeper, is_over: Callable[[], bool]) -> None:
+    def _check(self, form_cache: FormCache, is_over: Callable[[], bool]) -> None:
         """Compare answers with all rows, and measure anew what lost more than its profile says.
 
         Both need all rows in memory, which are counted; where there is no room nothing is compared.
@@ -292,7 +292,7 @@ class PlacedDocuments:
                 self._checks.forget(key)
                 continue
             try:
-                ids = keeper.ids_of(document)
+                ids = form_cache.ids_of(document)
             except CatalogueError:
                 self._checks.forget(key)
                 continue
@@ -351,9 +351,9 @@ class PlacedDocuments:
         Where there is no room, an answer selects behind the engine's forms as where the document
         rests: their quality is the same.
         """
-        assert self._keeper is not None
+        assert self._form_cache is not None
         assert document.resting is not None
-        room = self._accountant.bytes_for_hot_rows + sum(self._keeper.held.values())
+        room = self._accountant.bytes_for_hot_rows + sum(self._form_cache.held.values())
         opened = self._opened_bytes(document.tokens)
         chosen = document.form if document.is_pinned else None
         every = options_of(document)

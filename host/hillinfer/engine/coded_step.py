@@ -36,10 +36,10 @@ from hillinfer.engine.queries import (
 )
 from hillinfer.engine.selection import TokenSelection
 from hillinfer.kv.hot_pools import HotPools
-from hillinfer.kv.pool_keeper import LayerStepLog
+from hillinfer.kv.pool_manager import LayerStepLog
 from hillinfer.kv.prefetch_buffer import LandedRows, PrefetchBuffer
 from hillinfer.kv.sequence import Sequence
-from hillinfer.kv.shadow_keeper import ShadowKeeper
+from hillinfer.kv.sequence_shadows import SequenceShadows
 from hillinfer.memory_budget import Accountant
 from hillinfer.native.library import native_library
 from hillinfer.native.selected import SplitRows
@@ -93,7 +93,7 @@ class CodedStep:
         file: CodeFile | None,
         evaluation: ImportanceEvaluation,
         selection: TokenSelection,
-        shadow: ShadowKeeper,
+        shadow: SequenceShadows,
         pools: HotPools,
         prefetch: PrefetchBuffer,
         cold: ColdRows,

@@ -19,7 +19,7 @@ from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.gather import tile_runs
 from hillinfer.kv.hot_pool import Candidates
 from hillinfer.kv.hot_pools import HotPools
-from hillinfer.kv.pool_keeper import PoolKeeper
+from hillinfer.kv.pool_manager import PoolManager
 from hillinfer.kv.prefetch_buffer import LandedRows, PrefetchBuffer
 from hillinfer.kv.sequence import Sequence
 from hillinfer.native.library import native_library
@@ -70,7 +70,7 @@ class ColdRows:
     ----------
     store, pools
         Where full groups lie.
-    keeper
+    manager
         Promotes rows that were read.
     prefetch
         Has read some ahead.
@@ -82,13 +82,13 @@ class ColdRows:
         self,
         store: ColdStore,
         pools: HotPools,
-        keeper: PoolKeeper,
+        manager: PoolManager,
         prefetch: PrefetchBuffer,
         buffers: RowBuffers,
     ) -> None:
         self._store = store
         self._pools = pools
-        self._keeper = keeper
+        self._manager = manager
         self._prefetch = prefetch
         self._buffers = buffers
         self._tile_rows = native_library().tile_rows
@@ -141,7 +141,7 @@ class ColdRows:
             entry.cold_rows = misses.count
             entry.hot_rows = attention.rows - entry.cold_rows
             if misses.arrived:
-                promoting = self._keeper.offer_missed(
+                promoting = self._manager.offer_missed(
                     entry,
                     sequence,
                     _candidates(misses.part(0, misses.arrived), self._prefetch.rows),
@@ -206,7 +206,7 @@ class ColdRows:
             entry.hot_rows = split.exact.count - entry.cold_rows
             if misses.arrived:
                 own = _candidates(misses.part(0, misses.arrived), self._prefetch.rows)
-                promoting = self._keeper.offer_missed(entry, sequence, own)
+                promoting = self._manager.offer_missed(entry, sequence, own)
             if not is_here:
                 started = time.perf_counter()
                 self._buffers.settle()
@@ -254,7 +254,7 @@ class ColdRows:
                 lies = together[start - first : start - first + len(places)]
                 lies[:] = memory[: len(places)]
             addresses[part.numbers] = row_addresses(lies, places)
-            offered = self._keeper.offer_missed(entry, sequence, _candidates(part, memory, places))
+            offered = self._manager.offer_missed(entry, sequence, _candidates(part, memory, places))
             self._buffers.lend_both(offered)
         return stop - first if stop - first <= most else 0
 
@@ -314,7 +314,7 @@ class ColdRows:
                 entry.wait_seconds += time.perf_counter() - started - attended
                 if len(own):
                     candidates = _candidates(part, buffer, places)
-                    offered = self._keeper.offer_missed(entry, sequence, candidates)
+                    offered = self._manager.offer_missed(entry, sequence, candidates)
                     self._buffers.lend(turn % 2, offered)
         finally:
             self._store.turns.satisfy()

@@ -26,10 +26,10 @@ from hillinfer.engine.queries import (
 from hillinfer.engine.selection import TokenSelection
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.hot_pools import HotPools
-from hillinfer.kv.pool_keeper import LayerStepLog
+from hillinfer.kv.pool_manager import LayerStepLog
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import Sequence
-from hillinfer.kv.shadow_keeper import ShadowKeeper
+from hillinfer.kv.sequence_shadows import SequenceShadows
 from hillinfer.native.library import native_library
 from hillinfer.native.selected import ComingAttention, MissList, SelectedRows
 from hillinfer.native.structures import DecodeStep
@@ -79,7 +79,7 @@ class NativeDecode:
         scope: Scope,
         evaluation: ImportanceEvaluation,
         selection: TokenSelection,
-        shadow: ShadowKeeper,
+        shadow: SequenceShadows,
         pools: HotPools,
         gather: Gather,
         cold: ColdRows,

@@ -21,7 +21,7 @@ from hillinfer.gpu.coded import CodedSet
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import Sequence
-from hillinfer.kv.shadow_keeper import ShadowKeeper
+from hillinfer.kv.sequence_shadows import SequenceShadows
 from hillinfer.memory_budget import Accountant
 from hillinfer.native.library import native_library
 from hillinfer.native.selected import SplitRows
@@ -93,7 +93,7 @@ class GpuCodedStep:
         values: ValueCodes,
         file: CodeFile | None,
         selection: TokenSelection,
-        shadow: ShadowKeeper,
+        shadow: SequenceShadows,
         gather: Gather,
         row_bytes: int,
         accountant: Accountant,

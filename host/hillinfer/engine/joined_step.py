@@ -27,10 +27,10 @@ from hillinfer.engine.queries import (
 from hillinfer.engine.selection import TokenSelection
 from hillinfer.errors import BudgetError
 from hillinfer.kv.hot_pools import HotPools
-from hillinfer.kv.pool_keeper import LayerStepLog
+from hillinfer.kv.pool_manager import LayerStepLog
 from hillinfer.kv.pool_policies import PoolPolicy
 from hillinfer.kv.sequence import Sequence
-from hillinfer.kv.shadow_keeper import ShadowKeeper
+from hillinfer.kv.sequence_shadows import SequenceShadows
 from hillinfer.memory_budget import Accountant
 from hillinfer.model_shape import StoredType
 from hillinfer.native.library import native_library
@@ -94,7 +94,7 @@ class JoinedStep:
         scope: Scope,
         evaluation: ImportanceEvaluation,
         selection: TokenSelection,
-        shadow: ShadowKeeper,
+        shadow: SequenceShadows,
         pools: HotPools,
         cold: ColdRows,
         calls: LayerCalls,
@@ -110,7 +110,7 @@ class JoinedStep:
         self._counters, self._read_on = counters, read_on
         shape = attention.shape
         is_bfloat16 = shape.stored_type is StoredType.BFLOAT16
-        # What becomes a row by itself, as in `RowKeeper.append_token`.
+        # What becomes a row by itself, as in `SequenceManager.append_token`.
         self._stored = {torch.bfloat16} if is_bfloat16 else {torch.float16, torch.float32}
         self._heads = Shape(kv_heads=shape.kv_heads, head_dim=shape.head_dim)
         self._head_numbers = shape.query_heads * shape.head_dim

@@ -52,12 +52,12 @@ from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.hot_pools import HotPools, LayerShares
 from hillinfer.kv.opened_sequences import SequenceOpener
-from hillinfer.kv.pool_keeper import LayerStepLog, PoolKeeper
+from hillinfer.kv.pool_manager import LayerStepLog, PoolManager
 from hillinfer.kv.pool_policies import make_pool_policy
 from hillinfer.kv.prefetch_buffer import PrefetchBuffer
-from hillinfer.kv.rows import RowKeeper, WriteBack
+from hillinfer.kv.rows import SequenceManager, WriteBack
 from hillinfer.kv.sequence import RowLayout
-from hillinfer.kv.shadow_keeper import ShadowKeeper
+from hillinfer.kv.sequence_shadows import SequenceShadows
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.model_shape import ModelShape
 from hillinfer.rates.profiling import share_by_rates
@@ -96,7 +96,7 @@ class RuntimeParts:
         How a row and a shadow are laid out.
     device
         What holds segments of its own, or None.
-    pools, keeper
+    pools, manager
         Hot rows.
     following
         Raises the budget with the context; None where it is fixed.
@@ -132,14 +132,14 @@ class RuntimeParts:
     spec: KernelSpec
     device: DeviceShadows | None
     pools: HotPools
-    keeper: PoolKeeper
+    manager: PoolManager
     following: FollowingBudget | None
     prefetch: PrefetchBuffer
     buffers: RowBuffers
     gather: Gather
     groups: GroupTable
-    rows: RowKeeper
-    shadow: ShadowKeeper
+    rows: SequenceManager
+    shadow: SequenceShadows
     shadow_memory: ShadowMemory
     values: ValueCodes | None
     opener: SequenceOpener
@@ -240,7 +240,7 @@ def open_parts(
         )
         if growth is not None:
             accountant.let_grow(partial(pools.least_bytes, settings.kept_tokens))
-        keeper = PoolKeeper(pools, policy, settings, counters)
+        manager = PoolManager(pools, policy, settings, counters)
         calls = calls or DriveCalls()
         sweep(cold_dir, calls)
         engine = open_engine(settings.io, settings.io_threads, calls)
@@ -286,7 +286,7 @@ def open_parts(
         gather = Gather(
             store,
             pools,
-            keeper,
+            manager,
             prefetch,
             buffers,
             settings.block_rows,
@@ -339,7 +339,7 @@ def open_parts(
         following = (
             FollowingBudget(growth, accountant, shadow_memory.raise_limit) if growth else None
         )
-        shadow = ShadowKeeper(
+        shadow = SequenceShadows(
             scorer,
             shape.layers,
             gather,
@@ -348,7 +348,7 @@ def open_parts(
             values,
             codes_file,
         )
-        rows = RowKeeper(
+        rows = SequenceManager(
             shape,
             layout,
             store,
@@ -356,7 +356,7 @@ def open_parts(
             write_back,
             gather,
             pools,
-            keeper,
+            manager,
             shadow,
             accountant,
             chunks,
@@ -367,20 +367,20 @@ def open_parts(
             groups,
             chunks,
             pools,
-            keeper,
+            manager,
             shadow,
             rows,
             OpenFiles.of_process(),
         )
         recording = EngineSide(chunks, store.behind_writes, store.sums_of, shadow.stored_codes)
         evaluation = evaluate(scorer, settings)
-        of_selection = evaluation, shadow, keeper, spec, settings.scope, accountant, recorder
+        of_selection = evaluation, shadow, manager, spec, settings.scope, accountant, recorder
         begin_together = None if on_device is None else on_device.begin_together
         selection = TokenSelection(*of_selection, begin_together)
         choosing_by = selection.scoring, selection.make_room, recorder
-        one_set = OneSet(scorer, evaluation.wanted, shadow, keeper, *choosing_by)
+        one_set = OneSet(scorer, evaluation.wanted, shadow, manager, *choosing_by)
         layer_calls = LayerCalls(shape, spec, settings.scope, pools, policy)
-        cold = ColdRows(store, pools, keeper, prefetch, buffers)
+        cold = ColdRows(store, pools, manager, prefetch, buffers)
         # Behind almost everything that may fail: its memory is to be unlocked before it goes.
         gpu = None
         if lane is not None:
@@ -438,7 +438,7 @@ def open_parts(
         spec=spec,
         device=device,
         pools=pools,
-        keeper=keeper,
+        manager=manager,
         following=following,
         prefetch=prefetch,
         buffers=buffers,

@@ -123,7 +123,7 @@ class Runtime:
         self._layer_hits, self._accountant = parts.layer_hits, parts.accountant
         self._engine, self._store = parts.engine, parts.store
         self._spec, self._device = parts.spec, parts.device
-        self._pools, self._keeper, self._following = parts.pools, parts.keeper, parts.following
+        self._pools, self._manager, self._following = parts.pools, parts.manager, parts.following
         self._buffers, self.gather, self.prefetch = parts.buffers, parts.gather, parts.prefetch
         self._groups, self._rows, self._shadow = parts.groups, parts.rows, parts.shadow
         self._selection, self._pipeline = parts.selection, parts.pipeline
@@ -217,13 +217,13 @@ class Runtime:
             self.recorder.begin_step(self._step)
         if self.coded is not None:
             self.coded.begin_step()
-        self._keeper.begin_step(self._step)
+        self._manager.begin_step(self._step)
         self._store.check()
 
     def append(
         self, layer: int, sequence: Sequence, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Store the rows of new tokens, wherever the model computed them; see `RowKeeper.append`.
+        """Store rows of new tokens, wherever they were computed; see `SequenceManager.append`.
 
         Where the model has a GPU, the row of a single token comes back while it computes on.
         """
@@ -253,7 +253,7 @@ class Runtime:
     ) -> bool:
         """Store the row of one token as the model made it; False where `append` must do it.
 
-        Parameters as in `RowKeeper.append_token`.
+        Parameters as in `SequenceManager.append_token`.
         """
         if self._gpu is not None:
             return False
@@ -304,8 +304,8 @@ class Runtime:
         # First, while rows that were just appended are promoted: attention waits for that.
         self.code_full_segments(layer, sequence, keys, values)
         out = self._dense.attend(layer, sequence, query, keys, values, scaling, among)
-        if self._keeper.observed_queries:
-            last = query[:, -self._keeper.observed_queries :]
+        if self._manager.observed_queries:
+            last = query[:, -self._manager.observed_queries :]
             sequence.observed[layer] = last.transpose(0, 1).float().cpu().contiguous()
         return out
 

@@ -20,10 +20,10 @@ from hillinfer.engine.budget_plan import SCORE_GROWTH_TOKENS, score_bytes
 from hillinfer.engine.queries import Ahead, Choice, Explained, Sets, shadow_states
 from hillinfer.gpu.copies import CopiesAhead
 from hillinfer.kv.gather import Gather
-from hillinfer.kv.pool_keeper import PoolKeeper
+from hillinfer.kv.pool_manager import PoolManager
 from hillinfer.kv.prefetch_buffer import PrefetchBuffer
 from hillinfer.kv.sequence import Sequence
-from hillinfer.kv.shadow_keeper import ShadowKeeper
+from hillinfer.kv.sequence_shadows import SequenceShadows
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.scoring.scorer import ImportanceEvaluation, SegmentShadow, Split
 from hillinfer.trace.recorder import Lane, Recorder
@@ -50,7 +50,7 @@ class TokenSelection:
         Scores and selects.
     shadow
         Codes keys.
-    keeper
+    manager
         Learns what the last queries of a prompt would select.
     spec, scope
         Fix the memory that scores take.
@@ -70,8 +70,8 @@ class TokenSelection:
     def __init__(
         self,
         evaluation: ImportanceEvaluation,
-        shadow: ShadowKeeper,
-        keeper: PoolKeeper,
+        shadow: SequenceShadows,
+        manager: PoolManager,
         spec: KernelSpec,
         scope: Scope,
         accountant: Accountant,
@@ -83,7 +83,7 @@ class TokenSelection:
         self._own: dict[int, Sets | Split] = {}
         self._evaluation = evaluation
         self._is_fast = evaluation.is_fast
-        self._shadow, self._keeper = shadow, keeper
+        self._shadow, self._manager = shadow, manager
         self._spec, self._scope = spec, scope
         heads = spec.scored_heads // spec.kv_heads
         token_bytes = spec.segment_bytes / spec.segment_tokens
@@ -272,7 +272,7 @@ class TokenSelection:
             chosen = self._evaluation.chosen(query, scaling, shadows, 0, sequence.lacking)
             sets, exact = both_of(chosen)
             own = np.unique(np.concatenate(sets if exact is None else exact))
-            self._keeper.tally(layer, sequence, own)
+            self._manager.tally(layer, sequence, own)
 
     def expect(self, tokens: int) -> None:
         """Learn that layers are about to choose from so many tokens, before the first asks."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hillinfer.attention.softmax_merge import SoftmaxMerge, compute_type
 from hillinfer.gpu.coded import StagedCoded
 from hillinfer.gpu.copies import (
-    Arrivals,
+    ArrivingRows,
     BroughtQueries,
     CopiedRows,
     CopiesAhead,
@@ -205,7 +205,7 @@ class GpuSide:
         self.attention = GatheredAttention(lane, rows, gather, self.states, recorder)
         self.coded = StagedCoded(lane, rows, self.states, row_bytes)
         self.ahead = CopiesAhead(lane, rows, gather, row_bytes, recorder)
-        self.arrivals = Arrivals(lane, arriving)
+        self.arrivals = ArrivingRows(lane, arriving)
         self.queries = BroughtQueries(lane, queries)
 
     def stop(self) -> None:

@@ -234,7 +234,7 @@ class _Arriving:
     place: NDArray[np.uint8]
 
 
-class Arrivals:
+class ArrivingRows:
     """Lets a decode step go on while its keys and values come back (HillInfer, section 4.3).
 
     The model's GPU attends to the new row where it was made; the host wants it for scoring and for

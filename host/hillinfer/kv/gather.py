@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from hillinfer.drive.landing import RowBuffers, WantedRows
 from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.hot_pools import HotPools
-from hillinfer.kv.pool_keeper import LayerStepLog, PoolKeeper
+from hillinfer.kv.pool_manager import LayerStepLog, PoolManager
 from hillinfer.kv.prefetch_buffer import LandedRows, PrefetchBuffer
 from hillinfer.kv.sequence import Sequence
 from hillinfer.native.library import native_library
@@ -75,7 +75,7 @@ class Gather:
     ----------
     store, pools
         Where full groups lie.
-    keeper
+    manager
         Counts hits, and promotes rows that were read.
     prefetch
         Reads rows ahead.
@@ -93,7 +93,7 @@ class Gather:
         self,
         store: ColdStore,
         pools: HotPools,
-        keeper: PoolKeeper,
+        manager: PoolManager,
         prefetch: PrefetchBuffer,
         buffers: RowBuffers,
         block_rows: int,
@@ -102,7 +102,7 @@ class Gather:
     ) -> None:
         self._store = store
         self._pools = pools
-        self._keeper = keeper
+        self._manager = manager
         self._prefetch = prefetch
         self._buffers = buffers
         self._block_rows = block_rows
@@ -206,7 +206,7 @@ class Gather:
         landed: LandedRows | None = None,
     ) -> Generator[NDArray[np.uint8], None, None]:
         """Yield what `stream` does; rows that were cold become hot where pools have room."""
-        with self._keeper.seeing(layer, sequence) as offer:
+        with self._manager.seeing(layer, sequence) as offer:
             for one, buffer, which in self._streamed(layer, sequence, positions, landed):
                 rows = _together(one, buffer)
                 own = positions[one.start : one.start + len(rows)]
@@ -367,7 +367,7 @@ class Gather:
         promoting: Future[tuple[int, int]] | None = None
         self._pools.settle(layer)
         with self._pools.attending:
-            addresses = self._keeper.begin_in_place(layer, sequence, positions, step)
+            addresses = self._manager.begin_in_place(layer, sequence, positions, step)
             entry = LayerStep(step, layer, sequence.lengths[layer])
             started = time.perf_counter()
             try:
@@ -378,14 +378,14 @@ class Gather:
                 entry.cold_rows = len(arrived) + len(rest)
                 entry.hot_rows = len(positions) - entry.cold_rows
                 if len(arrived):
-                    promoting = self._keeper.offer_read(
+                    promoting = self._manager.offer_read(
                         entry, sequence, positions[arrived], self._prefetch.rows, places
                     )
                 for run, filled, which in self._read_in_turn(layer, cut(addresses, rest)):
                     if filled is not None:
                         entry.note_reads(filled.cost)
                         if len(run.wanted):
-                            offered = self._keeper.offer_read(
+                            offered = self._manager.offer_read(
                                 entry,
                                 sequence,
                                 positions[run.start + run.wanted],

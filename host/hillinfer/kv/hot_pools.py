@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hillinfer.errors import BudgetError, reason_of
 from hillinfer.kv.hot_pool import SLOT_BYTES, Candidates, HotPool, PoolMoment
 from hillinfer.kv.pool_policies import RANKED_BY_PYTHON, PoolPolicy, native_worth
-from hillinfer.kv.sequence import HitRateTable, UntoldHits
+from hillinfer.kv.sequence import HitRateTable, PendingHits
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import PoolSizes
@@ -152,7 +152,7 @@ class HotPools:
         self._most_rows, self.layers = self._reserved(
             max(least, most_bytes // self._slot_bytes), least, policy
         )
-        self.hits = UntoldHits(self.layers)
+        self.hits = PendingHits(self.layers)
         self._moments = [PoolMoment(0, 0, 1.0, 0, 0)] * shape.layers
         self._background = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-pool")
         self._under_way: list[list[Exchange]] = [[] for _ in range(shape.layers)]

@@ -20,11 +20,11 @@ from hillinfer.extents.recording import ShadowSlot, StoredShadow
 from hillinfer.extents.shared_chunks import SharedChunks
 from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.hot_pools import HotPools
-from hillinfer.kv.pool_keeper import PoolKeeper
-from hillinfer.kv.rows import RowKeeper
+from hillinfer.kv.pool_manager import PoolManager
+from hillinfer.kv.rows import SequenceManager
 from hillinfer.kv.saved_sequences import SavedShadow, fill_sequence, recall_codes
 from hillinfer.kv.sequence import Sequence
-from hillinfer.kv.shadow_keeper import ShadowKeeper
+from hillinfer.kv.sequence_shadows import SequenceShadows
 from hillinfer.model_shape import ModelShape
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.shadow.segments import Segment
@@ -116,7 +116,7 @@ class SequenceOpener:
         The model's.
     store, groups, chunks
         The cold pool, and which groups of it lie elsewhere.
-    pools, keeper, shadow, rows
+    pools, manager, shadow, rows
         What sequences own.
     open_files
         Has descriptors for the files of sessions.
@@ -129,14 +129,14 @@ class SequenceOpener:
         groups: GroupTable,
         chunks: SharedChunks,
         pools: HotPools,
-        keeper: PoolKeeper,
-        shadow: ShadowKeeper,
-        rows: RowKeeper,
+        manager: PoolManager,
+        shadow: SequenceShadows,
+        rows: SequenceManager,
         open_files: OpenFiles,
     ) -> None:
         self._shape = shape
         self._store, self._groups, self._chunks = store, groups, chunks
-        self._pools, self._keeper, self._shadow, self._rows = pools, keeper, shadow, rows
+        self._pools, self._manager, self._shadow, self._rows = pools, manager, shadow, rows
         self._open_files = open_files
 
     # --- saved sessions --------------------------------------------------------------------
@@ -213,7 +213,7 @@ class SequenceOpener:
             saved.manifest.extent.segments if whole else tokens // self._shadow.spec.segment_tokens
         )
         self._shadow.adopt(sequence, SavedShadow(saved), segments, tokens, shadow)
-        fill_sequence(saved, sequence, tokens, self._keeper.observed_queries)
+        fill_sequence(saved, sequence, tokens, self._manager.observed_queries)
         for layer in range(self._shape.layers):
             sequence.set_length(layer, tokens, groups * GROUP_TOKENS)
         if self._shadow.values is not None:

@@ -23,9 +23,9 @@ from hillinfer.extents.shared_chunks import SharedChunks
 from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.hot_pools import HotPools
-from hillinfer.kv.pool_keeper import PoolKeeper
+from hillinfer.kv.pool_manager import PoolManager
 from hillinfer.kv.sequence import NUMBER_TYPES, RowLayout, Sequence, observed_bytes
-from hillinfer.kv.shadow_keeper import ShadowKeeper
+from hillinfer.kv.sequence_shadows import SequenceShadows
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.library import native_library
@@ -108,7 +108,7 @@ class WriteBack:
         self._store.write_groups(layer, groups, rows, written, elsewhere)
 
 
-class RowKeeper:
+class SequenceManager:
     """Opens, forks, cuts and frees sequences and takes their new rows in.
 
     Parameters
@@ -117,7 +117,7 @@ class RowKeeper:
         The model's, and that of its rows.
     store, groups, write_back, gather
         The drive's side.
-    pools, keeper
+    pools, manager
         The hot pools.
     shadow
         Gives way to what happens to rows.
@@ -136,8 +136,8 @@ class RowKeeper:
         write_back: WriteBack,
         gather: Gather,
         pools: HotPools,
-        keeper: PoolKeeper,
-        shadow: ShadowKeeper,
+        manager: PoolManager,
+        shadow: SequenceShadows,
         accountant: Accountant,
         chunks: SharedChunks,
     ) -> None:
@@ -148,7 +148,7 @@ class RowKeeper:
         self._write_back = write_back
         self._gather = gather
         self._pools = pools
-        self._keeper = keeper
+        self._manager = manager
         self._shadow = shadow
         self._accountant = accountant
         self._chunks = chunks
@@ -358,7 +358,9 @@ class RowKeeper:
                     sequence.set_length(layer, sequence.lengths[layer], held)
                 # A single token is attended to before its group may push out what it attends to.
                 if tokens > 1:
-                    promoting = self._keeper.offer_written(layer, sequence, positions, buffer, step)
+                    promoting = self._manager.offer_written(
+                        layer, sequence, positions, buffer, step
+                    )
             except BaseException:
                 self._write_back.put_back(buffer)
                 raise
@@ -437,7 +439,7 @@ class RowKeeper:
         start, length = sequence.held_starts[layer], sequence.lengths[layer]
         if length - start == GROUP_TOKENS:
             positions = np.arange(start, length)
-            self._keeper.offer_written(layer, sequence, positions, sequence.tails[layer], step)
+            self._manager.offer_written(layer, sequence, positions, sequence.tails[layer], step)
             # The next token writes to the tail.
             self._pools.settle(layer)
             self._shadow.keep_filled(layer, sequence)
@@ -448,7 +450,7 @@ class RowKeeper:
 
     @property
     def _observed_bytes(self) -> int:
-        return observed_bytes(self._shape, self._keeper.observed_queries)
+        return observed_bytes(self._shape, self._manager.observed_queries)
 
     def _take_observed(self) -> None:
         try:

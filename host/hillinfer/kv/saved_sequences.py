@@ -43,7 +43,7 @@ from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 if TYPE_CHECKING:
-    from hillinfer.kv.shadow_keeper import ShadowKeeper
+    from hillinfer.kv.sequence_shadows import SequenceShadows
 
 # --- The key shadow of a saved session, segment by segment ---
 
@@ -147,7 +147,7 @@ def extent_of(sequence: Sequence) -> SessionExtent:
 
 
 def parts_of(
-    sequence: Sequence, shape: ModelShape, shadow: ShadowKeeper
+    sequence: Sequence, shape: ModelShape, shadow: SequenceShadows
 ) -> Iterator[tuple[Part, Iterator[memoryview]]]:
     """Yield every part and its bytes, in pieces, each valid until the next.
 
@@ -275,7 +275,7 @@ def _statistics(
 
 
 def _shadow(
-    sequence: Sequence, segments: int, shape: ModelShape, shadow: ShadowKeeper
+    sequence: Sequence, segments: int, shape: ModelShape, shadow: SequenceShadows
 ) -> Iterator[memoryview]:
     for layer in range(shape.layers):
         made = shadow.shadows(layer, sequence.of(layer))

@@ -199,7 +199,7 @@ class Sequence:
     Attributes
     ----------
     band
-        As given, until `RowKeeper.open_bands` leaves it the first layers alone.
+        As given, until `SequenceManager.open_bands` leaves it the first layers alone.
     deeper
         What has the rows of the layers behind them, where those have fewer: a sequence per band.
     kept, kept_until
@@ -453,7 +453,7 @@ class RowPart:
 # --- hits that pools do not know of yet ---
 
 
-class UntoldHits:
+class PendingHits:
     """Tells pools what hits are now only once they are about to rank their rows.
 
     To tell costs as much as looking at every hot row, and as long as all selected rows are hot
@@ -468,7 +468,7 @@ class UntoldHits:
     def __init__(self, pools: list[HotPool]) -> None:
         self._pools = pools
         # Tokens in full groups and context length of each sequence, the one noted last at the end.
-        self._untold: list[dict[Sequence, tuple[int, int]]] = [{} for _ in pools]
+        self._pending: list[dict[Sequence, tuple[int, int]]] = [{} for _ in pools]
 
     def note(self, layer: int, sequence: Sequence, settled: int, length: int) -> None:
         """Note that a sequence's hits in a layer have changed.
@@ -480,21 +480,21 @@ class UntoldHits:
         settled, length
             Its tokens in full groups, and its context length N.
         """
-        untold = self._untold[layer]
+        pending = self._pending[layer]
         # Of rows that several sequences share the pool knows what it was told last.
-        untold.pop(sequence, None)
-        untold[sequence] = settled, length
+        pending.pop(sequence, None)
+        pending[sequence] = settled, length
 
     def tell(self, layer: int) -> None:
         """Tell a layer's pool everything noted, in that order."""
-        untold = self._untold[layer]
-        if untold:
-            self._untold[layer] = {}
+        pending = self._pending[layer]
+        if pending:
+            self._pending[layer] = {}
             pool = self._pools[layer]
-            for sequence, (settled, length) in untold.items():
+            for sequence, (settled, length) in pending.items():
                 pool.refresh(layer, sequence, settled, length)
 
     def tell_of(self, layer: int, sequence: Sequence) -> None:
         """Do so before a sequence's hits or rows change in a way that is not noted."""
-        if sequence in self._untold[layer]:
+        if sequence in self._pending[layer]:
             self.tell(layer)

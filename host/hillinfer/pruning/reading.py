@@ -34,7 +34,6 @@ from hillinfer.pruning.guards import (
     predictor_for,
     warn_of_pieces,
 )
-from hillinfer.pruning.keeping import DocumentKeeper
 from hillinfer.pruning.passes import (
     ComingPrompt,
     Document,
@@ -51,6 +50,7 @@ from hillinfer.pruning.rankers import Ranker, check_weights
 from hillinfer.pruning.schedule import BLOCK_TOKENS, Schedule
 from hillinfer.pruning.stages import Stages, pruned_read
 from hillinfer.pruning.states import Boundary, ChosenStates, States
+from hillinfer.pruning.tracking import DocumentTracker
 
 # Of one piece that nobody waits for; a question that comes waits for the rest of it.
 PIECE_TOKENS = 512
@@ -132,7 +132,7 @@ class Pruning:
         self._guards += self.layers
         self._stages = Stages(decoder, self.layers, predictor, ranker, schedule, chunk_tokens)
         self._blocks = BlockManager(self._stages, decoding or Keep())
-        self._keeper = DocumentKeeper(self._stages.bands, self._blocks, later)
+        self._tracker = DocumentTracker(self._stages.bands, self._blocks, later)
 
     def __enter__(self) -> Pruning:
         return self
@@ -263,13 +263,13 @@ class Pruning:
         """Bring deeper layers pieces until they have all, or it is over."""
         tokens, bands = cache.get_seq_length(), self._stages.bands
         # Here, where no other thread uses what rows lie in.
-        if tokens != document.length or not self._keeper.is_as_left(document, staged):
-            self._keeper.cut_back(document, staged, tokens)
+        if tokens != document.length or not self._tracker.is_as_left(document, staged):
+            self._tracker.cut_back(document, staged, tokens)
         if document.boundary.tokens != tokens:
             raise no_states(tokens - document.boundary.tokens, tokens)
         try:
             if document.positions:
-                self._keeper.empty(document, staged)
+                self._tracker.empty(document, staged)
             while document.completed < tokens and not is_over():
                 start = document.completed
                 # A single token reads all rows for itself alone: the piece before takes it along.
@@ -281,7 +281,7 @@ class Pruning:
             if document.completed == tokens:
                 staged.keep([torch.arange(tokens)] * len(bands), tokens)
         except BaseException:
-            self._keeper.empty(document, staged)
+            self._tracker.empty(document, staged)
             raise
 
     # --- a forward pass ---
@@ -303,7 +303,7 @@ class Pruning:
             out = self._run(now, number, layer, hidden, given)
         except BaseException:
             self._own.end()
-            self._keeper.undo(now)
+            self._tracker.undo(now)
             raise
         if number == len(self.layers) - 1:
             self._own.end()
@@ -355,7 +355,7 @@ class Pruning:
         elif document.length or before:
             if not coming.tokens and not self._later.chooses:
                 warn_of_pieces(document, before, tokens)
-            self._keeper.cut_back(document, staged, before)
+            self._tracker.cut_back(document, staged, before)
         is_prompt = before < coming.tokens if coming.tokens else tokens > 1
         anew = self._later.chooses and is_prompt
         stages = document.is_pending or anew
@@ -446,7 +446,7 @@ class Pruning:
         bands, window = self._stages.bands, document.windows[0].states
         boundary, now.emptied = document.boundary, True
         tokens, brought = boundary.tokens, boundary.brought
-        self._keeper.empty(document, cache)
+        self._tracker.empty(document, cache)
         active, came = torch.arange(tokens, device=window.device), [*boundary.pieces]
         document.positions, choosing, through = [], 0.0, list[float]()
         # A last piece may be a short one.

@@ -395,7 +395,7 @@ class StoredPrompts:
         first_segment: int,
     ) -> Recording | None:
         published = partial(engine.chunks.note_published, self._store)
-        writer = self._store.writer(self.namespace, ids, found, self._salt, keeper=published)
+        writer = self._store.writer(self.namespace, ids, found, self._salt, leased=published)
         if writer is None:
             return None
         assert self._slot is not None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hillinfer.catalogue.checks import ServedAnswer
-from hillinfer.catalogue.keeper import Move
+from hillinfer.catalogue.form_cache import Move
 from hillinfer.catalogue.placed import PlacedDocuments
 from hillinfer.catalogue.planning import DocumentRules
 from hillinfer.drive.calls import DriveCalls

@@ -306,7 +306,7 @@ class Store:
         found: StoredPrefix | None = None,
         salt: bytes = b"",
         turn: int = 0,
-        keeper: Callable[[Sequence[StoredChunk]], None] | None = None,
+        leased: Callable[[Sequence[StoredChunk]], None] | None = None,
     ) -> PrefixWriter | None:
         """Return what stores the rest of a prompt behind its stored prefix.
 
@@ -321,7 +321,7 @@ class Store:
             What `find` returned, open until the writer is closed.
         turn
             Which turn of a conversation this is, 1 the first; 0 where nobody knows.
-        keeper
+        leased
             Told of chunks that are published, which are leased for it then until `release`; None
             where nobody reads them on.
         """
@@ -346,9 +346,9 @@ class Store:
             return None
 
         def published(chunks: Sequence[StoredChunk]) -> None:
-            if keeper is not None:
+            if leased is not None:
                 self.lease([chunk.record.number for chunk in chunks])
-                keeper(chunks)
+                leased(chunks)
 
         parts = self.room, self.files, self.places.pool
         return PrefixWriter(

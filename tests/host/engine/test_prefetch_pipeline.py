@@ -453,9 +453,9 @@ def test_an_interrupt_while_a_promotion_begins_waits_for_it(cold_dir, monkeypatc
     made.runtime.begin_step()
     made.announce(1, seed=1)
     keys = made.append(1, 0)
-    pools, keeper = made.runtime.parts.pools, made.runtime.parts.keeper
+    pools, manager = made.runtime.parts.pools, made.runtime.parts.manager
     before, settled = pools.layers[1].used_rows, []
-    with pytest.raises(KeyboardInterrupt), interrupted(type(keeper).offer_missed):
+    with pytest.raises(KeyboardInterrupt), interrupted(type(manager).offer_missed):
         made.attend(1, keys, seed=1)
     # Called at once where nothing is under way.
     pools.when_settled(1, lambda: settled.append(threading.current_thread()))

@@ -220,7 +220,7 @@ def test_an_error_in_the_background_stops_a_truncate_before_anything_changes(
 def test_a_fork_that_does_not_fit_leaves_nothing_behind(runtime, two):
     sequence = two[0][0]
     for layer in range(SHAPE.layers):
-        runtime.parts.keeper.tally(layer, sequence, np.arange(3))
+        runtime.parts.manager.tally(layer, sequence, np.arange(3))
     accountant = runtime.parts.accountant
     # Rows that are still on their way into a pool would come while it shrinks.
     runtime.parts.pools.settle_all()

@@ -26,7 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicCache
 
 from hillinfer.catalogue.catalogue import Catalogue
-from hillinfer.catalogue.keeper import DocumentKeeper
+from hillinfer.catalogue.form_cache import FormCache
 from hillinfer.catalogue.measuring import ProbeWishes, measure_document
 from hillinfer.catalogue.records import KnownDocument
 from hillinfer.forms.probes import ProbeSizes
@@ -94,14 +94,14 @@ class Killing:
                 )
                 catalogue.put(replace(document, resting=found.resting, measured=found.forms))
                 self._keys.append(stored[0])
-            keeper = DocumentKeeper(self._model, prompts, store, catalogue, Accountant(1 << 30))
+            form_cache = FormCache(self._model, prompts, store, catalogue, Accountant(1 << 30))
             for form in _FORMS:
                 for key in self._keys:
                     catalogue.pin(key, form)
-                keeper.settle()
+                form_cache.settle()
                 for key in self._keys:
-                    self._expected[key, form] = self._answer(keeper, key)[1]
-            keeper.close()
+                    self._expected[key, form] = self._answer(form_cache, key)[1]
+            form_cache.close()
 
     def kill_one(self, seconds: float) -> None:
         """Have a child move forms, and kill it so many seconds after it has begun to."""
@@ -125,19 +125,19 @@ class Killing:
         wrong = 0
         with Store(self._place) as store, Catalogue(store.places) as catalogue:
             prompts = StoredPrompts(store, self._model)
-            keeper = DocumentKeeper(self._model, prompts, store, catalogue, Accountant(1 << 30))
-            keeper.settle()
+            form_cache = FormCache(self._model, prompts, store, catalogue, Accountant(1 << 30))
+            form_cache.settle()
             for key in self._keys:
-                form, answer = self._answer(keeper, key)
+                form, answer = self._answer(form_cache, key)
                 expected = self._expected[key, form]
                 wrong += sum(own != other for own, other in zip(answer, expected, strict=True))
                 if form in _EXACT and expected != self._expected[key, "held"]:
                     wrong += _ANSWER
-            keeper.close()
+            form_cache.close()
         return wrong
 
-    def _answer(self, keeper: DocumentKeeper, key: bytes) -> tuple[str, list[int]]:
-        found = keeper.open(key.hex())
+    def _answer(self, form_cache: FormCache, key: bytes) -> tuple[str, list[int]]:
+        found = form_cache.open(key.hex())
         generation = Generation(self._model, found.opened.cache, 64)
         generation.read([*found.opened.unread, *_QUESTION])
         return found.form, list(generation.decode(Sampling(), _ANSWER, frozenset()))
@@ -146,13 +146,13 @@ class Killing:
         """Move forms for ever, and tell when that begins."""
         with Store(self._place) as store, Catalogue(store.places) as catalogue:
             prompts = StoredPrompts(store, self._model)
-            keeper = DocumentKeeper(self._model, prompts, store, catalogue, Accountant(1 << 20))
+            form_cache = FormCache(self._model, prompts, store, catalogue, Accountant(1 << 20))
             draw = random.Random(os.getpid())
             os.write(told, b".")
             while True:
                 for key in self._keys:
                     catalogue.pin(key, draw.choice(_FORMS))
-                keeper.settle()
+                form_cache.settle()
 
 
 def kill_many(kills: int, documents: int = 4, seed: int = 0) -> dict[str, int]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hillinfer.drive.files import round_up
 from hillinfer.kv.hot_pool import SLOT_BYTES
 from hillinfer.kv.hot_pools import HotPools, LayerShares
-from hillinfer.kv.pool_keeper import PoolKeeper
+from hillinfer.kv.pool_manager import PoolManager
 from hillinfer.kv.pool_policies import PoolPolicy
 from hillinfer.kv.sequence import HIT_BYTES, Sequence, room_for
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
@@ -69,7 +69,7 @@ _TABLE_ITEM_BYTES = 4
 class PoolReplay:
     """Keeps the pools of one trace as a `Runtime` would, with rows of no content and no drive.
 
-    `PoolKeeper`, `HotPools` and `Sequence` are the product's; what is done here is what
+    `PoolManager`, `HotPools` and `Sequence` are the product's; what is done here is what
     `Runtime` and `Gather` do with them in the same order, blocks included.
 
     Parameters
@@ -101,7 +101,7 @@ class PoolReplay:
         )
         self._pools = HotPools(shape, self._accountant, policy, LayerShares(layers, sizes))
         self._counters = Counters()
-        self._keeper = PoolKeeper(self._pools, policy, trace.settings, self._counters)
+        self._manager = PoolManager(self._pools, policy, trace.settings, self._counters)
         self._sequence = Sequence(layers, shape.row_bytes)
         self._sequence.append_groups(range(rows // GROUP_TOKENS))
         # What grows during a run is taken at once: the pools then have all the rest to the row.
@@ -129,7 +129,7 @@ class PoolReplay:
                     positions = trace.layers[layer][step].astype(np.int64)
                     self._append(layer, 1)
                     for observed in trace.observed[layer] if step == 0 else ():
-                        self._keeper.tally(layer, self._sequence, observed.astype(np.int64))
+                        self._manager.tally(layer, self._sequence, observed.astype(np.int64))
                     entry = self._read(layer, positions)
                     selected[layer] += len(positions)
                     hits[layer] += entry.hot_rows
@@ -143,7 +143,7 @@ class PoolReplay:
 
     def _begin_step(self) -> None:
         self._step += 1
-        self._keeper.begin_step(self._step)
+        self._manager.begin_step(self._step)
 
     def _append(self, layer: int, tokens: int) -> None:
         """Lengthen a layer and offer the groups that become full, block by block."""
@@ -152,7 +152,7 @@ class PoolReplay:
         most = round_up(self._block_rows, GROUP_TOKENS)
         for start in range(first, end // GROUP_TOKENS * GROUP_TOKENS, most):
             full = np.arange(start, min(start + most, end // GROUP_TOKENS * GROUP_TOKENS))
-            self._keeper.offer_written(
+            self._manager.offer_written(
                 layer, self._sequence, full, self._rows[: len(full)], self._step
             )
             self._sequence.set_length(layer, int(full[-1]) + 1, first)
@@ -161,7 +161,7 @@ class PoolReplay:
     def _read(self, layer: int, positions: NDArray[np.int64]) -> LayerStep:
         """Find the rows of a selected set and offer those that were cold."""
         sequence, pool = self._sequence, self._pools.layers[layer]
-        self._keeper.begin_in_place(layer, sequence, positions, self._step)
+        self._manager.begin_in_place(layer, sequence, positions, self._step)
         entry = LayerStep(self._step, layer, sequence.lengths[layer])
         for start in range(0, len(positions), self._block_rows):
             block = positions[start : start + self._block_rows]
@@ -170,5 +170,5 @@ class PoolReplay:
             entry.hot_rows += len(block) - len(cold)
             entry.cold_rows += len(cold)
             if len(cold):
-                self._keeper.offer_read(entry, sequence, block[cold], self._rows, cold).result()
+                self._manager.offer_read(entry, sequence, block[cold], self._rows, cold).result()
         return entry

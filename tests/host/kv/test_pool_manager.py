@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the keeper counts, offers and learns, over real pools and sequences."""
+"""What the manager counts, offers and learns, over real pools and sequences."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from pool_cases import content
 
 from hillinfer.kv.hot_pool import SLOT_BYTES
 from hillinfer.kv.hot_pools import HotPools, LayerShares
-from hillinfer.kv.pool_keeper import REDISTRIBUTION_STEPS, PoolKeeper
+from hillinfer.kv.pool_manager import REDISTRIBUTION_STEPS, PoolManager
 from hillinfer.kv.pool_policies import make_pool_policy
 from hillinfer.kv.sequence import Sequence
 from hillinfer.memory_budget import Accountant
@@ -29,7 +29,7 @@ TABLES = 64 << 10
 
 
 class Scene:
-    """A keeper with so many slots per layer, and sequences whose rows are numbers."""
+    """A manager with so many slots per layer, and sequences whose rows are numbers."""
 
     def __init__(self, slots, policy="counts", sizes=PoolSizes.EQUAL, **changes):
         chosen = Settings().changed(**({"kept_sinks": 1, "kept_recent": 2} | changes))
@@ -38,7 +38,7 @@ class Scene:
         accountant = Accountant(TABLES + rows)
         self.pools = HotPools(SHAPE, accountant, ranking, LayerShares(SHAPE.layers, sizes))
         self.counters = Counters()
-        self.keeper = PoolKeeper(self.pools, ranking, chosen, self.counters)
+        self.manager = PoolManager(self.pools, ranking, chosen, self.counters)
         self.pools.cover(4096)
         # Hit-rate tables and row tables leave exactly the slots.
         self.accountant = accountant
@@ -65,14 +65,14 @@ class Scene:
     def read(self, sequence, positions, step, layer=0):
         """Take a step that selects positions, of which those that are cold are offered."""
         positions = np.asarray(positions, np.int64)
-        self.keeper.begin_in_place(layer, sequence, positions, step)
+        self.manager.begin_in_place(layer, sequence, positions, step)
         settled = positions[positions < sequence.tail_start(layer)]
         rows = sequence.rows(settled)
         cold = self.pools.layers[layer].slots(rows) < 0
         entry = LayerStep(step, layer, sequence.lengths[layer])
         source = content(rows, SHAPE.row_bytes)
         if cold.any():
-            self.keeper.offer_read(entry, sequence, settled[cold], source, np.flatnonzero(cold))
+            self.manager.offer_read(entry, sequence, settled[cold], source, np.flatnonzero(cold))
         self.pools.settle_all()
         return entry
 
@@ -130,7 +130,7 @@ def test_what_a_step_selected_gives_way_in_the_next_at_the_earliest(make_scene):
     scene.clip(1)
     scene.read(sequence, [10], 1)
     for _ in range(3):
-        scene.keeper.tally(0, sequence, np.array([20]))
+        scene.manager.tally(0, sequence, np.array([20]))
     entry = scene.read(sequence, [10, 20], 2)
     assert (entry.promoted, entry.demoted) == (0, 0)
     assert scene.hot(sequence) == [10]
@@ -146,7 +146,7 @@ def test_rows_that_were_written_are_offered_and_not_counted(make_scene):
     scene.clip(10)
     positions = np.arange(64, 128)
     source = content(sequence.rows(positions), SHAPE.row_bytes)
-    scene.keeper.offer_written(0, sequence, positions, source, 1).result(20)
+    scene.manager.offer_written(0, sequence, positions, source, 1).result(20)
     # Their buffer may be used for something else from now on.
     source[:] = 0
     assert scene.hot(sequence) == list(range(118, 128))
@@ -161,12 +161,12 @@ def test_rows_that_a_dense_pass_brought_are_as_old_as_the_pass(make_scene):
     sequence = scene.sequence(128)
     scene.pools.cover_hits(sequence.hits, 0, 128)
     scene.clip(20)
-    scene.keeper.begin_step(REDISTRIBUTION_STEPS)
-    scene.keeper.begin_step(REDISTRIBUTION_STEPS + 1)
+    scene.manager.begin_step(REDISTRIBUTION_STEPS)
+    scene.manager.begin_step(REDISTRIBUTION_STEPS + 1)
     scene.read(sequence, range(10, 20), REDISTRIBUTION_STEPS + 1)
-    scene.keeper.begin_step(REDISTRIBUTION_STEPS + 2)
+    scene.manager.begin_step(REDISTRIBUTION_STEPS + 2)
     brought = np.arange(40, 50)
-    with scene.keeper.seeing(0, sequence) as offer:
+    with scene.manager.seeing(0, sequence) as offer:
         offer(brought, content(sequence.rows(brought), SHAPE.row_bytes)).result(20)
     assert scene.hot(sequence) == [*range(10, 20), *range(40, 50)]
     scene.read(sequence, range(60, 70), REDISTRIBUTION_STEPS + 3)
@@ -235,10 +235,10 @@ def test_hits_before_the_first_step_decide_what_gives_way(make_scene):
     scene.clip(64)
     positions = np.arange(64)
     source = content(sequence.rows(positions), SHAPE.row_bytes)
-    scene.keeper.offer_written(0, sequence, positions, source, 1)
-    assert scene.keeper.observed_queries == 16
+    scene.manager.offer_written(0, sequence, positions, source, 1)
+    assert scene.manager.observed_queries == 16
     for _ in range(3):
-        scene.keeper.tally(0, sequence, np.arange(5, 15))
+        scene.manager.tally(0, sequence, np.arange(5, 15))
     scene.read(sequence, range(64, 90), 2)
     assert {*range(5, 15)} <= set(scene.hot(sequence))
     assert len({*range(64, 90)} & set(scene.hot(sequence))) == 26
@@ -252,11 +252,11 @@ def test_memory_is_divided_by_misses_every_few_steps(make_scene, sizes):
         scene.pools.cover_hits(sequence.hits, layer, 640)
     scene.clip(40)
     for step in range(1, REDISTRIBUTION_STEPS + 1):
-        scene.keeper.begin_step(step)
+        scene.manager.begin_step(step)
         assert scene.pools.capacity(0) == 40 or step == REDISTRIBUTION_STEPS
         scene.read(sequence, range(step * 30, step * 30 + 20), step, layer=1)
         scene.read(sequence, range(5), step, layer=0)
-    scene.keeper.begin_step(REDISTRIBUTION_STEPS + 1)
+    scene.manager.begin_step(REDISTRIBUTION_STEPS + 1)
     first, second = (scene.pools.capacity(layer) for layer in range(2))
     if sizes is PoolSizes.EQUAL:
         assert first == second == 40
@@ -272,12 +272,12 @@ def test_an_error_while_written_rows_are_offered_surfaces_once(make_scene):
     positions = np.arange(64)
     source = content(sequence.rows(positions), SHAPE.row_bytes)
     policy.failures = 1
-    offered = scene.keeper.offer_written(0, sequence, positions, source, 1)
+    offered = scene.manager.offer_written(0, sequence, positions, source, 1)
     assert isinstance(offered.exception(20), ZeroDivisionError)
     with pytest.raises(ZeroDivisionError, match="a broken policy"):
         scene.pools.settle(0)
     scene.pools.settle_all()
-    scene.keeper.offer_written(0, sequence, positions, source, 1).result(20)
+    scene.manager.offer_written(0, sequence, positions, source, 1).result(20)
     assert len(scene.hot(sequence)) >= 20
 
 
@@ -286,14 +286,14 @@ def test_an_error_while_read_rows_are_offered_surfaces_at_the_next_step(make_sce
     scene = make_scene(20, policy=policy)
     sequence = scene.sequence(128)
     entry, rows = LayerStep(1, 0, 128), sequence.rows(np.arange(3))
-    scene.keeper.tally(0, sequence, np.arange(3))
+    scene.manager.tally(0, sequence, np.arange(3))
     policy.failures = 1
     source = content(rows, SHAPE.row_bytes)
-    offered = scene.keeper.offer_read(entry, sequence, np.arange(3), source, np.arange(3))
+    offered = scene.manager.offer_read(entry, sequence, np.arange(3), source, np.arange(3))
     assert isinstance(offered.exception(20), ZeroDivisionError)
     before = sequence.hits.counts[0].copy()
     with pytest.raises(ZeroDivisionError, match="a broken policy"):
-        scene.keeper.begin_in_place(0, sequence, np.arange(5), 2)
+        scene.manager.begin_in_place(0, sequence, np.arange(5), 2)
     np.testing.assert_array_equal(sequence.hits.counts[0], before)
     assert scene.hot(sequence) == []
     assert (entry.promoted, scene.counters.promoted_rows) == (0, 0)

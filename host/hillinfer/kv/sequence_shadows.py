@@ -25,7 +25,7 @@ from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 
-class ShadowKeeper:
+class SequenceShadows:
     """Codes keys segment by segment, each segment's statistics taken once (contract, section 3).
 
     Parameters

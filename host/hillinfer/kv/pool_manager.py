@@ -90,7 +90,7 @@ Seen = Callable[[NDArray[np.int64], NDArray[np.uint8]], Future[tuple[int, int]] 
 REDISTRIBUTION_STEPS = 16
 
 
-class PoolKeeper:
+class PoolManager:
     """Keeps hit-rate tables and moves rows between the pools (HillInfer section 4.2, BKP).
 
     Every row in a full group is on the drive, so a cold row is promoted by keeping the copy that

@@ -7,9 +7,9 @@ from pool_cases import content
 
 from hillinfer.kv.hot_pool import SLOT_BYTES
 from hillinfer.kv.hot_pools import HotPools, LayerShares
-from hillinfer.kv.pool_keeper import PoolKeeper
+from hillinfer.kv.pool_manager import PoolManager
 from hillinfer.kv.pool_policies import POOL_POLICIES, make_pool_policy
-from hillinfer.kv.sequence import Sequence, UntoldHits
+from hillinfer.kv.sequence import PendingHits, Sequence
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.settings import PoolSizes, Settings
@@ -27,7 +27,7 @@ SHAPE = ModelShape(
 LENGTH, SHARED, SLOTS = 256, 128, 60
 
 
-class ToldAtOnce(UntoldHits):
+class ToldAtOnce(PendingHits):
     """What pools were before they were told late."""
 
     def note(self, layer, sequence, settled, length):
@@ -35,22 +35,22 @@ class ToldAtOnce(UntoldHits):
         self.tell(layer)
 
 
-class OldOrder(UntoldHits):
+class OldOrder(PendingHits):
     """Twin: of shared rows it tells last what was noted first."""
 
     def tell(self, layer):
-        self._untold[layer] = dict(reversed(self._untold[layer].items()))
+        self._pending[layer] = dict(reversed(self._pending[layer].items()))
         super().tell(layer)
 
 
-class NeverTold(UntoldHits):
+class NeverTold(PendingHits):
     """Twin: the pool goes on from what it knew."""
 
     def tell(self, layer):
-        self._untold[layer] = {}
+        self._pending[layer] = {}
 
 
-class Deaf(UntoldHits):
+class Deaf(PendingHits):
     """Twin: counts change behind what was noted."""
 
     def tell_of(self, layer, sequence):
@@ -67,7 +67,7 @@ class Scene:
         self.pools.hits = hits(self.pools.layers)
         self.counters = Counters()
         chosen = Settings().changed(kept_sinks=1, kept_recent=2, alpha=0.02)
-        self.keeper = PoolKeeper(self.pools, ranking, chosen, self.counters)
+        self.manager = PoolManager(self.pools, ranking, chosen, self.counters)
         self.pools.cover(4096)
         self.sequences = [Sequence(1, SHAPE.row_bytes) for _ in range(2)]
         for sequence, own in zip(self.sequences, ([2, 3], [4, 5]), strict=True):
@@ -80,12 +80,12 @@ class Scene:
 
     def read(self, number, positions, step):
         sequence, pool = self.sequences[number], self.pools.layers[0]
-        self.keeper.begin_in_place(0, sequence, positions, step)
+        self.manager.begin_in_place(0, sequence, positions, step)
         rows = sequence.rows(positions)
         (cold,) = (pool.slots(rows) < 0).nonzero()
         if len(cold):
             entry, source = LayerStep(step, 0, LENGTH), content(rows, SHAPE.row_bytes)
-            self.keeper.offer_read(entry, sequence, positions[cold], source, cold)
+            self.manager.offer_read(entry, sequence, positions[cold], source, cold)
         self.pools.settle_all()
 
     def hot(self):
@@ -110,7 +110,7 @@ def played(policy, hits):
             if not random.integers(8):
                 # As what a prompt's last queries select: counted, and not noted.
                 seen = np.sort(random.choice(SHARED, 20, replace=False))
-                scene.keeper.tally(0, scene.sequences[1 - number], seen)
+                scene.manager.tally(0, scene.sequences[1 - number], seen)
                 scene.read(number, np.arange(step % 50, step % 50 + 10), step)
             if not random.integers(6):
                 # Something else needs the memory of some slots for a moment.
@@ -125,7 +125,7 @@ def played(policy, hits):
 
 @pytest.mark.parametrize("policy", POOL_POLICIES)
 def test_pools_told_late_hold_what_pools_told_at_once_hold(policy):
-    late, at_once = played(policy, UntoldHits), played(policy, ToldAtOnce)
+    late, at_once = played(policy, PendingHits), played(policy, ToldAtOnce)
     assert late == at_once
     assert late[1][1] > 50, "rows must have given way for others"
 
@@ -136,7 +136,7 @@ def test_the_comparison_sees_hits_that_are_told_wrongly(twin):
 
 
 def test_nothing_is_told_while_all_that_is_selected_is_hot():
-    scene = Scene("decayed", UntoldHits)
+    scene = Scene("decayed", PendingHits)
     told = []
     pool, refresh = scene.pools.layers[0], scene.pools.layers[0].refresh
     pool.refresh = lambda *given: (told.append(given[1:]), refresh(*given))

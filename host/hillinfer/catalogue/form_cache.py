@@ -105,7 +105,7 @@ class _Kept:
     lies_in_engine: bool
 
 
-class DocumentKeeper:
+class FormCache:
     """Holds made forms within a budget; any thread may open documents while forms move.
 
     A move has two phases. First forms that shall go are given up, and their bytes with them; their

@@ -15,7 +15,7 @@ from waiting import until
 
 from hillinfer.catalogue.catalogue import Catalogue
 from hillinfer.catalogue.checks import OnlineChecks, ServedAnswer
-from hillinfer.catalogue.keeper import DocumentKeeper, Move
+from hillinfer.catalogue.form_cache import FormCache, Move
 from hillinfer.catalogue.measuring import (
     ProbeWishes,
     check_namespace,
@@ -85,11 +85,11 @@ class Kept:
         self.store, self.catalogue = store, catalogue
         self.prompts = StoredPrompts(store, self.model)
 
-    def keeper(self, accountant):
-        return DocumentKeeper(self.model, self.prompts, self.store, self.catalogue, accountant)
+    def form_cache(self, accountant):
+        return FormCache(self.model, self.prompts, self.store, self.catalogue, accountant)
 
-    def answer(self, keeper, name):
-        found = keeper.open(name)
+    def answer(self, form_cache, name):
+        found = form_cache.open(name)
         return found.form, logits(self.model, found.opened, QUESTION).argmax(-1).tolist()
 
 
@@ -114,86 +114,86 @@ def test_what_was_measured_is_of_the_document(kept):
 
 def test_documents_open_from_their_rest_and_then_from_their_forms(kept):
     accountant = Accountant(4 * kept.sizes["held"])
-    keeper = kept.keeper(accountant)
-    assert kept.answer(keeper, "d0") == ("rows", kept.expected["d0"])
+    form_cache = kept.form_cache(accountant)
+    assert kept.answer(form_cache, "d0") == ("rows", kept.expected["d0"])
     for name, form in (("d0", "held"), ("d1", "int8"), ("d2", "text")):
         kept.catalogue.pin(kept.catalogue.find(name).key, form)
     # Nothing moves before it is asked to.
-    assert kept.answer(keeper, "d0")[0] == "rows"
-    assert {one.form: one.is_made for one in keeper.settle()} == {"held": True, "int8": True}
-    assert kept.answer(keeper, "d0") == ("held", kept.expected["d0"])
-    assert kept.answer(keeper, "d1")[0] == "int8"
-    assert kept.answer(keeper, "d2") == ("text", kept.expected["d2"])
+    assert kept.answer(form_cache, "d0")[0] == "rows"
+    assert {one.form: one.is_made for one in form_cache.settle()} == {"held": True, "int8": True}
+    assert kept.answer(form_cache, "d0") == ("held", kept.expected["d0"])
+    assert kept.answer(form_cache, "d1")[0] == "int8"
+    assert kept.answer(form_cache, "d2") == ("text", kept.expected["d2"])
     assert accountant.held()[Part.OTHER] == kept.sizes["held"] + kept.sizes["int8"]
-    assert sum(keeper.held.values()) == accountant.held()[Part.OTHER]
+    assert sum(form_cache.held.values()) == accountant.held()[Part.OTHER]
     # The twin: another document's answer is another.
     assert kept.expected["d0"] != kept.expected["d1"]
     kept.catalogue.pin(kept.catalogue.find("d0").key, "rows")
-    assert keeper.settle() == []
+    assert form_cache.settle() == []
     assert accountant.held()[Part.OTHER] == kept.sizes["int8"]
-    assert kept.answer(keeper, "d0") == ("rows", kept.expected["d0"])
-    keeper.close()
+    assert kept.answer(form_cache, "d0") == ("rows", kept.expected["d0"])
+    form_cache.close()
     assert accountant.held()[Part.OTHER] == 0
 
 
 def test_a_form_without_room_is_not_made_and_the_document_rests(kept):
     accountant = Accountant(kept.sizes["held"] + kept.sizes["int4"])
-    keeper = kept.keeper(accountant)
+    form_cache = kept.form_cache(accountant)
     for name in ("d0", "d1"):
         kept.catalogue.pin(kept.catalogue.find(name).key, "held")
-    moves = keeper.settle()
+    moves = form_cache.settle()
     assert [one.is_made for one in moves] == [True, False]
     assert moves[1] == Move(moves[1].name, "rows", is_made=False)
     assert accountant.held()[Part.OTHER] == kept.sizes["held"]
     for name in ("d0", "d1"):
-        assert kept.answer(keeper, name)[1] == kept.expected[name]
+        assert kept.answer(form_cache, name)[1] == kept.expected[name]
     # What had no room comes once there is some.
     resting = kept.catalogue.find(moves[1].name)
     kept.catalogue.pin(kept.catalogue.find(moves[0].name).key, "int4")
-    assert {one.form for one in keeper.settle()} == {"int4", "held"}
-    assert kept.answer(keeper, resting.name)[0] == "held"
+    assert {one.form for one in form_cache.settle()} == {"int4", "held"}
+    assert kept.answer(form_cache, resting.name)[0] == "held"
 
 
 def test_forms_give_way_when_the_engine_is_short(kept):
     accountant = Accountant(2 * kept.sizes["held"])
-    keeper = kept.keeper(accountant)
+    form_cache = kept.form_cache(accountant)
     for name in ("d0", "d1"):
         kept.catalogue.pin(kept.catalogue.find(name).key, "held")
-    keeper.settle()
-    kept.answer(keeper, "d0")
+    form_cache.settle()
+    kept.answer(form_cache, "d0")
     accountant.take(Part.HOT, kept.sizes["held"])
     # That which was used last stays.
-    assert keeper.held == {kept.catalogue.find("d0").name: kept.sizes["held"]}
-    assert kept.answer(keeper, "d1") == ("rows", kept.expected["d1"])
+    assert form_cache.held == {kept.catalogue.find("d0").name: kept.sizes["held"]}
+    assert kept.answer(form_cache, "d1") == ("rows", kept.expected["d1"])
     # More than forms can give up is refused, and they are all that could go.
     with pytest.raises(BudgetError):
         accountant.take(Part.HOT, 2 * kept.sizes["held"])
-    assert kept.answer(keeper, "d0") == ("rows", kept.expected["d0"])
+    assert kept.answer(form_cache, "d0") == ("rows", kept.expected["d0"])
 
 
 def test_a_plan_is_followed_within_the_budget(kept):
     budget = kept.sizes["held"] + kept.sizes["int4"]
     accountant = Accountant(budget)
-    keeper = kept.keeper(accountant)
+    form_cache = kept.form_cache(accountant)
     for _ in range(5):
-        kept.answer(keeper, "d1")
-    plan = keeper.plan(PlanRules(budget, alpha=100.0))
+        kept.answer(form_cache, "d1")
+    plan = form_cache.plan(PlanRules(budget, alpha=100.0))
     assert plan.used <= budget
-    moves = keeper.settle()
+    moves = form_cache.settle()
     assert all(one.is_made for one in moves)
     assert accountant.held()[Part.OTHER] == plan.used
     for name, expected in kept.expected.items():
-        form, answer = kept.answer(keeper, name)
+        form, answer = kept.answer(form_cache, name)
         assert form == kept.catalogue.find(name).form
         if form in ("rows", "text", "held"):
             assert answer == expected
 
 
 def test_opening_is_a_use_that_the_store_counts(kept):
-    keeper = kept.keeper(Accountant(4 * kept.sizes["held"]))
+    form_cache = kept.form_cache(Accountant(4 * kept.sizes["held"]))
     key = kept.catalogue.find("d0").key
     kept.catalogue.pin(key, "held")
-    keeper.settle()
+    form_cache.settle()
 
     def hits():
         # They are written once a second.
@@ -201,19 +201,19 @@ def test_opening_is_a_use_that_the_store_counts(kept):
         return document_uses(kept.store.database, [key], 0.0)[key].hits
 
     before = hits()
-    keeper.open("d0")
+    form_cache.open("d0")
     assert hits() > before
 
 
 def test_documents_open_while_forms_move(kept):
     accountant = Accountant(2 * kept.sizes["held"])
-    keeper = kept.keeper(accountant)
+    form_cache = kept.form_cache(accountant)
     wrong, is_over = [], threading.Event()
 
     def ask():
         while not is_over.is_set():
             for name, expected in kept.expected.items():
-                form, answer = kept.answer(keeper, name)
+                form, answer = kept.answer(form_cache, name)
                 if form in ("rows", "held", "text") and answer != expected:
                     wrong.append((name, form))
 
@@ -224,7 +224,7 @@ def test_documents_open_while_forms_move(kept):
             for number in range(3):
                 form = ("held", "int4", "rows", "text")[(turn + number) % 4]
                 kept.catalogue.pin(kept.catalogue.find(f"d{number}").key, form)
-            keeper.settle()
+            form_cache.settle()
             assert accountant.held()[Part.OTHER] <= accountant.budget_bytes
     finally:
         is_over.set()
@@ -233,18 +233,18 @@ def test_documents_open_while_forms_move(kept):
 
 
 def test_a_document_of_another_model_or_without_rows_is_refused(kept):
-    keeper = kept.keeper(Accountant(1 << 20))
+    form_cache = kept.form_cache(Accountant(1 << 20))
     document = kept.catalogue.find("d0")
     stranger = replace(document, key=b"\x01" * 32, title="other", namespace=b"x" * 32)
     kept.catalogue.put(stranger)
     with pytest.raises(CatalogueError, match="made by tiny and do not fit: tiny has changed since"):
-        keeper.open("other")
+        form_cache.open("other")
     with pytest.raises(CatalogueError, match="this is not tiny; give the --model and --dtype"):
         check_namespace(stranger, kept.prompts.namespace, "this")
     kept.catalogue.put(replace(document, key=b"\x02" * 32, title="gone"))
     with pytest.raises(CatalogueError, match="the rows of 'gone' are gone from the store"):
-        keeper.open("gone")
-    assert keeper.open("d0").form == "rows"
+        form_cache.open("gone")
+    assert form_cache.open("d0").form == "rows"
 
 
 def was_removed(store, name):
@@ -259,19 +259,19 @@ def was_removed(store, name):
 @pytest.mark.parametrize("opened_before", [False, True])
 def test_a_document_without_rows_holds_no_other_up(kept, opened_before):
     accountant = Accountant(1 << 20)
-    keeper = kept.keeper(accountant)
+    form_cache = kept.form_cache(accountant)
     documents = kept.catalogue.documents()
     if opened_before:
         # Its token numbers are known then, and nothing asks the index for them.
-        keeper.open(documents[0].title)
+        form_cache.open(documents[0].title)
     kept.catalogue.set_forms([(one.key, "int8") for one in documents])
     until(lambda: was_removed(kept.store, documents[0].name))
-    moves = keeper.settle()
+    moves = form_cache.settle()
     assert moves[0] == Move(documents[0].name, "rows", is_made=False)
     assert [one.is_made for one in moves[1:]] == [True, True]
     assert accountant.held()[Part.OTHER] == 2 * kept.sizes["int8"]
     for one in documents[1:]:
-        assert kept.answer(keeper, one.title)[0] == "int8"
+        assert kept.answer(form_cache, one.title)[0] == "int8"
 
 
 class FirstTokens(StoredPrompts):
@@ -287,29 +287,29 @@ class FirstTokens(StoredPrompts):
 def test_no_form_is_made_of_some_of_a_document(kept):
     accountant = Accountant(1 << 20)
     brought = FirstTokens(kept.store, kept.model)
-    keeper = DocumentKeeper(kept.model, brought, kept.store, kept.catalogue, accountant)
+    form_cache = FormCache(kept.model, brought, kept.store, kept.catalogue, accountant)
     kept.catalogue.set_forms([(kept.catalogue.find("d0").key, "int8")])
-    (move,) = keeper.settle()
+    (move,) = form_cache.settle()
     assert not move.is_made
     assert accountant.held()[Part.OTHER] == 0
     brought.is_short = False
-    assert keeper.settle() == [replace(move, form="int8", is_made=True)]
+    assert form_cache.settle() == [replace(move, form="int8", is_made=True)]
 
 
 def test_a_prompt_finds_the_longest_document_that_it_begins_with(kept):
-    keeper = kept.keeper(Accountant(4 * kept.sizes["held"]))
+    form_cache = kept.form_cache(Accountant(4 * kept.sizes["held"]))
     document = kept.catalogue.find("d0")
-    ids = keeper.ids_of(document)
-    assert keeper.made_for([*ids, 1]) is None
+    ids = form_cache.ids_of(document)
+    assert form_cache.made_for([*ids, 1]) is None
     for name, form in (("d0", "held"), ("d1", "int8")):
         kept.catalogue.pin(kept.catalogue.find(name).key, form)
-    keeper.settle()
-    found = keeper.made_for([*ids, 1])
+    form_cache.settle()
+    found = form_cache.made_for([*ids, 1])
     assert (found.key, found.form, found.made.tokens) == (document.key, "held", TOKENS)
     # One token at least must come behind it, and all of it before.
-    assert keeper.made_for(ids) is None
-    assert keeper.made_for([*ids[:-1], ids[-1] + 1, 1]) is None
-    assert keeper.made_for([1, *ids]) is None
+    assert form_cache.made_for(ids) is None
+    assert form_cache.made_for([*ids[:-1], ids[-1] + 1, 1]) is None
+    assert form_cache.made_for([1, *ids]) is None
 
 
 class HeldElsewhere(QuantisedForm):
@@ -320,7 +320,7 @@ class HeldElsewhere(QuantisedForm):
 
 def test_as_few_forms_go_as_must_and_none_where_none_helps(kept):
     now = iter(range(1000))
-    keeper = DocumentKeeper(
+    form_cache = FormCache(
         kept.model,
         kept.prompts,
         kept.store,
@@ -331,24 +331,24 @@ def test_as_few_forms_go_as_must_and_none_where_none_helps(kept):
     )
     for name, form in (("d0", "int8"), ("d1", "int8"), ("d2", "int4")):
         kept.catalogue.pin(kept.catalogue.find(name).key, form)
-    keeper.settle()
+    form_cache.settle()
     first, second, third = (kept.catalogue.find(name) for name in ("d0", "d1", "d2"))
-    keeper.made_for([*keeper.ids_of(first), 1])
+    form_cache.made_for([*form_cache.ids_of(first), 1])
     seen = []
 
     def fits_without(count):
         return lambda forms: seen.append(len(forms)) or len(forms) >= count
 
     # What an engine does not hold is nothing that its plans could have room for.
-    assert not keeper.give_up_for(fits_without(3))
-    assert (seen, len(keeper.held)) == ([1, 2], 3)
+    assert not form_cache.give_up_for(fits_without(3))
+    assert (seen, len(form_cache.held)) == ([1, 2], 3)
     # Of the others the one that was not used for longest.
-    assert keeper.give_up_for(fits_without(1))
-    assert {*keeper.held} == {first.name, third.name}
-    assert keeper.give_up_for(fits_without(1))
-    assert list(keeper.held) == [third.name]
-    assert not keeper.give_up_for(fits_without(0))
-    assert second.name not in keeper.held
+    assert form_cache.give_up_for(fits_without(1))
+    assert {*form_cache.held} == {first.name, third.name}
+    assert form_cache.give_up_for(fits_without(1))
+    assert list(form_cache.held) == [third.name]
+    assert not form_cache.give_up_for(fits_without(0))
+    assert second.name not in form_cache.held
 
 
 def ends_at(count):
@@ -360,7 +360,7 @@ def ends_at(count):
 def test_comparing_and_measuring_end_before_any_pass_and_go_on_later(kept):
     checks = OnlineChecks(kept.model, kept.prompts, chunk_tokens=4)
     document = kept.catalogue.find("d0")
-    ids = kept.keeper(Accountant(1 << 20)).ids_of(document)
+    ids = kept.form_cache(Accountant(1 << 20)).ids_of(document)
     answer = kept.expected["d0"][-1:]
     assert checks.compare(document, ids) is None
     for _ in range(3):
@@ -396,7 +396,7 @@ def test_what_cannot_be_read_is_not_read_again(kept):
     prompts = Unreadable(kept.store, kept.model)
     checks = OnlineChecks(kept.model, prompts)
     document = kept.catalogue.find("d0")
-    ids = kept.keeper(Accountant(1 << 20)).ids_of(document)
+    ids = kept.form_cache(Accountant(1 << 20)).ids_of(document)
     for token in (*kept.expected["d0"][-1:], 1, 2, 3):
         checks.note(document.key, ServedAnswer("held", tuple(QUESTION), (token, 1, 1, 1, 1)))
     prompts.fails = True
@@ -413,7 +413,7 @@ def test_what_cannot_be_read_is_not_read_again(kept):
 
 def measured_by(kept, clock=time.perf_counter, **wishes):
     """Return agreements of forms, and how many tokens the model read for them."""
-    ids = list(kept.keeper(Accountant(1 << 20)).ids_of(kept.catalogue.find("d0")))
+    ids = list(kept.form_cache(Accountant(1 << 20)).ids_of(kept.catalogue.find("d0")))
     forms = [make_form(name) for name in ("held", "int8", "knorm-0.2", "int4")]
     told = ProbeWishes(4, sizes=ProbeSizes(4, 12), **wishes)
     read, forward = [], kept.model.forward

@@ -12,7 +12,7 @@ from hillinfer.pruning.decoding import BlockManager
 from hillinfer.pruning.passes import Document, LaterTurns, Pass, StagedCache
 
 
-class DocumentKeeper:
+class DocumentTracker:
     """Brings what is known of a cache, and its deeper layers, to what became of the cache.
 
     Parameters
