@@ -17,7 +17,7 @@ from hillinfer_bench.study.rules import (
     HeavyHitters,
     QuantisedCache,
 )
-from hillinfer_bench.study.ways import INFINIGEN, MIXED, SYSTEMS, study_ways
+from hillinfer_bench.study.ways import ALL_KEYS, INFINIGEN, MIXED, SYSTEMS, study_ways
 
 KV_HEADS, GROUP, HEAD_DIM = 2, 3, 32
 SETTINGS = Settings().changed(alpha=0.1, kept_sinks=2, kept_recent=5)
@@ -190,14 +190,29 @@ def test_ways_at_equal_bytes_read_as_many_bytes():
     ways = study_ways(64)
     assert ways[0].name == "full cache"
     assert len({one.title for one in ways}) == len(ways)
-    equal = [one for one in ways if "of the bytes" in one.setting]
-    assert len(equal) == len(SYSTEMS) - 1
-    read = {one.name: one.rows + one.ranking for one in equal}
     # .02 rows, .18 of 33 bytes over 256, and a shadow of 33 bytes over 256.
     expected = 0.02 + 0.18 * 33 / 256 + 33 / 256
+    equal = [one for one in ways if one.setting == f"{expected:.1%} of the bytes"]
+    assert len(equal) == len(SYSTEMS) - 1
+    read = {one.name: one.rows + one.ranking for one in equal}
     assert read == pytest.approx(dict.fromkeys(read, expected))
     alphas = {one.name: one.configuration.settings.alpha for one in equal}
     assert alphas[MIXED] == pytest.approx(0.2)
     assert alphas["Quest"] == pytest.approx(expected - 1 / 16)
     assert alphas["H2O (others dropped)"] == pytest.approx(expected)
     assert {one.configuration.settings.alpha for one in ways if one.setting == "α = 0.1"} == {0.1}
+
+
+def test_ways_at_the_bytes_of_a_quantised_cache_read_no_more():
+    ways = study_ways(64)
+    (four_bits,) = (one.rows for one in ways if one.name == "4-bit cache")
+    equal = [one for one in ways if one.setting == f"{four_bits:.1%} of the bytes"]
+    # All keys are half of a row, and all tokens by weight read less than that.
+    assert {one.name for one in SYSTEMS} - {one.name for one in equal} == {ALL_KEYS, MIXED}
+    for one in equal:
+        assert one.rows + one.ranking == pytest.approx(four_bits)
+    (whole,) = (one for one in ways if one.name == MIXED and one.configuration.settings.alpha == 1)
+    everything = 0.02 + 0.98 * 33 / 256 + 33 / 256
+    assert whole.rows + whole.ranking == pytest.approx(everything)
+    assert whole.setting == f"{everything:.1%} of the bytes"
+    assert everything < four_bits

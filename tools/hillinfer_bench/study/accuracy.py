@@ -135,9 +135,8 @@ def by_length(told: Mapping[str, Any]) -> str:
 
 
 def by_depth(told: Mapping[str, Any]) -> str:
-    """Put needles of all lengths together."""
-    task, group = str(told["task"]), str(told["group"])
-    return f"needle, {group.partition(', ')[2]}" if task == "needle" else ""
+    """Have needles alone, by their length and the third that they lie in."""
+    return f"needle, {told['group']}" if told["task"] == "needle" else ""
 
 
 _COLUMNS: Mapping[str, Callable[[Scores], str]] = {

@@ -136,13 +136,15 @@ class System:
         )
 
     def alpha_for(self, share: float, head_dim: int) -> float | None:
-        """Return the α at which a step reads a share of the bytes of all rows.
+        """Return the α at which a step reads a share of the bytes of all rows, at most 1.
 
         None where ranking alone reads more, or what is left is less than a hundredth of the rows.
         """
         low, high = 0.01, 1.0
         if self.rows(low, head_dim) + self.ranking(low, head_dim) > share:
             return None
+        if self.rows(high, head_dim) + self.ranking(high, head_dim) <= share:
+            return high
         for _ in range(50):
             middle = (low + high) / 2
             read = self.rows(middle, head_dim) + self.ranking(middle, head_dim)
@@ -241,15 +243,19 @@ def study_ways(head_dim: int) -> list[StudyWay]:
     Returns
     -------
     The full cache, quantised ones, every system at α = 0.1, every system that can at the bytes that
-    `MIXED` reads at α = 0.2, and the product's own settings.
+    `MIXED` reads at α = 0.2 and at those of the 4-bit cache, and the product's own settings.
     """
     (mixed,) = (one for one in SYSTEMS if one.name == MIXED)
     target = mixed.rows(TARGET_ALPHA, head_dim) + mixed.ranking(TARGET_ALPHA, head_dim)
-    ways = [FULL, *(quantised_way(bits) for bits in BITS)]
+    quantised = [quantised_way(bits) for bits in BITS]
+    ways = [FULL, *quantised]
     ways += [one.way(EQUAL_ALPHA, f"α = {EQUAL_ALPHA:g}", head_dim) for one in SYSTEMS]
-    for one in SYSTEMS:
-        alpha = one.alpha_for(target, head_dim)
-        if alpha is not None:
-            ways.append(one.way(alpha, f"{target:.1%} of the bytes", head_dim))
+    for share in (target, quantised[0].rows):
+        for one in SYSTEMS:
+            alpha = one.alpha_for(share, head_dim)
+            if alpha is not None:
+                # With all tokens some read less.
+                read = one.rows(alpha, head_dim) + one.ranking(alpha, head_dim)
+                ways.append(one.way(alpha, f"{read:.1%} of the bytes", head_dim))
     alphas = sorted({EQUAL_ALPHA, default_alpha()})
     return ways + [_floored_way(alpha, head_dim) for alpha in alphas]
