@@ -35,7 +35,60 @@ Memory<T> zeros(int64_t count) {
     return Memory<T>(memory);
 }
 
+// Tables below that are of the heap: sequences have many, and a process may map so many pieces only.
+constexpr size_t kMappedBytes = 128 << 10;
+
 }  // namespace
+
+// --- tables that grow ---
+
+Pages::Pages(size_t bytes) {
+    if (bytes >= kMappedBytes) {
+        void* const mapped = mmap(nullptr, whole_pages(bytes), PROT_READ | PROT_WRITE,
+                                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (mapped != MAP_FAILED) {
+            // Where huge pages come unasked they would be memory that nobody counted.
+            madvise(mapped, whole_pages(bytes), MADV_NOHUGEPAGE);
+            memory = mapped;
+            mapped_bytes_ = whole_pages(bytes);
+            return;
+        }
+    }
+    memory = std::calloc(std::max<size_t>(bytes, 1), 1);
+    if (!memory) {
+        throw std::bad_alloc();
+    }
+}
+
+Pages::~Pages() {
+    if (mapped_bytes_) {
+        munmap(memory, mapped_bytes_);
+    } else {
+        std::free(memory);
+    }
+}
+
+template <class T>
+std::unique_ptr<Pages> Growing<T>::cover(int64_t entries) {
+    std::unique_ptr<Pages> before;
+    if (entries > room_) {
+        size_t bytes = size_t(entries) * sizeof(T);
+        if (bytes >= kMappedBytes) {
+            // A power of two, so that what moves becomes twice as large at least.
+            size_t twice = kMappedBytes;
+            while (twice < bytes) {
+                twice *= 2;
+            }
+            bytes = twice;
+        }
+        auto grown = std::make_unique<Pages>(bytes);
+        std::copy_n(get(), entries_, static_cast<T*>(grown->memory));
+        before = std::exchange(pages_, std::move(grown));
+        room_ = int64_t(bytes / sizeof(T));
+    }
+    entries_ = std::max(entries_, entries);
+    return before;
+}
 
 // --- sequences ---
 
@@ -111,17 +164,15 @@ void SequenceTables::truncate(int64_t length) {
     }
 }
 
-Memory<uint16_t> SequenceTables::cover_hits(int64_t layer, int64_t entries) {
+std::unique_ptr<Pages> SequenceTables::cover_hits(int64_t layer, int64_t entries) {
     LayerTable& table = layers_[size_t(layer)];
     if (entries <= table.hit_count) {
         return nullptr;
     }
-    Memory<uint16_t> grown = zeros<uint16_t>(entries);
-    std::copy_n(table.hits, table.hit_count, grown.get());
-    hits_[size_t(layer)].swap(grown);
+    std::unique_ptr<Pages> before = hits_[size_t(layer)].cover(entries);
     table.hits = hits_[size_t(layer)].get();
     table.hit_count = entries;
-    return grown;
+    return before;
 }
 
 void SequenceTables::describe(int64_t layer, const Segment* segments, int64_t count) {
@@ -205,17 +256,15 @@ std::vector<SlotPool::Column> SlotPool::columns() const {
             {table.counts, sizeof *table.counts}};
 }
 
-Memory<int32_t> SlotPool::cover(int64_t rows) {
+std::unique_ptr<Pages> SlotPool::cover(int64_t rows) {
     if (rows <= table.row_count) {
         return nullptr;
     }
-    Memory<int32_t> grown = zeros<int32_t>(rows);
-    std::copy_n(slot_of_row_.get(), table.row_count, grown.get());
-    std::fill(grown.get() + table.row_count, grown.get() + rows, -1);
-    slot_of_row_.swap(grown);
+    std::unique_ptr<Pages> before = slot_of_row_.cover(rows);
+    std::fill(slot_of_row_.get() + table.row_count, slot_of_row_.get() + rows, -1);
     table.slot_of_row = slot_of_row_.get();
     table.row_count = rows;
-    return grown;
+    return before;
 }
 
 void SlotPool::grow(int64_t slots) {
@@ -311,7 +360,7 @@ void SlotPool::pack(int64_t capacity) {
 
 using namespace hillinfer;
 
-HILLINFER_API void hillinfer_free(void* memory) { Freed()(memory); }
+HILLINFER_API void hillinfer_pages_close(Pages* pages) { delete pages; }
 
 HILLINFER_API int32_t hillinfer_sequence_open(int64_t layers, int64_t row_bytes,
                                               SequenceTables** sequence) {
@@ -346,9 +395,9 @@ HILLINFER_API void hillinfer_sequence_truncate(SequenceTables* sequence, int64_t
     sequence->truncate(length);
 }
 
-// What the counts were in before is the caller's, to be freed once nobody looks at it.
+// What the counts lay in before they moved is the caller's, to be closed once nobody looks at it.
 HILLINFER_API int32_t hillinfer_sequence_cover_hits(SequenceTables* sequence, int64_t layer,
-                                                    int64_t entries, void** before) {
+                                                    int64_t entries, Pages** before) {
     return guarded([&] { *before = sequence->cover_hits(layer, entries).release(); });
 }
 
@@ -374,8 +423,8 @@ HILLINFER_API int32_t hillinfer_pool_open(int64_t slots, int64_t row_bytes, Slot
 
 HILLINFER_API void hillinfer_pool_close(SlotPool* pool) { delete pool; }
 
-// The table before is the caller's, to be freed once nobody looks at it.
-HILLINFER_API int32_t hillinfer_pool_cover(SlotPool* pool, int64_t rows, void** before) {
+// What the table lay in before it moved is the caller's, to be closed once nobody looks at it.
+HILLINFER_API int32_t hillinfer_pool_cover(SlotPool* pool, int64_t rows, Pages** before) {
     return guarded([&] { *before = pool->cover(rows).release(); });
 }
 

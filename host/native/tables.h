@@ -35,6 +35,37 @@ struct Freed {
 template <class T>
 using Memory = std::unique_ptr<T[], Freed>;
 
+// Memory of a table, zeros at first. Where it is large it is address space, whose pages are memory
+// once they are written to.
+class Pages {
+public:
+    explicit Pages(size_t bytes);
+    ~Pages();
+    Pages(const Pages&) = delete;
+    Pages& operator=(const Pages&) = delete;
+
+    void* memory = nullptr;
+
+private:
+    size_t mapped_bytes_ = 0;  // 0 where it is of the heap.
+};
+
+// Entries that stay where they lie as they become more, as a rule. A table of the heap that grows by a
+// copy leaves its old place behind, which nothing counts.
+template <class T>
+class Growing {
+public:
+    // Makes room for so many entries, zeros behind those before. Where they moved, returns what they
+    // lay in, which somebody may still look at.
+    std::unique_ptr<Pages> cover(int64_t entries);
+    T* get() const { return pages_ ? static_cast<T*>(pages_->memory) : nullptr; }
+
+private:
+    std::unique_ptr<Pages> pages_;
+    int64_t entries_ = 0;
+    int64_t room_ = 0;
+};
+
 // All layers of one sequence. Calls that change it come from one thread at a time.
 class SequenceTables {
 public:
@@ -47,9 +78,9 @@ public:
     void append_groups(const int64_t* numbers, int64_t count);
     // Forgets positions from `length` on, in every layer, with their groups, hits and descriptors.
     void truncate(int64_t length);
-    // Makes room for the hits of so many positions of a layer, and returns what they were in, which
-    // somebody may still look at.
-    Memory<uint16_t> cover_hits(int64_t layer, int64_t entries);
+    // Makes room for the hits of so many positions of a layer. Where they moved, returns what they lay
+    // in, which somebody may still look at.
+    std::unique_ptr<Pages> cover_hits(int64_t layer, int64_t entries);
     void describe(int64_t layer, const Segment* segments, int64_t count);
 
 private:
@@ -62,7 +93,7 @@ private:
     // was half as large as the next, or less.
     std::vector<Memory<int64_t>> groups_;
     int64_t group_room_ = 0;
-    std::vector<Memory<uint16_t>> hits_;
+    std::vector<Growing<uint16_t>> hits_;
     std::vector<std::vector<Segment>> segments_;
 };
 
@@ -94,9 +125,9 @@ public:
     // First of all: its address is the pool's.
     PoolTable table{};
 
-    // Makes room for row numbers below `rows`, and returns the table before, which somebody may still
-    // look at.
-    Memory<int32_t> cover(int64_t rows);
+    // Makes room for row numbers below `rows`. Where the table moved, returns what it lay in, which
+    // somebody may still look at.
+    std::unique_ptr<Pages> cover(int64_t rows);
     // Takes so many slots more, free at first.
     void grow(int64_t slots);
     int64_t free_slots() const;
@@ -119,7 +150,7 @@ private:
 
     // Where rows begin that no huge page holds.
     uintptr_t joined_ = 0;
-    Memory<int32_t> slot_of_row_;
+    Growing<int32_t> slot_of_row_;
 };
 
 }  // namespace hillinfer

@@ -139,6 +139,17 @@ NATIVE: tuple[Mutant, ...] = (
         Built.NATIVE,
     ),
     Mutant(
+        "native-tables-move-with-each-growth",
+        "A table of the library's that grows is copied each time.",
+        "host/native/tables.cpp",
+        "            bytes = twice;\n",
+        "",
+        (
+            "tests/host/system/test_growing_tables.py::test_tables_move_a_few_times_and_not_with_each_growth",
+        ),
+        Built.NATIVE,
+    ),
+    Mutant(
         "fork-without-hits",
         "A fork forgets the hits of what it goes on from.",
         "host/native/tables.cpp",

@@ -443,7 +443,41 @@ _CAUGHT = (
     ),
 )
 
+_GROWING = f"{_TESTS}/system/test_growing_tables.py"
+
 _HARD_TO_SEE = (
+    Mutant(
+        "tables-move-with-each-growth",
+        "A table that grows is copied each time, and its old place stays in the heap.",
+        "host/hillinfer/system/growing_tables.py",
+        "size = (1 << (pages - 1).bit_length()) * mmap.PAGESIZE",
+        "size = pages * mmap.PAGESIZE",
+        (f"{_GROWING}::test_tables_move_a_few_times_and_not_with_each_growth",),
+    ),
+    Mutant(
+        "slots-that-were-given-up-stay-memory",
+        "Pages behind the last entry of a table that was cut stay.",
+        "host/hillinfer/system/growing_tables.py",
+        "        if self._memory is not None and start < stop:",
+        "        if self._memory is None and start < stop:",
+        (f"{_GROWING}::test_room_is_no_memory_and_what_is_cut_is_none_any_more",),
+    ),
+    Mutant(
+        "growth-that-was-broken-off-forgets-entries",
+        "A table that moved and was not taken, because of an interrupt, is empty from then on.",
+        "host/hillinfer/system/growing_tables.py",
+        "if count and before.ctypes.data != self._room.ctypes.data:",
+        "if count and before.ctypes.data == self._room.ctypes.data:",
+        (f"{_GROWING}::test_a_growth_that_nobody_took_is_made_again",),
+    ),
+    Mutant(
+        "sums-that-move-counted-once",
+        "While checksums move nobody counts the place they leave.",
+        "host/hillinfer/drive/checksums.py",
+        "added * len(self._tables) + twice",
+        "added * len(self._tables)",
+        (f"{_GROWING}::test_what_moves_is_counted_twice_while_it_does",),
+    ),
     Mutant(
         "rows-of-this-step-demoted",
         "Rows that a step selected may be demoted before it has read them.",

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from hillinfer.drive.files import round_up
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.native.library import native_library
+from hillinfer.system.growing_tables import GrowingTable
 
 ROW_SUM_BYTES = 4
 
@@ -29,8 +30,9 @@ class RowSums:
     def __init__(self, layers: int, accountant: Accountant) -> None:
         self._accountant = accountant
         self._tables: list[NDArray[np.uint32]] = [np.zeros(0, np.uint32) for _ in range(layers)]
+        self._memory = [GrowingTable(np.uint32) for _ in range(layers)]
         self._covered_rows = 0
-        # While a table grows nobody writes to the old one.
+        # While a table moves nobody writes to the old one.
         self._changing = threading.Lock()
 
     def cover(self, rows: int) -> None:
@@ -44,16 +46,16 @@ class RowSums:
         if rows <= self._covered_rows:
             return
         grown = round_up(rows, TABLE_GROWTH_ROWS)
-        old = self._covered_rows * ROW_SUM_BYTES
-        # While one of them grows the old one is there as well.
+        # While one of them moves the old one is there as well.
+        twice = max(
+            (own.moving_bytes(self._covered_rows, grown) for own in self._memory), default=0
+        )
         added = (grown - self._covered_rows) * ROW_SUM_BYTES
-        self._accountant.take(Part.OTHER, added * len(self._tables) + old)
-        for layer, table in enumerate(self._tables):
-            larger = np.zeros(grown, np.uint32)
+        self._accountant.take(Part.OTHER, added * len(self._tables) + twice)
+        for layer, own in enumerate(self._memory):
             with self._changing:
-                larger[: len(table)] = table
-                self._tables[layer] = larger
-        self._accountant.give(Part.OTHER, old)
+                self._tables[layer] = own.grown(self._tables[layer], grown)
+        self._accountant.give(Part.OTHER, twice)
         self._covered_rows = grown
 
     def note(self, layer: int, rows: NDArray[np.int64], memory: NDArray[np.uint8]) -> None:

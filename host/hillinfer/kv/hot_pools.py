@@ -219,7 +219,7 @@ class HotPools:
             return
         grown = -(-rows // TABLE_GROWTH_ROWS) * TABLE_GROWTH_ROWS
         added = (grown - self._covered_rows) * np.dtype(np.int32).itemsize
-        # While one of them grows the old one is there as well.
+        # While one of them moves the old one is there as well.
         old = self._covered_rows * np.dtype(np.int32).itemsize
         self._accountant.take(Part.OTHER, added * self._shape.layers + old)
         self._wait()
@@ -235,7 +235,7 @@ class HotPools:
         """Make room in a hit-rate table for a layer's positions below `tokens`."""
         added = hits.growth_bytes(layer, tokens)
         if added:
-            # While it grows the old one is there as well.
+            # While it moves the old one is there as well.
             old = hits.counts[layer].nbytes
             self._accountant.take(Part.OTHER, added + old)
             hits.cover(layer, tokens)

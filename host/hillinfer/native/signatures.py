@@ -345,7 +345,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         _INT,
         [_INT, _ATTENTION, _POINTER, _LONG, _POINTER, _LONG, _POINTER],
     ),
-    "hillinfer_free": (None, [_POINTER]),
+    "hillinfer_pages_close": (None, [_POINTER]),
     "hillinfer_sequence_open": (_INT, [_LONG, _LONG, ctypes.POINTER(_POINTER)]),
     "hillinfer_sequence_fork": (_INT, [_POINTER, ctypes.POINTER(_POINTER)]),
     "hillinfer_sequence_close": (None, [_POINTER]),

@@ -40,16 +40,28 @@ class Handle:
 
     def view(self, address: int | None, count: int, item: np.dtype[Any]) -> NDArray[Any]:
         """Return items of the object's memory, a flat array that keeps the object alive."""
-        if not count or address is None:
-            return np.zeros(0, item)
-        memory: Any = (ctypes.c_uint8 * (count * item.itemsize)).from_address(address)
-        memory.owner = self
-        array: NDArray[Any] = np.frombuffer(memory, item)
-        return array
+        return _view(self, address, count, item)
+
+
+def _view(owner: object, address: int | None, count: int, item: np.dtype[Any]) -> NDArray[Any]:
+    """Return items that lie in memory, a flat array that keeps an object alive."""
+    if not count or address is None:
+        return np.zeros(0, item)
+    memory: Any = (ctypes.c_uint8 * (count * item.itemsize)).from_address(address)
+    memory.owner = owner
+    array: NDArray[Any] = np.frombuffer(memory, item)
+    return array
+
+
+class _Pages:
+    """What all arrays over the same memory keep alive: that memory's owner."""
+
+    def __init__(self, owner: Handle) -> None:
+        self.owner = owner
 
 
 class Column:
-    """An array of the library's that it replaces by a longer one when it has to.
+    """An array of the library's that becomes longer where it lies, or elsewhere when it has to.
 
     Parameters
     ----------
@@ -61,12 +73,13 @@ class Column:
     Attributes
     ----------
     array
-        The entries, where they lie until there is room for more.
+        The entries, where they lie until they move.
     """
 
     def __init__(self, handle: Handle, item: np.dtype[Any]) -> None:
         self._handle = handle
         self._item = item
+        self._pages = _Pages(handle)
         self.array: NDArray[Any] = np.zeros(0, item)
 
     def grow(self, name: str, *arguments: int) -> None:
@@ -74,13 +87,13 @@ class Column:
         library, before = native_library(), ctypes.c_void_p()
         library.call_holding(name, self._handle.address, *arguments, ctypes.byref(before))
         if before.value is not None:
-            # Another thread may look at it until it has an array of its own.
-            memory: Any = self.array.base
-            memory.owner = Handle(before.value, library.closing("hillinfer_free"))
+            # Other threads may look at it until they have arrays over what it is now.
+            self._pages.owner = Handle(before.value, library.closing("hillinfer_pages_close"))
+            self._pages = _Pages(self._handle)
 
     def look(self, address: int | None, count: int) -> None:
         """Look at the entries where they lie now."""
-        self.array = self._handle.view(address, count, self._item)
+        self.array = _view(self._pages, address, count, self._item)
 
 
 _WORD = np.dtype(np.int64)

@@ -21,6 +21,7 @@ from hillinfer.native.library import native_library
 from hillinfer.native.signatures import CodeSlots
 from hillinfer.native.structures import row_addresses
 from hillinfer.scoring.coded import NativeValueCoder
+from hillinfer.system.growing_tables import GrowingTable
 from hillinfer.system.kept_memory import FreedHeap
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
@@ -102,10 +103,11 @@ class CodePool:
     """
 
     def __init__(self, row_bytes: int) -> None:
-        self._row_bytes = row_bytes
-        self._step_worth = 1.0
+        self._row_bytes, self._step_worth = row_bytes, 1.0
         self._library = native_library()
         self._table = CodeSlots(row_bytes=row_bytes, most_worth=MOST_WORTH)
+        self._slots, self._worth = GrowingTable(np.int32, -1), GrowingTable(np.float16)
+        self._rows, self._numbers = GrowingTable(np.int32, -1), GrowingTable(np.int32, -1)
         none, halves = np.zeros(0, np.int32), np.zeros(0, np.float16)
         self._seen = self._next = Columns(none, halves, none, none, (), np.zeros(0, np.uint64))
         self._describe()
@@ -150,9 +152,7 @@ class CodePool:
     def cover(self, rows: int) -> None:
         """Have tables for so many row numbers."""
         own = self.columns
-        more = max(0, rows - len(own.slots))
-        slots = np.concatenate([own.slots, np.full(more, -1, np.int32)])
-        worth = np.concatenate([own.worth, np.zeros(more, np.float16)])
+        slots, worth = self._slots.grown(own.slots, rows), self._worth.grown(own.worth, rows)
         self._become(replace(own, slots=slots, worth=worth))
 
     def resize(self, capacity: int) -> None:
@@ -162,16 +162,18 @@ class CodePool:
             gone = own.rows[capacity:]
             own.slots[gone[gone >= 0]] = -1
             chunks = own.chunks[: capacity // CHUNK_SLOTS]
-            rows, numbers = own.rows[:capacity].copy(), own.numbers[:capacity].copy()
+            rows, numbers = own.rows[:capacity], own.numbers[:capacity]
         elif more:
             shape = CHUNK_SLOTS, self._row_bytes
-            made = [np.zeros(shape, np.uint8) for _ in range(more // CHUNK_SLOTS)]
-            chunks, free = (*own.chunks, *made), np.full(more, -1, np.int32)
-            rows, numbers = (np.concatenate([one, free]) for one in (own.rows, own.numbers))
+            made = (np.zeros(shape, np.uint8) for _ in range(more // CHUNK_SLOTS))
+            chunks, rows = (*own.chunks, *made), self._rows.grown(own.rows, capacity)
+            numbers = self._numbers.grown(own.numbers, capacity)
         else:
             return
         bases = np.array([one.ctypes.data for one in chunks], np.uint64)
         self._become(replace(own, rows=rows, numbers=numbers, chunks=chunks, bases=bases))
+        for table, before in (self._rows, own.rows), (self._numbers, own.numbers):
+            table.cut(before, capacity)
 
     def _become(self, columns: Columns) -> None:
         # At once: an interrupt may come anywhere, and the library is never told of half of them.

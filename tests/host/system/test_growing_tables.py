@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables become longer where they lie, so that no place they had before stays as memory."""
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hillinfer.drive.checksums import RowSums
+from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
+from hillinfer.native.tables import PoolTables, SequenceTables
+from hillinfer.shadow.values import CodePool
+from hillinfer.system.growing_tables import GrowingTable
+
+STEPS = 128
+
+
+def grown_by_steps(item, empty=0):
+    """Return a table's arrays of one growth after the other, and the table; all are kept."""
+    table, arrays = GrowingTable(item, empty), [np.zeros(0, item)]
+    for step in range(1, STEPS + 1):
+        arrays.append(table.grown(arrays[-1], step * TABLE_GROWTH_ROWS))
+        arrays[-1][-TABLE_GROWTH_ROWS:] += step
+    return arrays[1:], table
+
+
+@pytest.mark.parametrize(("item", "empty"), [(np.uint32, 0), (np.int32, -1), (np.float16, 0)])
+def test_entries_stay_and_new_ones_are_empty(item, empty):
+    arrays, _ = grown_by_steps(item, empty)
+    wanted = np.repeat(np.arange(1, STEPS + 1) + empty, TABLE_GROWTH_ROWS)
+    for step, own in enumerate(arrays, 1):
+        assert np.array_equal(own, wanted[: step * TABLE_GROWTH_ROWS])
+
+
+def row_sums():
+    sums = RowSums(1, Accountant(1 << 30))
+
+    def address(rows):
+        sums.cover(rows)
+        return sums.expected(0, 0)
+
+    return address
+
+
+def code_table(name, change):
+    pool = CodePool(8)
+
+    def address(rows):
+        getattr(pool, change)(rows)
+        return getattr(pool.columns, name)
+
+    return address
+
+
+def slots_of_rows():
+    pool = PoolTables(64, 64)
+
+    def address(rows):
+        pool.cover(rows)
+        return pool.slot_of_row
+
+    return address
+
+
+def hits():
+    tables = SequenceTables(1, 64)
+
+    def address(tokens):
+        tables.cover_hits(0, tokens)
+        return tables.hits(0)
+
+    return address
+
+
+TABLES = {
+    "sums": row_sums,
+    "slots of codes": lambda: code_table("slots", "cover"),
+    "worth of codes": lambda: code_table("worth", "cover"),
+    "rows of codes": lambda: code_table("rows", "resize"),
+    "numbers of codes": lambda: code_table("numbers", "resize"),
+    "slots of rows": slots_of_rows,
+    "hits": hits,
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_move_a_few_times_and_not_with_each_growth(name):
+    """What a move leaves behind in the heap nothing counts."""
+    grow, arrays = TABLES[name](), []
+    for step in range(1, STEPS + 1):
+        arrays.append(grow(step * TABLE_GROWTH_ROWS))
+        arrays[-1][-1] = step
+    # All of them are kept, so no place is another's.
+    places = [one.ctypes.data for one in arrays]
+    large = [one for one, array in zip(places, arrays, strict=True) if array.nbytes >= 128 << 10]
+    assert len(set(large)) <= 1 + np.log2(STEPS)
+    last = arrays[-1]
+    assert last[TABLE_GROWTH_ROWS - 1 :: TABLE_GROWTH_ROWS].tolist() == list(range(1, STEPS + 1))
+    # Those of before show what they showed, wherever the table lies now.
+    for step, own in enumerate(arrays, 1):
+        assert own[-1] == step
+
+
+def test_what_moves_is_counted_twice_while_it_does():
+    accountant = Accountant(1 << 30)
+    sums = RowSums(2, accountant)
+    table = TABLE_GROWTH_ROWS * 4
+    sums.cover(2 * TABLE_GROWTH_ROWS)
+    assert accountant.peak()[Part.OTHER] == accountant.held()[Part.OTHER] == 4 * table
+    # There is room for two, so three move and four do not.
+    sums.cover(2 * TABLE_GROWTH_ROWS + 1)
+    assert accountant.peak()[Part.OTHER] == (6 + 2) * table
+    sums.cover(3 * TABLE_GROWTH_ROWS + 1)
+    assert accountant.held()[Part.OTHER] == accountant.peak()[Part.OTHER] == 8 * table
+
+
+def resident_pages(array):
+    """Return how many pages of an array's mapping are memory."""
+    first = array.ctypes.data // mmap.PAGESIZE
+    with Path("/proc/self/pagemap").open("rb") as table:
+        table.seek(8 * first)
+        words = np.frombuffer(table.read(8 * (array.nbytes // mmap.PAGESIZE)), np.uint64)
+    return int((words >> np.uint64(63)).sum())
+
+
+def test_room_is_no_memory_and_what_is_cut_is_none_any_more():
+    entries = mmap.PAGESIZE
+    table = GrowingTable(np.int32, -1)
+    whole = table.grown(np.zeros(0, np.int32), 8 * entries)
+    own = table.cut(whole, 5 * entries)
+    own = table.cut(own, 4 * entries + 1)
+    assert len(own) == 4 * entries + 1
+    assert resident_pages(whole) == 4 * 4 + 1
+    again = table.grown(own, 6 * entries)
+    assert again.ctypes.data == whole.ctypes.data
+    assert (again == -1).all()
+    # The twin: room that was written to is memory.
+    assert resident_pages(whole) == 6 * 4
+
+
+def test_a_growth_that_nobody_took_is_made_again():
+    """An interrupt comes after the table has moved, and before anybody has the new array."""
+    table = GrowingTable(np.int32, -1)
+    own = table.grown(np.zeros(0, np.int32), 1024)
+    table.grown(own, 2048)
+    own[:] = 7
+    again = table.grown(own, 3000)
+    assert (again[:1024] == 7).all()
+    assert (again[1024:] == -1).all()
