@@ -227,7 +227,7 @@ class HotPools:
             pool.cover(grown)
         self._accountant.give(Part.OTHER, old)
         if grown // _TRIMMED_ROWS > self._covered_rows // _TRIMMED_ROWS:
-            # Tables of every step before have left holes.
+            # What came and went with these rows has left holes.
             give_free_memory_back()
         self._covered_rows = grown
 
