@@ -119,7 +119,7 @@ SERVING: tuple[Mutant, ...] = (
     Mutant(
         "arguments-of-any-kind",
         "Arguments of a call may be a number where the function's schema names no type.",
-        "host/hillinfer/serve/formats/asked_format.py",
+        "host/hillinfer/serve/formats.py",
         'parameters = {"type": "object", **parameters}',
         "parameters = {**parameters}",
         (
@@ -129,7 +129,7 @@ SERVING: tuple[Mutant, ...] = (
     Mutant(
         "references-of-parameters-lead-out",
         "What a function's schema refers to in itself is looked for in the schema of all calls.",
-        "host/hillinfer/serve/formats/asked_format.py",
+        "host/hillinfer/serve/formats.py",
         "made[key] = place + value[1:]",
         "made[key] = value",
         (f"{_TESTS}/test_formats.py::test_a_schema_may_refer_to_its_own_parts",),
@@ -164,7 +164,7 @@ SERVING: tuple[Mutant, ...] = (
     Mutant(
         "any-token-goes-on-with-a-schema",
         "The tokens that a grammar allows are not looked at.",
-        "host/hillinfer/serve/formats/grammars.py",
+        "host/hillinfer/serve/answers.py",
         'changed[: self._words][~allowed] = float("-inf")',
         "pass",
         (f"{_TESTS}/test_formats.py::test_answers_have_the_schema_and_end",),

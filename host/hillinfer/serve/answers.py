@@ -1,14 +1,265 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of an answer as its tokens come, held back where a stop text may have begun."""
+"""The tokens of an answer: which may come next, which is chosen, and the text that they become."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import Any
 
-from hillinfer.generate.tokens import TextStream
-from hillinfer.serve.choosing import Chosen
+import numpy as np
+import torch
+
+from hillinfer.generate.tokens import TextStream, TokenChooser
+from hillinfer.serve.formats import AskedFormat
+from hillinfer.serve.refusals import ApiError, invalid
 from hillinfer.serve.requests import AnswerWishes
+
+# --- What a form that was asked for allows, by llguidance ---
+
+_MOST_SHOWN = 200
+
+
+class Grammars:
+    """Makes grammars' states for one model; any thread may use it.
+
+    Parameters
+    ----------
+    tokenizer
+        One of transformers.
+    words
+        How many tokens the model has logits for.
+    stop_ids
+        Tokens that end an answer; maybe none.
+    """
+
+    def __init__(self, tokenizer: Any, words: int, stop_ids: frozenset[int]) -> None:
+        self._tokenizer, self._words, self._stop_ids = tokenizer, words, stop_ids
+        self._lock = threading.Lock()
+        self._known: Any = None
+
+    def begin(self, asked: AskedFormat) -> GrammarState:
+        """Return the state before an answer's first token; takes up to a second.
+
+        Raises
+        ------
+        ApiError
+            Where the grammar is none, asks for what llguidance does not know, or is too large, or
+            the tokenizer is of a kind that it cannot use.
+        """
+        try:
+            from llguidance import LLMatcher
+        except ImportError as error:
+            raise ApiError(
+                400,
+                f"{asked.param} is not supported by this server: it lacks llguidance, of the extra "
+                "serve",
+                "unsupported_value",
+                param=asked.param,
+            ) from error
+        matcher = LLMatcher(self._own_tokenizer(asked.param), asked.grammar, log_level=0)
+        if matcher.is_error():
+            # The first line alone: others repeat the schema.
+            reason = matcher.get_error().splitlines()[0][:_MOST_SHOWN]
+            raise invalid(f"{asked.param} cannot be used: {reason}", asked.param)
+        return GrammarState(matcher, self._words, asked.param)
+
+    def _own_tokenizer(self, param: str) -> Any:
+        from llguidance.hf import from_tokenizer
+
+        with self._lock:
+            if self._known is None:
+                # Of a model whose answers do not end by themselves one token more, which has no
+                # logit, stands for the end.
+                ends = sorted(self._stop_ids) or [self._words]
+                try:
+                    self._known = from_tokenizer(
+                        self._tokenizer, max(self._words, *ends, 0) + 1, eos_token=ends
+                    )
+                except ValueError as error:
+                    raise ApiError(
+                        400,
+                        f"{param} is not supported with this model: its tokenizer is of a kind "
+                        "that grammars cannot use",
+                        "unsupported_value",
+                        param=param,
+                    ) from error
+            return self._known
+
+
+class GrammarState:
+    """How far an answer has come.
+
+    Parameters
+    ----------
+    matcher
+        One of llguidance.
+    words
+        How many tokens the model has logits for.
+    param
+        The field that asked for the form.
+    """
+
+    def __init__(self, matcher: Any, words: int, param: str) -> None:
+        self._matcher, self._words, self._param = matcher, words, param
+        self._bits = np.zeros((words + 1 + 31) // 32, np.int32)
+
+    def fork(self) -> GrammarState:
+        """Return a state that goes on from here by itself."""
+        return GrammarState(self._matcher.deep_copy(), self._words, self._param)
+
+    def masked(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return logits of shape (vocabulary,), in float32; those of other tokens are -inf.
+
+        Raises
+        ------
+        ApiError
+            Where the grammar became too large, or no token goes on.
+        """
+        # A word of the mask for each 32 tokens, its last one with what the model has no logits for.
+        size = self._bits.size * self._bits.itemsize
+        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, size)
+        self._check()
+        bits = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[: self._words]
+        allowed = torch.from_numpy(bits.astype(bool)).to(logits.device)
+        if not bits.any():
+            raise invalid(f"{self._param}: no token of this model goes on with it", self._param)
+        changed = logits.float().clone()
+        changed[: self._words][~allowed] = float("-inf")
+        return changed
+
+    def take(self, token_id: int) -> None:
+        """Go on by a token; ApiError as of `masked`."""
+        self._matcher.consume_token(token_id)
+        self._check()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can follow."""
+        return bool(self._matcher.is_stopped())
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            reason = self._matcher.get_error().splitlines()[0][:_MOST_SHOWN]
+            raise invalid(f"{self._param} cannot be used: {reason}", self._param)
+
+
+# --- What is chosen, by a request's options ---
+
+_SEEDS = 1 << 63
+_LEAST_LOGPROB = -9999.0
+
+
+@dataclass(frozen=True)
+class Likely:
+    """A token and its log-probability."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A token of an answer.
+
+    Parameters
+    ----------
+    token_id
+        Which.
+    logprob
+        Of the model's own distribution, before temperature, bias and penalties; 0 where nobody
+        asked.
+    top
+        The likeliest tokens with theirs, likeliest first.
+    ends
+        Whether nothing can follow it in the form that was asked for.
+    """
+
+    token_id: int
+    logprob: float = 0.0
+    top: tuple[Likely, ...] = ()
+    ends: bool = False
+
+
+class WishedTokens:
+    """Chooses the tokens of one answer, with random numbers of its own.
+
+    Without penalties, bias and logprobs they are those of `TokenChooser` from the same logits.
+
+    Parameters
+    ----------
+    wishes
+        Of the request.
+    number
+        Which of its answers: each has a seed of its own.
+    device
+        Where logits lie.
+    grammar
+        Of the answer, which goes on with each token; None where it may be any text.
+    """
+
+    def __init__(
+        self,
+        wishes: AnswerWishes,
+        number: int,
+        device: torch.device,
+        grammar: GrammarState | None = None,
+    ) -> None:
+        seed = (wishes.sampling.seed + number) % _SEEDS
+        self._chooser = TokenChooser(replace(wishes.sampling, seed=seed), device)
+        self._wishes, self._grammar = wishes, grammar
+        self._given: Counter[int] = Counter()
+
+    def choose(self, logits: torch.Tensor) -> Chosen:
+        """Return the next token, given logits of shape (vocabulary,).
+
+        Raises
+        ------
+        CacheUseError
+            Where the greatest of them is no finite number.
+        ApiError
+            As `GrammarState` says.
+        """
+        token_id = self._chooser.choose(self._wished(logits))
+        self._given[token_id] += 1
+        ends = False
+        if self._grammar is not None:
+            self._grammar.take(token_id)
+            ends = self._grammar.is_over
+        return self._told(token_id, logits, ends=ends)
+
+    def score(self, token_id: int, logits: torch.Tensor) -> Chosen:
+        """Return a token of the prompt, given the logits before it; the answer has it not."""
+        return self._told(token_id, logits, ends=False)
+
+    def _told(self, token_id: int, logits: torch.Tensor, *, ends: bool) -> Chosen:
+        """Return a token with the log-probabilities that were asked for."""
+        if self._wishes.top is None:
+            return Chosen(token_id, ends=ends)
+        # JSON has no infinity: what cannot come at all is told as other servers tell it.
+        logprobs = logits.float().log_softmax(-1).clamp(min=_LEAST_LOGPROB)
+        values, ids = logprobs.topk(min(self._wishes.top, len(logprobs)))
+        top = tuple(map(Likely, ids.tolist(), values.tolist()))
+        return Chosen(token_id, float(logprobs[token_id]), top, ends)
+
+    def _wished(self, logits: torch.Tensor) -> torch.Tensor:
+        wished = self._biased(logits)
+        return wished if self._grammar is None else self._grammar.masked(wished)
+
+    def _biased(self, logits: torch.Tensor) -> torch.Tensor:
+        wishes = self._wishes
+        if not (wishes.bias or wishes.presence or wishes.frequency):
+            return logits
+        changed = logits.float().clone()
+        for token_id, amount in wishes.bias:
+            changed[token_id] += amount
+        for token_id, count in self._given.items():
+            changed[token_id] -= wishes.presence + wishes.frequency * count
+        return changed
+
+
+# --- The text, held back where a stop text may have begun ---
 
 STOP, LENGTH = "stop", "length"
 

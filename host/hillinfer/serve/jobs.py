@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hillinfer.generate.answering import Generation
-from hillinfer.serve.answers import AnswerText, Piece
-from hillinfer.serve.choosing import WishedTokens
-from hillinfer.serve.formats.grammars import GrammarState
+from hillinfer.serve.answers import AnswerText, GrammarState, Piece, WishedTokens
 from hillinfer.serve.refusals import ApiError
 from hillinfer.serve.requests import AnswerWishes
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from hillinfer.generate.tokens import Sampling
 from hillinfer.serve.fields import Fields, checked_text
-from hillinfer.serve.formats.asked_format import (
+from hillinfer.serve.formats import (
     AskedFormat,
     asked_format,
     asked_tools,

@@ -15,8 +15,7 @@ from typing import Protocol
 from hillinfer.errors import BudgetError, ColdPoolError, HillInferError
 from hillinfer.extents.shared_chunks import StoredRowsError
 from hillinfer.generate.answering import Generation
-from hillinfer.serve.answers import LENGTH, AnswerText, Piece
-from hillinfer.serve.choosing import WishedTokens
+from hillinfer.serve.answers import LENGTH, AnswerText, Piece, WishedTokens
 from hillinfer.serve.jobs import (
     CANCELLED,
     FAILED,

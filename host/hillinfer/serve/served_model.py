@@ -21,8 +21,8 @@ from hillinfer.hf.cache import HillInferCache
 from hillinfer.models.loader import LoadedModel
 from hillinfer.projections.step_products import StepProducts
 from hillinfer.reuse.model_prompts import ModelPrompts
+from hillinfer.serve.answers import Grammars
 from hillinfer.serve.chats import PromptTokens
-from hillinfer.serve.formats.grammars import Grammars
 from hillinfer.serve.rules import ServerRules
 from hillinfer.settings import Settings
 from hillinfer.statistics import CacheStatistics

@@ -20,7 +20,7 @@ from tiny_models import TinyModel
 from transformers import AutoModelForCausalLM
 
 from hillinfer.serve.fields import parsed
-from hillinfer.serve.formats.asked_format import read_call
+from hillinfer.serve.formats import read_call
 from hillinfer.serve.http.gate import FewAtOnce
 from hillinfer.serve.refusals import ApiError
 from hillinfer.serve.requests import chat_request

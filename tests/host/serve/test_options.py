@@ -8,7 +8,7 @@ import pytest
 import torch
 from servers import CHAT, HTTP
 
-from hillinfer.serve.choosing import WishedTokens
+from hillinfer.serve.answers import WishedTokens
 from hillinfer.serve.requests import chat_request
 
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from hillinfer.cli.console import ProgressView
 from hillinfer.errors import PromptError
 from hillinfer.generate.answering import Generation
-from hillinfer.serve.answers import AnswerText
-from hillinfer.serve.choosing import WishedTokens
+from hillinfer.serve.answers import AnswerText, WishedTokens
 from hillinfer.serve.documents import SEPARATOR
 from hillinfer.serve.refusals import ApiError
 from hillinfer.serve.requests import AnswerWishes

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from hillinfer.serve.answers import STOP, Piece
-from hillinfer.serve.choosing import Chosen, Likely
-from hillinfer.serve.formats.asked_format import read_call
+from hillinfer.serve.answers import STOP, Chosen, Likely, Piece
+from hillinfer.serve.formats import read_call
 from hillinfer.serve.jobs import Usage
 from hillinfer.serve.served_model import ServedModel
 

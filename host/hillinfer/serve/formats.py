@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`response_format`, `tools` and `tool_choice` of a request, as a grammar of its answers."""
+"""Texts that an answer may be: `response_format`, `tools` and `tool_choice` as a grammar."""
 
 from __future__ import annotations
 
