@@ -42,16 +42,18 @@ def imported_packages(source):
 def rooms():
     """Return the rooms of the product in the order that CONTRIBUTING.md prints them, lowest first.
 
-    A room is a folder, or a module that lies beside the folders.
+    A room is a folder without the rooms inside it, a module that lies beside the folders, or one
+    inside a folder that has a row of its own. Its name is its path below `hillinfer`.
     """
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    return re.findall(r"^\| `host/hillinfer/([\w.]+?)(?:\.py|/)` \|", text, re.MULTILINE)
+    return re.findall(r"^\| `host/hillinfer/([\w/]+?)(?:\.py|/)` \|", text, re.MULTILINE)
 
 
-def room_of(name):
-    """Return the room of a dotted name below `hillinfer`, None where it is the package itself."""
+def room_of(name, order):
+    """Return the innermost room of a dotted name, None where it is the package `hillinfer`."""
     parts = name.split(".")[1:]
-    return parts[0] if parts and parts[0] in rooms() else None
+    outward = ("/".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((room for room in outward if room in order), None)
 
 
 def upward(room, source, order):
@@ -61,7 +63,17 @@ def upward(room, source, order):
     """
     allowed = [*order[: order.index(room) + 1], *([None] if room == order[-1] else [])]
     names = {name for name in imported(source) if name.split(".")[0] == "hillinfer"}
-    return sorted(name for name in names if room_of(name) not in allowed)
+    return sorted(name for name in names if room_of(name, order) not in allowed)
+
+
+def modules(room, order):
+    """Return the files of a room, without those of rooms inside it."""
+    files = [*(PRODUCT / room).rglob("*.py"), *PRODUCT.glob(f"{room}.py")]
+    dotted = {
+        file: ".".join(("hillinfer", *file.relative_to(PRODUCT).with_suffix("").parts))
+        for file in files
+    }
+    return sorted(file for file, name in dotted.items() if room_of(name, order) == room)
 
 
 @pytest.mark.parametrize("folder", MAY_IMPORT)
@@ -78,20 +90,21 @@ def test_packages_import_one_way(folder):
 
 
 def test_contributing_prints_every_room():
-    there = {
-        path.stem
-        for path in PRODUCT.iterdir()
-        if path.name != "__init__.py"
-        and (path.suffix == ".py" or (path.is_dir() and (path / "__init__.py").exists()))
-    }
-    assert sorted(rooms()) == sorted(there)
+    printed = rooms()
+    folders = {path.parent.relative_to(PRODUCT) for path in PRODUCT.rglob("__init__.py")}
+    beside = {path.relative_to(PRODUCT).with_suffix("") for path in PRODUCT.glob("*.py")}
+    there = {path.as_posix() for path in folders | beside} - {".", "__init__"}
+    # A module inside a folder may have a row, and then it is there.
+    inside = {room for room in printed if "/" in room and (PRODUCT / f"{room}.py").exists()}
+    assert len(printed) == len({*printed})
+    assert {*printed} - inside == there
 
 
 @pytest.mark.parametrize("room", rooms())
 def test_rooms_import_only_what_is_printed_before_them(room):
     order = rooms()
-    folder = PRODUCT / room
-    files = sorted(folder.rglob("*.py")) if folder.is_dir() else [PRODUCT / f"{room}.py"]
+    files = modules(room, order)
+    assert files
     wrong = {file.name: upward(room, file.read_text(), order) for file in files}
     assert {file: names for file, names in wrong.items() if names} == {}
 
@@ -105,6 +118,26 @@ def test_an_import_of_a_room_above_is_seen():
     assert upward("drive", "from hillinfer import kv\n", order) == ["hillinfer.kv"]
     assert upward("drive", "from hillinfer import attach\n", order) == ["hillinfer.attach"]
     assert upward("kv", "from hillinfer import attach\n", order) == []
+
+
+def test_an_import_of_a_room_inside_another_is_seen():
+    order = ["errors", "devices", "devices/xrt", "devices/opening"]
+    outer = "from hillinfer.devices.device import ScoringDevice\n"
+    inner = "from hillinfer.devices.xrt.device import XrtDevice\n"
+    last = "def f():\n    from hillinfer.devices import opening\n"
+    assert upward("devices", outer, order) == []
+    assert upward("devices", inner, order) == ["hillinfer.devices.xrt.device.XrtDevice"]
+    assert upward("devices/xrt", outer + inner, order) == []
+    assert upward("devices/xrt", last, order) == ["hillinfer.devices.opening"]
+    assert upward("devices/opening", outer + inner + last, order) == []
+
+
+def test_a_module_belongs_to_one_room():
+    order = rooms()
+    owned = [file for room in order for file in modules(room, order)]
+    assert len(owned) == len({*owned})
+    assert {*PRODUCT.rglob("*.py")} - {*owned} == {PRODUCT / "__init__.py"}
+    assert PRODUCT / "devices" / "xrt" / "device.py" not in modules("devices", order)
 
 
 @pytest.mark.parametrize("folder", [path.parent for path in PRODUCT.rglob("__init__.py")])

@@ -196,7 +196,7 @@ SERVING: tuple[Mutant, ...] = (
     Mutant(
         "help-shows-everything",
         "Help lists every option.",
-        "host/hillinfer/cli/parsing/program.py",
+        "host/hillinfer/cli/parsing.py",
         'one.param_type_name == "option" and one.name not in self.shown',
         "False",
         ("tests/host/cli/test_help.py::test_help_shows_twelve_options_and_all_where_asked_for",),

@@ -11,14 +11,14 @@ from typing import Annotated
 import typer
 
 from hillinfer.cli.console import quiet_transformers
-from hillinfer.cli.parsing.program import HelpAll
-from hillinfer.cli.parsing.shared import (
+from hillinfer.cli.parsing import (
     AlphaOption,
     ColdDirOption,
     DtypeOption,
     EncryptOption,
     ExactFloorOption,
     ExactOption,
+    HelpAll,
     MaxNewTokensOption,
     ModelOption,
     PrefillChunkOption,

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from hillinfer.cli.console import error_console, quiet_transformers
-from hillinfer.cli.documents import DOCUMENT_COMMANDS
 from hillinfer.cli.forms.commands import CATALOGUE_COMMANDS
+from hillinfer.cli.forms.documents import DOCUMENT_COMMANDS
 from hillinfer.cli.generate import SHOWN, generate
-from hillinfer.cli.parsing.program import Brief, CommandGroup, PassingOn, Program
+from hillinfer.cli.parsing import Brief, CommandGroup, PassingOn, Program
 from hillinfer.cli.prune import prune_profile
 from hillinfer.cli.serving.chat import chat
 from hillinfer.cli.serving.lm_eval import lm_eval

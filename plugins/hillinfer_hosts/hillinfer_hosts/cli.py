@@ -12,7 +12,7 @@ import httpx
 import typer
 
 from hillinfer.cli.console import error_console
-from hillinfer.cli.parsing.program import Program
+from hillinfer.cli.parsing import Program
 from hillinfer.store.store import Store
 from hillinfer_hosts.agent import Agent
 from hillinfer_hosts.announcing import Announcer, RouterDirectory, host_client

@@ -6,10 +6,9 @@ import re
 
 import pytest
 
-from hillinfer.cli import documents
-from hillinfer.cli.forms import measuring
+from hillinfer.cli import parsing
+from hillinfer.cli.forms import documents, measuring
 from hillinfer.cli.generate import SHOWN, generate
-from hillinfer.cli.parsing import shared
 from hillinfer.cli.serving.chat import chat
 from hillinfer.cli.serving.serve import SHOWN as SHOWN_OF_SERVE
 from hillinfer.cli.serving.serve import serve
@@ -47,7 +46,7 @@ def test_an_option_that_help_leaves_out_is_taken(command):
 
 
 def test_an_option_that_several_commands_have_is_defined_once():
-    defined = {name: one for name, one in vars(shared).items() if name.endswith("Option")}
+    defined = {name: one for name, one in vars(parsing).items() if name.endswith("Option")}
     # What is named first is what typer would take for a default elsewhere.
     names = {one.__metadata__[0].default: one for one in defined.values()}
     assert len(names) == len(defined)

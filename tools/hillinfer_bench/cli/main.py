@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hillinfer.cli.console import error_console, quiet_transformers, reading_view
-from hillinfer.cli.parsing.program import Program
+from hillinfer.cli.parsing import Program
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.system.files import check_apart, prepare_report
 from hillinfer.system.machine import NumberType

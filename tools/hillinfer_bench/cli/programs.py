@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hillinfer.cli.parsing.program import Program
+    from hillinfer.cli.parsing import Program
 
 BENCH = frozenset(
     {

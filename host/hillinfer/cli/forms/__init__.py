@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hillinfer documents`: forms of stored documents, and where they lie."""
+"""Stored documents: they come and go (`store put`), and have forms (`hillinfer documents`)."""

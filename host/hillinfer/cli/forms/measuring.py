@@ -15,14 +15,14 @@ import typer
 from hillinfer.catalogue.catalogue import Catalogue
 from hillinfer.catalogue.records import CatalogueError, KnownDocument, check_stored, document_uses
 from hillinfer.cli.console import error_console, quiet_transformers, reading_view
-from hillinfer.cli.documents import (
+from hillinfer.cli.forms.documents import (
     ReadingBudgetOption,
     loaded_prompts,
     reading_request,
 )
 from hillinfer.cli.forms.shown import document_facts, document_line, form_lines
 from hillinfer.cli.generate import STEPS
-from hillinfer.cli.parsing.shared import (
+from hillinfer.cli.parsing import (
     ColdDirOption,
     DtypeOption,
     ModelOption,

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from hillinfer.cli.console import error_console, quiet_transformers, reading_view
 from hillinfer.cli.generate import STEPS
-from hillinfer.cli.parsing.shared import (
+from hillinfer.cli.parsing import (
     AlphaOption,
     BudgetOption,
     ColdDirOption,

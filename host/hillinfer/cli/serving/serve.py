@@ -17,8 +17,7 @@ import typer
 from hillinfer.catalogue.planning import DocumentRules
 from hillinfer.cli.console import error_console, panics_unsaid, quiet_transformers
 from hillinfer.cli.generate import PLAIN, STEPS
-from hillinfer.cli.parsing.program import HelpAll
-from hillinfer.cli.parsing.shared import (
+from hillinfer.cli.parsing import (
     AlphaOption,
     BudgetOption,
     ColdDirOption,
@@ -26,6 +25,7 @@ from hillinfer.cli.parsing.shared import (
     EncryptOption,
     ExactFloorOption,
     ExactOption,
+    HelpAll,
     ModelOption,
     PrefillChunkOption,
     ProjectionsOption,

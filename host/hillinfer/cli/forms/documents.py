@@ -16,7 +16,7 @@ from hillinfer.cli.console import (
     reading_view,
 )
 from hillinfer.cli.generate import STEPS, Asking, GenerateRequest
-from hillinfer.cli.parsing.shared import (
+from hillinfer.cli.parsing import (
     ColdDirOption,
     DtypeOption,
     ModelOption,

@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Which commands there are, and the options that several of them have."""
