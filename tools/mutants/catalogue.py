@@ -14,7 +14,7 @@ CATALOGUE = (
     Mutant(
         "two-documents-speak-for-all",
         "What two documents kept is expected of every other.",
-        f"{_ROOM}/evidence.py",
+        f"{_ROOM}/records.py",
         "_LEAST_OTHERS, _MOST_OTHERS = 3, 32",
         "_LEAST_OTHERS, _MOST_OTHERS = 2, 32",
         (f"{_TESTS}/test_evidence.py",),
@@ -22,7 +22,7 @@ CATALOGUE = (
     Mutant(
         "others-outvote-own-probes",
         "More is expected of a form than the document's own probes say.",
-        f"{_ROOM}/evidence.py",
+        f"{_ROOM}/records.py",
         "max(mine.lower, min(lower, mine.agreement))",
         "max(mine.lower, lower)",
         (f"{_TESTS}/test_evidence.py",),
@@ -30,7 +30,7 @@ CATALOGUE = (
     Mutant(
         "what-is-dropped-is-alike",
         "What others lose by tokens that are dropped is expected of a document.",
-        f"{_ROOM}/evidence.py",
+        f"{_ROOM}/records.py",
         "return make_form(name).is_alike",
         "return make_form(name) is not None",
         (f"{_TESTS}/test_evidence.py",),

@@ -21,7 +21,7 @@ MAKERS: tuple[Mutant, ...] = (
     Mutant(
         "rows-of-other-weights-taken",
         "Rows of another engine are taken whatever model made them.",
-        "host/hillinfer/store_makers.py",
+        "host/hillinfer/store_namespaces.py",
         "if other == kind and (",
         "if (",
         (f"{_TESTS}::test_other_weights_are_always_a_miss",),

@@ -68,7 +68,7 @@ SECRECY: tuple[Mutant, ...] = (
     Mutant(
         "one-nonce-for-all",
         "All pages of an extent are sealed with the same nonce.",
-        f"{_HOST}/secrecy/page_engines.py",
+        f"{_HOST}/secrecy/library.py",
         'return index.to_bytes(NONCE_BYTES, "big")',
         "return bytes(NONCE_BYTES)",
         (f"{_PAGES}::test_pages_are_sealed_as_the_library_seals_them",),

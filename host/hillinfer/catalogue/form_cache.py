@@ -31,7 +31,7 @@ from hillinfer.model_shape import ModelShape
 from hillinfer.placement.options import Option
 from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.store.store import Store
-from hillinfer.store_holdings import prefix_ids
+from hillinfer.store_namespaces import prefix_ids
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from hillinfer.catalogue.evidence import SHORT_ANSWER
 from hillinfer.catalogue.records import (
+    SHORT_ANSWER,
     CatalogueError,
     KnownDocument,
     MeasuredForm,

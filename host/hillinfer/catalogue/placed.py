@@ -10,7 +10,6 @@ from typing import Any
 
 from hillinfer.catalogue.catalogue import FILE, Catalogue
 from hillinfer.catalogue.checks import OnlineChecks, ServedAnswer
-from hillinfer.catalogue.evidence import with_expected_forms
 from hillinfer.catalogue.form_cache import FormCache, Move, ReadyDocument
 from hillinfer.catalogue.planning import (
     DRAM,
@@ -20,7 +19,13 @@ from hillinfer.catalogue.planning import (
     drive_options,
     options_of,
 )
-from hillinfer.catalogue.records import ROWS, CatalogueError, KnownDocument, document_uses
+from hillinfer.catalogue.records import (
+    ROWS,
+    CatalogueError,
+    KnownDocument,
+    document_uses,
+    with_expected_forms,
+)
 from hillinfer.errors import CacheUseError, HillInferError
 from hillinfer.forms.filed import DriveForm, FormFile
 from hillinfer.forms.form import Form, MadeForm

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hillinfer.catalogue.evidence import with_expected_forms
 from hillinfer.catalogue.records import (
     RESTING,
     ROWS,
@@ -14,6 +13,7 @@ from hillinfer.catalogue.records import (
     CatalogueError,
     DocumentUse,
     KnownDocument,
+    with_expected_forms,
 )
 from hillinfer.errors import BudgetError, SettingsError
 from hillinfer.placement.options import (

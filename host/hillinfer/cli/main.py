@@ -29,8 +29,8 @@ from hillinfer.cli.store_keys import STORE_VARIABLE
 from hillinfer.doctor.diagnosis import diagnose
 from hillinfer.doctor.finding import Finding, Verdict
 from hillinfer.errors import SettingsError
-from hillinfer.models.found import found_models
 from hillinfer.models.registry_model import DEFAULT_MODEL, REGISTRY_MODELS, registry_model
+from hillinfer.models.sources import found_models
 from hillinfer.settings import AUTO, Settings
 from hillinfer.values import ByteSize, format_bytes
 from hillinfer_model.card_figures import CardFigures, LaunchCosts, card_figures

@@ -46,7 +46,7 @@ from hillinfer.store.maintenance import Parts, chains
 from hillinfer.store.maintenance import pin as pin_chunks
 from hillinfer.store.pool_files import StoreError, StorePlaces
 from hillinfer.store.store import Store
-from hillinfer.store_holdings import holdings
+from hillinfer.store_namespaces import holdings
 from hillinfer.store_rules import Maker, StoreRules, StoreRulesError
 from hillinfer.values import ByteSize, choice, format_bytes
 

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 from hillinfer.errors import UnsupportedFeatureError
 from hillinfer.native.library import native_library
 from hillinfer.projections.attachment import Forward, LayerGroup
-from hillinfer.projections.few_rows import FEW_ROWS_TYPES, FewRowsLayers
+from hillinfer.projections.ways import FEW_ROWS_TYPES, FewRowsLayers
 
 
 class StepProducts:

@@ -24,7 +24,7 @@ from hillinfer.store.keys import Namespace, Reuse
 from hillinfer.store.pool_files import StoreError
 from hillinfer.store.prefix import StoredPrefix
 from hillinfer.store.store import Store
-from hillinfer.store_makers import (
+from hillinfer.store_namespaces import (
     UNTOLD,
     Accepted,
     RowKind,

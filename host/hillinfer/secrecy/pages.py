@@ -35,8 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.files import PAGE_BYTES, aligned_buffer
-from hillinfer.secrecy.library import KEY_BYTES, TAG_BYTES, derived
-from hillinfer.secrecy.page_engines import PageEngine, page_engine
+from hillinfer.secrecy.library import KEY_BYTES, TAG_BYTES, PageEngine, derived, page_engine
 
 EPOCH_BYTES = 16
 _NO_EPOCH = bytes(EPOCH_BYTES)

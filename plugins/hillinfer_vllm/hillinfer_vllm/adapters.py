@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hillinfer.store.keys import Namespace
-from hillinfer.store_makers import files_digest, weight_files
+from hillinfer.store_namespaces import files_digest, weight_files
 
 _SETTINGS = "adapter_config.json"
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from hillinfer.store.keys import Namespace
 from hillinfer.store.prefix import StoredPrefix
 from hillinfer.store.store import Store
-from hillinfer.store_makers import is_of
+from hillinfer.store_namespaces import is_of
 from hillinfer_vllm.adapters import adapted
 from hillinfer_vllm.step_plan import Prompt
 

@@ -13,7 +13,7 @@ from hillinfer.errors import HillInferError
 from hillinfer.store.keys import Namespace
 from hillinfer.store.pool_files import StoreError
 from hillinfer.store.store import Store
-from hillinfer.store_makers import (
+from hillinfer.store_namespaces import (
     RowKind,
     UnlikeRowsError,
     accepted,

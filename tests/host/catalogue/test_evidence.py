@@ -5,9 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from hillinfer.catalogue.evidence import with_expected_forms
 from hillinfer.catalogue.planning import PlanRules, make_plan
-from hillinfer.catalogue.records import DocumentUse, KnownDocument, MeasuredForm, RestingTimes
+from hillinfer.catalogue.records import (
+    DocumentUse,
+    KnownDocument,
+    MeasuredForm,
+    RestingTimes,
+    with_expected_forms,
+)
 
 REST = RestingTimes(text=4.0, rows=1.0, token=0.01)
 HELD = MeasuredForm("held", 1000, 1.0, 1.0, 1.0, 0.0, 0.05, 0.01)

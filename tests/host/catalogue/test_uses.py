@@ -10,7 +10,7 @@ from stored_document import TOKENS, stored_document
 from hillinfer.catalogue.records import CatalogueError, KnownDocument, check_stored, document_uses
 from hillinfer.store.eviction import HITS_HALF_LIFE
 from hillinfer.store.store import Store
-from hillinfer.store_holdings import prefix_ids
+from hillinfer.store_namespaces import prefix_ids
 
 
 @pytest.fixture

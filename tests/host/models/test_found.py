@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from hillinfer.models.found import FoundModel, found_models
+from hillinfer.models.sources import FoundModel, found_models
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -8,9 +8,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from hillinfer.native.library import Variant, native_library
 from hillinfer.projections.attachment import ProjectionAttachment
-from hillinfer.projections.few_rows import MOST_ROWS, FewRowsLayers
 from hillinfer.projections.step_products import StepProducts
-from hillinfer.projections.ways import make_projections
+from hillinfer.projections.ways import MOST_ROWS, FewRowsLayers, make_projections
 from hillinfer.reuse.described_model import DescribedModel
 
 VARIANTS = [pytest.param(one.number, id=one.value) for one in native_library().variants]

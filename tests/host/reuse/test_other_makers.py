@@ -25,7 +25,7 @@ from hillinfer.reuse.model_prompts import ModelPrompts
 from hillinfer.reuse.other_makers import kind_of_model
 from hillinfer.settings import Settings
 from hillinfer.store.store import Store
-from hillinfer.store_makers import UnlikeRowsError
+from hillinfer.store_namespaces import UnlikeRowsError
 from hillinfer.values import ByteSize
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 from hillinfer_vllm.shared_store import OtherRows, accepts, namespaces

@@ -17,7 +17,7 @@ from hillinfer.sessions.opening import SavedSession
 from hillinfer.store.maintenance import chains
 from hillinfer.store.pool_files import StoreError
 from hillinfer.store.store import Store
-from hillinfer.store_holdings import token_ids
+from hillinfer.store_namespaces import token_ids
 from hillinfer_model.choices import KeyMode
 
 MIB = 1 << 20

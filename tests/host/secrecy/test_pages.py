@@ -6,8 +6,15 @@ import pytest
 
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.native.library import native_library
-from hillinfer.secrecy.library import WrongTagError, aes_gcm, derived, wrong_tag
-from hillinfer.secrecy.page_engines import PackagedPages, SystemPages, page_engine
+from hillinfer.secrecy.library import (
+    PackagedPages,
+    SystemPages,
+    WrongTagError,
+    aes_gcm,
+    derived,
+    page_engine,
+    wrong_tag,
+)
 from hillinfer.secrecy.pages import CipherRate, PageCipher, PageLayout, Place
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(32)

@@ -15,8 +15,8 @@ from tiny_folder import save_tiny
 from hillinfer.models.loader import load_model
 from hillinfer.projections.attachment import ProjectionAttachment
 from hillinfer.projections.ways import make_projections
-from hillinfer.serve.http.log import Log
 from hillinfer.serve.http.running import Server, in_background
+from hillinfer.serve.http.telemetry import Log
 from hillinfer.serve.rules import ServerRules
 from hillinfer.serve.served_model import StoreOfServer, served_model
 from hillinfer.settings import Settings

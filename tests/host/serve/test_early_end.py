@@ -8,8 +8,8 @@ import pytest
 import torch
 from waiting import until
 
-from hillinfer.serve.http.log import Log
 from hillinfer.serve.http.running import Server
+from hillinfer.serve.http.telemetry import Log
 from hillinfer.serve.inference import State
 from hillinfer.serve.rules import ServerRules
 

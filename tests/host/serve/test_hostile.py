@@ -22,7 +22,7 @@ from waiting import until
 from hillinfer.generate.answering import Generation
 from hillinfer.serve.documents import Documents, with_documents
 from hillinfer.serve.http import app
-from hillinfer.serve.http.spans import Spans
+from hillinfer.serve.http.telemetry import Spans
 from hillinfer.serve.refusals import ApiError
 from hillinfer.serve.requests import chat_request
 from hillinfer.serve.rules import ServerRules

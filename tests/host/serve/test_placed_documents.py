@@ -22,7 +22,7 @@ from hillinfer.serve.served_model import StoreOfServer, served_model
 from hillinfer.settings import Settings
 from hillinfer.store.keys import Reuse
 from hillinfer.store.store import Store
-from hillinfer.store_holdings import prefix_ids
+from hillinfer.store_namespaces import prefix_ids
 
 KEY = "sk-of-anna-0001"
 BOOK = "".join(f"cat {i} sat on mat {i * 7 % 61}. " for i in range(40))

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from servers import CHAT, HTTP, running
 
 from hillinfer.errors import SettingsError
-from hillinfer.serve.http.spans import ENDPOINTS, Spans
+from hillinfer.serve.http.telemetry import ENDPOINTS, Spans
 from hillinfer.store.store import Store
 
 BOARD = Path(__file__).parents[3] / "docs" / "grafana" / "hillinfer.json"

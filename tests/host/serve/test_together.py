@@ -16,7 +16,7 @@ from servers import CHAT, CHUNK, HTTP, running
 from waiting import until
 
 from hillinfer.native.library import native_library
-from hillinfer.projections.few_rows import FewRowsLayers
+from hillinfer.projections.ways import FewRowsLayers
 from hillinfer.serve.jobs import CANCELLED
 from hillinfer.serve.rules import ApiKeys
 from hillinfer.store.store import Store

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
-from hillinfer.catalogue.evidence import MeasuredText, expected_forms
 from hillinfer.catalogue.measuring import (
     MeasuredDocument,
     ProbeWishes,
@@ -20,6 +19,7 @@ from hillinfer.catalogue.measuring import (
     usual_form_names,
     usual_wishes,
 )
+from hillinfer.catalogue.records import MeasuredText, expected_forms
 from hillinfer.forms.filed import FormFile
 from hillinfer.forms.form import DocumentStates, OpenedForm
 from hillinfer.forms.probes import Probe, Probing, recall_probes

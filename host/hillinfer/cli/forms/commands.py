@@ -14,7 +14,6 @@ from typing import Annotated
 import typer
 
 from hillinfer.catalogue.catalogue import Catalogue
-from hillinfer.catalogue.evidence import with_expected_forms
 from hillinfer.catalogue.planning import DRAM, Plan, PlanRules, make_plan, options_of, tier_of
 from hillinfer.catalogue.records import (
     RESTING,
@@ -23,6 +22,7 @@ from hillinfer.catalogue.records import (
     KnownDocument,
     check_stored,
     document_uses,
+    with_expected_forms,
 )
 from hillinfer.cli.forms.measuring import MEASURING_COMMANDS
 from hillinfer.cli.forms.shown import (

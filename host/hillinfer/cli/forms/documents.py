@@ -54,7 +54,7 @@ from hillinfer.secrecy.key_sources import key_source
 from hillinfer.settings import AUTO, QuestionReading, Settings
 from hillinfer.store.pool_files import StoreError, insist
 from hillinfer.store.store import Store
-from hillinfer.store_holdings import token_ids
+from hillinfer.store_namespaces import token_ids
 from hillinfer.system.files import check_apart, check_outside
 from hillinfer.system.machine import NumberType
 from hillinfer.values import ByteSize, format_bytes

@@ -50,7 +50,7 @@ from hillinfer.secrecy.key_sources import key_source
 from hillinfer.settings import AUTO
 from hillinfer.store.pool_files import insist
 from hillinfer.store.store import Store
-from hillinfer.store_holdings import prefix_ids
+from hillinfer.store_namespaces import prefix_ids
 from hillinfer.system.machine import NumberType
 
 if TYPE_CHECKING:

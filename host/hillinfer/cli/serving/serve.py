@@ -291,7 +291,7 @@ def serve(
     check_extra()
     quiet_transformers()
     from hillinfer.serve.http.running import Server
-    from hillinfer.serve.http.spans import Spans
+    from hillinfer.serve.http.telemetry import Spans
 
     spans = Spans.of_variables(os.environ)
     try:

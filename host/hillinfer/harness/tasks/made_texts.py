@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents of the tasks, made where they are asked for.
+"""Documents of the tasks, made where they are asked for, and as the harness takes them.
 
-The harness calls each function with what `--metadata` says, and with arguments of the model.
+The harness calls what makes tables with what `--metadata` says, and with arguments of the model.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pydoc_data.topics import topics
 from typing import Any
 
@@ -105,6 +105,23 @@ def pages(words: int = 300, questions: int = 2, **others: object) -> Splits:
     """
     passages = [" ".join(_passage(random.Random(one), words)) for one in range(questions)]
     return {"test": [{"page": text} for text in passages]}
+
+
+def _tables(make: Callable[..., Splits]) -> Callable[..., dict[str, Any]]:
+    """Return what makes tables of the library `datasets`, which the harness alone needs."""
+
+    def tables(**options: Any) -> dict[str, Any]:
+        from datasets import Dataset
+
+        return {split: Dataset.from_list(found) for split, found in make(**options).items()}
+
+    return tables
+
+
+needle_tables = _tables(needles)
+line_tables = _tables(lines)
+choice_tables = _tables(choices)
+page_tables = _tables(pages)
 
 
 def page_results(document: Document, results: tuple[float]) -> dict[str, tuple[float, int]]:

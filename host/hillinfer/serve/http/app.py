@@ -27,7 +27,6 @@ from hillinfer.serve.fields import Fields, parsed
 from hillinfer.serve.http.figures import CONTENT_TYPE, Figures
 from hillinfer.serve.http.files import FileRoutes
 from hillinfer.serve.http.gate import BODY_SECONDS, FewAtOnce, Gate, Visit, late, visit_of
-from hillinfer.serve.http.log import Log
 from hillinfer.serve.http.schema import body_of
 from hillinfer.serve.http.streams import (
     AnswerStream,
@@ -36,6 +35,7 @@ from hillinfer.serve.http.streams import (
     beside_client,
     whole_answer,
 )
+from hillinfer.serve.http.telemetry import Log
 from hillinfer.serve.http.wire import CallWire, ChatWire, Head, TextWire, Wire, event
 from hillinfer.serve.inference import Inference, State
 from hillinfer.serve.jobs import Given, Job

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
-from hillinfer.serve.http.log import Log
+from hillinfer.serve.http.telemetry import Log
 from hillinfer.serve.refusals import ApiError, api_error
 from hillinfer.serve.rules import (
     ServerRules,

@@ -22,8 +22,7 @@ from hillinfer.serve.documents import Documents
 from hillinfer.serve.http.app import Routes, application, own_version
 from hillinfer.serve.http.figures import Figures
 from hillinfer.serve.http.files import FileRoutes
-from hillinfer.serve.http.log import Log, LogHandler
-from hillinfer.serve.http.spans import Spans
+from hillinfer.serve.http.telemetry import Log, LogHandler, Spans
 from hillinfer.serve.inference import Inference, State
 from hillinfer.serve.jobs import Job
 from hillinfer.serve.rules import ServerRules
