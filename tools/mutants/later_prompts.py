@@ -199,7 +199,7 @@ LATER_PROMPTS: tuple[Mutant, ...] = (
     Mutant(
         "rows-behind-what-was-cut-are-thought-there",
         "A cache that is cropped is thought to have rows of blocks that lay behind the answer.",
-        "host/hillinfer/pruning/tracking.py",
+        "host/hillinfer/pruning/guards.py",
         "        if any(_lies_apart(one, length) for one in document.positions):\n",
         "        if False:\n",
         (_BROKEN,),

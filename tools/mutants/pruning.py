@@ -6,7 +6,7 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 _READING, _RANKERS = "host/hillinfer/pruning/reading.py", "host/hillinfer/pruning/rankers.py"
-_STAGES, _KEEPING = "host/hillinfer/pruning/stages.py", "host/hillinfer/pruning/tracking.py"
+_STAGES, _KEEPING = "host/hillinfer/pruning/stages.py", "host/hillinfer/pruning/guards.py"
 _CENSUS = "tests/host/limits/test_pruned_census.py"
 _BANDS = "tests/host/pruning/test_bands.py"
 _READ_TESTS = "tests/host/pruning/test_reading.py"

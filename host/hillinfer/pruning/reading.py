@@ -28,6 +28,7 @@ from hillinfer.pruning.block_policies import DecodedBlocks, Decoding, Keep
 from hillinfer.pruning.caches import Documents, empty_waiting, staged_cache
 from hillinfer.pruning.decoding import BlockManager
 from hillinfer.pruning.guards import (
+    DocumentTracker,
     LayerGuard,
     PromptGuard,
     check_outputs,
@@ -50,7 +51,6 @@ from hillinfer.pruning.rankers import Ranker, check_weights
 from hillinfer.pruning.schedule import BLOCK_TOKENS, Schedule
 from hillinfer.pruning.stages import Stages, pruned_read
 from hillinfer.pruning.states import Boundary, ChosenStates, States
-from hillinfer.pruning.tracking import DocumentTracker
 
 # Of one piece that nobody waits for; a question that comes waits for the rest of it.
 PIECE_TOKENS = 512
