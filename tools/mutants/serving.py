@@ -180,7 +180,7 @@ SERVING: tuple[Mutant, ...] = (
     Mutant(
         "all-requests-are-chats",
         "Requests are counted as of one route.",
-        "host/hillinfer/serve/http/figures.py",
+        "host/hillinfer/serve/http/telemetry.py",
         "self._requests.labels(job.endpoint,",
         'self._requests.labels("chat",',
         (f"{_TESTS}/test_served_figures.py::test_requests_are_counted_by_route_and_end",),

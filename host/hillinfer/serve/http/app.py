@@ -24,7 +24,6 @@ from starlette.requests import ClientDisconnect
 from hillinfer.errors import HillInferError
 from hillinfer.serve.documents import Documents, with_documents
 from hillinfer.serve.fields import Fields, parsed
-from hillinfer.serve.http.figures import CONTENT_TYPE, Figures
 from hillinfer.serve.http.files import FileRoutes
 from hillinfer.serve.http.gate import BODY_SECONDS, FewAtOnce, Gate, Visit, late, visit_of
 from hillinfer.serve.http.schema import body_of
@@ -35,7 +34,7 @@ from hillinfer.serve.http.streams import (
     beside_client,
     whole_answer,
 )
-from hillinfer.serve.http.telemetry import Log
+from hillinfer.serve.http.telemetry import CONTENT_TYPE, Figures, Log
 from hillinfer.serve.http.wire import CallWire, ChatWire, Head, TextWire, Wire, event
 from hillinfer.serve.inference import Inference, State
 from hillinfer.serve.jobs import Given, Job

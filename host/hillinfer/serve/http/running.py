@@ -20,9 +20,8 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.errors import SettingsError, reason_of
 from hillinfer.serve.documents import Documents
 from hillinfer.serve.http.app import Routes, application, own_version
-from hillinfer.serve.http.figures import Figures
 from hillinfer.serve.http.files import FileRoutes
-from hillinfer.serve.http.telemetry import Log, LogHandler, Spans
+from hillinfer.serve.http.telemetry import Figures, Log, LogHandler, Spans
 from hillinfer.serve.inference import Inference, State
 from hillinfer.serve.jobs import Job
 from hillinfer.serve.rules import ServerRules
