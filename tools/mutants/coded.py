@@ -440,6 +440,32 @@ CODED: tuple[Mutant, ...] = (
         ("tests/host/replay/test_code_split.py::test_rows_of_a_trace_by_hand",),
     ),
     Mutant(
+        "refused-products-are-counted-as-had",
+        "Products that found no memory are never counted, whoever has it later.",
+        _STEP,
+        "                self._kept.expect(kept)\n                self._kept_of = groups, kept\n",
+        "                self._kept_of = groups, kept\n                self._kept.expect(kept)\n",
+        (f"{_STEP_TESTS}::test_products_are_counted_after_a_refusal",),
+    ),
+    Mutant(
+        "refused-memory-is-counted-as-had",
+        "What a step makes anew and found no memory for is never counted.",
+        "host/hillinfer/engine/coded_call.py",
+        "            self._accountant.take(Part.STAGING, more * self._token_bytes)\n"
+        "            self._tokens += more\n",
+        "            self._tokens += more\n"
+        "            self._accountant.take(Part.STAGING, more * self._token_bytes)\n",
+        (f"{_STEP_TESTS}::test_products_are_counted_after_a_refusal",),
+    ),
+    Mutant(
+        "values-of-segments-that-went",
+        "A segment that is made anew is attended to by the values of the one that was there.",
+        "host/hillinfer/kv/sequence.py",
+        "        self.value_words = [None] * len(self.described)\n",
+        "",
+        (f"{_STEP_TESTS}::test_a_segment_that_is_full_when_it_is_asked_for_has_its_own_values",),
+    ),
+    Mutant(
         "decoded-groups-have-no-codes",
         "A group that decoding fills has no codes in the file.",
         "host/hillinfer/kv/rows.py",

@@ -355,12 +355,8 @@ class Sequence:
         That is of its segments up to the first one without statistics of values.
         """
         own, segments = self.value_words[layer], self.segments
-        # A segment that is made anew has other values, and so have those behind it.
-        if (
-            own is None
-            or len(own.values) != len(segments)
-            or (segments and own.values[-1] is not segments[-1].layers[layer].values)
-        ):
+        # `truncate` forgets them: a segment that is made anew has other values.
+        if own is None or len(own.values) != len(segments):
             own = self.value_words[layer] = ValueWords.of(known_values(layer, segments))
         return own
 

@@ -22,10 +22,11 @@ from hillinfer.engine.budget_plan import (
     weighed_bytes,
 )
 from hillinfer.engine.runtime import Runtime
-from hillinfer.errors import HillInferWarning, SettingsError
+from hillinfer.errors import BudgetError, HillInferWarning, SettingsError
 from hillinfer.memory_budget import Part
 from hillinfer.model_shape import StoredType
 from hillinfer.shadow.code_file import CodeFile
+from hillinfer.values import format_bytes
 from hillinfer_bench.figures.timeline_figures import TimelineRecord
 from hillinfer_model.choices import Rule
 from hillinfer_model.kernel_spec import GROUP_TOKENS
@@ -202,6 +203,27 @@ def test_a_segment_that_is_made_anew_is_coded_by_its_own_values(cold_dir):
     assert np.array_equal(found.view(np.int32), other.golden(SETTINGS).view(np.int32))
 
 
+def test_a_segment_that_is_full_when_it_is_asked_for_has_its_own_values(cold_dir):
+    """It was coded as it was read, and nobody asked for values since it was taken back."""
+    before, other = Text(prompt=1090, steps=2), Text(prompt=2048, steps=2, seed=9)
+    for own, others in ((before.keys, other.keys), (before.values, other.values)):
+        own[:, :, :1024] = others[:, :, :1024]
+    found = []
+    for taken_back in (False, True):
+        runtime = Way().open(SHAPE, SETTINGS, cold_dir, other.prompt + other.steps)
+        sequence = runtime.open_sequence()
+        if taken_back:
+            before.read(runtime, sequence)
+            for step in range(before.steps):
+                before.decode(runtime, sequence, step)
+            runtime.truncate(sequence, 1024)
+        other.read(runtime, sequence, first=sequence.tokens)
+        steps = range(other.steps)
+        found.append(np.stack([other.decode(runtime, sequence, one, True) for one in steps]))
+        runtime.close()
+    assert np.array_equal(*(one.view(np.int32) for one in found))
+
+
 def test_codes_of_a_fork_are_not_taken_for_those_of_its_original(cold_dir):
     """Both go on in a segment that they shared, and one gets groups that the other gave back."""
     others = Text(prompt=1000, steps=3, seed=9)
@@ -344,6 +366,47 @@ def test_products_that_ranked_weigh_and_are_counted(rule, cold_dir):
         summed = replace(spec, rule=Rule.RAW_SUM)
         plans = [coded_bytes(SHAPE, one, settings, count) for one in (spec, summed)]
         assert plans[0] - plans[1] == planned
+
+
+def hold_the_rest(accountant, left):
+    """Have something else hold all memory that can give way, but so much; return what it holds."""
+    held, size = 0, accountant.budget_bytes
+    while size:
+        try:
+            accountant.take(Part.OTHER, size)
+        except BudgetError:
+            size //= 2
+        else:
+            held += size
+    accountant.give(Part.OTHER, left)
+    return held - left
+
+
+def test_products_are_counted_after_a_refusal(cold_dir):
+    """A step whose products find no memory counts nothing of them, and the next one all."""
+    kept = kept_product_bytes(kernel_spec(SHAPE, SETTINGS), LONG.prompt + 2)
+    found = []
+    for is_refused in (False, True):
+        runtime = Way().open(SHAPE, SETTINGS, cold_dir, LONG.prompt + LONG.steps)
+        accountant = runtime.parts.accountant
+        try:
+            sequence = runtime.open_sequence()
+            LONG.read(runtime, sequence)
+            # The open segment is coded when it is first ranked, and products are not kept yet.
+            LONG.decode(runtime, sequence, 0)
+            before = accountant.held()[Part.STAGING]
+            if is_refused:
+                rest = hold_the_rest(accountant, kept // 2)
+                with pytest.raises(BudgetError, match=f"{format_bytes(kept)} more for staging"):
+                    LONG.decode(runtime, sequence, 1)
+                assert accountant.held()[Part.STAGING] == before
+                runtime.truncate(sequence, LONG.prompt + 1)
+                accountant.give(Part.OTHER, rest)
+            found.append(LONG.decode(runtime, sequence, 1).view(np.int32))
+            assert accountant.held()[Part.STAGING] - before == kept > 0
+        finally:
+            runtime.close()
+    assert np.array_equal(*found)
 
 
 # --- cold codes of a file -----------------------------------------------------------------
