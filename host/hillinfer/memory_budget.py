@@ -68,6 +68,11 @@ class Accountant:
         self._changing = threading.RLock()
         self._make_room: list[Callable[[], None]] = []
         self._least_hot: Callable[[], int] | None = None
+        self._sequences: Callable[[], int] | None = None
+
+    def shared_by(self, sequences: Callable[[], int]) -> None:
+        """Learn what tells how many sequences share it, whom a refusal names."""
+        self._sequences = sequences
 
     def on_shortage(self, make_room: Callable[[], None]) -> None:
         """Name who gives memory up when something else needs it, behind those named before.
@@ -136,7 +141,7 @@ class Accountant:
             raise BudgetError(
                 f"the DRAM budget of {budget} is too small: "
                 f"{needed} are needed now ({self._describe()}, and "
-                f"{format_bytes(byte_count)} more for {part}); raise --dram-budget"
+                f"{format_bytes(byte_count)} more for {part}); raise --dram-budget{self._sharers()}"
             )
 
     def take_spare(self, part: Part, byte_count: int) -> bool:
@@ -192,6 +197,10 @@ class Accountant:
 
     def _total(self) -> int:
         return sum(self._held.values())
+
+    def _sharers(self) -> str:
+        count = 0 if self._sequences is None else self._sequences()
+        return f", or close a cache: {count} sequences share it" if count > 1 else ""
 
     def _describe(self) -> str:
         return ", ".join(f"{part} {format_bytes(count)}" for part, count in self._held.items())

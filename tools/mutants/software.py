@@ -536,6 +536,24 @@ _HARD_TO_SEE = (
             f"{_TESTS}/attention/test_softmax_merge.py::test_a_block_that_weighs_a_thousandth_counts",
         ),
     ),
+    Mutant(
+        "caches-of-an-attachment-that-is-off",
+        "An attachment that is off its model makes caches, which nothing can go on with.",
+        "host/hillinfer/hf/features.py",
+        "        if not self.attached:\n            raise CacheUseError(",
+        "        if False:\n            raise CacheUseError(",
+        (
+            f"{_TESTS}/hf/test_untold_passes.py::test_an_attachment_that_is_off_its_model_makes_no_caches",
+        ),
+    ),
+    Mutant(
+        "who-shares-a-budget-is-not-named",
+        "A budget that ends in the middle of use does not name who else has of it.",
+        "host/hillinfer/kv/rows.py",
+        "sum(one.band.start == 0 for one in self.sequences)",
+        "0",
+        (f"{_TESTS}/hf/test_engine.py::test_a_budget_that_ends_in_the_middle_names_who_shares_it",),
+    ),
 )
 
 SOFTWARE: tuple[Mutant, ...] = (*_LIVED, *_CAUGHT, *_HARD_TO_SEE)

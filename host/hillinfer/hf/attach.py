@@ -168,6 +168,8 @@ class Attachment:
         ------
         BudgetError, ColdPoolError, SettingsError
             Where budget, cold directory, settings or these arguments cannot work.
+        CacheUseError
+            After `detach`.
         """
         expected_tokens = self._expected(expected_tokens)
         expectation = Expectation(expected_tokens, checked_count("sequences", sequences))
@@ -218,7 +220,7 @@ class Attachment:
         SessionError
             Where the session was damaged, or saved with another model or other settings than this
             attachment or the caches of it that are open have.
-        BudgetError, ColdPoolError, SettingsError
+        BudgetError, ColdPoolError, SettingsError, CacheUseError
             As in `new_cache`.
         """
         expected_tokens = self._expected(expected_tokens)
@@ -320,6 +322,7 @@ class Attachment:
         settings
             Of a new one; the attachment's where None.
         """
+        self._model_in_use.check_attached()
         engine, wanted = self._shared_engine, (self.settings, self._shape, self._devices)
         fits = engine is not None and not engine.is_inherited and self._opened_for == wanted
         if engine is not None and fits and engine.join():

@@ -153,8 +153,8 @@ class HillInferCache(PassingCache):
 
         Raises
         ------
-        SessionError
-            Where it cannot be saved there; nothing is left then.
+        SessionError, ColdPoolError
+            Where it cannot be saved there, or a row not be read; nothing is left then.
         CacheUseError
             Where the cache holds several sequences, or padding.
         """

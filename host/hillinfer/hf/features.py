@@ -145,6 +145,14 @@ class ModelInUse:
         """The model, while it is there and HillInfer on it."""
         return self.model() if self.attached else None
 
+    def check_attached(self) -> None:
+        """Refuse a cache of an attachment that is off its model: nothing could go on with it."""
+        if not self.attached:
+            raise CacheUseError(
+                f"HillInfer was taken off the {self.name}, by detach() or at the end of a with "
+                "block: hillinfer.attach(model) again, and make caches of that attachment"
+            )
+
     def of_another(self, model: PreTrainedModel, cache: object, open_caches: int) -> CacheUseError:
         """Return what to say where another model is to go on with a cache; see `untold`."""
         return CacheUseError(

@@ -392,8 +392,9 @@ def _members(caches: Sequence[HillInferCache]) -> tuple[_Member, ...]:
             raise CacheUseError(f"cache {number} is there twice: join cache.fork() beside it")
         if cache.engine is not caches[0].engine:
             raise CacheUseError(
-                f"cache {number} and cache 0 belong to two engines (two models, or a model that "
-                f"changed its number type): {cache!r} (open caches of its engine: "
+                f"cache {number} and cache 0 belong to two engines (of two models, or of one that "
+                "changed its number type or was attached again): "
+                f"{cache!r} (open caches of its engine: "
                 f"{cache.engine.open_caches}), {caches[0]!r} ({caches[0].engine.open_caches}): "
                 "join caches of one attachment"
             )

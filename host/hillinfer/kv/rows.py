@@ -153,6 +153,7 @@ class SequenceManager:
         self._accountant = accountant
         self._chunks = chunks
         self.sequences: list[Sequence] = []
+        accountant.shared_by(lambda: sum(one.band.start == 0 for one in self.sequences))
         self._store_token: Callable[..., int] = native_library().tables.hillinfer_store_token
         self._states = Shape(kv_heads=shape.kv_heads, head_dim=shape.head_dim)
         self._states_address = ctypes.addressof(self._states)

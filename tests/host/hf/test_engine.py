@@ -209,6 +209,32 @@ def test_more_caches_than_a_budget_holds_are_refused_and_the_others_go_on(cold_d
         hill.new_cache(200).close()
 
 
+@pytest.mark.filterwarnings("ignore:half of the DRAM budget")
+def test_a_budget_that_ends_in_the_middle_names_who_shares_it(cold_dir, least_budget):
+    """Nobody said how long these caches would be, so no plan refused one of them."""
+    with attached(TINY.build(), cold_dir, dram_budget=least_budget(TINY, 200, 3)) as hill:
+        caches, document = [], prompts([300])[0]
+
+        def read_by_others():
+            while len(caches) < 40:
+                caches.append(hill.new_cache())
+                feed(hill.model, caches[-1], document)
+
+        def read_on():
+            while caches[0].get_seq_length() < 4000:
+                feed(hill.model, caches[0], document)
+
+        with pytest.raises(BudgetError, match="raise --dram-budget, or close a cache: ") as refused:
+            read_by_others()
+        assert f": {len(caches)} sequences share it" in str(refused.value)
+        for cache in caches[1:]:
+            cache.close()
+        # One alone has nobody else to close.
+        with pytest.raises(BudgetError, match=r"raise --dram-budget \(in Python"):
+            read_on()
+        caches[0].close()
+
+
 def test_what_is_lent_is_in_the_plans_of_caches_and_they_in_its(cold_dir, least_budget):
     with attached(TINY.build(), cold_dir, dram_budget=least_budget(TINY, 200, 2)) as hill:
         assert hill.lend(1) is None

@@ -292,6 +292,21 @@ def test_what_cannot_be_joined_is_named(cold_dir):
             one.close()
 
 
+def test_caches_of_a_model_that_was_attached_again_are_named(cold_dir):
+    model = TINY.build()
+    first, second = documents((80, 40))
+    with attached(model, cold_dir) as hill:
+        old = read(hill, first)
+    with attached(model, cold_dir) as hill:
+        new = read(hill, second)
+        with pytest.raises(CacheUseError, match=r"two engines .*or was attached again"):
+            hill.join([old, new])
+        # The old one goes on all the same.
+        assert hill.join([old]).batch_size == 1
+        new.close()
+    old.close()
+
+
 def test_a_joined_batch_that_is_misused_is_told_so_and_goes_on(row_by_row, cold_dir):
     turn, _ = prompts([2, 2], seed=9)
     with attached(TINY.build(), cold_dir) as hill, torch.no_grad():

@@ -117,6 +117,20 @@ def test_a_cache_goes_on_after_its_model_is_attached_again(cold_dir):
     cache.close()
 
 
+@torch.no_grad()
+def test_an_attachment_that_is_off_its_model_makes_no_caches(cold_dir, tmp_path):
+    model = TINY.build()
+    with attached(model, cold_dir) as hill, hill.new_cache() as cache:
+        run(model, cache, IDS)
+        cache.save_session(tmp_path / "session")
+    message = r"taken off the LlamaForCausalLM.*attach\(model\) again, and make caches of that"
+    for make in (hill.new_cache, lambda: hill.load_session(tmp_path / "session")):
+        with pytest.raises(CacheUseError, match=message):
+            make()
+    with attached(model, cold_dir) as hill, hill.load_session(tmp_path / "session") as cache:
+        assert model(IDS[:, :1], past_key_values=cache).logits.shape[1] == 1
+
+
 # --- attention that leaves the cache out ---------------------------------------------------
 
 
