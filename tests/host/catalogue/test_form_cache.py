@@ -416,17 +416,16 @@ def measured_by(kept, clock=time.perf_counter, **wishes):
     ids = list(kept.form_cache(Accountant(1 << 20)).ids_of(kept.catalogue.find("d0")))
     forms = [make_form(name) for name in ("held", "int8", "knorm-0.2", "int4")]
     told = ProbeWishes(4, sizes=ProbeSizes(4, 12), **wishes)
-    read, forward = [], kept.model.forward
+    read = []
 
-    def counted(*args, **kwargs):
+    def count(model, args, kwargs):
         read.append(kwargs["input_ids"].shape[1])
-        return forward(*args, **kwargs)
 
-    kept.model.forward = counted
+    hook = kept.model.register_forward_pre_hook(count, with_kwargs=True)
     try:
         found = measure_document(kept.model, kept.prompts, ids, forms, told, 1.0, clock=clock)
     finally:
-        kept.model.forward = forward
+        hook.remove()
     return {one.form: one for one in found.forms}, sum(one for one in read if one > 1)
 
 

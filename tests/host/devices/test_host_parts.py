@@ -2,6 +2,7 @@
 """The host's part of a sequence beside a device is that of the twin in torch, to the byte."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -25,8 +26,15 @@ def never():
     raise AssertionError("a shadow that the device has is not brought back")
 
 
-def sequence(spec, count, last, on_device):
-    """Full segments and a last one of `last` tokens, some of which only the device holds."""
+def shadow_of(segment):
+    return segment.shadow
+
+
+def sequence(spec, count, last, on_device, brought=None):
+    """Full segments and a last one of `last` tokens, some of which only the device holds.
+
+    Those in `brought` are brought back as the segments that it has for them.
+    """
     scorer, layout = TorchScorer(spec, Scope.LAYER), ShadowLayout(spec)
     generator = torch.Generator().manual_seed(4)
     made, statistics = [], None
@@ -44,8 +52,9 @@ def sequence(spec, count, last, on_device):
         probes = ProbeShadow(layout, number)
         probes.take(shadow, 0, tokens)
         held = shadow if tokens < 1024 else None
+        bring = partial(shadow_of, (brought or {})[number]) if number in (brought or {}) else never
         made.append(
-            ResidentShadow(base, tokens, statistics, number, tokens // 64 * 64, probes, held, never)
+            ResidentShadow(base, tokens, statistics, number, tokens // 64 * 64, probes, held, bring)
         )
     return made
 
@@ -125,9 +134,8 @@ def test_both_fill_the_places_of_the_host_s_tokens(threads, scope):
 
 def test_what_a_lost_device_held_is_filled_from_what_is_brought_back():
     spec = KernelSpec(24, 2, 2, KeyMode.INT4)
-    here, gone = sequence(spec, 3, 300, set()), sequence(spec, 3, 300, {0, 1})
-    for one, own in zip(gone[:2], here[:2], strict=True):
-        object.__setattr__(one, "_bring_back", lambda shadow=own.shadow: shadow)
+    here = sequence(spec, 3, 300, set())
+    gone = sequence(spec, 3, 300, {0, 1}, dict(enumerate(here[:2])))
     wanted = [(0, range(128, 1024)), (1, range(1024)), (2, range(300))]
     filled = []
     for segments in (here, gone):
@@ -262,8 +270,8 @@ def test_a_flipped_bit_on_the_drive_shows():
 
 def test_recent_tokens_that_only_the_device_has_are_brought_back():
     spec = KernelSpec(24, 1, 1, KeyMode.INT8)
-    here, gone = sequence(spec, 3, 100, set()), sequence(spec, 3, 100, {0, 1})
-    object.__setattr__(gone[1], "_bring_back", lambda: here[1].shadow)
+    here = sequence(spec, 3, 100, set())
+    gone = sequence(spec, 3, 100, {0, 1}, {1: here[1]})
     blocks = [
         started(part(spec, Scope.LAYER), spec, gone).query_blocks(range(3))
         for part in (NativePart, TorchPart)

@@ -2,6 +2,7 @@
 """Beyond 65,536 tokens, in a second window, a device scores as the host does."""
 
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -59,8 +60,11 @@ def expected(host, segments):
     return codes(host, segments)
 
 
-def on_device(host, segments, device):
-    """Return a scorer over a device, and the segments as the device holds them."""
+def on_device(host, segments, device, wrong=None):
+    """Return a scorer over a device, and the segments as the device holds them.
+
+    Shadows in `wrong` are brought back in the place of those of these segments.
+    """
     shadows = DeviceShadows(SPEC, device, 0.0, warn_of_loss)
     made = []
     for number, one in enumerate(segments):
@@ -69,7 +73,7 @@ def on_device(host, segments, device):
         made.append(
             ResidentShadow(
                 one.base_position, one.tokens, one.statistics, held.slot, held.tokens,
-                held.probes, None, lambda one=one: one.shadow,
+                held.probes, None, partial((wrong or {}).get, number, one.shadow),
             )
         )  # fmt: skip
     return DeviceScorer(host, shadows), made
@@ -102,11 +106,10 @@ def test_a_flipped_code_shows_where_the_host_scores_for_a_lost_device(
     host, segments, expected, number
 ):
     device = FailingDevice(LaunchDevice(SPEC, GoldenLaunches(), 100), "part", number)
-    scorer, held = on_device(host, segments, device)
     wrong = segments[number].shadow.copy()
     # Not the newest tokens, from which the offsets of all come.
     wrong[SPEC.kv_heads : 4 * SPEC.group_beats] ^= 0x11
-    object.__setattr__(held[number], "_bring_back", lambda: wrong)
+    scorer, held = on_device(host, segments, device, {number: wrong})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = codes(scorer, held)

@@ -72,9 +72,17 @@ def rows_of(content, row_bytes):
     return content[: len(content) // row_bytes * row_bytes].reshape(-1, row_bytes)
 
 
-def file_of(directory, mode, content, calls=None):
-    """Return a cold file with a content."""
-    file = ColdFile(directory, mode, "rows of layer 4", calls)
+class SeenFile(ColdFile):
+    """A cold file with the calls that see its reads; pages and bytes where it is sealed."""
+
+    def __init__(self, directory, mode, calls, pages=None, sealed=None):
+        super().__init__(directory, mode, "rows of layer 4", calls)
+        self.seen, self.pages, self.bytes = calls, pages, sealed
+
+
+def file_of(directory, mode, content, calls=None, pages=None):
+    """Return a cold file with a content, sealed where it has pages."""
+    file = SeenFile(directory, mode, calls, pages, None if pages is None else content)
     file.write(content.data, 0)
     return file
 

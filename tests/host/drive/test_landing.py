@@ -85,9 +85,7 @@ def way(request):
 
 @pytest.fixture
 def file(tmp_path, mode, content):
-    calls = SeenReads()
-    made = file_of(tmp_path, mode, content, calls)
-    made.seen = calls
+    made = file_of(tmp_path, mode, content, SeenReads())
     yield made
     made.close()
 

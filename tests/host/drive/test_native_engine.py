@@ -147,8 +147,8 @@ def test_each_of_joined_reads_is_told_what_it_got(file, content, threads):
     way = ReadWay(None, None, file.descriptor, threads, count * PAGE_BYTES)
     results = DriveCalls().read_many(way, reads, buffer.ctypes.data)
     assert results.tolist() == [PAGE_BYTES] * 3 + [0] * 3
-    way.descriptor = -1
-    results = DriveCalls().read_many(way, reads, buffer.ctypes.data)
+    closed = ReadWay(None, None, -1, threads, count * PAGE_BYTES)
+    results = DriveCalls().read_many(closed, reads, buffer.ctypes.data)
     assert results.tolist() == [-errno.EBADF] * count
 
 

@@ -34,14 +34,12 @@ def content():
 @pytest.fixture
 def sealed(tmp_path, content):
     """A sealed file with its pages, and the calls that see its reads."""
-    calls = SeenReads()
     pages = PoolKey(Accountant(1 << 20)).file()
     pages.cover(CONTENT_BYTES)
     data = aligned_buffer(CONTENT_BYTES)
     data[:] = content
     pages.seal(0, data)
-    file = file_of(tmp_path, probe_io_mode(tmp_path), data, calls)
-    file.seen, file.pages, file.bytes = calls, pages, data
+    file = file_of(tmp_path, probe_io_mode(tmp_path), data, SeenReads(), pages)
     yield file
     file.close()
 

@@ -231,13 +231,14 @@ def test_a_fork_that_does_not_fit_leaves_nothing_behind(runtime, two):
     before = len(runtime.parts.rows.sequences), runtime.parts.groups.groups_in_use
     # The table of hits fits, then the open group does not; and the other way round nothing does.
     for spare in (sequence.hits.byte_count, 100):
-        accountant.budget_bytes = sum(held.values()) - held[Part.HOT] + 2 * 64 * SHAPE.token_bytes
-        accountant.budget_bytes += spare
+        rest = accountant.spare_bytes - spare
+        accountant.take(Part.STAGING, rest)
         with pytest.raises(BudgetError):
             runtime.fork(sequence)
         assert (len(runtime.parts.rows.sequences), runtime.parts.groups.groups_in_use) == before
         assert accountant.held()[Part.OTHER] == held[Part.OTHER]
         assert runtime.parts.pools.tails_bytes == 2 * 64 * SHAPE.token_bytes
+        accountant.give(Part.STAGING, rest)
     for sequence, _ in two:
         runtime.release(sequence)
     assert runtime.parts.groups.groups_in_use == 0, "no group is owned by a fork that failed"

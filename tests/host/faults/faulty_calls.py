@@ -129,6 +129,12 @@ class FaultyCalls(SingleReads):
         self._below = below or DriveCalls()
         self._counting = threading.Lock()
 
+    def begin(self, injection: Injection | None = None) -> None:
+        """Count anew, with something else that goes wrong."""
+        with self._counting:
+            self.counts.clear()
+            self.hits, self.injection = 0, injection
+
     def _goes_wrong(self, kind: str) -> Fault | None:
         with self._counting:
             index = self.counts[kind]

@@ -179,8 +179,11 @@ def test_snapkv_keeps_what_the_models_own_weights_of_the_last_tokens_are_largest
 def test_expected_attention_is_what_drawn_queries_give_on_average(precise):
     """Weights of queries drawn with the document's mean and covariance, at one turned position."""
     model, states = precise.model, precise.states
-    dropper = DROPPERS["expected"]()
-    dropper.coming = 1
+
+    class OneComes(DROPPERS["expected"]):
+        coming = 1
+
+    dropper = OneComes()
     queries = observed_queries(model, states, TOKENS)[0]
     keys, values = states.layers[0]
 

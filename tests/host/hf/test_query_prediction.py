@@ -5,11 +5,12 @@ import copy
 
 import pytest
 import torch
-from generation_runs import attached, bits, run
+from generation_runs import attached, attached_with, bits, run
 from tiny_models import FAMILIES, TinyModel, prompts
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import SettingsError
 from hillinfer.hf.attention import SharedNorm, is_rms_norm
 from hillinfer.hf.hooks import FIRST_PREDICTED, predictor_of, with_named_query
@@ -83,7 +84,7 @@ def test_a_norm_that_somebody_changed_is_called():
 
 
 def spoiled(module, given):
-    given[0].data += 1
+    given[0].detach().add_(1)
 
 
 class Announcing:
@@ -202,15 +203,15 @@ def test_behind_a_layer_that_adds_nothing_the_prediction_is_the_query(family, co
 def test_only_layers_behind_the_second_are_announced(cold_dir):
     model = TinyModel("llama", layers=5).build()
     ids, mask = prompts([200])
-    with attached(model, cold_dir, query="predicted", alpha=0.2, dram_budget="32MiB") as hill:
-        cache = hill.new_cache()
-        announced, inner = [], cache.engine.runtime.announce
+    announced, given = [], {"query": "predicted", "alpha": 0.2, "dram_budget": "32MiB"}
 
-        def note(layer, *rest):
+    class Noting(Runtime):
+        def announce(self, layer, *rest):
             announced.append(layer)
-            inner(layer, *rest)
+            super().announce(layer, *rest)
 
-        cache.engine.runtime.announce = note
+    with attached_with(model, cold_dir, {"open_runtime": Noting}, **given) as hill:
+        cache = hill.new_cache()
         run(model, cache, ids, mask, 3)
         cache.close()
     # Three tokens take two forward passes after the prompt's.

@@ -254,8 +254,9 @@ def test_arguments_that_change_attention(argument, feature, cold_dir):
     def use(model, cache):
         """Let one layer pass the argument on, as a model that has the feature does."""
         layer = model.model.layers[1].self_attn
-        forward = layer.forward
-        layer.forward = lambda *args, **kwargs: forward(*args, **kwargs, **{argument: 30.0})
+        layer.register_forward_pre_hook(
+            lambda module, args, kwargs: (args, kwargs | {argument: 30.0}), with_kwargs=True
+        )
         run(model, cache, IDS)
 
     model = TINY.build()

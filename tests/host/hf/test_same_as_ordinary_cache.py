@@ -59,8 +59,8 @@ def test_rounding_of_stored_rows_is_visible_in_fp32(cold_dir):
 def test_fp32_values_beyond_fp16_are_saturated_and_counted(cold_dir):
     model = TinyModel().build()
     with torch.no_grad():
-        model.model.layers[1].self_attn.v_proj.weight *= 1e6
-        model.model.layers[1].self_attn.o_proj.weight *= 1e-6
+        model.model.layers[1].self_attn.v_proj.weight.mul_(1e6)
+        model.model.layers[1].self_attn.o_proj.weight.mul_(1e-6)
     ids, _ = prompts([100])
     expected = ordinary(model, ids)
     with attached(model, cold_dir, alpha=1.0) as hill:

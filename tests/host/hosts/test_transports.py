@@ -59,8 +59,8 @@ class Copying:
         if self.error is not None:
             raise self.error
         ctypes.memmove(address, memory.ctypes.data, memory.nbytes)
-        at = ctypes.c_uint8.from_address(address + memory.nbytes // 2)
-        at.value ^= self.wrong
+        there = (ctypes.c_uint8 * memory.nbytes).from_address(address)
+        there[memory.nbytes // 2] ^= self.wrong
         self.written += memory.nbytes
 
 

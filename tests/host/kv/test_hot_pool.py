@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 from pool_cases import at, candidates, content
 
 from hillinfer.kv.hot_pool import HotPool, rank
@@ -172,9 +178,8 @@ class PoolOfRows(RuleBasedStateMachine):
 
 
 def test_against_a_dictionary():
-    machine = PoolOfRows.TestCase
-    machine.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
-    machine("runTest").runTest()
+    chosen = settings(max_examples=100, stateful_step_count=25, deadline=None)
+    run_state_machine_as_test(PoolOfRows, settings=chosen)
 
 
 # --- single points -------------------------------------------------------------------------

@@ -57,14 +57,22 @@ class Deaf(PendingHits):
         pass
 
 
+class HotPoolsTold(HotPools):
+    """Hot pools that such hits are told to."""
+
+    def __init__(self, hits, *given):
+        super().__init__(*given)
+        self.hits = hits(self.layers)
+
+
 class Scene:
     """Two sequences of one layer that share their first groups."""
 
     def __init__(self, policy, hits):
         ranking = make_pool_policy(policy)
         accountant = Accountant((64 << 10) + SLOTS * (SHAPE.row_bytes + SLOT_BYTES))
-        self.pools = HotPools(SHAPE, accountant, ranking, LayerShares(1, PoolSizes.EQUAL))
-        self.pools.hits = hits(self.pools.layers)
+        shares = LayerShares(1, PoolSizes.EQUAL)
+        self.pools = HotPoolsTold(hits, SHAPE, accountant, ranking, shares)
         self.counters = Counters()
         chosen = Settings().changed(kept_sinks=1, kept_recent=2, alpha=0.02)
         self.manager = PoolManager(self.pools, ranking, chosen, self.counters)
@@ -74,8 +82,9 @@ class Scene:
             sequence.set_length(0, LENGTH, LENGTH // 64 * 64)
             sequence.append_groups([0, 1, *own])
             self.pools.cover_hits(sequence.hits, 0, LENGTH)
-        held = sum(accountant.held().values())
-        accountant.budget_bytes = held + SLOTS * (SHAPE.row_bytes + SLOT_BYTES)
+        # What is left is the slots'.
+        rest = accountant.spare_bytes - SLOTS * (SHAPE.row_bytes + SLOT_BYTES)
+        accountant.take(Part.STAGING, rest)
         self.accountant = accountant
 
     def read(self, number, positions, step):
@@ -136,10 +145,14 @@ def test_the_comparison_sees_hits_that_are_told_wrongly(twin):
 
 
 def test_nothing_is_told_while_all_that_is_selected_is_hot():
-    scene = Scene("decayed", PendingHits)
     told = []
-    pool, refresh = scene.pools.layers[0], scene.pools.layers[0].refresh
-    pool.refresh = lambda *given: (told.append(given[1:]), refresh(*given))
+
+    class Noted(PendingHits):
+        def tell(self, layer):
+            told.extend(self._pending[layer])
+            super().tell(layer)
+
+    scene = Scene("decayed", Noted)
     try:
         scene.read(0, np.arange(30), 1)
         told.clear()

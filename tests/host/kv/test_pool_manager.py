@@ -11,7 +11,7 @@ from hillinfer.kv.hot_pools import HotPools, LayerShares
 from hillinfer.kv.pool_manager import REDISTRIBUTION_STEPS, PoolManager
 from hillinfer.kv.pool_policies import make_pool_policy
 from hillinfer.kv.sequence import Sequence
-from hillinfer.memory_budget import Accountant
+from hillinfer.memory_budget import Accountant, Part
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.settings import PoolSizes, Settings
 from hillinfer.statistics import Counters
@@ -58,9 +58,8 @@ class Scene:
 
     def clip(self, slots):
         """Leave room for so many slots per layer and nothing else."""
-        held = sum(self.accountant.held().values())
         row = SHAPE.layers * (SHAPE.row_bytes + SLOT_BYTES)
-        self.accountant.budget_bytes = held + slots * row
+        self.accountant.take(Part.STAGING, self.accountant.spare_bytes - slots * row)
 
     def read(self, sequence, positions, step, layer=0):
         """Take a step that selects positions, of which those that are cold are offered."""

@@ -18,6 +18,7 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
+    run_state_machine_as_test,
 )
 from runtime_rows import (
     SETTINGS,
@@ -298,8 +299,8 @@ def test_rows_of_many_sequences(cold_dir):
         pass
 
     Here.cold_dir = cold_dir
-    Here.TestCase.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
-    Here.TestCase("runTest").runTest()
+    chosen = settings(max_examples=20, stateful_step_count=25, deadline=None)
+    run_state_machine_as_test(Here, settings=chosen)
 
 
 # --- mutation twins ------------------------------------------------------------------------

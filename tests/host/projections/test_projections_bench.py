@@ -1,25 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tool behind `make projections`, on a tiny model."""
 
-import importlib.util
+import importlib
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
 from hillinfer.projections.ways import PROJECTIONS
 
-TOOL = Path(__file__).parents[3] / "tools/projections_bench.py"
-
 
 @pytest.fixture(scope="module")
 def tool():
-    spec = importlib.util.spec_from_file_location("projections_bench", TOOL)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("projections_bench")
 
 
 @pytest.fixture(scope="module")

@@ -607,6 +607,9 @@ class Failing(DriveCalls):
         super().__init__()
         self._of_states = threading.get_ident()
 
+    def fail(self, doing, failure):
+        setattr(self, doing, failure)
+
     def preadv(self, descriptor, into, offset):
         if isinstance(self.reading, OSError):
             raise self.reading
@@ -640,11 +643,11 @@ def test_states_that_a_drive_does_not_take_or_give_are_an_error_and_no_answer(
         with pruning.prompt(TOKENS), torch.no_grad():
             for chunk in IDS[:, :first].split(100, 1)[: first // 100]:
                 model(chunk, past_key_values=cache, logits_to_keep=1)
-            setattr(calls, name, failure)
+            calls.fail(name, failure)
             with pytest.raises(ColdPoolError, match="of states that wait of the cold pool"):
                 model(IDS[:, first : first + 50 if name == "writing" else None],
                       past_key_values=cache, logits_to_keep=1)  # fmt: skip
-        setattr(calls, name, None)
+        calls.fail(name, None)
         found = generated(model, IDS, cache, 100)
         whole = hill.new_cache()
         expected = generated(model, IDS, whole, 100)

@@ -20,6 +20,7 @@ from tiny_models import TinyModel
 from waiting import until
 
 import hillinfer
+from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import ColdPoolError, SettingsError, UnsupportedFeatureError
 from hillinfer.hf.attach import Attachment
 from hillinfer.pruning.block_policies import make_decoding
@@ -36,9 +37,9 @@ STEPS = 12
 
 
 @contextmanager
-def opened(model, cold_dir, decoding=NAME, ranker="paper", cut=CUT, **settings):
+def opened(model, cold_dir, decoding=NAME, ranker="paper", cut=CUT, sets=None, **settings):
     with (
-        attached(model, cold_dir, **settings) as hill,
+        observed(model, cold_dir, sets, **settings) as hill,
         hillinfer.prune(model, cut, ranker=ranker, decoding=decoding) as pruning,
     ):
         yield hill, pruning
@@ -51,13 +52,17 @@ def held(model, hill):
     return cache
 
 
-def observed(cache):
-    """Return the sets that layers attend to from now on, by layer and length."""
-    found = defaultdict(list)
-    cache.engine.runtime.observe_selected = lambda layer, length, sets: found[layer, length].append(
-        [one.tolist() for one in sets]
-    )
-    return found
+def observed(model, cold_dir, sets, **settings):
+    """Attach, and note the sets that layers attend to by layer and length, where that is given."""
+
+    def note(layer, length, chosen):
+        if sets is not None:
+            sets[layer, length].append([one.tolist() for one in chosen])
+
+    given = {"open_runtime": partial(Runtime, observe_selected=note)}
+    settings = {"alpha": 0.2, "dram_budget": "60%"} | settings
+    chosen = hillinfer.Settings().changed(cold_dir=cold_dir, **settings)
+    return Attachment(model, chosen, **given)
 
 
 @pytest.mark.parametrize(
@@ -73,12 +78,14 @@ def test_layers_attend_to_blocks_that_the_rule_wants(name, family, gamma, cold_d
     """Rank by the last queries, and change once too few of what is wanted is attended to."""
     model = TinyModel(family, "mha" if family == "opt" else "gqa", layers=5).build()
     plain, tally, query = plain_of(model), Counter(), "auto" if gamma == 0.9 else "true"
-    with opened(model, cold_dir, f"{name}:{gamma}", alpha=0.3, query=query) as (hill, pruning):
+    sets, rule = defaultdict(list), f"{name}:{gamma}"
+    with opened(model, cold_dir, rule, sets=sets, alpha=0.3, query=query) as (hill, pruning):
         cache = held(model, hill)
+        sets.clear()
         kept, prompt = pruning.read_of(cache).kept[0], torch.arange(TOKENS)
         stays = torch.isin(prompt // 64, kept)
         among = prompt[stays] if name == NAME else prompt
-        entered, sets, had, band = watched(model, plain), observed(cache), None, prompt[stays]
+        entered, had, band = watched(model, plain), None, prompt[stays]
         for step, token in enumerate(FED[0, :28]):
             feed(model, cache, token.view(1, 1))
             length = TOKENS + step + 1
@@ -142,23 +149,33 @@ def test_bits_are_the_same_wherever_rows_lie(name, other, cut, cold_dir):
         assert not torch.equal(feed(model, held(model, hill), FED[:, :STEPS]), found[0][0])
 
 
+class Noting(Runtime):
+    """Notes what a sequence was told when a layer is announced for it."""
+
+    def __init__(self, announced, *given, **named):
+        super().__init__(*given, **named)
+        self._announced = announced
+
+    def announce(self, layer, sequence, *rest):
+        self._announced.append(sequence.told)
+        super().announce(layer, sequence, *rest)
+
+
 def test_a_gpu_is_sent_rows_once_it_is_told_which(cold_dir):
     """What a token before was told would be copied in vain."""
     model, logits = TINY.build(), []
     for query in ("true", "predicted"):
-        given = {"make_lane": lambda devices: LateLane()}
+        announced = []
+        given = {
+            "make_lane": lambda devices: LateLane(),
+            "open_runtime": partial(Noting, announced),
+        }
         with (
             attached_with(model, cold_dir, given, alpha=0.3, query=query) as hill,
             hillinfer.prune(model, CUT, decoding=NAME),
         ):
-            cache, announced = held(model, hill), []
-            announce = cache.engine.runtime.announce
-
-            def noted(layer, sequence, *rest, announce=announce, announced=announced):
-                announced.append(sequence.told)
-                announce(layer, sequence, *rest)
-
-            cache.engine.runtime.announce = noted
+            cache = held(model, hill)
+            announced.clear()
             logits.append(feed(model, cache, FED[:, :4]))
             # Before the first token nobody was told.
             assert bool(announced) == (query == "predicted")
@@ -363,15 +380,15 @@ def test_states_that_do_not_come_back_end_the_step_and_leave_the_cache(cold_dir)
 
 
 def test_what_goes_on_without_pruning_selects_as_ever(cold_dir):
-    model = TINY.build()
-    with attached(model, cold_dir, alpha=0.3) as hill:
+    model, sets = TINY.build(), defaultdict(list)
+    with observed(model, cold_dir, sets, alpha=0.3) as hill:
         with hillinfer.prune(model, CUT, decoding=NAME):
             cache = held(model, hill)
             feed(model, cache, FED[:, :5])
         with hillinfer.prune(model, CUT):
             other = held(model, hill)
             feed(model, other, FED[:, :5])
-        sets = observed(cache)
+        sets.clear()
         feed(model, cache, FED[:, 5:10])
         assert lengths(cache) == [one + 5 for one in lengths(other)]
         # As many as a share of the context, not whole blocks.

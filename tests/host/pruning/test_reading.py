@@ -328,7 +328,7 @@ def test_a_turn_may_choose_anew(chunk, schedule):
 def cut_back(cache, length):
     for layer in cache.layers:
         if layer.is_initialized and layer.keys.shape[2] > length:
-            layer.keys, layer.values = layer.keys[:, :, :length], layer.values[:, :, :length]
+            layer.crop(length - layer.keys.shape[2])
 
 
 @pytest.mark.parametrize("later", ["keep", "anew"])
@@ -651,13 +651,13 @@ def test_what_layers_make_of_all_tokens_is_refused(family, name):
         given = {"past_key_values": cache, "logits_to_keep": 1}
         with pytest.raises(UnsupportedFeatureError, match=f"{name}=True asks for all tokens"):
             model(IDS, **given, **{name: True})
-        setattr(model.config, name, True)
+        model.config.update({name: True})
         with pytest.raises(UnsupportedFeatureError, match=name):
             model(IDS, **given)
         assert cache.get_seq_length() == 0
-        setattr(model.config, name, False)
+        model.config.update({name: False})
         assert getattr(model(IDS, **given), told) is None
-        setattr(model.config, name, True)
+        model.config.update({name: True})
         assert len(getattr(model(ANSWER[:, :1], **given), told)) >= 5
         short = model(IDS[:, :60], past_key_values=DynamicCache(config=model.config))
         assert all(one.shape[-2] == 60 for one in getattr(short, told))

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`make beta` compares caches that differ in β alone, and takes `auto` for what it did."""
 
-import importlib.util
+import importlib
 import json
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,12 +15,7 @@ from hillinfer.settings import Settings
 
 @pytest.fixture(scope="module")
 def sweep():
-    path = Path(__file__).parents[3] / "tools" / "beta_sweep.py"
-    spec = importlib.util.spec_from_file_location("beta_sweep", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["beta_sweep"] = module
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("beta_sweep")
 
 
 def test_the_grid_has_both_ends(sweep):

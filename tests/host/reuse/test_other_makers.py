@@ -116,7 +116,7 @@ def rows_in(cache, layer, tokens, model):
 class RowsEngine(Engine):
     """Steps requests as vLLM does; what it computes is given."""
 
-    rows = None
+    rows = lines = None
 
     def compute(self, turns):
         for layer, name in enumerate(NAMES):
@@ -135,7 +135,7 @@ class RowsEngine(Engine):
 @contextmanager
 def vllm(store, model, rows, accept=None, **facts):
     """An engine of vLLM that has a model's directory, and computes these rows."""
-    directory, config = model.config._name_or_path, model.config.to_dict()
+    directory, config = model.config.name_or_path, model.config.to_dict()
     facts = {"vllm": "0.32.0", "dtype": "torch.bfloat16", "quantization": "None"} | facts
     (space,) = namespaces(facts, directory, config, LAYERS, 4 * HEADS * DIM, 1)
     extra = {} if accept is None else {"accept": accept}
@@ -263,7 +263,7 @@ def test_other_weights_are_always_a_miss(model, store, attached, rows, tmp_path)
     told = told_of(attached, other)
     assert (told.found_tokens, told.not_accepted) == (0, "")
     # The same files, and one bit in memory.
-    changed = loaded(model.config._name_or_path)
+    changed = loaded(model.config.name_or_path)
     with torch.no_grad():
         changed.model.layers[0].mlp.up_proj.weight.view(torch.int16)[0, 0] ^= 1
     told = told_of(attached, changed)
@@ -274,7 +274,7 @@ def test_other_weights_are_always_a_miss(model, store, attached, rows, tmp_path)
 def test_another_type_is_a_miss_that_says_so(model, store, attached, rows):
     with vllm(store, model, rows[2]) as engine:
         engine.read("a", FEW)
-    single = loaded(model.config._name_or_path, torch.float32)
+    single = loaded(model.config.name_or_path, torch.float32)
     told = told_of(attached, single)
     assert told.found_tokens == 0
     assert told.not_accepted == (
@@ -285,11 +285,11 @@ def test_another_type_is_a_miss_that_says_so(model, store, attached, rows):
 def test_another_rotation_is_always_a_miss(model, store, attached, rows):
     with vllm(store, model, rows[2]) as engine:
         engine.read("a", FEW)
-    config = type(model.config).from_pretrained(model.config._name_or_path)
+    config = type(model.config).from_pretrained(model.config.name_or_path)
     config.rope_parameters = config.rope_parameters | {"rope_theta": 5e5}
-    other = loaded(model.config._name_or_path, config=config)
+    other = loaded(model.config.name_or_path, config=config)
     assert told_of(attached, other).found_tokens == 0
-    turned = loaded(model.config._name_or_path)
+    turned = loaded(model.config.name_or_path)
     turned.model.rotary_emb.inv_freq *= 2
     told = told_of(attached, turned)
     assert told.found_tokens == 0
@@ -304,11 +304,11 @@ def test_another_salt_is_always_a_miss(model, store, attached, rows):
 
 
 def test_hooks_and_adapters_are_no_other_engines_rows(model, store):
-    changed = loaded(model.config._name_or_path)
+    changed = loaded(model.config.name_or_path)
     changed.model.layers[1].register_forward_hook(lambda *_: None)
     with pytest.raises(UnlikeRowsError, match=r"layers\.1' is not what the model's config makes"):
         kind_of_model(changed)
-    wider = loaded(model.config._name_or_path)
+    wider = loaded(model.config.name_or_path)
     wider.model.layers[0].self_attn.k_proj.extra = torch.nn.Parameter(torch.zeros(1))
     with pytest.raises(UnlikeRowsError, match="extra"):
         kind_of_model(wider)

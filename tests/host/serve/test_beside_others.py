@@ -80,11 +80,8 @@ def test_a_servers_most_memory_is_that_of_all_its_processes(tmp_path):
 
 
 def streams(rate, first):
-    row = StreamsRow()
-    row.rates = {1: [rate], 4: [rate], 8: [rate]}
-    row.decode_rates = row.rates
-    row.first_seconds = {count: [first, 3 * first] for count in row.rates}
-    return row
+    rates = {1: [rate], 4: [rate], 8: [rate]}
+    return StreamsRow(rates, rates, {count: [first, 3 * first] for count in rates})
 
 
 def server(name, rate=10.0, first=0.1, restarted=0.2, peak=100, **more):
@@ -140,15 +137,15 @@ def test_the_rank_counts_who_is_sooner():
 
 
 def test_goals_of_open_context():
-    row = OpenContextRow(30, budget_bytes=100.0, most_dram_bytes=100.0)
-    row.alone = row.together = [None] * 30
-    row.rivals = [HeldRow("other", 2, "a cache")]
+    all_of_them, others = [None] * 30, [HeldRow("other", 2, "a cache")]
+    answers = {"alone": all_of_them, "together": all_of_them, "rivals": others}
+    row = OpenContextRow(30, budget_bytes=100.0, most_dram_bytes=100.0, **answers)
     made = {one.name: one for one in Measured(open_context=row).goals()}
     names = [name for name in made if name.startswith("open_context")]
     assert len(names) == 3
     assert all(made[name].is_met for name in names)
-    worse = replace(row, alone=[None] * 29, most_dram_bytes=101.0)
-    worse.rivals = [HeldRow("other", 30, "a cache")]
+    others = [HeldRow("other", 30, "a cache")]
+    worse = replace(row, alone=[None] * 29, most_dram_bytes=101.0, rivals=others)
     made = {one.name: one for one in Measured(open_context=worse).goals()}
     assert not any(made[name].is_met for name in names)
     assert made["open_context_unanswered"].reached == 1

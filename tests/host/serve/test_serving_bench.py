@@ -160,11 +160,8 @@ def test_a_burst_counts_all_tokens_over_the_time_of_all():
 
 
 def streams(*eight):
-    row = StreamsRow(peak_bytes=100)
-    row.rates = {1: [10.0] * 3, 4: [25.0] * 3, 8: list(eight)}
-    row.decode_rates = row.rates
-    row.first_seconds = {count: [0.1] * 3 for count in row.rates}
-    return row
+    rates = {1: [10.0] * 3, 4: [25.0] * 3, 8: list(eight)}
+    return StreamsRow(rates, rates, {count: [0.1] * 3 for count in rates}, peak_bytes=100)
 
 
 def goals(**rows):
@@ -185,11 +182,13 @@ def test_goals_of_streams():
 def test_the_loop_s_tokens_lie_where_the_model_computes():
     asked = []
 
-    def model(**given):
-        asked.append((given["input_ids"].device.type, len(given["input_ids"])))
+    class Model:
+        device = torch.device("meta")
 
-    model.device = torch.device("meta")
-    row = measure_limit(model, (1, 4), 2, lambda _: None)
+        def __call__(self, **given):
+            asked.append((given["input_ids"].device.type, len(given["input_ids"])))
+
+    row = measure_limit(Model(), (1, 4), 2, lambda _: None)
     assert set(asked) == {("meta", 1), ("meta", 4)}
     assert {count: len(seconds) for count, seconds in row.step_seconds.items()} == {1: 2, 4: 2}
 

@@ -173,18 +173,18 @@ class GroupsLost(SingleReads):
         self.failed, self._fails = 0, threading.local()
 
     def land(self, way, landing):
-        self._fails.now = landing.count == GROUP_TOKENS
+        self._fails.is_sought = landing.count == GROUP_TOKENS
         return super().land(way, landing)
 
     def read_done(self, descriptor, into, offset, result):
-        if not getattr(self._fails, "now", False):
+        if not getattr(self._fails, "is_sought", False):
             return super().read_done(descriptor, into, offset, result)
         self.failed += 1
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def preadv(self, descriptor, into, offset):
         # What failed is read once more, by itself.
-        if getattr(self._fails, "now", False):
+        if getattr(self._fails, "is_sought", False):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return super().preadv(descriptor, into, offset)
 

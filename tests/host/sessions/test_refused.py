@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from faulty_calls import FAULTS, HARMLESS, FaultyCalls, Injection
-from generation_runs import attached
+from generation_runs import attached, attached_with
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from session_runs import content_of, flip_bit, seal, seal_checksums
@@ -20,6 +20,7 @@ from tiny_models import TinyModel
 
 import hillinfer
 from hillinfer.errors import ColdPoolError, SessionError
+from hillinfer.hf.attach import Attachment
 from hillinfer.sessions.fingerprint import FIXES, Fingerprint, tokenizer_digest, weights_digest
 from hillinfer.sessions.manifest import Manifest
 from hillinfer.sessions.opening import SavedSession
@@ -222,8 +223,8 @@ def test_other_rotary_settings(saved, cold_dir):
 
 
 def test_auto_takes_the_shadow_of_the_session(saved, tiny_model, cold_dir, attachment):
-    with hillinfer.attach(TinyModel().build(), cold_dir=cold_dir, dram_budget="24MiB") as hill:
-        hill.settings = replace(hill.settings, shadow=None)
+    chosen = hillinfer.Settings().changed(cold_dir=cold_dir, dram_budget="24MiB")
+    with Attachment(TinyModel().build(), replace(chosen, shadow=None)) as hill:
         assert hill.load_session(saved).engine.runtime.settings.shadow is KeyMode.INT4
 
 
@@ -431,14 +432,14 @@ def test_a_key_that_is_there_twice_is_refused(saved):
 @pytest.mark.parametrize("kind", ["open", "preadv", "close"])
 def test_every_call_that_fails_while_loading(saved, cold_dir, kind):
     model = TinyModel().build()
-    with attached(model, cold_dir) as hill:
-        calls = hill.calls = FaultyCalls()
+    calls = FaultyCalls(delay_seconds=0.001)
+    with attached_with(model, cold_dir, {"calls": calls}) as hill:
         hill.load_session(saved).close()
         count = calls.counts[kind]
         assert count > 8
         for index in {0, count // 3, count // 2, count - 1}:
             for fault in FAULTS[kind]:
-                calls = hill.calls = FaultyCalls(Injection(kind, index, fault), 0.001)
+                calls.begin(Injection(kind, index, fault))
                 try:
                     cache = hill.load_session(saved)
                 except (SessionError, ColdPoolError) as error:

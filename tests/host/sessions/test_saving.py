@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from faulty_calls import FAULTS, HARMLESS, Fault, FaultyCalls, Injection
-from generation_runs import run
-from session_runs import PROMPT, answer, feed
+from generation_runs import attached_with, run
+from session_runs import PROMPT, TINY, answer, feed
 from tiny_models import prompts
 
 from hillinfer.drive.leftovers import sweep
-from hillinfer.errors import HillInferError, SessionError
+from hillinfer.errors import ColdPoolError, HillInferError, SessionError
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.sessions.writing import SessionWriter, prepare_target
 
@@ -37,6 +37,16 @@ def cache(attachment):
     feed(attachment.model, made, SHORT)
     yield made
     made.close()
+
+
+@pytest.fixture
+def faulty(tmp_path_factory):
+    """HillInfer on a drive that fails where it is told to, a cache like that, and the drive."""
+    calls = FaultyCalls(delay_seconds=0.001)
+    given, place = {"calls": calls}, tmp_path_factory.mktemp("faulty")
+    with attached_with(TINY.build(), place, given) as hill, hill.new_cache() as made:
+        feed(hill.model, made, SHORT)
+        yield hill, made, calls
 
 
 def test_an_empty_directory_and_missing_parents_are_fine(cache, tmp_path):
@@ -90,29 +100,33 @@ def outcome(cache, place):
     """Save and return the error, None where it went well."""
     try:
         cache.save_session(place / "session")
-    except SessionError as error:
+    except (SessionError, ColdPoolError) as error:
         return error
     return None
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_every_call_that_fails_leaves_all_or_nothing(attachment, cache, tmp_path, kind):
+def test_every_call_that_fails_leaves_all_or_nothing(faulty, tmp_path, kind):
+    attachment, cache, calls = faulty
     ids = torch.cat([SHORT, PROMPT[:, -20:]], dim=1)
 
     def answered(cache):
         return answer(attachment.model, cache, ids, new_tokens=3)
 
-    calls = cache.engine.runtime.calls = FaultyCalls()
+    # What has a name then is not linked again.
+    cache.save_session(tmp_path / "first")
+    calls.begin()
     cache.save_session(tmp_path / "counted")
-    expected = answered(attachment.load_session(tmp_path / "counted"))
     count = calls.counts[kind]
+    expected = answered(attachment.load_session(tmp_path / "counted"))
     for index in {0, count // 2, count - 1} if count else ():
         for fault in FAULTS[kind]:
             place = tmp_path / f"{index}-{fault}"
             place.mkdir()
-            calls = cache.engine.runtime.calls = FaultyCalls(Injection(kind, index, fault), 0.001)
+            calls.begin(Injection(kind, index, fault))
             error = outcome(cache, place)
             assert calls.hits == 1
+            calls.begin()
             assert error is None or fault not in HARMLESS
             sweep(place)
             if error is None or "may not outlast a power failure" in str(error):
@@ -125,10 +139,9 @@ def test_every_call_that_fails_leaves_all_or_nothing(attachment, cache, tmp_path
     assert torch.equal(answered(cache), expected)
 
 
-def test_a_file_that_had_a_name_once_is_not_written_to_again(attachment, tmp_path):
-    cache = attachment.new_cache()
-    feed(attachment.model, cache, SHORT)
-    cache.engine.runtime.calls = FaultyCalls(Injection("rename", 0, Fault.EIO))
+def test_a_file_that_had_a_name_once_is_not_written_to_again(faulty, tmp_path):
+    attachment, cache, calls = faulty
+    calls.begin(Injection("rename", 0, Fault.EIO))
     with pytest.raises(SessionError, match="cannot move it to its place"):
         cache.save_session(tmp_path / "session")
     assert entries(tmp_path) == []
@@ -141,18 +154,20 @@ def test_a_file_that_had_a_name_once_is_not_written_to_again(attachment, tmp_pat
     for inode, size in named.items():
         # A group has the place of its number, wherever those before it lie.
         assert sizes[inode] == (size or 5 * 64 * 64)
-    cache.engine.runtime.calls = FaultyCalls()
+    calls.begin()
     assert cache.save_session(tmp_path / "session").copied_row_bytes == 2 * 3 * 64 * 64
 
 
-def test_a_cache_goes_on_while_its_failed_saving_is_still_held(attachment, cache, tmp_path):
+def test_a_cache_goes_on_while_its_failed_saving_is_still_held(faulty, tmp_path):
+    attachment, cache, calls = faulty
     more, _ = prompts([70], seed=9)
     held = []
     # Each of the first writes is of another part.
     for index in range(6):
-        cache.engine.runtime.calls = FaultyCalls(Injection("pwrite", index, Fault.EIO))
+        calls.begin(Injection("pwrite", index, Fault.EIO))
         # With its traceback, as by whoever reports it later: nothing in it may hold the cache.
         held.append(outcome(cache, tmp_path))
+        calls.begin()
         feed(attachment.model, cache, more)
     assert all(held)
     assert cache.token_ids == torch.cat([SHORT, *[more] * 6], dim=1).tolist()

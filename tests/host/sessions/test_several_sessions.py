@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from faulty_calls import Fault, FaultyCalls, Injection
-from generation_runs import attached, bits, run
+from generation_runs import attached, attached_with, bits, run
 from session_runs import TINY, feed, flip_bit
 from tiny_models import prompts
 
@@ -96,6 +96,14 @@ def cold(cold_dir):
     """HillInfer with so little memory that rows are read from the drive at every step."""
     with attached(TINY.build(), cold_dir, dram_budget="10%") as hill:
         yield hill
+
+
+@pytest.fixture
+def faulty(cold_dir):
+    """The same with a drive that fails where it is told to, and that drive."""
+    calls = FaultyCalls()
+    with attached_with(TINY.build(), cold_dir, {"calls": calls}, dram_budget="10%") as hill:
+        yield hill, calls
 
 
 def test_thirty_sessions_of_a_deep_model_need_few_descriptors(tmp_path, warm_python):
@@ -250,17 +258,18 @@ def test_a_session_that_cannot_be_loaded_leaves_nothing_behind(cold, own, expect
 
 
 @pytest.mark.parametrize("kind", ["open", "preadv", "close"])
-def test_every_call_that_fails_while_loading_beside_others(cold, places, expected, kind):
+def test_every_call_that_fails_while_loading_beside_others(faulty, places, expected, kind):
+    cold, calls = faulty
     calm = cold.load_session(places["long"])
     folder, kv = places["long"].parent, cold.statistics().kv_bytes
     files = files_of(folder)
     assert len(files) == 2
-    calls = cold.calls = FaultyCalls()
+    calls.begin()
     cold.load_session(places["whole"]).close()
     count = calls.counts[kind]
     assert count > 8
     for index in {0, 1, count // 4, count // 3, count // 2, 3 * count // 4, count - 1}:
-        calls = cold.calls = FaultyCalls(Injection(kind, index, Fault.EIO))
+        calls.begin(Injection(kind, index, Fault.EIO))
         try:
             cache = cold.load_session(places["whole"])
         except SessionError:

@@ -58,6 +58,17 @@ def full(filled, tmp_path):
             yield place
 
 
+class LaterCalls(CountedCalls):
+    """Does something at a call whose number counts from a moment on."""
+
+    def __init__(self, act):
+        super().__init__(0, act)
+
+    def act_at(self, number):
+        """Let it be at a call so many from here."""
+        self.number = self.made + number
+
+
 def unowned(store):
     """Make room that is being made everybody's, as if nobody had a right to it."""
     with store.database.transaction() as db:
@@ -81,9 +92,9 @@ def interleaved(place, before):
                 before(other)
                 kept[seed] = put(other, SPACE, prompt(seed, TOKENS), step=1024)
 
-            calls = CountedCalls(0, act)
+            calls = LaterCalls(act)
             own = opened.enter_context(Store(place, eviction="lru", calls=calls))
-            calls.number = calls.made + number
+            calls.act_at(number)
             kept[seeds[0]] = put(own, SPACE, prompt(seeds[0], TOKENS), step=1024)
             if calls.made < calls.number:
                 return missing, number - 1
@@ -151,9 +162,9 @@ def test_room_of_a_process_that_died_while_making_it_is_everybodys(full):
     child = os.fork()
     if not child:
         # Dies with a chunk that nobody finds any more and whose header is still on the drive.
-        calls = CountedCalls(0, lambda name: os._exit(0))
+        calls = LaterCalls(lambda name: os._exit(0))
         with Store(full, eviction="lru", calls=calls) as store:
-            calls.number = calls.made + 1
+            calls.act_at(1)
             put(store, SPACE, prompt(3000, TOKENS))
         os.write(writing, b"lived")
         os._exit(1)
@@ -177,10 +188,10 @@ def test_room_of_a_process_that_died_while_it_closed_its_store_is_everybodys(ful
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
-        calls = CountedCalls(0, lambda name: os._exit(0))
+        calls = LaterCalls(lambda name: os._exit(0))
         with Store(full, eviction="lru", calls=calls) as store:
             assert begun(store) is not None
-            calls.number = calls.made + 1
+            calls.act_at(1)
         os.write(writing, b"lived")
         os._exit(1)
     os.close(writing)
@@ -207,9 +218,9 @@ def test_chunks_that_are_dropped_while_they_give_way_are_cleared_by_one_process(
 
 def test_chunks_that_are_dropped_while_they_give_way_leave_their_room_to_the_writer(full):
     with Store(full, eviction="lru") as store:
-        calls = CountedCalls(0, lambda name: dropped(store))
+        calls = LaterCalls(lambda name: dropped(store))
         with Store(full, eviction="lru", calls=calls) as making:
-            calls.number = calls.made + 1
+            calls.act_at(1)
             assert put(making, SPACE, prompt(4000, TOKENS)) == WHOLE
             facts = making.statistics()
             assert facts["chunk_bytes"] + facts["free_bytes"] == making.files[0].units * UNIT_BYTES
@@ -277,9 +288,9 @@ def test_room_whose_headers_cannot_be_taken_is_made_by_another_writer(full, call
     def fail(name):
         raise OSError(errno.EIO, os.strerror(errno.EIO), name)
 
-    calls = CountedCalls(0, fail)
+    calls = LaterCalls(fail)
     with Store(full, eviction="lru", calls=calls) as failing, Store(full, eviction="lru") as store:
-        calls.number = calls.made + call
+        calls.act_at(call)
         assert put(failing, SPACE, prompt(3000, TOKENS)) == 0
         assert failing.counts.failures == 1
         assert put(store, SPACE, prompt(3001, TOKENS)) == WHOLE

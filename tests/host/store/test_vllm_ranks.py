@@ -20,14 +20,14 @@ FULL = len(IDS) // 64 * 64
 class Ranks:
     """One scheduler and workers of several ranks, each with blocks and a namespace of its own."""
 
-    def __init__(self, stores, spaces):
+    def __init__(self, stores, spaces, kinds=(Saves, Saves)):
         self.spaces = spaces
         self.workers = [Engine(store, space) for store, space in zip(stores, spaces, strict=True)]
-        for rank, own in enumerate(self.workers):
+        for rank, (own, kind) in enumerate(zip(self.workers, kinds, strict=True)):
             own.shift = 100 * rank
             own.saves.close()
             side = WorkerSide(own.store, own.space, own.layers, own.counts)
-            own.saves = Saves(side, Publishing.TOGETHER)
+            own.saves = kind(side, Publishing.TOGETHER)
         self.scheduler = SchedulerSide(stores[0], spaces, BLOCK)
 
     def read(self, name, ids, chunk=512, before_load=None):
@@ -73,6 +73,13 @@ class Ranks:
         self.scheduler.close()
 
 
+class WritesNothing(Saves):
+    """As where a rank was killed, or its drive failed."""
+
+    def begin(self, plans):
+        pass
+
+
 @pytest.fixture
 def spaces(tmp_path):
     model = tmp_path / "model"
@@ -87,9 +94,9 @@ def opened(tmp_path, spaces):
     Store.create(tmp_path / "store", SIZE)
     with ExitStack() as stack:
 
-        def ranks():
+        def ranks(**given):
             stores = [stack.enter_context(Store(tmp_path / "store")) for _ in spaces]
-            made = Ranks(stores, spaces)
+            made = Ranks(stores, spaces, **given)
             stack.callback(made.settle)
             return made
 
@@ -138,8 +145,8 @@ def test_a_step_is_published_by_the_next_one(opened, spaces):
 def test_what_one_rank_has_not_is_found_by_none(opened, spaces):
     ranks = opened()
     ranks.read("a", IDS)
-    # As where the second rank was killed, or its drive failed: it alone writes nothing.
-    ranks.workers[1].saves.begin = lambda plans: None
+    ranks.settle()
+    ranks = opened(kinds=(Saves, WritesNothing))
     ranks.read("b", OTHER)
     ranks.settle()
     fresh = opened()

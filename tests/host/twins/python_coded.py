@@ -16,16 +16,16 @@ from hillinfer_model.coded_attention import BLOCK_TOKENS
 class PythonCodedStep(CodedStep):
     """What tests compare the native step with: no codes are kept, and nothing is found at once."""
 
+    def __init__(self, runtime):
+        self.__dict__.update(runtime.coded.__dict__)
+        self.attention = CodedAttention(runtime.shape)
+        self.gather, self.row_bytes = runtime.gather, runtime.shape.row_bytes
+        self._weights = self._weighing.weights
+
     @classmethod
     def instead(cls, runtime):
         """Let a runtime attend so."""
-        own = object.__new__(cls)
-        own.__dict__.update(runtime.coded.__dict__)
-        own.attention = CodedAttention(runtime.shape)
-        own.gather = runtime.gather
-        own._weights = own._weighing.weights
-        own.row_bytes = runtime.shape.row_bytes
-        runtime.coded = own
+        runtime.coded = own = cls(runtime)
         runtime.parts.pipeline._coded = own
 
     def step(self, *given):

@@ -14,13 +14,14 @@ from hillinfer.trace.recorder import Lane
 class PythonDecode(NativeDecode):
     """What tests compare the native step with: nothing is chosen over tables or found at once."""
 
+    def __init__(self, runtime):
+        self.__dict__.update(runtime.decode.__dict__)
+        self.attention = NativeAttention(runtime.shape)
+
     @classmethod
     def instead(cls, runtime):
         """Let a runtime decode so."""
-        own = object.__new__(cls)
-        own.__dict__.update(runtime.decode.__dict__)
-        own.attention = NativeAttention(runtime.shape)
-        runtime.decode, runtime.joined = own, None
+        runtime.decode, runtime.joined = cls(runtime), None
 
     def step(self, *given):
         """Leave the choice to `TokenSelection`; see `NativeDecode.step`."""
