@@ -200,7 +200,9 @@ class Accountant:
 
     def _sharers(self) -> str:
         count = 0 if self._sequences is None else self._sequences()
-        return f", or close a cache: {count} sequences share it" if count > 1 else ""
+        if count < 2:
+            return ""
+        return f", or use fewer caches or rows at a time: {count} sequences share it"
 
     def _describe(self) -> str:
         return ", ".join(f"{part} {format_bytes(count)}" for part, count in self._held.items())
