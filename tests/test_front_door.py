@@ -48,13 +48,24 @@ def test_tests_seldom_look_at_private_parts():
     assert sum(counts.values()) <= MOST_LOOKS, counts
 
 
+SAYING = (ast.Attribute, ast.Call, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Subscript)
+
+
+def nodes(tree):
+    """Return the parts of a module that say something here; they are looked for once."""
+    if not hasattr(tree, "saying"):
+        tree.saying = [one for one in ast.walk(tree) if isinstance(one, SAYING)]
+    return tree.saying
+
+
 def members(tree):
     """Return the names that classes of a module, and its simple namespaces, give their objects."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.ClassDef):
             found |= at_the_top(node)
-            found |= {one.attr for one in ast.walk(node) if is_written(one) and is_own(one.value)}
+        elif is_written(node) and is_own(node.value):
+            found.add(node.attr)
         elif isinstance(node, ast.Call) and called(node) == "SimpleNamespace":
             found |= {one.arg for one in node.keywords}
     return found
@@ -93,7 +104,7 @@ def is_of_modules(node):
 SWAPPING = {"setattr", "delattr", "setitem", "delitem", "__setattr__", "__delattr__", "patch"}
 
 
-def swaps(source, product=frozenset(), imported=frozenset()):
+def swaps(tree, product=frozenset(), imported=frozenset()):
     """Return what a module of tests puts in the place of something that is not its own.
 
     That is each call that sets an attribute, or an entry of a dictionary, of something else; each
@@ -102,13 +113,13 @@ def swaps(source, product=frozenset(), imported=frozenset()):
 
     Parameters
     ----------
-    source
-        The module's text.
+    tree
+        The module, or its text.
     product, imported
         Names that the product defines, and those of classes of the modules of tests it imports.
     """
-    tree = ast.parse(source)
-    classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    tree = ast.parse(tree) if isinstance(tree, str) else tree
+    classes = {node.name for node in nodes(tree) if isinstance(node, ast.ClassDef)}
     own = members(tree) | imported
     others = (product - own) | {"__class__", "__dict__"}
 
@@ -116,7 +127,7 @@ def swaps(source, product=frozenset(), imported=frozenset()):
         return is_own(value) or getattr(value, "id", None) in classes
 
     found = []
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Call) and called(node) in SWAPPING:
             # Of `mock.patch` and `mock.patch.object` the inner and the outer name.
             found += [] if node.args and is_ours(node.args[0]) else [node]
@@ -132,7 +143,7 @@ def swaps(source, product=frozenset(), imported=frozenset()):
 def imports(tree):
     """Return the last names of what a module imports from."""
     names = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.ImportFrom):
             names.add(str(node.module).rpartition(".")[2])
         elif isinstance(node, ast.Import):
@@ -174,7 +185,7 @@ def test_tests_seldom_put_something_in_the_place_of_what_is_not_theirs():
     }
     for file in FILES:
         imported = set().union(*(own[one] for one in read_with(file, others)))
-        found[str(file)] = swaps(file.read_text(), product, imported)
+        found[str(file)] = swaps(trees[file], product, imported)
     count = sum(map(len, found.values()))
     print(count, "swaps in", sum(map(bool, found.values())), "files")
     assert count <= MOST_SWAPS, {file: own for file, own in found.items() if own}
