@@ -214,6 +214,17 @@ _CAUGHT = (
         (f"{_TESTS}/hf/test_dropped_caches.py::test_a_program_ends_that_a_prompt_breaks_off_in",),
     ),
     Mutant(
+        "rows-are-free-while-they-are-promoted",
+        "An attention that breaks off gives up rows that a promotion still copies from.",
+        "host/hillinfer/kv/pool_manager.py",
+        "            if kind is not None and not issubclass(kind, GeneratorExit):\n",
+        "            if False:\n",
+        (
+            f"{_TESTS}/engine/test_prefetch_pipeline.py::"
+            "test_an_interrupt_while_a_promotion_begins_waits_for_it",
+        ),
+    ),
+    Mutant(
         "rows-land-while-they-are-written",
         "Rows that are not on the drive yet are landed by the library's thread.",
         "host/hillinfer/kv/cold_store.py",

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from typing import Protocol
 
@@ -19,7 +18,7 @@ from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.gather import tile_runs
 from hillinfer.kv.hot_pool import Candidates
 from hillinfer.kv.hot_pools import HotPools
-from hillinfer.kv.pool_manager import PoolManager
+from hillinfer.kv.pool_manager import PoolManager, SelectedLife
 from hillinfer.kv.prefetch_buffer import LandedRows, PrefetchBuffer
 from hillinfer.kv.sequence import Sequence
 from hillinfer.native.library import native_library
@@ -127,34 +126,14 @@ class ColdRows:
         -------
         What was read, for the log.
         """
-        promoting: Future[tuple[int, int]] | None = None
         entry = LayerStep(step, layer, sequence.lengths[layer])
-        started = time.perf_counter()
-        try:
-            self._prefetch.claim(landed)
-            entry.note_reads(self._prefetch.arrive(landed))
-            entry.wait_seconds = time.perf_counter() - started
-            if landed is not None:
-                misses.tell_landed(landed.positions, landed.places, self._prefetch.rows)
+        with SelectedLife(self._prefetch, landed, self._pools, entry, misses) as life:
+            life.arrive()
             if look is not None:
                 look()
-            entry.cold_rows = misses.count
-            entry.hot_rows = attention.rows - entry.cold_rows
-            if misses.arrived:
-                promoting = self._manager.offer_missed(
-                    entry,
-                    sequence,
-                    _candidates(misses.part(0, misses.arrived), self._prefetch.rows),
-                )
+            self._note_missed(life, entry, sequence, misses, attention.rows)
             if misses.count > misses.arrived:
                 self._demand(entry, sequence, misses, attention)
-        except BaseException:
-            # An interrupt may have come before a promotion that has begun was noted.
-            self._pools.finish()
-            raise
-        finally:
-            misses.forget_landed()
-            self._prefetch.let_go(landed, promoting)
         return entry
 
     @property
@@ -192,21 +171,11 @@ class ColdRows:
         -------
         What was read, for the log.
         """
-        promoting: Future[tuple[int, int]] | None = None
         entry, misses = LayerStep(step, layer, sequence.lengths[layer]), split.misses
-        started = time.perf_counter()
-        try:
-            self._prefetch.claim(landed)
-            entry.note_reads(self._prefetch.arrive(landed))
-            if landed is not None:
-                misses.tell_landed(landed.positions, landed.places, self._prefetch.rows)
-            entry.wait_seconds = time.perf_counter() - started
+        with SelectedLife(self._prefetch, landed, self._pools, entry, misses) as life:
+            life.arrive()
             is_here = look is not None and look()
-            entry.cold_rows = misses.count
-            entry.hot_rows = split.exact.count - entry.cold_rows
-            if misses.arrived:
-                own = _candidates(misses.part(0, misses.arrived), self._prefetch.rows)
-                promoting = self._manager.offer_missed(entry, sequence, own)
+            self._note_missed(life, entry, sequence, misses, split.exact.count)
             if not is_here:
                 started = time.perf_counter()
                 self._buffers.settle()
@@ -219,14 +188,22 @@ class ColdRows:
                     self._store.turns.satisfy()
                 entry.wait_seconds += time.perf_counter() - started
                 coming.end()
-        except BaseException:
-            # An interrupt may have come before a promotion that has begun was noted.
-            self._pools.finish()
-            raise
-        finally:
-            misses.forget_landed()
-            self._prefetch.let_go(landed, promoting)
         return entry
+
+    def _note_missed(
+        self,
+        life: SelectedLife,
+        entry: LayerStep,
+        sequence: Sequence,
+        misses: MissList,
+        rows: int,
+    ) -> None:
+        """Note which of so many rows were cold, and promote those of them that were read ahead."""
+        entry.cold_rows = misses.count
+        entry.hot_rows = rows - entry.cold_rows
+        if misses.arrived:
+            own = _candidates(misses.part(0, misses.arrived), self._prefetch.rows)
+            life.promote(self._manager.offer_missed(entry, sequence, own))
 
     def _demand_exact(
         self,

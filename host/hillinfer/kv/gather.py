@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from hillinfer.drive.landing import RowBuffers, WantedRows
 from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.hot_pools import HotPools
-from hillinfer.kv.pool_manager import LayerStepLog, PoolManager
+from hillinfer.kv.pool_manager import LayerStepLog, PoolManager, RowLife, SelectedLife
 from hillinfer.kv.prefetch_buffer import LandedRows, PrefetchBuffer
 from hillinfer.kv.sequence import Sequence
 from hillinfer.native.library import native_library
@@ -240,9 +240,8 @@ class Gather:
                 yield _Run(block.start, found, cold, sequence.rows(own[cold]), cold, len(own))
 
         started = time.perf_counter()
-        try:
-            self._prefetch.claim(landed)
-            cost = self._prefetch.arrive(landed)
+        with RowLife(self._prefetch, landed) as life:
+            cost = life.arrive()
             if landed is not None:
                 sequence.count_reads(cost.reads, cost.byte_count, len(landed.positions))
             for run, filled, which in self._read_in_turn(layer, runs()):
@@ -251,8 +250,6 @@ class Gather:
                 sequence.count_reads(filled.cost.reads, filled.cost.byte_count, len(run.wanted))
                 yield run, filled.buffer, which
                 started = time.perf_counter()
-        finally:
-            self._prefetch.let_go(landed)
 
     def from_drive(
         self, layer: int, sequence: Sequence, start: int, stop: int
@@ -364,46 +361,30 @@ class Gather:
         cut
             Returns runs, given all addresses and which positions are to be read on demand.
         """
-        promoting: Future[tuple[int, int]] | None = None
         self._pools.settle(layer)
         with self._pools.attending:
             addresses = self._manager.begin_in_place(layer, sequence, positions, step)
             entry = LayerStep(step, layer, sequence.lengths[layer])
-            started = time.perf_counter()
-            try:
-                self._prefetch.claim(landed)
-                entry.note_reads(self._prefetch.arrive(landed))
+            with SelectedLife(self._prefetch, landed, self._pools, entry) as life:
+                life.arrive()
+                started = time.perf_counter()
                 arrived, places = self._add_landed(positions, addresses, landed)
                 (rest,) = (addresses == 0).nonzero()
                 entry.cold_rows = len(arrived) + len(rest)
                 entry.hot_rows = len(positions) - entry.cold_rows
                 if len(arrived):
-                    promoting = self._manager.offer_read(
-                        entry, sequence, positions[arrived], self._prefetch.rows, places
-                    )
+                    given = entry, sequence, positions[arrived], self._prefetch.rows, places
+                    life.promote(self._manager.offer_read(*given))
                 for run, filled, which in self._read_in_turn(layer, cut(addresses, rest)):
                     if filled is not None:
                         entry.note_reads(filled.cost)
                         if len(run.wanted):
-                            offered = self._manager.offer_read(
-                                entry,
-                                sequence,
-                                positions[run.start + run.wanted],
-                                filled.buffer,
-                                run.places,
-                            )
-                            self._buffers.lend(which, offered)
+                            own = positions[run.start + run.wanted]
+                            given = entry, sequence, own, filled.buffer, run.places
+                            self._buffers.lend(which, self._manager.offer_read(*given))
                     entry.wait_seconds += time.perf_counter() - started
                     yield run, None if filled is None else filled.buffer
                     started = time.perf_counter()
-            except GeneratorExit:
-                raise
-            except BaseException:
-                # An interrupt may have come before a promotion that has begun was noted.
-                self._pools.finish()
-                raise
-            finally:
-                self._prefetch.let_go(landed, promoting)
         self._log.end(entry, sequence)
 
     def _add_landed(

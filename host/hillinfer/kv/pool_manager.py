@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +17,11 @@ from numpy.typing import NDArray
 from hillinfer.kv.hot_pool import Candidates, PoolMoment
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_policies import PoolPolicy
+from hillinfer.kv.prefetch_buffer import LandedRows, PrefetchBuffer
+from hillinfer.native.selected import MissList
 from hillinfer.settings import Settings
 from hillinfer.statistics import Counters, LayerHits
-from hillinfer.trace.recorder import LayerStep
+from hillinfer.trace.recorder import LayerStep, ReadCost
 
 if TYPE_CHECKING:
     from hillinfer.kv.sequence import Sequence
@@ -82,6 +86,98 @@ class LayerStepLog:
         self._layer_hits.hot[layer] += rows
         sequence.counters.hot_rows_read += rows
         sequence.layer_hits.hot[layer] += rows
+
+
+# --- the life of rows that were read ahead ---
+
+
+class RowLife:
+    """What was read ahead of a set of rows, from when it is taken over to the last look at it.
+
+    Somebody looks at it in the block of code that this encloses. It is no generator's context:
+    between the frames of one an interrupt would leave its memory taken.
+
+    Parameters
+    ----------
+    prefetch
+        Has read it.
+    landed
+        Which it is; None where nothing was read ahead.
+    """
+
+    def __init__(self, prefetch: PrefetchBuffer, landed: LandedRows | None) -> None:
+        self._prefetch, self._landed = prefetch, landed
+        self._taken: LandedRows | None = None
+        self._promoting: Future[tuple[int, int]] | None = None
+
+    def __enter__(self) -> Self:
+        """Take nothing over yet: what goes wrong before `arrive` leaves it to who drops it."""
+        return self
+
+    def arrive(self) -> ReadCost:
+        """Take it over and wait until it is there; raises as `PrefetchBuffer.arrive` does."""
+        self._taken = self._landed
+        self._prefetch.claim(self._landed)
+        return self._prefetch.arrive(self._landed)
+
+    def promote(self, promoting: Future[tuple[int, int]]) -> None:
+        """Leave its memory alone until a promotion from there has ended, too."""
+        self._promoting = promoting
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
+    ) -> None:
+        """Free its memory, once nothing is read to it or promoted from it."""
+        self._prefetch.let_go(self._taken, self._promoting)
+
+
+class SelectedLife(RowLife):
+    """The same of a selected set, whose cold rows become hot.
+
+    Parameters
+    ----------
+    prefetch, landed
+        As in `RowLife`.
+    pools
+        Where they become hot.
+    entry
+        Of the timeline; learns what was read ahead, and how long attention has waited for it.
+    misses
+        Learns where it lies, as long as somebody looks; None where nobody asks it.
+    """
+
+    def __init__(
+        self,
+        prefetch: PrefetchBuffer,
+        landed: LandedRows | None,
+        pools: HotPools,
+        entry: LayerStep,
+        misses: MissList | None = None,
+    ) -> None:
+        super().__init__(prefetch, landed)
+        self._pools, self._entry, self._misses = pools, entry, misses
+
+    def arrive(self) -> ReadCost:
+        """Do as `RowLife.arrive`, and tell where it lies and what it took."""
+        started, landed = time.perf_counter(), self._landed
+        self._entry.note_reads(cost := super().arrive())
+        self._entry.wait_seconds += time.perf_counter() - started
+        if self._misses is not None and landed is not None:
+            self._misses.tell_landed(landed.positions, landed.places, self._prefetch.rows)
+        return cost
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
+    ) -> None:
+        """Do as `RowLife`; where something went wrong nothing is promoted any more, either."""
+        try:
+            if kind is not None and not issubclass(kind, GeneratorExit):
+                # An interrupt may have come before a promotion that has begun was noted.
+                self._pools.finish()
+        finally:
+            if self._misses is not None:
+                self._misses.forget_landed()
+            super().__exit__(kind, error, trace)
 
 
 # --- promotion and demotion ---
