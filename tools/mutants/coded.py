@@ -45,7 +45,7 @@ CODED: tuple[Mutant, ...] = (
     Mutant(
         "sets-of-steps-together-uncounted",
         "What is chosen for rows of a step together takes memory that nobody counts.",
-        "host/hillinfer/engine/coded_call.py",
+        "host/hillinfer/native/split.py",
         "            self._counted.expect(rows.byte_count + misses.byte_count)\n",
         "",
         (f"{_CENSUS}::test_steps_together_hold_nothing_that_is_not_counted",),
@@ -375,7 +375,7 @@ CODED: tuple[Mutant, ...] = (
     Mutant(
         "cold-tokens-are-coded-into-others-places",
         "Rows that stay to be read, once codes came of a file, are coded to the first places.",
-        "host/hillinfer/native/selected.py",
+        "host/hillinfer/native/split.py",
         "            column[: len(own)] = column[own]\n",
         "            pass\n",
         (_PLACES, f"{_STEP_TESTS}::test_tokens_that_the_file_lacks_come_as_rows"),

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from hillinfer.engine.queries import Ahead, AskedStep, LayerCalls, explained, host_query
 from hillinfer.kv.sequence import Sequence
-from hillinfer.memory_budget import Accountant, Part
 from hillinfer.native.library import NativeLibrary, native_library
-from hillinfer.native.selected import ColdTokens, MissList, SelectedRows, SplitRows
+from hillinfer.native.selected import MissList, SelectedRows
+from hillinfer.native.split import ColdTokens, SplitRows
 from hillinfer.scoring.coded import AlignedWeights
 from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer.shadow.code_file import CodeFile
@@ -23,150 +23,8 @@ from hillinfer.shadow.segments import SegmentLayer
 from hillinfer.shadow.values import ValueCodes
 from hillinfer.trace.recorder import Lane, Recorder
 from hillinfer_model.errors import NonFiniteQueryError
-from hillinfer_model.kernel_spec import GROUP_TOKENS
 
-# --- Memory that is used again ---
-
-
-class ReusedRows:
-    """Rows of memory for one step of one layer, counted when they grow."""
-
-    def __init__(self, row_bytes: int, accountant: Accountant) -> None:
-        self._row_bytes = row_bytes
-        self._accountant = accountant
-        self._memory = np.zeros((0, row_bytes), np.uint8)
-
-    def take(self, rows: int) -> NDArray[np.uint8]:
-        """Return so many rows, valid until the next are taken."""
-        if rows > len(self._memory):
-            self._accountant.take(Part.STAGING, (rows - len(self._memory)) * self._row_bytes)
-            self._memory = np.zeros((rows, self._row_bytes), np.uint8)
-        return self._memory[:rows]
-
-
-class CountedMemory:
-    """Counts memory that each step of a layer makes anew, by the tokens that it is made for."""
-
-    def __init__(self, token_bytes: int, accountant: Accountant) -> None:
-        self._token_bytes = token_bytes
-        self._accountant = accountant
-        self._tokens = 0
-
-    def expect(self, tokens: int) -> None:
-        """Count what a step of so many tokens makes, where none had as many."""
-        more = max(0, tokens - self._tokens)
-        if more:
-            self._accountant.take(Part.STAGING, more * self._token_bytes)
-            self._tokens += more
-
-
-class SelectedRoom:
-    """Memory that the library chooses exact rows in, for one sequence of a step; as `SplitRoom`.
-
-    Parameters
-    ----------
-    sets
-        How many are chosen.
-    accountant
-        Counts them.
-    """
-
-    def __init__(self, sets: int, accountant: Accountant) -> None:
-        self._sets, self._room = sets, (0, 0)
-        self._counted = CountedMemory(1, accountant)
-        self._rows, self._misses = SelectedRows(sets, 0, 0), MissList(0)
-
-    def take(self, count: int, tokens: int) -> tuple[SelectedRows, MissList]:
-        """Return room for sets of so many positions, of so many tokens."""
-        if count > self._room[0] or tokens > self._room[1]:
-            # Each token makes it a little more.
-            room = with_more(count), with_more(tokens)
-            rows = SelectedRows(self._sets, *room)
-            misses = MissList(rows.most_rows)
-            self._counted.expect(rows.byte_count + misses.byte_count)
-            self._room, self._rows, self._misses = room, rows, misses
-        return self._rows, self._misses
-
-
-class SplitRoom:
-    """Memory that the library chooses in, for one sequence of a step, counted when it grows.
-
-    Parameters
-    ----------
-    sets
-        How many are chosen.
-    code_bytes, weight_bytes
-        Of a token's codes, and of what weighs it.
-    accountant
-        Counts them.
-    """
-
-    def __init__(
-        self, sets: int, code_bytes: int, weight_bytes: int, accountant: Accountant
-    ) -> None:
-        self._sets, self._code_bytes = sets, code_bytes
-        self._arrived = ReusedRows(code_bytes, accountant)
-        self._weights = CountedMemory(weight_bytes, accountant)
-        self._counted = CountedMemory(1, accountant)
-        self.split = SplitRows(sets, 0, 0, 0, code_bytes)
-
-    def take(self, count: int, exact: int, tokens: int) -> SplitRows:
-        """Return room for sets of so many positions, so many of them exact, of so many tokens."""
-        if not self.split.holds(count, exact, tokens):
-            # Each token makes it a little more.
-            room = with_more(count), with_more(exact), with_more(tokens)
-            split = SplitRows(self._sets, *room, self._code_bytes)
-            self._counted.expect(split.byte_count)
-            self.split = split
-        coded = self._sets * (count - exact)
-        self._weights.expect(coded)
-        self._codes = self._arrived.take(min(coded, tokens))
-        self.split.table.arrived = self._codes.ctypes.data
-        self.split.tell_weights(None)
-        return self.split
-
-
-class SplitPool:
-    """Memory that the library chooses in for a layer, while what it chose for others waits.
-
-    Any thread may ask.
-
-    Parameters
-    ----------
-    sets, code_bytes
-        As in `SplitRoom`.
-    """
-
-    def __init__(self, sets: int, code_bytes: int) -> None:
-        self._sets, self._code_bytes = sets, code_bytes
-        self._spare: list[SplitRows] = []
-
-    def take(self, count: int, exact: int, tokens: int) -> SplitRows:
-        """Return room for sets of so many positions, so many of them exact, of so many tokens."""
-        # Another thread may take what is seen here.
-        with suppress(IndexError):
-            while True:
-                split = self._spare.pop()
-                if split.holds(count, exact, tokens):
-                    return split
-        # Each token makes it a little more.
-        room = with_more(count), with_more(exact), with_more(tokens)
-        return SplitRows(self._sets, *room, self._code_bytes)
-
-    def give(self, split: SplitRows) -> None:
-        """Have it used again; who keeps it for good need not say so."""
-        split.tell_weights(None)
-        if len(self._spare) < _SPARE_SPLITS:
-            self._spare.append(split)
-
-
-# Of the layer that attends, and of the next one.
-_SPARE_SPLITS = 2
-
-
-def with_more(count: int) -> int:
-    """Return room for a count that grows by little each step."""
-    return count + count // 8 + GROUP_TOKENS
+# --- Sequences that take a step together ---
 
 
 @dataclass

@@ -14,15 +14,7 @@ from numpy.typing import NDArray
 
 from hillinfer.drive.files import round_up
 from hillinfer.engine.budget_plan import kept_product_bytes, most_coded, weighed_bytes, weight_bytes
-from hillinfer.engine.coded_call import (
-    ChoiceAhead,
-    CountedMemory,
-    ReusedRows,
-    SplitCall,
-    SplitPool,
-    SplitRoom,
-    Weighing,
-)
+from hillinfer.engine.coded_call import ChoiceAhead, SplitCall, Weighing
 from hillinfer.engine.cold_rows import ColdRows, ReadsAhead
 from hillinfer.engine.queries import (
     Ahead,
@@ -42,7 +34,7 @@ from hillinfer.kv.sequence import Sequence
 from hillinfer.kv.sequence_shadows import SequenceShadows
 from hillinfer.memory_budget import Accountant
 from hillinfer.native.library import native_library
-from hillinfer.native.selected import SplitRows
+from hillinfer.native.split import CountedMemory, ReusedRows, SplitPool, SplitRoom, SplitRows
 from hillinfer.native.structures import address_of
 from hillinfer.scoring.coded import AlignedWeights
 from hillinfer.scoring.scorer import ImportanceEvaluation

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.landing import RowBuffers, WantedRows
-from hillinfer.engine.coded_call import SplitPool
 from hillinfer.engine.queries import Ahead, Sets
 from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.gather import tile_runs
@@ -22,7 +21,8 @@ from hillinfer.kv.pool_manager import PoolManager, SelectedLife
 from hillinfer.kv.prefetch_buffer import LandedRows, PrefetchBuffer
 from hillinfer.kv.sequence import Sequence
 from hillinfer.native.library import native_library
-from hillinfer.native.selected import Coming, ComingAttention, MissedRows, MissList, SplitRows
+from hillinfer.native.selected import Coming, ComingAttention, MissedRows, MissList
+from hillinfer.native.split import SplitPool, SplitRows
 from hillinfer.native.structures import row_addresses
 from hillinfer.shadow.code_file import CodeFile
 from hillinfer.shadow.values import ValueCodes

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.engine.budget_plan import most_coded, weighed_bytes
-from hillinfer.engine.coded_call import ChoiceAhead, CountedMemory, ReusedRows
+from hillinfer.engine.coded_call import ChoiceAhead
 from hillinfer.engine.coded_step import CodedStep
 from hillinfer.engine.queries import Ahead, Prediction, Sets, explained, host_query
 from hillinfer.engine.selection import TokenSelection
@@ -24,7 +24,7 @@ from hillinfer.kv.sequence import Sequence
 from hillinfer.kv.sequence_shadows import SequenceShadows
 from hillinfer.memory_budget import Accountant
 from hillinfer.native.library import native_library
-from hillinfer.native.selected import SplitRows
+from hillinfer.native.split import CountedMemory, ReusedRows, SplitRows
 from hillinfer.native.structures import row_addresses
 from hillinfer.scoring.coded import AlignedWeights
 from hillinfer.shadow.code_file import CodeFile

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hillinfer.attention.native import NativeAttention
-from hillinfer.engine.coded_call import JoinedPart, SelectedRoom, SplitRoom
+from hillinfer.engine.coded_call import JoinedPart
 from hillinfer.engine.coded_step import CodedStep
 from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.queries import (
@@ -36,6 +36,7 @@ from hillinfer.model_shape import StoredType
 from hillinfer.native.library import native_library
 from hillinfer.native.selected import ComingAttention
 from hillinfer.native.signatures import RowStates, StepRow, StepRows
+from hillinfer.native.split import SelectedRoom, SplitRoom
 from hillinfer.native.structures import Shape
 from hillinfer.scoring.arguments import query_factor
 from hillinfer.scoring.scorer import ImportanceEvaluation

@@ -22,8 +22,9 @@ from hillinfer.kv.pool_policies import PoolPolicy
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import NUMBER_TYPES, Sequence
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.native.selected import MissList, SelectedRows, SplitRows
+from hillinfer.native.selected import MissList, SelectedRows
 from hillinfer.native.signatures import RowStates
+from hillinfer.native.split import SplitRows
 from hillinfer.native.structures import DecodeStep, Shape
 from hillinfer.scoring.arguments import query_factor
 from hillinfer.scoring.scorer import Wanted
