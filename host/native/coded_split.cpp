@@ -141,4 +141,37 @@ bool find_split(const LayerTable& table, const PoolTable& pool, const CodeSlots&
     return true;
 }
 
+bool take_coming(SplitSelection& split) {
+    if (!split.coming) {
+        return false;
+    }
+    ComingCodes& coming = *split.coming;
+    std::vector<int64_t> records(size_t(split.cold_count));
+    int64_t next = 0;
+    for (int64_t i = 0; i < split.cold_count; ++i, ++next) {
+        // Both are in the order of positions.
+        const int64_t row = split.cold_rows[i], number = split.numbers[split.cold_numbers[i]];
+        while (next < coming.count &&
+               (coming.rows[next] != row || coming.numbers[next] != number)) {
+            ++next;
+        }
+        if (next == coming.count) {
+            return false;
+        }
+        records[size_t(i)] = next;
+    }
+    if (!arrive(*coming.awaited)) {
+        return false;
+    }
+    for (int64_t i = 0; i < split.cold_count; ++i) {
+        split.coded->addresses[split.missing[split.cold_numbers[i]]] =
+            uint64_t(reinterpret_cast<uintptr_t>(coming.records)) +
+            uint64_t(records[size_t(i)] * coming.record_bytes);
+    }
+    coming.taken = split.cold_count;
+    split.read_count -= split.cold_count;
+    split.cold_count = 0;
+    return true;
+}
+
 }  // namespace hillinfer

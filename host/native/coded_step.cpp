@@ -261,12 +261,19 @@ Found find_all(const LayerTable& table, const PoolTable& pool, const CodeSlots& 
     return is_placed ? found : kNowhere;
 }
 
-// Finds everything, codes what is here, and where that is all ends the step; kCold where rows are to be
-// read.
+// Waits for rows that were read ahead, finds everything, codes what is here, and where that and codes on
+// their way are all ends the step; kCold where rows are to be read.
 int32_t attend_split(int32_t variant, const LayerTable& table, const PoolTable& pool,
                      const CodeSlots& slots, const DecodeStep& step, SplitSelection& split,
                      Misses& misses, float* out, int32_t* products = nullptr) {
     SelectedSets& exact = *split.exact;
+    if (split.coming) {
+        split.coming->taken = 0;
+    }
+    if (!have_arrived(misses)) {
+        split.cold_count = 0;
+        return kCold;
+    }
     const Found found = find_all(table, pool, slots, step, split, misses);
     if (found == kNowhere) {
         return kMisplaced;
@@ -279,7 +286,7 @@ int32_t attend_split(int32_t variant, const LayerTable& table, const PoolTable& 
     }
     want_codes(slots, split.rows, split.settled_count);
     code_here(*scoring_kernels(variant), table, step, split);
-    if (misses.count > misses.arrived || split.cold_count) {
+    if (misses.count > misses.arrived || (split.cold_count && !take_coming(split))) {
         return kCold;
     }
     return end_split(variant, table, slots, step, split, out, products) ? kDone : kNotFinite;
@@ -385,8 +392,9 @@ HILLINFER_API int32_t hillinfer_list_cold(const LayerTable* table, const PoolTab
     return failed != kDone ? failed : !is_placed ? kMisplaced : split->cold_count ? kCold : kDone;
 }
 
-// Finds rows and codes of sets that are told, codes what came, and where all is here attends and offers
-// codes; kCold where rows are to be read: exact ones are `misses` then, the others those of the split.
+// Finds rows and codes of sets that are told, once those have come that were read ahead, codes what came,
+// and where all is here attends and offers codes. kCold where rows are to be read: exact ones are `misses`
+// then, the others those of the split; where what was read ahead did not come nothing was looked for.
 HILLINFER_API int32_t hillinfer_attend_split(int32_t variant, const LayerTable* table,
                                              const PoolTable* pool, const CodeSlots* slots,
                                              const DecodeStep* step, SplitSelection* split,

@@ -23,6 +23,17 @@ struct SegmentValues {
 // No codes are known under it: a row that is read itself.
 constexpr int64_t kNoNumber = -2;
 
+// Codes of tokens on their way from a file, record after record. Shared with Python, as below.
+struct ComingCodes {
+    Awaited* awaited;
+    const int64_t* rows;     // Whose they are, in the order of positions,
+    const int64_t* numbers;  // and numbers of their segments' values.
+    int64_t count;
+    const uint8_t* records;
+    int64_t record_bytes;
+    int64_t taken;  // Written: how many of the tokens without codes have them here, all or none.
+};
+
 // Selected sets, what of them is exact and what is coded, and where that lies. Rows and tokens are those
 // that at least one set has.
 struct SplitSelection {
@@ -57,6 +68,7 @@ struct SplitSelection {
     int64_t* cold_rows;
     int64_t* cold_numbers;
     int64_t cold_count;
+    ComingCodes* coming;  // Null where none are on their way.
 };
 
 // Tells the coded tokens of each set; false where an exact one is not selected.
@@ -71,5 +83,9 @@ bool list_cold(const LayerTable& table, const PoolTable& pool, const CodeSlots& 
 // where a coded token has no row, or no segment.
 bool find_split(const LayerTable& table, const PoolTable& pool, const CodeSlots& slots,
                 int32_t segment_tokens, const Misses& landed, SplitSelection& split);
+
+// Waits for codes on their way where they are those of all tokens that are to be read, and says where they
+// lie. False, and these are still to be read, where they are not, or did not come as they were written.
+bool take_coming(SplitSelection& split);
 
 }  // namespace hillinfer

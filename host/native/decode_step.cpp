@@ -234,6 +234,11 @@ void attend_selected(const AttentionKernels& kernels, const DecodeStep& step,
     attend(kernels, attention_of(step, memory), rows_of_sets(selected, addresses), out);
 }
 
+bool have_arrived(Misses& misses) {
+    misses.count = misses.arrived = 0;
+    return !misses.coming || arrive(*misses.coming);
+}
+
 Found attend_joined(int32_t variant, const LayerTable& table, const PoolTable& pool,
                     const DecodeStep& step, SelectedSets& selected, Misses& misses, float* out) {
     const int64_t* const positions = selected.positions;
@@ -350,8 +355,8 @@ HILLINFER_API int32_t hillinfer_choose_end(ChoiceAhead* ahead) {
 
 // Counts rows of selected sets as hits, finds them and, where all of them are in memory, attends to
 // the sets; else kCold, or kMisplaced for a position that is nowhere. What was not hot is listed as
-// misses, also where all of it was read ahead. Hits are left alone where the shift is negative: Python
-// counts them.
+// misses, also where all of it was read ahead, and nothing where that did not come. Hits are left alone
+// where the shift is negative: Python counts them.
 HILLINFER_API int32_t hillinfer_attend_tokens(int32_t variant, const LayerTable* table,
                                               const PoolTable* pool, const DecodeStep* step,
                                               SelectedSets* selected, Misses* misses,
@@ -363,8 +368,11 @@ HILLINFER_API int32_t hillinfer_attend_tokens(int32_t variant, const LayerTable*
             return kMisplaced;
         }
     }
-    Found found = kAllHot;
+    Found found = kSomeCold;
     const int32_t outcome = guarded([&] {
+        if (!have_arrived(*misses)) {
+            return;
+        }
         join_sets(*selected, table->length);
         found = attend_joined(variant, *table, *pool, *step, *selected, *misses, out);
     });

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "awaited.h"
 #include "halves.h"
 #include "kernels.h"
 #include "row_places.h"
@@ -86,6 +87,8 @@ struct Misses {
     uint16_t* hits;
     int64_t arrived;
     int64_t count;
+    // Who brings what was read ahead and is to be waited for before anybody looks; null where it is here.
+    Awaited* coming;
 };
 
 // Lists the rows without an address; those that were read ahead get theirs.
@@ -98,6 +101,9 @@ Attention attention_of(const DecodeStep& step, std::vector<float>& memory);
 // Attends to sets whose rows are all here; `out` gets query heads * head_dim.
 void attend_selected(const AttentionKernels& kernels, const DecodeStep& step,
                      const SelectedSets& selected, float* out);
+
+// Lists nothing yet, and waits for what was read ahead; false where not all of it came as it was written.
+bool have_arrived(Misses& misses);
 
 // Counts the rows of joined sets as hits, finds them and, where all of them are in memory, attends to
 // them; lists what is missing.

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "api.h"
+#include "awaited.h"
 #include "ring.h"
 
 namespace hillinfer {
@@ -129,6 +130,21 @@ void Lander::run() {
         next.is_done = 1;
         done_.notify_all();
     }
+}
+
+bool arrive(Awaited& coming) {
+    coming.is_over = coming.is_whole = 0;
+    if (coming.lander->is_elsewhere()) {
+        return false;
+    }
+    const int64_t started = now();
+    coming.lander->wait(coming.errand);
+    coming.nanoseconds = now() - started;
+    coming.is_over = 1;
+    const Landing& landing = *coming.errand->landing;
+    coming.is_whole = coming.errand->outcome == kDone && landing.landed == landing.count &&
+                      landing.wrong < 0;
+    return coming.is_whole;
 }
 
 }  // namespace hillinfer

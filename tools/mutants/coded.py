@@ -19,6 +19,7 @@ _FILE = "host/hillinfer/shadow/code_file.py"
 _FILE_TESTS = "tests/host/shadow/test_code_file.py"
 _LANES = "tests/host/gpu/test_coded_lanes.py"
 _SESSION_TESTS = "tests/host/sessions/test_coded_sessions.py"
+_COLD_CALLS = "tests/host/engine/test_cold_calls.py"
 _CENSUS = "tests/host/limits/test_memory_census.py"
 
 _DEFAULTS = "tests/host/engine/test_precision_defaults.py"
@@ -334,7 +335,7 @@ CODED: tuple[Mutant, ...] = (
     Mutant(
         "codes-of-a-file-go-to-their-neighbours",
         "What was begun to be read is taken in another order than it was.",
-        _FILE,
+        "host/hillinfer/shadow/coming_codes.py",
         "at = order[np.minimum(at, len(order) - 1)]",
         "at = np.minimum(at, len(order) - 1)",
         (_FILE_TESTS,),
@@ -544,5 +545,39 @@ CODED: tuple[Mutant, ...] = (
         "        split.take_back(filed.only(~filled))\n",
         "        split.take_back(filed.only(filled & ~filled))\n",
         (_STEP_TESTS,),
+    ),
+    Mutant(
+        "codes-on-their-way-are-waited-for-apart",
+        "A layer whose codes were begun to be read looks, waits and attends in three calls.",
+        "host/hillinfer/engine/coded_call.py",
+        "split.table.coming = None if coming is None else coming.told()",
+        "split.table.coming = None",
+        (_COLD_CALLS,),
+    ),
+    Mutant(
+        "rows-on-their-way-are-waited-for-apart",
+        "A layer whose rows were begun to be read waits for them in a call of its own.",
+        "host/hillinfer/kv/pool_manager.py",
+        "awaited = None if landed is None or misses is None else landed.awaited",
+        "awaited = None",
+        (_COLD_CALLS,),
+    ),
+    Mutant(
+        "what-did-not-come-is-attended-to",
+        "Attention looks at what was read ahead, whether or not it came as it was written.",
+        "host/native/lander.cpp",
+        "    return coming.is_whole;\n",
+        "    return true;\n",
+        (_COLD_CALLS,),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "codes-of-the-token-before",
+        "Codes on their way are taken for those of the token behind their own.",
+        "host/native/coded_split.cpp",
+        "records[size_t(i)] = next;",
+        "records[size_t(i)] = next ? next - 1 : 0;",
+        (_COLD_CALLS,),
+        Built.NATIVE,
     ),
 )

@@ -20,7 +20,7 @@ from hillinfer.drive.landing import MAX_READ_BYTES, FileRows, Landed, LandingTab
 from hillinfer.drive.shared_files import ReadFile
 from hillinfer.errors import ColdPoolError
 from hillinfer.native.library import native_library
-from hillinfer.native.signatures import LandingErrand
+from hillinfer.native.signatures import Awaited, LandingErrand
 from hillinfer.native.structures import ReadWay
 
 # --- The interface ---
@@ -278,6 +278,7 @@ class LandingAhead:
         self._library = native_library()
         address = ctypes.addressof(self._landing.table)
         self._errand = LandingErrand(engine.way(file.descriptor), address, is_done=1)
+        self._awaited: Awaited | None = None
 
     def begin(self) -> None:
         """Begin; `settle` or `result` must follow before the file is closed."""
@@ -293,8 +294,18 @@ class LandingAhead:
         """Wait until nothing is under way; harmless when done twice, or before `begin`."""
         # Whoever closed the thread has waited, and it is gone.
         if self in self._begun:
-            self._library.functions.hillinfer_lander_wait(self._thread, self._errand)
+            if self._awaited is None or not self._awaited.is_over:
+                self._library.functions.hillinfer_lander_wait(self._thread, self._errand)
             self._begun.discard(self)
+
+    @property
+    def awaited(self) -> Awaited | None:
+        """What a call of the library is told that is to wait for it; None where nobody need."""
+        if self not in self._begun:
+            return None
+        if self._awaited is None:
+            self._awaited = Awaited(self._thread, ctypes.addressof(self._errand))
+        return self._awaited
 
     def result(self) -> Landed:
         """Return what it took, once all rows are there; raises as `ReadEngine.land` does."""

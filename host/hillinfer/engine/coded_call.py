@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer.shadow.code_file import CodeFile
 from hillinfer.shadow.segments import SegmentLayer
 from hillinfer.shadow.values import ValueCodes
-from hillinfer.trace.recorder import Lane, Recorder
+from hillinfer.trace.recorder import SILENT, Lane, Recorder
 from hillinfer_model.errors import NonFiniteQueryError
 
 # --- Sequences that take a step together ---
@@ -182,6 +183,7 @@ class SplitCall:
         self._sequence = sequence
         self._split = split
         self.together = together
+        self.may_wait, self.waited_seconds = False, 0.0
         # Tokens whose codes lie in a file.
         self._filed: ColdTokens | None = None
         self._library = native_library()
@@ -195,16 +197,31 @@ class SplitCall:
     def look(self) -> bool:
         """Find rows and codes, and attend where all is here; see `SplitAttention`."""
         split, given = self._split, (self._name, self._number, self._table, self._pool)
-        rest = self._step, split.address, split.misses.address, self._out
+        rest, key = (self._step, split.address, split.misses.address, self._out), id(self._sequence)
+        coming = None if self._file is None else self._file.on_way(self._layer, key)
+        if coming is not None and not self.may_wait:
+            coming.landed.settle()
 
         def decode(slots: int) -> bool:
             # Codes stay, whoever makes room until all is here.
             self._held = self._values.chunks(self._layer)
             return self._library.decode(*given, slots, *rest)
 
-        with self._recorder.span(Lane.COMPUTE, "attention", layer=self._layer):
+        started = time.perf_counter_ns()
+        split.table.coming = None if coming is None else coming.told()
+        try:
             is_here = self._values.look(self._layer, decode)
+        finally:
+            split.table.coming = None
+        if self._recorder is not SILENT:
+            # What it waited for is none of its own time.
+            started += split.misses.waited_ns + (0 if coming is None else coming.waited_ns)
+            stop = time.perf_counter_ns()
+            self._recorder.note(Lane.COMPUTE, "attention", started, stop, layer=self._layer)
         self._calls.note_hits(self._layer, self._sequence, split.exact, split.misses)
+        if self._file is not None and coming is not None and coming.taken:
+            self.waited_seconds = coming.waited_ns / 1e9
+            self._file.took(self._layer, key, self._sequence.counters)
         return is_here
 
     def expect(self) -> None:

@@ -453,9 +453,12 @@ class CodedStep:
         started, is_here = time.perf_counter_ns(), False
         chunks: tuple[NDArray[np.uint8], ...] = ()
         entry: LayerStep | None = None
+        is_announced = landed is not None
+        if not is_announced and self._file is not None and self._reads.has_begun:
+            is_announced = self._file.on_way(layer, id(sequence)) is not None
         try:
             with self._pools.attending:
-                if landed is None:
+                if not is_announced:
                     with self._values.changing:
                         slots = self._values.layers[layer].address
                         at = sequence.table_addresses[layer], pool, slots
@@ -474,8 +477,10 @@ class CodedStep:
                     self._reads.has_begun = True
                     given = self._calls, self._values, self._file, self._recorder
                     call = SplitCall(*given, layer, sequence, split, together)
+                    # Whose scoring has a thread of its own looks for codes there meanwhile.
+                    call.may_wait = self._selection.is_quick(layer, sequence)
                     call.begin(name, self._number, pool, asked, out)
-                    look = None if landed is None else call.look
+                    look = call.look if is_announced else None
                     entry = self._cold.bring(layer, sequence, step, landed, split, call, look)
         except NonFiniteQueryError as error:
             raise explained(layer, error) from error

@@ -37,9 +37,15 @@ class SplitAttention(Protocol):
     ----------
     together
         uint8 (rows, row_bytes): room for all exact rows where these are not read at once.
+    may_wait
+        Whether `look` may wait itself for what was read ahead: nobody else wants codes meanwhile.
+    waited_seconds
+        How long it has waited for codes.
     """
 
     together: NDArray[np.uint8]
+    may_wait: bool
+    waited_seconds: float
 
     def look(self) -> bool:
         """Find rows and codes, list misses, and attend where all is here, or say that it is not."""
@@ -128,9 +134,8 @@ class ColdRows:
         """
         entry = LayerStep(step, layer, sequence.lengths[layer])
         with SelectedLife(self._prefetch, landed, self._pools, entry, misses) as life:
-            life.arrive()
             if look is not None:
-                look()
+                life.arrive_by(look)
             self._note_missed(life, entry, sequence, misses, attention.rows)
             if misses.count > misses.arrived:
                 self._demand(entry, sequence, misses, attention)
@@ -164,8 +169,8 @@ class ColdRows:
         coming
             Who attends to them.
         look
-            `coming` looks once what was read ahead is there; None where it has looked, nothing was
-            read ahead, and something is to be read.
+            `coming` looks once what was read ahead is there, or is on its way as rows or codes;
+            None where it has looked, no row was read ahead, and something is to be read.
 
         Returns
         -------
@@ -173,8 +178,12 @@ class ColdRows:
         """
         entry, misses = LayerStep(step, layer, sequence.lengths[layer]), split.misses
         with SelectedLife(self._prefetch, landed, self._pools, entry, misses) as life:
-            life.arrive()
-            is_here = look is not None and look()
+            is_here = False
+            if look is not None:
+                if not coming.may_wait:
+                    life.arrive()
+                is_here = life.arrive_by(look) if coming.may_wait else look()
+                entry.wait_seconds += coming.waited_seconds
             self._note_missed(life, entry, sequence, misses, split.exact.count)
             if not is_here:
                 started = time.perf_counter()

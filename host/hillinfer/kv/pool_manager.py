@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +90,8 @@ class LayerStepLog:
 
 # --- the life of rows that were read ahead ---
 
+_Found = TypeVar("_Found")
+
 
 class RowLife:
     """What was read ahead of a set of rows, from when it is taken over to the last look at it.
@@ -114,10 +116,14 @@ class RowLife:
         """Take nothing over yet: what goes wrong before `arrive` leaves it to who drops it."""
         return self
 
-    def arrive(self) -> ReadCost:
-        """Take it over and wait until it is there; raises as `PrefetchBuffer.arrive` does."""
+    def take(self) -> None:
+        """Take it over; it may be on its way."""
         self._taken = self._landed
         self._prefetch.claim(self._landed)
+
+    def arrive(self) -> ReadCost:
+        """Take it over and wait until it is there; raises as `PrefetchBuffer.arrive` does."""
+        self.take()
         return self._prefetch.arrive(self._landed)
 
     def promote(self, promoting: Future[tuple[int, int]]) -> None:
@@ -159,8 +165,30 @@ class SelectedLife(RowLife):
 
     def arrive(self) -> ReadCost:
         """Do as `RowLife.arrive`, and tell where it lies and what it took."""
+        self.take()
+        return self._arrived()
+
+    def arrive_by(self, look: Callable[[], _Found]) -> _Found:
+        """Return what a call of the library says that looks once all is there.
+
+        It waits itself where it can: it looks for nothing where something did not come.
+        """
+        landed, misses = self._landed, self._misses
+        self.take()
+        awaited = None if landed is None or misses is None else landed.awaited
+        if landed is not None and misses is not None and awaited is not None:
+            misses.tell_landed(landed.positions, landed.places, self._prefetch.rows, awaited)
+            found = look()
+            self._entry.wait_seconds += awaited.nanoseconds / 1e9
+            if awaited.is_whole:
+                self._arrived()
+                return found
+        self._arrived()
+        return look()
+
+    def _arrived(self) -> ReadCost:
         started, landed = time.perf_counter(), self._landed
-        self._entry.note_reads(cost := super().arrive())
+        self._entry.note_reads(cost := self._prefetch.arrive(landed))
         self._entry.wait_seconds += time.perf_counter() - started
         if self._misses is not None and landed is not None:
             self._misses.tell_landed(landed.positions, landed.places, self._prefetch.rows)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from hillinfer.drive.landing import LandingArea, WantedRows
 from hillinfer.drive.read_engines import LandingAhead
 from hillinfer.kv.cold_store import ColdStore
+from hillinfer.native.signatures import Awaited
 from hillinfer.trace.recorder import ReadCost
 
 
@@ -58,6 +59,11 @@ class LandedRows:
         """Wait for rows that the library's thread lands; harmless for others, and done twice."""
         if self.ahead is not None:
             self.ahead.end(self)
+
+    @property
+    def awaited(self) -> Awaited | None:
+        """What a call of the library is told that is to wait for all of them, or None."""
+        return None if self.ahead is None else self.ahead.awaited
 
     def fault(self) -> BaseException | None:
         """Return what went wrong, once they are there; None where nothing did."""
@@ -114,6 +120,11 @@ class _NativeSet:
     def begin(self) -> None:
         """Begin to read them."""
         self._landing.begin()
+
+    @property
+    def awaited(self) -> Awaited | None:
+        """What a call of the library is told that is to wait for them, or None."""
+        return self._landing.awaited
 
     def end(self, landed: LandedRows) -> None:
         """Wait for them, and tell `reading` what came of it; harmless when done twice."""

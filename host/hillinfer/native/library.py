@@ -57,7 +57,7 @@ HOW_TO_BUILD = (
     "tree or install HillInfer again"
 )
 
-_INTERFACE_VERSION = 31
+_INTERFACE_VERSION = 32
 PROMPT_ROUNDING = 1
 """Grows where a prompt's attention (prompt_attention_kernels.h) comes to round otherwise."""
 _KEY_BYTES = 32

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.native.library import native_library
+from hillinfer.native.signatures import Awaited
 from hillinfer.native.structures import Attending, Misses, SelectedSets, address_of, row_addresses
 
 # --- Sets and the rows that at least one of them has ---
@@ -132,13 +133,14 @@ class MissList:
             hits=self._hits.ctypes.data,
         )
         self.address = ctypes.addressof(self._table)
-        self._kept: object = None
+        self._kept: tuple[NDArray[np.int64], NDArray[np.int64], Awaited | None] | None = None
 
     def tell_landed(
         self,
         positions: NDArray[np.int64],
         places: NDArray[np.int64],
         memory: NDArray[np.uint8],
+        coming: Awaited | None = None,
     ) -> None:
         """Say what was read ahead, until `forget_landed`.
 
@@ -150,14 +152,23 @@ class MissList:
             int64, which rows of the memory they are.
         memory
             uint8 (any, row_bytes), contiguous.
+        coming
+            Who brings it and is to be waited for; None where it is there.
         """
-        table, self._kept = self._table, (positions, places)
+        table, self._kept = self._table, (positions, places, coming)
+        table.coming = None if coming is None else ctypes.addressof(coming)
         table.landed_positions, table.landed_places = address_of(positions), address_of(places)
         table.landed_count, table.landed = len(positions), address_of(memory)
 
     def forget_landed(self) -> None:
         """Know of nothing that was read ahead."""
-        self._table.landed_count, self._kept = 0, None
+        self._table.landed_count, self._table.coming, self._kept = 0, None, None
+
+    @property
+    def waited_ns(self) -> int:
+        """How long the library has waited for what was read ahead, where it has."""
+        coming = self._kept[2] if self._kept is not None else None
+        return 0 if coming is None else int(coming.nanoseconds)
 
     @property
     def arrived(self) -> int:

@@ -146,6 +146,21 @@ class SplitSelection(ctypes.Structure):
         ("cold_rows", _POINTER),
         ("cold_numbers", _POINTER),
         ("cold_count", _LONG),
+        ("coming", _POINTER),
+    )
+
+
+class ComingCodes(ctypes.Structure):
+    """Codes of tokens on their way from a file; see host/native/coded_step.h."""
+
+    _fields_ = (
+        ("awaited", _POINTER),
+        ("rows", _POINTER),
+        ("numbers", _POINTER),
+        ("count", _LONG),
+        ("records", _POINTER),
+        ("record_bytes", _LONG),
+        ("taken", _LONG),
     )
 
 
@@ -162,6 +177,18 @@ class LandingErrand(ctypes.Structure):
         ("is_done", _INT),
         ("started_ns", _LONG),
         ("stopped_ns", _LONG),
+    )
+
+
+class Awaited(ctypes.Structure):
+    """What a thread lands, as who is to look at it sees it; see host/native/awaited.h."""
+
+    _fields_ = (
+        ("lander", _POINTER),
+        ("errand", _POINTER),
+        ("nanoseconds", _LONG),
+        ("is_over", _INT),
+        ("is_whole", _INT),
     )
 
 

@@ -318,6 +318,7 @@ class Misses(ctypes.Structure):
         ("hits", ctypes.c_void_p),
         ("arrived", ctypes.c_int64),
         ("count", ctypes.c_int64),
+        ("coming", ctypes.c_void_p),
     )
 
 

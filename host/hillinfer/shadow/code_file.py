@@ -8,7 +8,6 @@ import time
 import warnings
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,23 +18,15 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.checksums import ROW_SUM_BYTES, RowSums
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, IOMode, aligned_buffer, round_up
 from hillinfer.drive.landing import MAX_READ_BYTES, FileRows, Landed
-from hillinfer.drive.read_engines import (
-    ComingRows,
-    LandingAhead,
-    LandingInPython,
-    ReadEngine,
-    lander_of,
-)
+from hillinfer.drive.read_engines import LandingAhead, LandingInPython, ReadEngine, lander_of
 from hillinfer.errors import ColdPoolError, HillInferWarning
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.native.structures import row_addresses
+from hillinfer.shadow.coming_codes import ComingCodes, Flags, Numbers
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 from hillinfer_model.value_layout import code_row_bytes
-
-Numbers = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 # Reads bring records that begin at multiples of it.
 _ALIGNMENT = 64
@@ -75,36 +66,6 @@ def _landing_bytes(spec: KernelSpec, tokens: int) -> int:
 
 _BATCHES = 4
 _MOST_LANDING_BYTES = 4 << 20
-
-
-@dataclass(frozen=True)
-class _Coming:
-    """Tokens whose records are being read to a buffer."""
-
-    layer: int
-    rows: Numbers
-    numbers: Numbers
-    buffer: NDArray[np.uint8]
-    landed: ComingRows
-
-    def is_of(self, rows: Numbers, numbers: Numbers) -> bool:
-        """Say whether these are the very tokens, in the same order."""
-        # Bytes compare faster than arrays.
-        same = self.rows.tobytes() == rows.tobytes()
-        return same and self.numbers.tobytes() == numbers.tobytes()
-
-    def found(self, rows: Numbers, numbers: Numbers, filled: Flags) -> tuple[Numbers, Numbers]:
-        """Return which records came of rows that are wanted and not filled, and which these are."""
-        # What was begun is what is wanted, as a rule.
-        if self.is_of(rows, numbers):
-            (came,) = np.nonzero(~filled)
-            return came, came
-        order = np.argsort(self.rows)
-        at = np.searchsorted(self.rows, rows, sorter=order)
-        at = order[np.minimum(at, len(order) - 1)]
-        same = (self.rows[at] == rows) & (self.numbers[at] == numbers)
-        (came,) = np.nonzero(same & ~filled)
-        return at[came], came
 
 
 class CodeFile:
@@ -170,9 +131,9 @@ class CodeFile:
         self._lending, self._writing = threading.Lock(), threading.Lock()
         self._free: list[NDArray[np.uint8]] = []
         self._tokens = 0
-        self._coming: dict[tuple[int, Hashable], _Coming] = {}
+        self._coming: dict[tuple[int, Hashable], ComingCodes] = {}
         # What somebody looks at.
-        self._held: dict[tuple[int, Hashable], list[_Coming]] = {}
+        self._held: dict[tuple[int, Hashable], list[ComingCodes]] = {}
 
     def cover(self, rows: int) -> None:
         """Have tables for row numbers below that.
@@ -334,6 +295,21 @@ class CodeFile:
         coming = self._coming.get((layer, key))
         return self._is_read and coming is not None and coming.is_of(rows, numbers)
 
+    def on_way(self, layer: int, key: Hashable) -> ComingCodes | None:
+        """Return codes of a layer that are on their way to whoever fills in by that key."""
+        return self._coming.get((layer, key)) if self._is_read else None
+
+    def took(self, layer: int, key: Hashable, own: Counters) -> None:
+        """Count codes on their way that a call of the library found, all of what it wanted.
+
+        Nobody looks at them any more. Parameters as for `fill`.
+        """
+        coming = self._coming.pop((layer, key))
+        try:
+            self._count(self._landed(coming), coming.taken, own)
+        finally:
+            self._give(coming)
+
     def fill(
         self,
         layer: int,
@@ -418,9 +394,7 @@ class CodeFile:
             return
         # Whatever becomes of it here, its buffer is free once it is let go.
         self._held.setdefault((layer, key), []).append(coming)
-        landed = coming.landed.result()
-        if isinstance(coming.landed, LandingAhead):
-            self._tell(layer, landed, *coming.landed.times)
+        landed = self._landed(coming)
         if landed.wrong is not None:
             row = int(coming.rows[landed.wrong])
             start = int(self._starts(layer, np.array([row // GROUP_TOKENS]))[0])
@@ -428,11 +402,22 @@ class CodeFile:
         at, came = coming.found(rows, numbers, filled)
         addresses[came] = row_addresses(coming.buffer, at)
         filled[came] = True
+        self._count(landed, len(came), own)
+
+    def _landed(self, coming: ComingCodes) -> Landed:
+        """Wait for what was begun, and note how long it was read."""
+        landed = coming.landed.result()
+        if isinstance(coming.landed, LandingAhead):
+            self._tell(coming.layer, landed, *coming.landed.times)
+        return landed
+
+    def _count(self, landed: Landed, came: int, own: Counters) -> None:
+        """Count reads that brought so many codes that were wanted."""
         for counters in (self._counters, own):
             counters.cold_reads += landed.cost.reads
             counters.cold_read_bytes += landed.cost.byte_count
-            counters.cold_useful_bytes += len(came) * self._size
-            counters.coded_reads += len(came)
+            counters.cold_useful_bytes += came * self._size
+            counters.coded_reads += came
 
     def _begin_rest(self, layer: int, key: Hashable, rows: Numbers, numbers: Numbers) -> bool:
         """Begin to read what was not begun, behind what came; False where nothing is read."""
@@ -471,11 +456,11 @@ class CodeFile:
         wanted = FileRows(rows, buffer, places, self._landing, sums, starts=starts, unit_bytes=unit)
         if self._lander is None:
             landed = LandingInPython(self._reader.submit(self._land, layer, wanted))
-            self._coming[layer, key] = _Coming(layer, rows, numbers, buffer, landed)
+            self._coming[layer, key] = ComingCodes(layer, rows, numbers, buffer, landed)
             return
         ahead = self._lander.ahead(self._file, wanted)
         # Noted first: an interrupt must not leave what is under way to nobody.
-        self._coming[layer, key] = _Coming(layer, rows, numbers, buffer, ahead)
+        self._coming[layer, key] = ComingCodes(layer, rows, numbers, buffer, ahead)
         begin(ahead)
 
     def _land(self, layer: int, wanted: FileRows) -> Landed:
@@ -490,7 +475,7 @@ class CodeFile:
             Lane.READS, "codes", started, stop, layer=layer, reads=cost.reads, bytes=cost.byte_count
         )
 
-    def _give(self, coming: _Coming) -> None:
+    def _give(self, coming: ComingCodes) -> None:
         """Let a buffer be used again, once nobody reads to it."""
         coming.landed.settle()
         # Those of before buffers grew are not used again.
