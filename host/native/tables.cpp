@@ -305,7 +305,20 @@ void SlotPool::forget(int64_t first, int64_t last) {
     }
 }
 
-void SlotPool::refresh(const LayerTable& sequence, int64_t settled, int64_t length) {
+namespace {
+
+uint16_t faded(uint32_t hits, int32_t fades, int32_t shift) {
+    // What shifts down to nothing fades no more.
+    for (; fades > 0 && hits >> shift; --fades) {
+        hits -= hits >> shift;
+    }
+    return uint16_t(hits);
+}
+
+}  // namespace
+
+void SlotPool::refresh(const LayerTable& sequence, int64_t settled, int64_t length, int32_t fades,
+                       int32_t shift) {
     for (int64_t slot = 0; slot < table.used; ++slot) {
         const int64_t position = table.positions[slot];
         const int64_t group = position / kGroupTokens;
@@ -314,7 +327,7 @@ void SlotPool::refresh(const LayerTable& sequence, int64_t settled, int64_t leng
             continue;
         }
         if (table.rows[slot] == sequence.groups[group] * kGroupTokens + position % kGroupTokens) {
-            table.counts[slot] = sequence.hits[position];
+            table.counts[slot] = faded(sequence.hits[position], fades, shift);
             table.lengths[slot] = int32_t(length);
         }
     }
@@ -437,6 +450,6 @@ HILLINFER_API void hillinfer_pool_forget(SlotPool* pool, int64_t first, int64_t 
 }
 
 HILLINFER_API void hillinfer_pool_refresh(SlotPool* pool, const LayerTable* sequence, int64_t settled,
-                                          int64_t length) {
-    pool->refresh(*sequence, settled, length);
+                                          int64_t length, int32_t fades, int32_t shift) {
+    pool->refresh(*sequence, settled, length, fades, shift);
 }

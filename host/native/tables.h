@@ -133,8 +133,10 @@ public:
     int64_t free_slots() const;
     // Drops rows of first <= row < last.
     void forget(int64_t first, int64_t last);
-    // Learns what a sequence's hits are now, of its rows below `settled`.
-    void refresh(const LayerTable& sequence, int64_t settled, int64_t length);
+    // Learns what a sequence's hits are now, of its rows below `settled`. They have faded so often
+    // since, each time by themselves shifted down so far.
+    void refresh(const LayerTable& sequence, int64_t settled, int64_t length, int32_t fades,
+                 int32_t shift);
     // Moves rows together below `capacity`, of which there are no more, and gives the rest back.
     void pack(int64_t capacity);
 

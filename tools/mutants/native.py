@@ -150,6 +150,15 @@ NATIVE: tuple[Mutant, ...] = (
         Built.NATIVE,
     ),
     Mutant(
+        "native-hits-fade-once",
+        "Hits fade by one step, however many others took.",
+        "host/native/tables.cpp",
+        "for (; fades > 0 && hits >> shift; --fades) {",
+        "if (fades > 0) {",
+        (f"{_TESTS}/kv/test_hot_pool.py",),
+        Built.NATIVE,
+    ),
+    Mutant(
         "fork-without-hits",
         "A fork forgets the hits of what it goes on from.",
         "host/native/tables.cpp",

@@ -455,8 +455,33 @@ _CAUGHT = (
 )
 
 _GROWING = f"{_TESTS}/system/test_growing_tables.py"
+_PENDING = f"{_TESTS}/kv/test_pending_hits.py"
 
 _HARD_TO_SEE = (
+    Mutant(
+        "hits-of-an-idle-document-stay",
+        "Hits of a sequence that takes no steps never fade.",
+        "host/hillinfer/kv/hot_pool.py",
+        "if fades != told.fades and sequence not in noted:",
+        "if fades < told.fades and sequence not in noted:",
+        (f"{_PENDING}::test_hits_of_an_idle_sequence_fade_by_rounds_of_the_others",),
+    ),
+    Mutant(
+        "hits-fade-between-turns",
+        "Hits fade while sequences take turns by single steps.",
+        "host/hillinfer/kv/hot_pool.py",
+        "rounds = (clock - told.at) // others if others else 0",
+        "rounds = clock - told.at",
+        (f"{_PENDING}::test_no_hits_fade_while_sequences_take_turns_by_single_steps",),
+    ),
+    Mutant(
+        "hits-that-fade-change-untold",
+        "Hits of an idle sequence change before the pool was told how they had faded.",
+        "host/hillinfer/kv/hot_pool.py",
+        "if sequence in self._pending[layer] or sequence in self._known[layer]:",
+        "if sequence in self._pending[layer]:",
+        (f"{_PENDING}::test_pools_told_late_hold_what_pools_told_at_once_hold",),
+    ),
     Mutant(
         "tables-move-with-each-growth",
         "A table that grows is copied each time, and its old place stays in the heap.",

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +17,10 @@ from hillinfer.kv.pool_policies import (
     RowHistory,
     native_worth,
 )
+from hillinfer.kv.sequence import NotedHits, Sequence
 from hillinfer.native.library import native_library
 from hillinfer.native.structures import Promotion, address_of, row_addresses
 from hillinfer.native.tables import PoolTables
-
-if TYPE_CHECKING:
-    from hillinfer.kv.sequence import Sequence
 
 # --- The order in which rows deserve DRAM, at one moment ---
 
@@ -219,7 +218,9 @@ class HotPool:
         """Note that these slots were selected in this step."""
         self.columns.last_selected[slots] = step
 
-    def refresh(self, layer: int, sequence: Sequence, settled: int, length: int) -> None:
+    def refresh(
+        self, layer: int, sequence: Sequence, settled: int, length: int, fades: int = 0
+    ) -> None:
         """Learn what a sequence's hits are now, of its hot rows that were not selected as well.
 
         Parameters
@@ -230,8 +231,11 @@ class HotPool:
             Its tokens in full groups.
         length
             Its context length N.
+        fades
+            How often they have faded beside what its own steps let fade.
         """
-        self.columns.refresh(sequence.table_addresses[layer], settled, length)
+        table, shift = sequence.table_addresses[layer], self.policy.fade_shift
+        self.columns.refresh(table, settled, length, fades, shift)
 
     def growth(self, candidates: int, capacity: int) -> int:
         """Return by how many slots the pool would grow for so many candidates."""
@@ -353,3 +357,81 @@ def _moment(moment: PoolMoment, worth: int, slot_keys: NDArray[np.int64] | None)
         kept_recent=moment.kept_recent,
         alpha=moment.alpha,
     )
+
+
+# --- hits as pools are told of them ---
+
+# Rounds of others' steps that a sequence's hits do not fade in, and rounds in which they then fade
+# once. Of caches that take turns by single steps none fades.
+_GRACE_ROUNDS = 1
+_FADING_ROUNDS = 2
+
+
+@dataclass
+class _Told:
+    """What a pool was told of a sequence: as `note` was given it, when, and faded how often."""
+
+    settled: int
+    length: int
+    at: int
+    fades: int = 0
+
+
+class PendingHits(NotedHits):
+    """Tells pools what hits are now only once they are about to rank their rows.
+
+    To tell costs as much as looking at every hot row, and as long as all selected rows are hot
+    nothing is ranked. Ranks are those of pools that are told at once.
+
+    Hits of a sequence fade with its own steps. While others take steps and it takes none, the pool
+    is told fewer of it: one of them that steps twice makes a round, and every second round fades
+    them once. Its table keeps what it was, so its next step ranks by that.
+
+    Parameters
+    ----------
+    pools
+        One per layer.
+    """
+
+    most_fades: int = 40
+    """How often hits fade beside what their own steps let fade; nothing is left of them then."""
+
+    def __init__(self, pools: list[HotPool]) -> None:
+        super().__init__(len(pools))
+        self._pools = pools
+        self._known: list[WeakKeyDictionary[Sequence, _Told]] = [WeakKeyDictionary() for _ in pools]
+
+    def tell(self, layer: int) -> None:
+        """Tell a layer's pool everything noted, in that order."""
+        pending = self._pending[layer]
+        if pending:
+            self._pending[layer] = {}
+            pool, known = self._pools[layer], self._known[layer]
+            told = {sequence: _Told(*noted) for sequence, noted in pending.items()}
+            known.update(told)
+            if len(known) > 1 and pool.policy.fade_shift:
+                # Of what went idle first: of shared rows those count that were noted last.
+                told = {**self._faded(layer, told), **told}
+            for sequence, one in told.items():
+                pool.refresh(layer, sequence, one.settled, one.length, one.fades)
+
+    def tell_of(self, layer: int, sequence: Sequence) -> None:
+        """Do so before a sequence's hits or rows change in a way that is not noted."""
+        # Where others were noted since, its own may have faded.
+        if sequence in self._pending[layer] or sequence in self._known[layer]:
+            self.tell(layer)
+
+    def _faded(self, layer: int, noted: dict[Sequence, _Told]) -> dict[Sequence, _Told]:
+        """Let hits fade while others take steps; return whose did of those that are not noted."""
+        known, clock, faded = self._known[layer], self._clock[layer], {}
+        steps = sorted(told.at for told in known.values())
+        for sequence, told in list(known.items()):
+            others = len(steps) - bisect_right(steps, told.at)
+            rounds = (clock - told.at) // others if others else 0
+            fades = min(max(0, rounds - _GRACE_ROUNDS) // _FADING_ROUNDS, self.most_fades)
+            if fades != told.fades and sequence not in noted:
+                faded[sequence] = told
+            told.fades = fades
+            if fades == self.most_fades:
+                del known[sequence]
+        return faded

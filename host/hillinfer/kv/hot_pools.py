@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.errors import BudgetError, reason_of
-from hillinfer.kv.hot_pool import SLOT_BYTES, Candidates, HotPool, PoolMoment
+from hillinfer.kv.hot_pool import SLOT_BYTES, Candidates, HotPool, PendingHits, PoolMoment
 from hillinfer.kv.pool_policies import RANKED_BY_PYTHON, PoolPolicy, native_worth
-from hillinfer.kv.sequence import HitRateTable, PendingHits
+from hillinfer.kv.sequence import HitRateTable
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import PoolSizes

@@ -6,7 +6,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,9 +18,6 @@ from hillinfer.native.tables import SequenceTables
 from hillinfer.shadow.segments import Segment, ValueWords, known_values
 from hillinfer.statistics import Counters, LayerHits
 from hillinfer_model.kernel_spec import GROUP_TOKENS, SLICE_CHANNELS
-
-if TYPE_CHECKING:
-    from hillinfer.kv.hot_pool import HotPool
 
 # Of a tensor that the library reads where the model made it.
 NUMBER_TYPES = MappingProxyType({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
@@ -449,22 +445,21 @@ class RowPart:
 # --- hits that pools do not know of yet ---
 
 
-class PendingHits:
-    """Tells pools what hits are now only once they are about to rank their rows.
-
-    To tell costs as much as looking at every hot row, and as long as all selected rows are hot
-    nothing is ranked. Ranks are those of pools that are told at once.
+class NotedHits:
+    """Whose hits have changed since a layer's pool was told; steps where all is hot only add to it.
 
     Parameters
     ----------
-    pools
-        One per layer.
+    layers
+        Layers of the model.
     """
 
-    def __init__(self, pools: list[HotPool]) -> None:
-        self._pools = pools
-        # Tokens in full groups and context length of each sequence, the one noted last at the end.
-        self._pending: list[dict[Sequence, tuple[int, int]]] = [{} for _ in pools]
+    def __init__(self, layers: int) -> None:
+        # Notes so far.
+        self._clock = [0] * layers
+        # Tokens in full groups, context length, and clock of each sequence, the last noted at the
+        # end.
+        self._pending: list[dict[Sequence, tuple[int, int, int]]] = [{} for _ in range(layers)]
 
     def note(self, layer: int, sequence: Sequence, settled: int, length: int) -> None:
         """Note that a sequence's hits in a layer have changed.
@@ -472,25 +467,12 @@ class PendingHits:
         Parameters
         ----------
         layer, sequence
-            Whose hits; they stay as they are until the next note, or `tell` comes first.
+            Whose hits; they stay as they are until the next note, or pools are told first.
         settled, length
             Its tokens in full groups, and its context length N.
         """
         pending = self._pending[layer]
+        self._clock[layer] += 1
         # Of rows that several sequences share the pool knows what it was told last.
         pending.pop(sequence, None)
-        pending[sequence] = settled, length
-
-    def tell(self, layer: int) -> None:
-        """Tell a layer's pool everything noted, in that order."""
-        pending = self._pending[layer]
-        if pending:
-            self._pending[layer] = {}
-            pool = self._pools[layer]
-            for sequence, (settled, length) in pending.items():
-                pool.refresh(layer, sequence, settled, length)
-
-    def tell_of(self, layer: int, sequence: Sequence) -> None:
-        """Do so before a sequence's hits or rows change in a way that is not noted."""
-        if sequence in self._pending[layer]:
-            self.tell(layer)
+        pending[sequence] = settled, length, self._clock[layer]

@@ -389,7 +389,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hillinfer_pool_grow": (None, [_POINTER, _LONG]),
     "hillinfer_pool_free_slots": (_LONG, [_POINTER]),
     "hillinfer_pool_forget": (None, [_POINTER, _LONG, _LONG]),
-    "hillinfer_pool_refresh": (None, [_POINTER, _POINTER, _LONG, _LONG]),
+    "hillinfer_pool_refresh": (None, [_POINTER, _POINTER, _LONG, _LONG, _INT, _INT]),
     "hillinfer_pool_shrink": (_LONG, [_POINTER, _LONG, ctypes.POINTER(Promotion)]),
     "hillinfer_promote": (_INT, [_POINTER, ctypes.POINTER(Promotion)]),
     "hillinfer_ring_open": (_INT, [ctypes.c_uint32, ctypes.POINTER(_POINTER)]),

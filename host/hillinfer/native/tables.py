@@ -295,9 +295,13 @@ class PoolTables:
         """Drop rows of first <= row < last."""
         self._library.tables.hillinfer_pool_forget(self.address, first, last)
 
-    def refresh(self, sequence: int, settled: int, length: int) -> None:
-        """Learn what a sequence's hits are now; `sequence` is the address of a layer's table."""
-        self._library.tables.hillinfer_pool_refresh(self.address, sequence, settled, length)
+    def refresh(self, sequence: int, settled: int, length: int, fades: int, shift: int) -> None:
+        """Learn what a sequence's hits are now; `sequence` is the address of a layer's table.
+
+        They have faded so often since, each time by themselves shifted down so far.
+        """
+        learn = self._library.tables.hillinfer_pool_refresh
+        learn(self.address, sequence, settled, length, fades, shift)
 
     def shrink(self, capacity: int, moment: Promotion) -> int:
         """Demote all but the best rows, give the rest back, and say how many were demoted.

@@ -157,8 +157,8 @@ def test_rows_of_an_idle_document_give_way_to_those_of_a_busy_one(cold_dir, poli
     # The twin: no other document is busy.
     calm = SharedPool(cold_dir, 0, dram_budget="100%", pool_policy=policy)
     assert little.hits[1] == calm.hits[1] <= calm.hits[3]
-    # With hits that fade it is not all of them: those of the idle document do not.
-    assert little.hits[3] < calm.hits[3] - 0.1
+    # Hits that fade do so while the other document takes steps, too.
+    assert little.hits[3] < calm.hits[3] / 3
     assert little.demoted > calm.demoted
     # Nobody's answer changes by it.
     enough = SharedPool(cold_dir, 24, dram_budget="64MiB", pool_policy=policy)

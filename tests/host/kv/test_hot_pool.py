@@ -293,13 +293,29 @@ def test_hits_that_fade_are_learnt_of_rows_that_are_not_selected():
     assert hot_rows(pool) == [1, 2]
 
 
-def refresh(pool, group, settled, counts, length):
+@pytest.mark.parametrize("fades", [0, 1, 2, 7, 40])
+def test_hits_that_fade_while_others_take_steps_are_those_of_steps_without_a_hit(fades):
+    policy, pool = make_pool_policy("decayed"), new_pool("decayed", 64, 64)
+    promote(pool, range(64), at(1))
+    counts = np.linspace(0, 65_535, 64).astype(np.uint16)
+    refresh(pool, 0, 64, counts, 1 << 20, fades)
+    wanted = counts.copy()
+    for _ in range(fades):
+        policy.tally(wanted, np.zeros(0, np.int64))
+    slots = pool.slots(np.arange(64))
+    assert pool.columns.counts[slots].tolist() == wanted.tolist()
+    # The twin: once more is seen.
+    refresh(pool, 0, 64, counts, 1 << 20, fades + 1)
+    assert pool.columns.counts[slots].tolist() != wanted.tolist() or fades == 40
+
+
+def refresh(pool, group, settled, counts, length, fades=0):
     """Let a pool learn the hits of a sequence whose first group this is."""
     sequence = Sequence(1, ROW_BYTES)
     sequence.append_groups([group])
     sequence.hits.cover(0, len(counts))
     sequence.hits.counts[0][: len(counts)] = counts
-    pool.refresh(0, sequence, settled, length)
+    pool.refresh(0, sequence, settled, length, fades)
 
 
 def test_refreshing_leaves_rows_of_other_sequences_alone():

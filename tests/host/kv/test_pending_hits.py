@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from pool_cases import content
 
-from hillinfer.kv.hot_pool import SLOT_BYTES
+from hillinfer.kv.hot_pool import SLOT_BYTES, PendingHits
 from hillinfer.kv.hot_pools import HotPools, LayerShares
 from hillinfer.kv.pool_manager import PoolManager
 from hillinfer.kv.pool_policies import POOL_POLICIES, make_pool_policy
-from hillinfer.kv.sequence import PendingHits, Sequence
+from hillinfer.kv.sequence import Sequence
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.settings import PoolSizes, Settings
@@ -105,7 +105,7 @@ def played(policy, hits):
     """Return what is hot after each of many steps, and what was moved."""
     scene, random, found = Scene(policy, hits), np.random.default_rng(6), []
     try:
-        for step in range(1, 80):
+        for step in range(1, 160):
             number = int(random.integers(2))
             if random.integers(3):
                 # Rows that are hot already: nothing is ranked, what was learnt waits.
@@ -163,3 +163,70 @@ def test_nothing_is_told_while_all_that_is_selected_is_hot():
         assert len(told) == 1
     finally:
         scene.pools.close()
+
+
+class Idling:
+    """Three sequences of one layer, and the fades that the pool is told of each."""
+
+    def __init__(self, policy="decayed"):
+        self.scene, self.step, self.fades = Scene(policy, PendingHits), 0, {}
+        third = Sequence(1, SHAPE.row_bytes)
+        third.set_length(0, LENGTH, LENGTH)
+        third.append_groups([6, 7, 8, 9])
+        self.scene.pools.cover_hits(third.hits, 0, LENGTH)
+        self.scene.sequences.append(third)
+        pool = self.scene.pools.layers[0]
+        refresh = pool.refresh
+
+        def heard(layer, sequence, settled, length, fades=0):
+            self.fades[self.scene.sequences.index(sequence)] = fades
+            refresh(layer, sequence, settled, length, fades)
+
+        pool.refresh = heard
+
+    def take(self, *numbers):
+        """Let sequences take steps, each of which ranks."""
+        for number in numbers:
+            self.step += 1
+            self.scene.read(number, np.arange(130, 150) + self.step % 2 * 20, self.step)
+            self.scene.pools.hits.tell(0)
+        return self.fades
+
+
+@pytest.fixture
+def idling():
+    made = []
+
+    def make(*given):
+        made.append(Idling(*given))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.scene.pools.close()
+
+
+def test_hits_of_an_idle_sequence_fade_by_rounds_of_the_others(idling):
+    own = idling()
+    own.take(0, 1)
+    assert own.take(*[1] * 8) == {0: 4, 1: 0}
+    # Of two that take turns a step each is a round.
+    assert own.take(*[1, 2] * 7)[0] == 5
+    assert own.take(0)[0] == 0
+    # Those of the others begin to: who stepped last is asked of one other.
+    assert own.take(*[0] * 4) == {0: 0, 1: 1, 2: 2}
+    assert own.take(*[0] * 200) == {0: 0, 1: 40, 2: 40}
+
+
+def test_no_hits_fade_while_sequences_take_turns_by_single_steps(idling):
+    own = idling()
+    for _ in range(20):
+        own.take(0, 1, 2)
+        assert not any(own.fades.values())
+
+
+@pytest.mark.parametrize("policy", ["lru", "counts", "paper", "recent"])
+def test_hits_that_do_not_fade_stay(policy, idling):
+    own = idling(policy)
+    own.take(0, 1)
+    assert not any(own.take(*[1] * 30).values())
