@@ -158,8 +158,8 @@ def _changes(term: str, body: str) -> bool:
 def _closing(text: str, start: int, pair: str) -> int:
     """Return the index of the bracket that closes the one at `start`."""
     depth = 0
-    for index in range(start, len(text)):
-        depth += (text[index] == pair[0]) - (text[index] == pair[1])
+    for match in re.compile(f"[{re.escape(pair)}]").finditer(text, start):
+        depth += 1 if match.group() == pair[0] else -1
         if depth == 0:
-            return index
+            return match.start()
     raise ValueError(f"a {pair[0]} is never closed")
