@@ -13,7 +13,7 @@ from hillinfer_hw.build_cache import cached
 from hillinfer_hw.csim_pipelines import with_stages
 from hillinfer_hw.key_reader import KEY_READER, KeyReader
 from hillinfer_hw.render import HARDWARE, render
-from hillinfer_hw.toolchain import find_ap_types, find_compiler
+from hillinfer_hw.toolchain import NO_GARBAGE_COLLECTION, find_ap_types, find_compiler
 from hillinfer_model.kernel_spec import KernelSpec
 
 HLS = HARDWARE / "hls"
@@ -23,7 +23,7 @@ SEQUENTIAL = HARDWARE / "testbench" / "sequential"
 THREADS = HARDWARE / "testbench" / "threads"
 _FLAGS = (
     # Launches are short: what -O2 saves in them costs more in the compiler.
-    *("-std=c++14", "-O1", "-fPIC", "-fno-gnu-unique"),
+    *("-std=c++14", "-O1", "-fPIC", "-fno-gnu-unique", *NO_GARBAGE_COLLECTION),
     *("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-unused-label"),
     # ap_private.h draws over a thousand false ones.
     *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),

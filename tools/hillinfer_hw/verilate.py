@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hillinfer_hw.build_cache import ROOT, cached
 from hillinfer_hw.rtl_files import RtlSource
-from hillinfer_hw.toolchain import MissingToolError, find_compiler
+from hillinfer_hw.toolchain import NO_GARBAGE_COLLECTION, MissingToolError, find_compiler
 
 TESTBENCH = ROOT / "hw" / "testbench"
 HARNESS = ("harness.cpp", "harness.h", "memory.h")
@@ -24,6 +24,7 @@ COMPILE = (
     # Most launches end within a hundredth of a second: what -O1 saves in them costs more in the
     # compiler.
     *("-std=c++17", "-Og", "-fPIC", "-DVL_TIME_CONTEXT", "-fno-strict-aliasing"),
+    *NO_GARBAGE_COLLECTION,
 )
 
 
