@@ -75,7 +75,7 @@ def test_a_card_whose_process_does_not_start_is_unusable_and_leaves_nothing(
     surround(tmp_path, cards(Engine.HLS))
     path = tmp_path / "kernels.xclbin"
     path.write_bytes(replace(own, sections=sections).pack())
-    found = rows(path, tmp_path, watched, Deadlines(load=4.0))
+    found = rows(path, tmp_path, watched, Deadlines(load=2.0))
     assert found["xclbin"].verdict is Verdict.OK
     assert found["xclbin on its card"].verdict is Verdict.WARNING
     assert found["xclbin on its card"].found == "unusable"
