@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The golden model's shadow, launch blocks and tuples against the oracle, byte by byte."""
 
+from functools import cache
+
 import numpy as np
 import oracle_layout
 import oracle_scores
@@ -85,13 +87,19 @@ def test_shadow_is_the_same_in_pieces(mode):
     assert shadow_is(shadow, expected_shadow(codes, kv, d, mode))
 
 
+@cache
+def whole_segment(kv, d, mode):
+    """Codes of a segment, and what the oracle writes of them, which takes most of a second."""
+    codes = random_codes(4, 512, kv, d, mode)
+    return codes, expected_shadow(codes, kv, d, mode)
+
+
 @pytest.mark.parametrize("mode", SHADOW_MODES)
 @pytest.mark.parametrize(("first", "tokens"), [(0, 512), (0, 1), (64, 64), (3, 70), (511, 1)])
 def test_golden_reads_what_the_oracle_wrote(mode, first, tokens):
     kv, d = 2, 66
     spec = KernelSpec(d, kv, 1, key_mode=mode, segment_tokens=512)
-    codes = random_codes(4, 512, kv, d, mode)
-    image = expected_shadow(codes, kv, d, mode)
+    codes, image = whole_segment(kv, d, mode)
     assert len(image) == spec.segment_bytes
     shadow = np.frombuffer(image, dtype=np.uint8).reshape(-1, 64).copy()
     found = read_codes(shadow, first, tokens, spec)

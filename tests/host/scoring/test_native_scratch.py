@@ -2,6 +2,7 @@
 """What the native scorer says it takes in memory against the arrays that it makes."""
 
 import tracemalloc
+from functools import cache
 
 import pytest
 from scorer_cases import plain_keys, plain_query, segments_of
@@ -21,14 +22,22 @@ CASES = [
 ]
 
 
+@cache
+def streamed_segments(case):
+    """Shadows of a case; they know no scope."""
+    spec, tokens = CASES[case]
+    scorer = NativeScorer(spec, Scope.LAYER)
+    keys = plain_keys(1, tokens, spec.kv_heads, spec.head_dim)
+    return streamed(segments_of(scorer, keys))
+
+
 @pytest.mark.parametrize("scope", Scope)
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_arrays_stay_within_the_bound(case, scope):
     """Of shadows on the drive, where L' of all tokens is kept; C++ works in the rest of it."""
     spec, tokens = CASES[case]
     scorer = NativeScorer(spec, scope)
-    segments = segments_of(scorer, plain_keys(1, tokens, spec.kv_heads, spec.head_dim))
-    query, given = plain_query(1, spec), streamed(segments)
+    query, given = plain_query(1, spec), streamed_segments(case)
     tracemalloc.start()
     try:
         scorer.choose(query, 0.125, given, 0, Wanted(tokens, 4, 32))
