@@ -3,6 +3,7 @@
 
 import json
 from dataclasses import fields
+from math import sqrt
 
 import pytest
 
@@ -131,13 +132,41 @@ def test_times_are_taken_at_the_settings_of_equal_quality(frontier, tmp_path, co
     if probe_io_mode(cold_dir) is not IOMode.DIRECT:
         pytest.skip(f"{cold_dir} has no direct I/O: set TMPDIR to a directory on a drive")
     out = tmp_path / "frontier.json"
+    assert frontier("--steps", 0, "--out", out)[0] == 0
+    coded = [row for row in report_of(out)["sweep"] if row["system"] == "hillinfer-coded"]
+    # Between two settings, and below what any setting reaches.
+    reached = sqrt(coded[0]["kl_divergence"] * coded[-1]["kl_divergence"])
+    unreached = coded[-1]["kl_divergence"] / 3
     given = ["--steps", 2, "--real-context", 600, "--real-budget", 40, "--cold-dir", cold_dir]
-    given += ["--shapes", 0]
+    given += ["--shapes", 0, "--at-kl", reached, "--at-kl", unreached]
     code, told, err = frontier("--out", out, *given)
     assert code == 0, err
     report = report_of(out)
-    rows = {row["system"]: row for row in report["times"]}
+    own_kl = report["settings"][0]["kl"]
+    assert {row["at_kl"] for row in report["times"]} == {own_kl, reached}
+    assert f"at a KL of {unreached:g}: hillinfer-coded: not reached by any setting" in err
+    at = {row["system"]: row for row in report["times"] if row["at_kl"] == reached}
+    crossing = next(one for one in report["settings"] if one["kl"] == reached)
+    value = crossing["systems"]["hillinfer-coded"]["value"]
+    assert at["hillinfer-coded"]["alpha"] == at["hillinfer-coded-in-memory"]["alpha"] == value
+    assert at["hillinfer-coded"]["median_ms"] > 0
+    assert "hillinfer-today" not in at
+    assert list(report["equal_quality_at"]) == [f"{reached:g}"]
+    assert report["equal_quality_at"][f"{reached:g}"][report["model"]]["full-drive"]["value"] > 0
+    rows = {row["system"]: row for row in report["times"] if row["at_kl"] == own_kl}
     assert rows.keys() >= {"floor", "hillinfer-today", "full-drive", "full-memory", "leoam"}
+    # A 4-bit cache at its own quality, both ways; what a KL takes is there on the drive, too.
+    assert rows["four-bit-memory"]["median_ms"] > 0
+    assert rows["hillinfer-all-coded-in-memory"]["alpha"] == 1.0
+    assert rows["hillinfer-all-coded-in-memory"]["median_ms"] > 0
+    bits = report["settings"][0]["systems"]["four-bit"]["value"]
+    if bits in (4, 5):
+        name = {4: "four-bit", 5: "five-bit"}[bits]
+        assert rows[f"{name}-drive"]["stands_for"].startswith(f"{bits:g} bits: ")
+        assert rows[f"{name}-drive"]["median_ms"] > 0
+        assert rows[f"{name}-memory"]["median_ms"] > 0
+    else:
+        assert rows["four-bit"]["skipped"]
     assert rows["hillinfer-today"]["alpha"] == 0.1
     crossing = report["settings"][0]["systems"]["leoam"]
     if crossing["value"] is None:
@@ -161,8 +190,12 @@ def test_times_are_taken_at_the_settings_of_equal_quality(frontier, tmp_path, co
     modelled = report["sweep"][0]["modelled_ms"]
     assert all(place.endswith("on the drive") for place in modelled)
     # What is in memory has turns and a floor of its own.
-    floors = [row["median_ms"] for row in report["times"] if row["system"] == "floor"]
-    assert len(floors) == 2
+    floors = [
+        row["median_ms"]
+        for row in report["times"]
+        if row["system"] == "floor" and row["at_kl"] == own_kl
+    ]
+    assert len(floors) == 3
     assert min(modelled.values()) > floors[0]
     four = [row for row in report["sweep"] if row["system"] == "four-bit"]
     assert {place.split(", ")[1] for row in four for place in row["modelled_ms"]} == {
@@ -179,10 +212,11 @@ def test_times_are_taken_at_the_settings_of_equal_quality(frontier, tmp_path, co
     again = report_of(out)
     assert again["times"] == report["times"]
     assert again["decode_speedup"] == report["decode_speedup"]
-    assert list(again["earlier_times"]) == [report["model"]]
+    model = report["model"]
+    assert list(again["earlier_times"]) == [model, f"{model} at a KL of {reached:g}"]
     # The twin: times at other settings are not taken.
     kept = out.with_name("frontier-times.jsonl")
-    line = json.loads(kept.read_text(encoding="utf-8"))
+    line = json.loads(kept.read_text(encoding="utf-8").splitlines()[0])
     line["taken_on"]["settings"]["leoam"] = 0.123
     kept.write_text(json.dumps(line) + "\n", encoding="utf-8")
     assert frontier("--out", out, *given)[0] == 0
@@ -197,6 +231,7 @@ def test_times_are_taken_at_the_settings_of_equal_quality(frontier, tmp_path, co
         (("--steps", -1), "steps=-1 must not be negative"),
         (("--shape-budget", 0), "all must be above 0"),
         (("--real-context", 9000), "9016 tokens are longer than the 4096 positions"),
+        (("--at-kl", 2), "KL 2: times are taken at one between 0 and 1"),
         (("--last", 400), "last=400 must be at least 1 and below context=400"),
         (("--out", "/dev/null/frontier.json"), "choose another --out"),
     ],

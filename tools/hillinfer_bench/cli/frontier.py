@@ -50,6 +50,17 @@ def frontier(
         float, typer.Option(help="DRAM budget of the real model, as a share of its KV.")
     ] = 0.25,
     shape_budget: Annotated[float, typer.Option(help="That of shapes.")] = 0.2,
+    at_kl: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="The real model is also timed where all have this KL; again for more. "
+            ".010 and .003 if none, 0 for HillInfer's own alone."
+        ),
+    ] = None,
+    shape_at_kl: Annotated[
+        list[float] | None,
+        typer.Option(help="So are shapes, each as long again; HillInfer's own KL alone if none."),
+    ] = None,
     dtype: Annotated[
         NumberType, typer.Option(help="auto: the model's own, float32 where a CPU is slow at it.")
     ] = NumberType.AUTO,
@@ -73,6 +84,7 @@ def frontier(
 ) -> None:
     """Sweep every system's own knob and compare bytes and times at equal KL."""
     quiet_transformers()
+    from hillinfer_bench.frontier.equal import TOLD_KLS
     from hillinfer_bench.frontier.request import FrontierRequest, TimedPlan
     from hillinfer_bench.frontier.run import run
     from hillinfer_bench.systems.shapes import PAPER_SHAPES
@@ -90,6 +102,8 @@ def frontier(
             steps,
             shape_dtype,
             shape_layers,
+            tuple(one for one in at_kl or TOLD_KLS if one),
+            tuple(one for one in shape_at_kl or () if one),
         ),
         cold_dir,
     )

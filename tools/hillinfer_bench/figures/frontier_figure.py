@@ -23,9 +23,15 @@ _STYLES: Mapping[str, tuple[str, str]] = {
     "leoam": ("#cc79a7", "D"),
     "quest": ("#e69f00", "P"),
     "four-bit": ("#222222", "X"),
+    "four-bit-drive": ("#222222", "X"),
+    "four-bit-memory": ("#222222", "x"),
+    "five-bit-drive": ("#222222", "X"),
+    "five-bit-memory": ("#222222", "x"),
     "h2o-drop": ("#8c6d1f", "*"),
 }
 _OTHER = ("#777777", "o")
+# Bits of timed caches: nothing lies between two, so each has a KL of its own.
+_FEW_BITS: Mapping[str, int] = {"four-bit": 4, "five-bit": 5}
 # Of a system that is modelled in memory beside the drive.
 _IN_MEMORY = "in memory"
 
@@ -56,7 +62,8 @@ def read_frontier(file: Path) -> dict[str, Any]:
 def frontier_figure(report: Mapping[str, Any]) -> Figure:
     """Return a panel of KL against bytes, and one against milliseconds for each timed model.
 
-    Lines of milliseconds are modelled; marks with a rim were measured, at the KL of HillInfer.
+    Lines of milliseconds are modelled; marks with a rim were measured, at a KL of HillInfer. Those
+    of a cache of few bits lie at its own, a cross where it is in memory.
     """
     rows = report["sweep"]
     models = list(dict.fromkeys(row["model"] for row in report["times"]))
@@ -115,13 +122,22 @@ def _time_panel(
                 linestyle=line,
                 linewidth=1,
             )
-    kl = report["settings"][0]["kl"]
     for row in report["times"]:
         if row["model"] == model and row["median_ms"] is not None and row["system"] in _STYLES:
             color, mark = _STYLES[row["system"]]
+            kl = _own_kl(rows, row["system"], row.get("at_kl", report["settings"][0]["kl"]))
             axes.plot([row["median_ms"]], [kl], marker=mark, color=color, markeredgecolor="black")
     axes.set_xscale("log")
     axes.set_xlabel("milliseconds per token")
     axes.set_title(
         plain_text(f"{short_model(model)}: lines modelled, rimmed marks measured"), fontsize=8
     )
+
+
+def _own_kl(rows: Sequence[Mapping[str, Any]], system: str, kl: float) -> float:
+    """Return the KL of a timed system: of a cache of few bits that of its bits."""
+    bits = _FEW_BITS.get(system.rsplit("-", 1)[0])
+    own = (
+        row["kl_divergence"] for row in rows if row["system"] == "four-bit" and row["value"] == bits
+    )
+    return float(next(own, kl))

@@ -10,8 +10,16 @@ from typing import Any
 from hillinfer_bench.frontier.curve import Crossing, Curve
 from hillinfer_bench.frontier.modelled import Machine, Place, places
 from hillinfer_bench.frontier.sweep import SweptRow
-from hillinfer_bench.frontier.swept import CODED, SWEPT, default_alpha
-from hillinfer_bench.frontier.times import FULL, RIVALS, Allowed, TimedRow, median_of
+from hillinfer_bench.frontier.swept import CODED, FOUR_BIT, SWEPT, default_alpha
+from hillinfer_bench.frontier.times import (
+    DRIVE,
+    FULL,
+    RIVALS,
+    Allowed,
+    TimedRow,
+    few_bits,
+    median_of,
+)
 
 # Beside HillInfer's own.
 TOLD_KLS = (0.010, 0.003)
@@ -75,9 +83,11 @@ def default_row(rows: Sequence[SweptRow]) -> SweptRow | None:
     )
 
 
-def equal_qualities(own: SweptRow | None, found: Mapping[str, Curve]) -> list[EqualQuality]:
-    """Return all systems at HillInfer's own KL, where it is known, and at the told ones."""
-    wanted = [(f"KL {kl:g}", kl) for kl in TOLD_KLS]
+def equal_qualities(
+    own: SweptRow | None, found: Mapping[str, Curve], kls: Sequence[float] = TOLD_KLS
+) -> list[EqualQuality]:
+    """Return all systems at HillInfer's own KL, where it is known, and at others."""
+    wanted = [(f"KL {kl:g}", kl) for kl in kls]
     if own is not None:
         wanted.insert(0, (f"HillInfer's own ({own.setting.key[1]})", own.kl))
     made = []
@@ -128,13 +138,13 @@ def time_ratios(
     rows
         Timed ones of this model; none where no times were taken.
     equal
-        All systems at HillInfer's KL.
+        All systems at the KL that was timed.
     machine
         For what is modelled; None where no rates were measured.
     """
     by_name = {one.row.system: one.row for one in rows}
     made = []
-    for rival in (*FULL, *RIVALS, "four-bit"):
+    for rival in (*FULL, *RIVALS, FOUR_BIT):
         if rival == FULL[1]:
             # In memory it is compared with what is in memory.
             continue
@@ -144,8 +154,11 @@ def time_ratios(
         if crossing is not None and crossing.value is None:
             made.append(TimeRatio(rival, None, crossing.why))
             continue
-        own, other = by_name.get(CODED), by_name.get(rival)
-        theirs, ours = median_of(rows, rival), median_of(rows, CODED)
+        row = rival
+        if rival == FOUR_BIT and crossing is not None and crossing.value is not None:
+            row = few_bits(crossing.value, DRIVE) or rival
+        own, other = by_name.get(CODED), by_name.get(row)
+        theirs, ours = median_of(rows, row), median_of(rows, CODED)
         if own is not None and other is not None and theirs is not None and ours is not None:
             source = f"{rows[0].row.selection}, {model}"
             allowed = Allowed.of(rows, other, own)

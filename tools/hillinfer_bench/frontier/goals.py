@@ -8,16 +8,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hillinfer_bench.frontier.equal import TimeRatio, default_row
-from hillinfer_bench.frontier.modelled import Machine, Place
+from hillinfer_bench.frontier.modelled import Machine
 from hillinfer_bench.frontier.sweep import SweptRow
-from hillinfer_bench.frontier.swept import CODED, FOUR_BIT, HILLINFER, SWEPT
+from hillinfer_bench.frontier.swept import CODED, HILLINFER
 from hillinfer_bench.frontier.times import (
+    ALL_CODED,
+    FOUR_BIT_IN_MEMORY,
     IN_MEMORY,
     TODAY,
     TODAY_ALPHA,
     Allowed,
     TimedRow,
-    floor_of,
 )
 from hillinfer_bench.report.goal_record import (
     AtLeast,
@@ -205,7 +206,7 @@ def frontier_goals(
         ),
     ]
     made += [_rival_goal(name, least, ratios) for name, least in _LEAST.items()]
-    return [*made, _memory_goal(shapes), _four_bit_goal(swept, shapes, machines)]
+    return [*made, _memory_goal(shapes), _four_bit_goal(shapes)]
 
 
 def _bytes_goal(
@@ -313,36 +314,27 @@ def _memory_goal(shapes: Sequence[Sequence[TimedRow]]) -> FrontierGoal:
     return FrontierGoal.of_speed(record, _SPEED, points[worst].value, allowed[worst])
 
 
-def _four_bit_goal(
-    swept: Sequence[SweptRow], shapes: Sequence[Sequence[TimedRow]], machines: Sequence[Machine]
-) -> FrontierGoal:
+def _four_bit_goal(shapes: Sequence[Sequence[TimedRow]]) -> FrontierGoal:
+    """Return the goal beside the faster of the full caches whose tokens are codes of 4 bits."""
     bound = MoreThan(1.0)
     words = "speed over a 4-bit full cache at its own quality, all in DRAM: more than 1"
-    four = next(
-        (row for row in swept if row.setting.system.name == FOUR_BIT and row.setting.value == 4),
-        None,
-    )
-    points, allowed = [], []
+    points, allowed, reasons = [], [], []
     for shape in shapes:
-        own = _by_name(shape).get(IN_MEMORY)
-        machine = next(
-            (one for one in machines if own is not None and one.model == own.model), None
-        )
-        if own is None or own.median_ms is None or machine is None or four is None:
+        rows = _by_name(shape)
+        own, others = rows.get(IN_MEMORY), _both(rows, FOUR_BIT_IN_MEMORY, ALL_CODED)
+        timed = [one for one in others if one is not None and one.median_ms is not None]
+        if own is None or own.median_ms is None or not timed:
+            left = (own, *others)
+            reasons += [f"{row.system}: {row.skipped}" for row in left if row and row.skipped]
             continue
-        floor = floor_of(shape, own)
-        if floor is not None and floor.median_ms is not None:
-            # Other turns had another loop.
-            machine = replace(machine, floor_ms=floor.median_ms)
-        theirs = machine.milliseconds(SWEPT[FOUR_BIT], four.share, Place.MEMORY)
-        row = f"{own.name}, the 4-bit cache modelled"
-        points.append(GoalPoint(theirs / own.median_ms, row, own.flagged))
-        allowed.append(theirs / (own.limit_ms or own.median_ms))
+        four = min(timed, key=lambda one: one.median_ms or 0.0)
+        reached = (four.median_ms or 0.0) / own.median_ms
+        flagged = own.flagged or four.flagged
+        points.append(GoalPoint(reached, f"{own.name}, over {four.system}", flagged))
+        allowed.append(Allowed.of(shape, four, own))
     if not points:
-        return FrontierGoal(unjudged(words, [], bound, f"no row of {IN_MEMORY}"))
-    # The rival's time is the least that its bytes allow it. Whoever is ahead of that is ahead of
-    # any such cache; whoever is behind may still be ahead of one.
+        reason = "; ".join(dict.fromkeys(reasons)) or "no times were taken"
+        return FrontierGoal(unjudged(words, [], bound, reason))
     worst = min(range(len(points)), key=lambda i: points[i].value)
-    is_ahead = bound.reached(points[worst].value)
-    record = judged(words, points, bound) if is_ahead else unjudged(words, points, bound, "")
-    return FrontierGoal.of(record, bound, points[worst].value, allowed[worst])
+    record = judged(words, points, bound, reasons)
+    return FrontierGoal.of_speed(record, bound, points[worst].value, allowed[worst])

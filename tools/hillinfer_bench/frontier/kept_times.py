@@ -29,10 +29,15 @@ class KeptTimes:
         Where it lies; it need not be there.
     taken_on
         What times depend on beside the model: lines of anything else are left alone.
+    at_kl
+        As in `TimedModel`.
     """
 
-    def __init__(self, file: Path, taken_on: Mapping[str, Any]) -> None:
+    def __init__(self, file: Path, taken_on: Mapping[str, Any], at_kl: float | None = None) -> None:
         self._file = file
+        self._at_kl = at_kl
+        if at_kl is not None:
+            taken_on = {**taken_on, "at_kl": at_kl}
         # As it comes back from the file.
         self._taken_on = json.loads(json.dumps(taken_on))
 
@@ -59,7 +64,7 @@ class KeptTimes:
             try:
                 line = json.loads(text)
                 if line["taken_on"] == self._taken_on and line["name"] not in names:
-                    found[line["name"]] = _model(line), str(line["when"])
+                    found[line["name"]] = _model(line, self._at_kl), str(line["when"])
             except (ValueError, KeyError, TypeError):
                 # Half a line, of a run that was killed, or one of another version.
                 continue
@@ -79,7 +84,7 @@ def _record(model: TimedModel) -> dict[str, Any]:
     }
 
 
-def _model(line: Mapping[str, Any]) -> TimedModel:
+def _model(line: Mapping[str, Any], at_kl: float | None) -> TimedModel:
     rows = [
         TimedRow(BenchRow(**{name: row[name] for name in _ROW_FIELDS}), row["stands_for"])
         for row in line["rows"]
@@ -89,4 +94,4 @@ def _model(line: Mapping[str, Any]) -> TimedModel:
         shape = machine["shape"]
         stored_type = StoredType(shape["stored_type"])
         machine = Machine(**machine | {"shape": ModelShape(**shape | {"stored_type": stored_type})})
-    return TimedModel(line["name"], line["real"], rows, machine)
+    return TimedModel(line["name"], line["real"], rows, machine, at_kl)

@@ -31,12 +31,20 @@ class TimedModel:
         Of all systems.
     machine
         What is modelled with; None where no floor was measured.
+    at_kl
+        Which KL its systems have; None for that of HillInfer's default.
     """
 
     name: str
     real: bool
     rows: Sequence[TimedRow]
     machine: Machine | None
+    at_kl: float | None = None
+
+    @property
+    def title(self) -> str:
+        """What tells it from others of a run, in words."""
+        return self.name if self.at_kl is None else f"{self.name} at a KL of {self.at_kl:g}"
 
 
 def frontier_report(
@@ -55,17 +63,16 @@ def frontier_report(
     equal
         All systems at the same KL, at HillInfer's own first.
     timed
-        Times, the real model's first; none where none were taken.
+        Times at any of these, the real model's first; none where none were taken.
     facts
         What a repetition needs.
     elsewhere
         Goals that other commands measure.
     """
+    every, timed = timed, [one for one in timed if one.at_kl is None]
     machines = [one.machine for one in timed if one.machine is not None]
     shapes = [one for one in timed if not one.real]
-    ratios = {
-        one.name: time_ratios(one.name, one.rows, equal[0], one.machine) for one in timed if equal
-    }
+    ratios = _ratios(timed, equal[0]) if equal else {}
     of_shapes = [ratio for one in shapes for ratio in ratios.get(one.name, [])]
     judged_by = of_shapes or [ratio for own in ratios.values() for ratio in own]
     if not judged_by and equal:
@@ -86,13 +93,36 @@ def frontier_report(
         "decode_speedup": found.decode_speedup,
         "equal_quality": {name: ratio.value for name, ratio in worst.items()},
         "equal_quality_from": {name: asdict(ratio) for name, ratio in worst.items()},
+        "equal_quality_at": _at_other_kls(every, equal),
         "goals": [one.as_record() for one in (*goals, *elsewhere)],
         "sweep": [_swept_record(row, machines) for row in swept],
         "settings": [one.as_record(machines) for one in equal],
-        "times": [row.as_record() for one in timed for row in one.rows],
+        "times": [
+            {**row.as_record(), "at_kl": equal[0].kl if one.at_kl is None and equal else one.at_kl}
+            for one in every
+            for row in one.rows
+        ],
         "time_ratios": {name: [asdict(one) for one in own] for name, own in ratios.items()},
         "modelled": LABEL,
     }
+
+
+def _ratios(timed: Sequence[TimedModel], equal: EqualQuality) -> dict[str, list[TimeRatio]]:
+    return {one.name: time_ratios(one.name, one.rows, equal, one.machine) for one in timed}
+
+
+def _at_other_kls(
+    timed: Sequence[TimedModel], equal: Sequence[EqualQuality]
+) -> dict[str, dict[str, Any]]:
+    """Return for each told KL that was timed every model's ratios, by rival."""
+    made = {}
+    for one in equal:
+        ratios = _ratios([model for model in timed if model.at_kl == one.kl], one)
+        if ratios:
+            made[f"{one.kl:g}"] = {
+                name: {ratio.rival: asdict(ratio) for ratio in own} for name, own in ratios.items()
+            }
+    return made
 
 
 def _worst(ratios: Sequence[TimeRatio]) -> dict[str, TimeRatio]:
@@ -130,8 +160,10 @@ def report_text(report: Mapping[str, Any]) -> str:
         )
     for equal in report["settings"]:
         lines += ["", *_equal_lines(equal)]
-    if report["times"]:
-        lines += ["", *_time_lines(report["times"])]
+    for kl in dict.fromkeys(row["at_kl"] for row in report["times"]):
+        own = [row for row in report["times"] if row["at_kl"] == kl]
+        told = "" if kl is None else f" at a KL of {kl:.2g}"
+        lines += ["", f"Times{told}:", "", *_time_lines(own)]
     lines += ["", *map(_goal_line, report["goals"])]
     return "\n".join(lines)
 

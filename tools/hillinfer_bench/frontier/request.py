@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hillinfer.errors import SettingsError
 from hillinfer.system.machine import NumberType
+from hillinfer_bench.frontier.equal import TOLD_KLS
 from hillinfer_bench.frontier.swept import CODED, HILLINFER, SWEPT
 from hillinfer_bench.quality.texts import TextsRequest
 from hillinfer_bench.systems.shapes import SHAPES, BenchShape
@@ -34,6 +35,8 @@ class TimedPlan:
     shape_layers
         Layers of theirs that are built, at most. The first two never have a predicted query, so
         that fewer say less of the whole model.
+    real_kls, shape_kls
+        Where times of the real model and of shapes are taken, too, beside HillInfer's own KL.
 
     Raises
     ------
@@ -49,6 +52,8 @@ class TimedPlan:
     steps: int = 12
     shape_type: NumberType = NumberType.AUTO
     shape_layers: int = 6
+    real_kls: tuple[float, ...] = TOLD_KLS
+    shape_kls: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing."""
@@ -65,6 +70,14 @@ class TimedPlan:
         for name in self.shapes:
             if name not in SHAPES:
                 raise SettingsError(f"shape={name!r}: choose one of {', '.join(SHAPES)}")
+        for kl in self.kls:
+            if not 0 < kl < 1:
+                raise SettingsError(f"KL {kl:g}: times are taken at one between 0 and 1")
+
+    @property
+    def kls(self) -> tuple[float, ...]:
+        """All KLs that settings are interpolated for, beside HillInfer's own."""
+        return tuple(dict.fromkeys((*TOLD_KLS, *self.real_kls, *self.shape_kls)))
 
     def built(self, name: str) -> BenchShape:
         """Return a shape with the layers that are built of it."""

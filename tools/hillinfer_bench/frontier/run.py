@@ -28,9 +28,8 @@ from hillinfer_bench.decode.room import return_freed_memory
 from hillinfer_bench.decode.run import read_text
 from hillinfer_bench.figures.canvas import require_matplotlib, save_figure
 from hillinfer_bench.figures.frontier_figure import frontier_figure
-from hillinfer_bench.frontier.curve import Crossing
 from hillinfer_bench.frontier.elsewhere import goals_elsewhere
-from hillinfer_bench.frontier.equal import default_row, equal_qualities
+from hillinfer_bench.frontier.equal import EqualQuality, default_row, equal_qualities
 from hillinfer_bench.frontier.kept_times import KeptTimes
 from hillinfer_bench.frontier.modelled import Machine
 from hillinfer_bench.frontier.report import TimedModel, frontier_report, report_text
@@ -44,10 +43,11 @@ from hillinfer_bench.frontier.sweep import (
 )
 from hillinfer_bench.frontier.swept import CODED, HILLINFER, SWEPT, default_alpha, exact_split
 from hillinfer_bench.frontier.times import (
-    ALL_IN_MEMORY,
     TODAY_ALPHA,
+    WHATEVER_KL,
     TimedRow,
     measure_times,
+    parts_of,
     timed_systems,
 )
 from hillinfer_bench.quality.forced_reading import compute_threads
@@ -108,10 +108,17 @@ def run(request: FrontierRequest, say: Callable[[str], None], stage: Stage) -> s
             sweep_text(loaded.model, sample, texts.last, settings, rows, threads, on_progress)
     swept = swept_rows(rows, samples, settings, texts.context, loaded.shape)
     found = curves(swept)
-    equal = equal_qualities(default_row(swept), found)
-    settings_of = {name: one.value for name, one in equal[0].crossings.items()}
-    taken_on = _measured_on(facts, samples) | {"settings": settings_of, "threads": threads}
-    kept = KeptTimes(request.times_file, taken_on)
+    equal = equal_qualities(default_row(swept), found, plan.kls)
+    taken_on = _measured_on(facts, samples) | {"threads": threads}
+    # The first is HillInfer's own.
+    kept = {
+        one.kl if number else None: KeptTimes(
+            request.times_file,
+            taken_on | {"settings": {name: own.value for name, own in one.crossings.items()}},
+            one.kl if number else None,
+        )
+        for number, one in enumerate(equal)
+    }
     timed: list[TimedModel] = []
     try:
         if plan.steps and (plan.real_context or plan.shapes):
@@ -119,18 +126,27 @@ def run(request: FrontierRequest, say: Callable[[str], None], stage: Stage) -> s
             cold_dir = prepared_cold_dir(request.cold_dir)
             with compute_threads(threads), RateProbe(cold_dir) as rates:
                 recorder = SelectionRecorder(loaded, timed_text, _recorded(plan, most))
-                parts = (loaded, timed_text, recorder, rates, equal[0].crossings, stage)
+                parts = (loaded, timed_text, recorder, rates, equal, stage)
                 taking = _Times(request, *parts)
-                for model in taking.models():
-                    say(f"taking times of {model}")
-                    timed.append(taking.take(model))
-                    kept.add(timed[-1])
+                for model, at_kl in taking.models():
+                    why = taking.why_not(at_kl)
+                    if why:
+                        say(f"no times of {model} at a KL of {at_kl:g}: {CODED}: {why}")
+                        continue
+                    say(f"taking times of {model}" + (f" at a KL of {at_kl:g}" if at_kl else ""))
+                    timed.append(taking.take(model, at_kl))
+                    kept[at_kl].add(timed[-1])
     finally:
         # A sweep alone has no times.
-        others = kept.others([one.name for one in timed]) if plan.steps else []
+        others = [
+            other
+            for at_kl, own in kept.items()
+            if plan.steps
+            for other in own.others([one.name for one in timed if one.at_kl == at_kl])
+        ]
         for one, when in others:
-            say(f"times of {one.name} are of an earlier run ({when})")
-        facts = {**facts, "earlier_times": {one.name: when for one, when in others}}
+            say(f"times of {one.title} are of an earlier run ({when})")
+        facts = {**facts, "earlier_times": {one.title: when for one, when in others}}
         timed = sorted([*timed, *(one for one, _ in others)], key=lambda one: not one.real)
         elsewhere = goals_elsewhere(request.out.parent, default_alpha())
         report = frontier_report(swept, equal, timed, facts, elsewhere)
@@ -187,22 +203,38 @@ class _Times:
     text: TextSample
     recorder: SelectionRecorder
     rates: RateSource
-    crossings: Mapping[str, Crossing]
+    equal: Sequence[EqualQuality]
     stage: Stage
 
-    def models(self) -> list[str]:
-        """Return the names of those that are timed, the real one first."""
+    def models(self) -> list[tuple[str, float | None]]:
+        """Return the names of those that are timed and at which KL, the real one first."""
         plan = self.request.timed
         real = [self.request.texts.model] if plan.real_context else []
-        return [*real, *plan.shapes]
+        return [
+            (name, kl)
+            for names, kls in ((real, plan.real_kls), (plan.shapes, plan.shape_kls))
+            for name in names
+            for kl in (None, *kls)
+        ]
 
-    def take(self, name: str) -> TimedModel:
-        """Take times of one model."""
+    def why_not(self, at_kl: float | None) -> str:
+        """Return why no setting of HillInfer has a KL, or nothing."""
+        own = self._at(at_kl).crossings.get(CODED)
+        return "" if at_kl is None or own is None or own.value is not None else own.why
+
+    def _at(self, kl: float | None) -> EqualQuality:
+        return next((one for one in self.equal[1:] if one.kl == kl), self.equal[0])
+
+    def take(self, name: str, at_kl: float | None) -> TimedModel:
+        """Take times of one model at a KL; None is HillInfer's own."""
         plan, request = self.request.timed, self.request
         real = name == request.texts.model
         cold_dir = prepared_cold_dir(request.cold_dir)
-        systems = timed_systems(self.crossings, partial(self._selections, name))
-        on_drive = tuple(one for one in systems if one not in ALL_IN_MEMORY)
+        crossings = self._at(at_kl).crossings
+        beside = WHATEVER_KL if at_kl is None else ()
+        systems = timed_systems(crossings, partial(self._selections, name), *beside)
+        parts = parts_of(systems)
+        on_drive = parts[""]
         case = Case(
             name,
             plan.real_context if real else plan.shape_context,
@@ -233,11 +265,10 @@ class _Times:
         bed = Bed(setting, setting.all_layers, int(weights), source, next_ids)
         told = (
             f"{request.texts.model} at {request.texts.context} tokens with a KL of "
-            f"{next(iter(self.crossings.values())).kl:.2g}"
+            f"{next(iter(crossings.values())).kl:.2g}"
         )
         rows: list[TimedRow] = []
-        # Not all have room beside each other.
-        for part, names in (("", on_drive), ("in memory", ALL_IN_MEMORY)):
+        for part, names in parts.items():
             own = replace(
                 bed, setting=replace(setting, case=replace(case, systems=names, part=part))
             )
@@ -246,17 +277,17 @@ class _Times:
         machine = _machine(bed, rows)
         del bed, model, setting
         gc.collect()
-        return TimedModel(name, real, rows, machine)
+        return TimedModel(name, real, rows, machine, at_kl)
 
-    def _selections(self, name: str, alpha: float) -> Selections | None:
-        """Return what a shape replays at an importance rate; None for the real model."""
+    def _selections(self, name: str, system: str, alpha: float) -> Selections | None:
+        """Return what a system on a shape replays at an importance rate; None on the real model."""
         plan, request = self.request.timed, self.request
         if name == request.texts.model:
             return None
         case = Case(name, plan.shape_context, (FLOOR,), alpha=alpha, shadow="int4")
         steps, layers = WARM_UP + plan.steps, plan.built(name).layers
         given = case.context, steps, layers, 1
-        if alpha != default_alpha():
+        if system != CODED:
             return self.recorder.selections(case.settings(), *given)
         split = exact_split()
         exact = max(split.share, split.floor / case.context)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -15,7 +15,13 @@ from hillinfer_bench.decode.measuring import Bed, blank_row, measure_case
 from hillinfer_bench.decode.rates import RateSource
 from hillinfer_bench.decode.run import attached
 from hillinfer_bench.frontier.curve import Crossing
-from hillinfer_bench.frontier.swept import CODED, HILLINFER, default_alpha, exact_split
+from hillinfer_bench.frontier.swept import (
+    CODED,
+    FOUR_BIT,
+    HILLINFER,
+    default_alpha,
+    exact_split,
+)
 from hillinfer_bench.report.rows import BenchRow
 from hillinfer_bench.systems.case import MODELLED, REAL, BenchSetting, Selections
 from hillinfer_bench.systems.hillinfer_system import HillInferSystem
@@ -25,11 +31,29 @@ from hillinfer_bench.systems.table import FLOOR, make_system
 TODAY, IN_MEMORY = "hillinfer-today", "hillinfer-coded-in-memory"
 TODAY_ALPHA = 0.1
 FULL = ("full-drive", "full-memory")
-# Compared with each other, in turns of their own.
-ALL_IN_MEMORY = (IN_MEMORY, "full-memory")
 RIVALS = ("h2o-all-keys", "infinigen", "leoam", "quest", "h2o-drop")
+# A cache of few bits with the product's own kernels: every token is coded or exact.
+ALL_CODED = "hillinfer-all-coded-in-memory"
+DRIVE, MEMORY = "drive", "memory"
+_FEW_BITS = {4: "four-bit", 5: "five-bit"}
+# At a quality of its own, which nobody chose.
+FOUR_BIT_IN_MEMORY = f"{_FEW_BITS[4]}-{MEMORY}"
 
-Select = Callable[[float], Selections | None]
+Select = Callable[[str, float], Selections | None]
+
+
+def few_bits(bits: float, place: str) -> str | None:
+    """Return the system that has codes of so many bits; None where there is none.
+
+    Parameters
+    ----------
+    bits
+        Of a code.
+    place
+        `drive` or `memory`.
+    """
+    name = _FEW_BITS.get(int(bits))
+    return name and f"{name}-{place}"
 
 
 class AtSetting(System):
@@ -44,12 +68,17 @@ class AtSetting(System):
     alpha
         Its importance rate.
     select
-        Returns what a system that selects is made to select at a rate; None where it chooses.
+        Returns what a system of a name is made to select at a rate; None where it chooses.
+    words
+        Which setting of the real model it stands for, `{told}` for what `measure_times` is told.
     """
 
-    def __init__(self, name: str, system: System, alpha: float, select: Select) -> None:
+    def __init__(
+        self, name: str, system: System, alpha: float, select: Select, words: str = ""
+    ) -> None:
         super().__init__(name)
         self.alpha = alpha
+        self.words = words or f"α {alpha:.3g}: {{told}}"
         self._system = system
         self._select = select
 
@@ -70,7 +99,8 @@ class AtSetting(System):
     def open(self, setting: BenchSetting) -> OpenSystem:
         """Return the system at its own rate; see `System`."""
         case = replace(setting.case, alpha=self.alpha)
-        return self._system.open(replace(setting, case=case, selections=self._select(self.alpha)))
+        selections = self._select(self.name, self.alpha)
+        return self._system.open(replace(setting, case=case, selections=selections))
 
 
 class _Unreached(System):
@@ -89,53 +119,114 @@ class _Unreached(System):
         raise BenchError(self._why)
 
 
-def _chooses(alpha: float) -> None:
+def _chooses(system: str, alpha: float) -> None:
     """Return nothing: a system chooses by itself, or attends to everything."""
 
 
-def timed_systems(crossings: Mapping[str, Crossing], select: Select) -> dict[str, System]:
+def timed_systems(
+    crossings: Mapping[str, Crossing], select: Select, *beside: str
+) -> dict[str, System]:
     """Return every timed system at its setting, by the name that rows have.
 
     Parameters
     ----------
     crossings
-        Where each swept system has the KL of the product's default.
+        Where each swept system has the wanted KL.
     select
         As in `AtSetting`.
+    beside
+        Of `WHATEVER_KL`, what is timed at another KL.
     """
     split = exact_split()
     coded = {"exact": split.share, "exact_floor": split.floor}
     plain = {"exact": 1.0}
+    # Nothing is to be read ahead, so the true query ranks, as in the sweep; which tokens it are
+    # takes no other time where all of them lie in memory.
+    true = {**coded, "query": QuerySource.TRUE}
+    own = crossings.get(CODED, Crossing(0.0, default_alpha(), None))
 
-    def at(name: str, system: System, alpha: float) -> System:
-        return AtSetting(name, system, alpha, select)
+    def at(name: str, system: System, crossing: Crossing) -> System:
+        if crossing.value is None:
+            return _Unreached(name, crossing.why)
+        return AtSetting(name, system, crossing.value, select)
 
-    made: dict[str, System] = {
-        CODED: at(CODED, HillInferSystem(CODED, coded), default_alpha()),
-        # Nothing is to be read ahead, so the true query ranks, as in the sweep; which tokens it are
-        # takes no other time where all of them lie in memory.
-        IN_MEMORY: AtSetting(
+    made: dict[str, System] = {CODED: at(CODED, HillInferSystem(CODED, coded), own)}
+    made[IN_MEMORY] = (
+        _Unreached(IN_MEMORY, own.why)
+        if own.value is None
+        else AtSetting(
             IN_MEMORY,
-            HillInferSystem(IN_MEMORY, {**coded, "query": QuerySource.TRUE}, 1.5),
-            default_alpha(),
+            HillInferSystem(IN_MEMORY, true, 1.5),
+            own.value,
             _chooses,
+            f"α {own.value:.3g}, chosen by itself with the true query",
+        )
+    )
+    others = {
+        TODAY: AtSetting(
+            TODAY,
+            HillInferSystem(TODAY, plain),
+            TODAY_ALPHA,
+            select,
+            f"α {TODAY_ALPHA:g}, all exact, whatever its KL",
         ),
-        TODAY: at(TODAY, HillInferSystem(TODAY, plain), TODAY_ALPHA),
-        **{name: AtSetting(name, make_system(name), 1.0, _chooses) for name in FULL},
+        ALL_CODED: AtSetting(
+            ALL_CODED,
+            HillInferSystem(ALL_CODED, true, 1.5),
+            1.0,
+            _chooses,
+            "α 1, every token coded or exact, whatever its KL",
+        ),
+        FOUR_BIT_IN_MEMORY: _of_few_bits(FOUR_BIT_IN_MEMORY, "4 bits, whatever its KL"),
     }
+    made |= {name: others[name] for name in beside}
+    for name in FULL:
+        made[name] = AtSetting(name, make_system(name), 1.0, _chooses, "the full cache")
     inner = {HILLINFER: HillInferSystem(HILLINFER, plain)} | {
         name: make_system(name) for name in RIVALS
     }
-    for name, system in inner.items():
-        crossing = crossings.get(name)
-        if crossing is None:
-            continue
-        made[name] = (
-            _Unreached(name, crossing.why)
-            if crossing.value is None
-            else at(name, system, crossing.value)
-        )
-    return made
+    made |= {
+        name: at(name, system, crossings[name])
+        for name, system in inner.items()
+        if name in crossings
+    }
+    return made | _few_bits_at(crossings.get(FOUR_BIT))
+
+
+# Timed beside those of HillInfer's own KL.
+WHATEVER_KL = (TODAY, ALL_CODED, FOUR_BIT_IN_MEMORY)
+
+
+def _of_few_bits(name: str, words: str) -> System:
+    return AtSetting(name, make_system(name), 1.0, _chooses, words)
+
+
+def _few_bits_at(crossing: Crossing | None) -> dict[str, System]:
+    """Return a cache of the bits of a KL, in both places."""
+    if crossing is None:
+        return {}
+    if crossing.value is None:
+        return {FOUR_BIT: _Unreached(FOUR_BIT, crossing.why)}
+    names = [few_bits(crossing.value, place) for place in (DRIVE, MEMORY)]
+    why = f"no cache of {crossing.value:g} bits can be timed: {min(_FEW_BITS)} and {max(_FEW_BITS)}"
+    words = f"{crossing.value:g} bits: {{told}}"
+    return {
+        name or FOUR_BIT: _of_few_bits(name, words) if name else _Unreached(FOUR_BIT, why)
+        for name in names
+    }
+
+
+def parts_of(systems: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return the parts of a comparison that have turns of their own, and the systems of each.
+
+    Not all have room beside each other, and what lies in memory is compared with the like.
+    """
+    parts: dict[str, tuple[str, ...]] = {}
+    for name in systems:
+        part = "in memory" if name.endswith(f"-{MEMORY}") else ""
+        part = "in memory, all coded" if name == ALL_CODED else part
+        parts[part] = (*parts.get(part, ()), name)
+    return parts
 
 
 @dataclass(frozen=True)
@@ -211,21 +302,17 @@ def measure_times(
         ]
         rows = [replace(row, skipped=str(error)) for row in blank]
     kind = MODELLED if bed.next_ids is None else REAL
-    rows = [replace(row, selection=REAL if row.system == IN_MEMORY else kind) for row in rows]
+    rows = [
+        replace(row, selection=REAL if row.system in (IN_MEMORY, ALL_CODED) else kind)
+        for row in rows
+    ]
     return [_timed(row, systems.get(row.system), told) for row in rows]
 
 
 def _timed(row: BenchRow, system: System | None, told: str) -> TimedRow:
     if not isinstance(system, AtSetting):
         return TimedRow(row, "the model alone" if row.system == FLOOR else told)
-    own = replace(row, alpha=system.alpha)
-    if row.system in FULL:
-        return TimedRow(own, "the full cache")
-    if row.system == IN_MEMORY:
-        return TimedRow(own, f"α {system.alpha:g}, chosen by itself with the true query")
-    if row.system == TODAY:
-        return TimedRow(own, f"α {system.alpha:g}, all exact, whatever its KL")
-    return TimedRow(own, f"α {system.alpha:.3g}: {told}")
+    return TimedRow(replace(row, alpha=system.alpha), system.words.replace("{told}", told))
 
 
 @dataclass(frozen=True)

@@ -120,20 +120,29 @@ class DriveRows:
     setup
         Says how many layers, sequences and tokens.
     row_bytes
-        Of one token, a multiple of 64, so that a group of 64 rows fills whole pages.
+        Of one token; a group of rows fills whole pages, so that of 64 rows this is a multiple of
+        64.
     label
         What the rows are, for errors.
     engine
         Reads; the caller closes it afterwards.
     meter
         Counts bytes.
+    group_rows
+        Rows of a group, which is written and streamed as a whole.
     """
 
     def __init__(
-        self, setup: RivalSetup, row_bytes: int, label: str, engine: ReadEngine, meter: Meter
+        self,
+        setup: RivalSetup,
+        row_bytes: int,
+        label: str,
+        engine: ReadEngine,
+        meter: Meter,
+        group_rows: int = GROUP_TOKENS,
     ) -> None:
         self.row_bytes = row_bytes
-        self.region_rows = round_up(setup.context, GROUP_TOKENS)
+        self.region_rows = round_up(setup.context, group_rows)
         self._engine = engine
         self._meter = meter
         mode = probe_io_mode(setup.cold_dir)
@@ -146,7 +155,7 @@ class DriveRows:
             opened.pop_all()
 
     def write(self, layer: int, row: int, first: int, rows: NDArray[np.uint8]) -> None:
-        """Write whole groups of rows, page-aligned uint8 (64 · groups, row_bytes), at a token."""
+        """Write whole groups of rows, page-aligned uint8 as they lie one behind the other."""
         data = rows.reshape(-1).data
         self.files[layer].write(data, (row * self.region_rows + first) * self.row_bytes)
         self._meter.count_write(len(data))
@@ -240,18 +249,25 @@ class BlockStream:
         Tokens on the drive, by layer and sequence; the caller keeps it up to date.
     meter
         Counts the buffers.
+    group_rows
+        Rows of a group, of which a block has whole ones.
     """
 
     def __init__(
-        self, setup: RivalSetup, rows: DriveRows, spilled: list[list[int]], meter: Meter
+        self,
+        setup: RivalSetup,
+        rows: DriveRows,
+        spilled: list[list[int]],
+        meter: Meter,
+        group_rows: int = GROUP_TOKENS,
     ) -> None:
         self._setup = setup
         self._rows = rows
         self._spilled = spilled
         self.first_token = 0
-        wanted = min(setup.block_bytes, setup.budget_bytes // 16) // (GROUP_TOKENS * rows.row_bytes)
-        most = rows.region_rows // GROUP_TOKENS
-        self.block_tokens = max(1, min(wanted, most)) * GROUP_TOKENS
+        wanted = min(setup.block_bytes, setup.budget_bytes // 16) // (group_rows * rows.row_bytes)
+        most = rows.region_rows // group_rows
+        self.block_tokens = max(1, min(wanted, most)) * group_rows
         size = self.block_tokens * rows.row_bytes
         self._buffers = [meter.buffer(size) for _ in range(2)]
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-rival")

@@ -88,8 +88,8 @@ class RivalSetup:
         drive's queue is empty for a small part of the time only), and of what `full-swap` maps at
         once; each is rounded to whole groups, at least one.
     form
-        How `full-memory` holds and attends to its cache, such as `sdpa over float32`; None for the
-        fastest in a trial.
+        How `full-memory` holds and attends to its cache, such as `sdpa over float32`, or what
+        attends to codes of few bits; None for the fastest.
 
     Raises
     ------
@@ -250,6 +250,11 @@ class Rival(ABC):
         self.layout = RowLayout(setup.shape)
         self.meter = Meter(setup.budget_bytes if self.bounded else None)
         self.lengths = [[0] * setup.batch for _ in range(setup.shape.layers)]
+
+    @classmethod
+    def memory_share(cls) -> float:
+        """Return the most memory of a rival without a bound, over the rows of all tokens."""
+        return 2.0
 
     def scored_token_bytes(self) -> float:
         """Return the bytes per token of a sequence, all layers, that a step reads only to rank."""

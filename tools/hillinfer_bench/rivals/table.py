@@ -13,6 +13,12 @@ from hillinfer.errors import CacheUseError, SettingsError, UnsupportedFeatureErr
 from hillinfer.hf.attention import AttachedCache, HillInferLayer
 from hillinfer.hf.engine import Use
 from hillinfer.trace.recorder import SILENT, ForwardSpans
+from hillinfer_bench.rivals.few_bits.rivals import (
+    FiveBitDrive,
+    FiveBitMemory,
+    FourBitDrive,
+    FourBitMemory,
+)
 from hillinfer_bench.rivals.full import FullDrive, FullMemory
 from hillinfer_bench.rivals.full_swap import FullSwap
 from hillinfer_bench.rivals.h2o import H2OAllKeys, H2ODrop
@@ -146,6 +152,10 @@ RIVALS: Mapping[str, type[Rival]] = MappingProxyType(
         "full-memory": FullMemory,
         "full-drive": FullDrive,
         "full-swap": FullSwap,
+        "four-bit-memory": FourBitMemory,
+        "four-bit-drive": FourBitDrive,
+        "five-bit-memory": FiveBitMemory,
+        "five-bit-drive": FiveBitDrive,
         "h2o-all-keys": H2OAllKeys,
         "infinigen": InfiniGen,
         "leoam": LeoAM,

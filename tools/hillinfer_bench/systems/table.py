@@ -36,7 +36,7 @@ class RivalSystem(System):
             return Needs(setting.budget_bytes + setting.kv_bytes, 0)
         if RIVALS[self.name].bounded:
             return Needs(setting.budget_bytes, 2 * setting.kv_bytes)
-        return Needs(2 * setting.kv_bytes, 0)
+        return Needs(int(RIVALS[self.name].memory_share() * setting.kv_bytes), 0)
 
     def open(self, setting: BenchSetting) -> OpenSystem:
         """Return an empty cache that hands everything to the rival; see `System`."""
@@ -248,7 +248,7 @@ def system_names() -> tuple[str, ...]:
 
 def selects(name: str) -> bool:
     """Return whether a system attends to a part of the context."""
-    return name not in (FLOOR, *STOCK) and not name.startswith("full-")
+    return name not in (FLOOR, *STOCK) and not name.startswith(("full-", "four-bit", "five-bit"))
 
 
 def make_system(name: str) -> System:
