@@ -14,6 +14,7 @@ from hillinfer.engine.budget_plan import staging_bytes
 from hillinfer.errors import SettingsError
 from hillinfer.hf.hooks import FIRST_PREDICTED
 from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.settings import Settings
 from hillinfer.values import format_bytes
 from hillinfer_bench.decode.measuring import blank_row
 from hillinfer_bench.decode.plan import PLANS, Plan, check_one_traced, make_plan
@@ -22,6 +23,8 @@ from hillinfer_bench.decode.room import SLACK_BYTES, FreeRoom, PlanNeeds, why_le
 from hillinfer_bench.systems.case import BenchSetting, Case, budget_bytes
 from hillinfer_bench.systems.shapes import PAPER_SHAPES, SHAPES
 from hillinfer_bench.systems.table import (
+    CODED,
+    CODED_IN_MEMORY,
     FLOOR,
     IN_MEMORY,
     IN_MEMORY_TRUE,
@@ -52,6 +55,7 @@ def test_rows_of_every_plan_have_names_of_their_own(name):
 
 def test_the_goals_are_about_the_papers_shapes_at_32k_with_a_fifth_in_dram():
     cases = make_plan("goals", REAL_MODEL).only(Chosen(contexts=(32_768,))).cases
+    cases = [case for case in cases if case.part != "default"]
     assert {case.model for case in cases} == {"opt-6.7b", "llama-13b"}
     assert {(case.alpha, case.budget_share) for case in cases} == {(0.1, 0.2)}
 
@@ -68,6 +72,31 @@ def test_both_queries_stand_side_by_side_where_they_have_room():
     with_true = [c for c in make_plan("full", REAL_MODEL).cases if IN_MEMORY_TRUE in c.systems]
     assert {case.model for case in with_true} == {REAL_MODEL}
     assert {case.alpha for case in with_true} == {0.05, 0.1, 0.2}
+
+
+def test_the_default_settings_have_a_case_with_coded_tokens(cold_dir):
+    default = Settings()
+    for name in ("quick", "goals", "full"):
+        cases = make_plan(name, REAL_MODEL).cases
+        own = [case for case in cases if case.part == "default"]
+        assert own
+        for case in own:
+            assert case.alpha == default.importance_rate
+            assert {CODED, CODED_IN_MEMORY, "full-memory", "four-bit-memory"} <= set(case.systems)
+        # The twin: no other case has a coded token.
+        assert not any(
+            make_system(one).codes for case in cases if case not in own for one in case.systems
+        )
+    goals = make_plan("goals", REAL_MODEL).only(Chosen(alphas=(default.importance_rate,))).cases
+    assert [case.model for case in goals] == [*PAPER_SHAPES, REAL_MODEL]
+    small = replace(setting(cold_dir, 1000), budget_bytes=64 << 20)
+    small.model.config = SimpleNamespace(model_type="llama")
+    for name in (CODED, CODED_IN_MEMORY):
+        opened = make_system(name).open(small)
+        used = opened.cache.engine.runtime.settings
+        assert (used.exact_share, used.exact_floor) == (default.exact_share, default.exact_floor)
+        assert used.has_coded_tokens
+        opened.close()
 
 
 def test_the_papers_plan_has_its_figures_systems_and_importance_rate():
@@ -107,7 +136,8 @@ def test_the_true_query_is_what_its_system_asks_for(cold_dir):
 def test_what_selects_is_known_of_every_system(name):
     full = {
         "floor", "full-memory", "full-drive", "full-swap", "transformers-dynamic",
-        "transformers-static",
+        "transformers-static", "four-bit-memory", "four-bit-drive", "five-bit-memory",
+        "five-bit-drive",
     }  # fmt: skip
     assert selects(name) is (name not in full)
 
@@ -182,7 +212,7 @@ def test_steps_are_replaced_in_every_case_and_in_no_other_way():
         ),
         ({"shadows": ("int3",)}, "for --shadows int3; it has shadows: auto, int4, int8$"),
         ({"alphas": (0.1, 0.3)}, "for --alphas 0.3; it has alphas: 0.02, 0.05"),
-        ({"systems": ("hillinfer", "h3o")}, "for --systems h3o; it has systems: full-drive"),
+        ({"systems": ("hillinfer", "h3o")}, "for --systems h3o; it has systems: four-bit-drive"),
         (
             {"batches": (8,), "contexts": (65_536,)},
             "no case has all of these at once; it has systems: .*; batches: 1, 2, 4, 8; .*budgets:",
@@ -301,7 +331,10 @@ def test_systems_that_hold_all_kv_are_known():
     assert {name for name in system_names() if make_system(name).holds_all} == {
         "hillinfer-in-memory",
         "hillinfer-in-memory-true",
+        "hillinfer-coded-in-memory",
         "full-memory",
+        "four-bit-memory",
+        "five-bit-memory",
         "h2o-drop",
         "transformers-dynamic",
         "transformers-static",

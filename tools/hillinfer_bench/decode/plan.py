@@ -9,12 +9,15 @@ from types import MappingProxyType
 from typing import Any
 
 from hillinfer.errors import SettingsError
+from hillinfer.settings import Settings
 from hillinfer_bench.decode.request import CASE_FIELDS, Chosen
 from hillinfer_bench.rivals.table import RIVALS
 from hillinfer_bench.systems.case import Case
 from hillinfer_bench.systems.shapes import PAPER_SHAPES
 from hillinfer_bench.systems.table import (
     ABLATION,
+    CODED,
+    CODED_IN_MEMORY,
     HILLINFER,
     IN_MEMORY,
     IN_MEMORY_TRUE,
@@ -25,6 +28,16 @@ from hillinfer_bench.systems.table import (
 
 # What the paper compares itself with: FlexGen-like, H2O-like, prefetch-based, LeoAM-like.
 PAPER_BASELINES = ("full-drive", "h2o-all-keys", "infinigen", "leoam")
+# What of the product a user gets who chooses nothing, and full caches in 16 and in 4 bits.
+_DEFAULT = (
+    CODED,
+    CODED_IN_MEMORY,
+    "full-drive",
+    "full-memory",
+    "four-bit-drive",
+    "four-bit-memory",
+)
+DEFAULT_PART = "default"
 # Of a model with room for both of the latter.
 _OWN = (HILLINFER, IN_MEMORY, IN_MEMORY_TRUE)
 
@@ -115,8 +128,16 @@ def make_plan(name: str, real_model: str) -> Plan:
 
 
 def _rivals() -> tuple[str, ...]:
-    # Swapping drags the whole machine along, so that rival has cases of its own.
-    return tuple(name for name in RIVALS if "swap" not in name)
+    # Swapping drags the whole machine along, so that rival has cases of its own. Caches of few bits
+    # stand beside the default: at another quality than α they say nothing of selection.
+    return tuple(name for name in RIVALS if "swap" not in name and "-bit-" not in name)
+
+
+def _default_case(model: str, context: int, share: float, steps: int) -> Case:
+    """Return a case with the product's default α, in which tokens are exact and coded."""
+    alpha = Settings().importance_rate
+    given = Case(model, context, _DEFAULT, alpha=alpha, budget_share=share, part=DEFAULT_PART)
+    return replace(given, steps=steps, warm_up=4)
 
 
 # The part of a plan whose caches take steps together.
@@ -137,6 +158,7 @@ def _quick(real_model: str) -> Plan:
             # Of twice the recorded tokens one layer of the real model is less local.
             Case("tiny", 8192, systems, budget_share=6.0, steps=8, warm_up=4),
             Case("tiny-opt", 8192, systems, budget_share=6.0, batch=2, steps=8, warm_up=4),
+            _default_case("tiny-opt", 8192, 6.0, 8),
         ),
         recorded=2048,
         joined=(
@@ -158,9 +180,11 @@ def _goals(real_model: str) -> Plan:
                 for case in (
                     Case(model, 32_768, systems, steps=16, warm_up=4),
                     Case(model, 32_768, _OWN[1:], steps=16, warm_up=4, part="query"),
+                    _default_case(model, 32_768, 0.2, 16),
                 )
             ),
             Case(real_model, 7936, (*_OWN, *_rivals(), *STOCK), steps=64),
+            _default_case(real_model, 7936, 0.25, 64),
         ),
         # Room for all rows, shadows and buffers; and a quarter of the KV.
         joined=tuple(_joined_case(real_model, 4096, 8, share) for share in (2.0, 0.25)),
@@ -200,6 +224,7 @@ def _full(real_model: str) -> Plan:
     ]
     cases += [Case("opt-6.7b", 8192, systems, batch=batch, steps=24) for batch in (2, 4, 8)]
     cases += [Case(model, 32_768, ABLATION, steps=24, part="ablation") for model in PAPER_SHAPES]
+    cases += [_default_case(real_model, 7936, 0.25, 64), _default_case("opt-6.7b", 32_768, 0.2, 24)]
     swapped = tuple(name for name in RIVALS if "swap" in name)
     if swapped:
         cases.append(Case("opt-6.7b", 32_768, (HILLINFER, *swapped), steps=16, part="swap"))

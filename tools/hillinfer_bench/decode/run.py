@@ -230,9 +230,14 @@ class _Bench:
             if case.batch != 1:
                 raise SettingsError(f"batch={case.batch}: the real text is one sequence")
             return Bed(setting, all_layers, weights, self._text(case), self._next_ids(case))
-        selections = self._recorder(case).selections(
-            case.settings(), case.context, case.all_steps, shape.layers, case.batch
-        )
+        recorder = self._recorder(case)
+        given = case.context, case.all_steps, shape.layers, case.batch
+        if any(make_system(name).codes for name in case.systems):
+            default = Settings()
+            exact = max(default.exact_share, default.exact_floor / case.context)
+            selections = recorder.ranked_selections(case.settings(), exact, *given)
+        else:
+            selections = recorder.selections(case.settings(), *given)
         source = RandomKV(shape, case.context, case.batch)
         return Bed(replace(setting, selections=selections), all_layers, weights, source, None)
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from hillinfer.errors import HillInferError
 from hillinfer.projections.step_products import StepProducts
-from hillinfer.settings import QuerySource
 from hillinfer_bench.decode.measuring import Bed, blank_row, measure_case
 from hillinfer_bench.decode.rates import RateSource
 from hillinfer_bench.decode.run import attached
@@ -20,15 +19,14 @@ from hillinfer_bench.frontier.swept import (
     FOUR_BIT,
     HILLINFER,
     default_alpha,
-    exact_split,
 )
 from hillinfer_bench.report.rows import BenchRow
 from hillinfer_bench.systems.case import MODELLED, REAL, BenchSetting, Selections
 from hillinfer_bench.systems.hillinfer_system import HillInferSystem
 from hillinfer_bench.systems.system import BenchError, Needs, OpenSystem, System
-from hillinfer_bench.systems.table import FLOOR, make_system
+from hillinfer_bench.systems.table import CODED_IN_MEMORY, FLOOR, make_system
 
-TODAY, IN_MEMORY = "hillinfer-today", "hillinfer-coded-in-memory"
+TODAY, IN_MEMORY = "hillinfer-today", CODED_IN_MEMORY
 TODAY_ALPHA = 0.1
 FULL = ("full-drive", "full-memory")
 RIVALS = ("h2o-all-keys", "infinigen", "leoam", "quest", "h2o-drop")
@@ -137,12 +135,7 @@ def timed_systems(
     beside
         Of `WHATEVER_KL`, what is timed at another KL.
     """
-    split = exact_split()
-    coded = {"exact": split.share, "exact_floor": split.floor}
     plain = {"exact": 1.0}
-    # Nothing is to be read ahead, so the true query ranks, as in the sweep; which tokens it are
-    # takes no other time where all of them lie in memory.
-    true = {**coded, "query": QuerySource.TRUE}
     own = crossings.get(CODED, Crossing(0.0, default_alpha(), None))
 
     def at(name: str, system: System, crossing: Crossing) -> System:
@@ -150,13 +143,14 @@ def timed_systems(
             return _Unreached(name, crossing.why)
         return AtSetting(name, system, crossing.value, select)
 
-    made: dict[str, System] = {CODED: at(CODED, HillInferSystem(CODED, coded), own)}
+    made: dict[str, System] = {CODED: at(CODED, make_system(CODED), own)}
+    # Which tokens it are takes no other time where all of them lie in memory.
     made[IN_MEMORY] = (
         _Unreached(IN_MEMORY, own.why)
         if own.value is None
         else AtSetting(
             IN_MEMORY,
-            HillInferSystem(IN_MEMORY, true, 1.5),
+            make_system(IN_MEMORY),
             own.value,
             _chooses,
             f"α {own.value:.3g}, chosen by itself with the true query",
@@ -172,7 +166,7 @@ def timed_systems(
         ),
         ALL_CODED: AtSetting(
             ALL_CODED,
-            HillInferSystem(ALL_CODED, true, 1.5),
+            make_system(IN_MEMORY),
             1.0,
             _chooses,
             "α 1, every token coded or exact, whatever its KL",

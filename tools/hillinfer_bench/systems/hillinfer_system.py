@@ -68,6 +68,11 @@ class HillInferSystem(System):
         """Whether it has room for all rows; see `System`."""
         return self._memory_kv is not None
 
+    @property
+    def codes(self) -> bool:
+        """Whether it may attend to codes of tokens: a share of exact ones is given."""
+        return bool(self._changes.get("exact", 1) < 1)
+
     def needs(self, setting: BenchSetting) -> Needs:
         """Return M0, and the rows with the shadow on the drive."""
         return Needs(self._budget(setting), setting.kv_bytes * 5 // 4)

@@ -129,6 +129,11 @@ class System(ABC):
         return False
 
     @property
+    def codes(self) -> bool:
+        """Whether it attends to some selected tokens' codes in place of rows; not, as a rule."""
+        return False
+
+    @property
     def holds_all(self) -> bool:
         """Whether it holds all KV of the context in memory, if only until the first step.
 

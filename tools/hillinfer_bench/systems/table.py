@@ -9,6 +9,7 @@ from typing import Any
 
 from hillinfer.drive.files import probe_io_mode
 from hillinfer.errors import SettingsError
+from hillinfer.settings import Settings
 from hillinfer_bench.rivals.rival import Rival, RivalSetup
 from hillinfer_bench.rivals.table import RIVALS, RivalCache, make_rival
 from hillinfer_bench.systems.case import BenchSetting
@@ -208,6 +209,10 @@ class _OpenStock(OpenSystem):
 
 HILLINFER, IN_MEMORY, FLOOR = "hillinfer", "hillinfer-in-memory", "floor"
 IN_MEMORY_TRUE = "hillinfer-in-memory-true"
+# What selects by the product's default, exact and coded, whichever α a case has; in memory with the
+# true query, as there is nothing to read ahead.
+CODED, CODED_IN_MEMORY = "hillinfer-coded", "hillinfer-coded-in-memory"
+_SPLIT = {"exact": Settings().exact_share, "exact_floor": Settings().exact_floor}
 # Caches that take steps together, and one after another: rows of a case of their own.
 JOINED, ALONE = "hillinfer-joined", "hillinfer-alone"
 STOCK = ("transformers-dynamic", "transformers-static")
@@ -227,6 +232,8 @@ _OWN: Mapping[str, System] = MappingProxyType(
             HillInferSystem(IN_MEMORY, memory_kv=1.5),
             # With nothing to read ahead, predicting costs time and changes the selection.
             HillInferSystem(IN_MEMORY_TRUE, {"query": "true"}, memory_kv=1.5),
+            HillInferSystem(CODED, _SPLIT),
+            HillInferSystem(CODED_IN_MEMORY, {**_SPLIT, "query": "true"}, memory_kv=1.5),
             HillInferSystem("hillinfer-none", _NONE),
             HillInferSystem("hillinfer-hie", {"pool_policy": "recent", "query": "true"}),
             HillInferSystem("hillinfer-bkp", {"query": "true"}),
