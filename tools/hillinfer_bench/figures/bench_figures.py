@@ -104,6 +104,7 @@ def file_words(models: Sequence[str]) -> dict[str, str]:
 _COLORS = (
     "#0072b2", "#56b4e9", "#777777", "#222222", "#009e73", "#d55e00",
     "#8c6d1f", "#cc79a7", "#e69f00", "#882255", "#6a51a3", "#b8b800", "#44aa99", "#ee3377",
+    "#1b3a6b", "#66a61e", "#5e4b3c", "#f0a3c8", "#a50f15", "#bcbddc",
 )  # fmt: skip
 _HATCHES = ("", "//", "\\\\", "xx", "..", "++", "--", "oo")
 _MARKERS = "os^Dv*PX"
