@@ -407,6 +407,7 @@ class NativeAttention(CodedAttention):
             newest.coded_keys,
             newest.coded_values,
             ctypes.byref(own) if needed else None,
+            is_last,
             sums.ctypes.data,
         )
 

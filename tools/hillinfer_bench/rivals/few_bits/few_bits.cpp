@@ -4,10 +4,14 @@
 //
 // Compiled for the machine that it runs on, with the compiler's own vectors: this is the rival that
 // the product is compared with, and no part of the product.
+#include <atomic>
 #include <cmath>
+#include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <limits>
+#include <mutex>
 #include <thread>
 #include <vector>
 #if defined(__AVX512F__)
@@ -21,6 +25,7 @@ constexpr int kHalf = kLine / 2;
 constexpr int kRows = 128;  // Of the newest tokens, in ring and tail.
 constexpr int kMostChannels = 256;
 constexpr int kMostHeads = 8;
+constexpr int64_t kParts = 8;  // Of a call's units, for as many threads as take some.
 
 typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Numbers __attribute__((vector_size(64)));
@@ -484,6 +489,61 @@ void attend_newest(const Shape& shape, const float* query, int64_t key_tokens,
     }
 }
 
+// Threads that wait for work for the whole life of the process. Who calls works, too, and waits for
+// those alone that have begun: one that wakes late finds nothing left.
+class Workers {
+public:
+    static Workers& all() {
+        static Workers* const own = new Workers;
+        return *own;
+    }
+
+    void run(int helpers, const std::function<void()>& work) {
+        const std::lock_guard<std::mutex> one_call(calls_);
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            for (; there_ < helpers; ++there_) {
+                std::thread([this] { help(); }).detach();
+            }
+            work_ = helpers > 0 ? &work : nullptr;
+            wanted_ = helpers;
+            ++number_;
+        }
+        wake_.notify_all();
+        work();
+        std::unique_lock<std::mutex> lock(mutex_);
+        work_ = nullptr;
+        ended_.wait(lock, [this] { return busy_ == 0; });
+    }
+
+private:
+    void help() {
+        uint64_t seen = 0;
+        std::unique_lock<std::mutex> lock(mutex_);
+        for (;;) {
+            wake_.wait(lock, [&] { return number_ != seen; });
+            seen = number_;
+            if (!work_ || busy_ >= wanted_) {
+                continue;
+            }
+            const std::function<void()>& own = *work_;
+            ++busy_;
+            lock.unlock();
+            own();
+            lock.lock();
+            if (--busy_ == 0) {
+                ended_.notify_all();
+            }
+        }
+    }
+
+    std::mutex calls_, mutex_;
+    std::condition_variable wake_, ended_;
+    const std::function<void()>* work_ = nullptr;
+    uint64_t number_ = 0;
+    int there_ = 0, wanted_ = 0, busy_ = 0;
+};
+
 using AttendUnit = void (*)(const Shape&, const uint8_t*, const float*, int64_t, int64_t, int64_t,
                             const Newest*, float*, float*);
 
@@ -546,39 +606,39 @@ OWN_API void few_bits_code_values(const Shape* shape, uint8_t* unit, int64_t fir
 
 OWN_API void few_bits_begin(const Shape* shape, float* state) { clear(*shape, state); }
 
-// Attend to units that lie one behind the other, and to the newest tokens where they are given.
+// Attend to units that lie one behind the other, and in the last call to the newest tokens.
 // Keys are coded up to token key_tokens, values up to value_tokens; see codes.py.
 OWN_API void few_bits_attend(const Shape* shape, const float* query, const uint8_t* units,
                              int64_t count, int64_t first, int64_t key_tokens,
-                             int64_t value_tokens, const Newest* newest, float* state) {
+                             int64_t value_tokens, const Newest* newest, int32_t is_last,
+                             float* state) {
     const int64_t unit_bytes = few_bits_unit_bytes(shape);
     const AttendUnit attend =
         shape->bits > 4 ? for_heads<true>(shape->group) : for_heads<false>(shape->group);
     const int64_t heads = int64_t(shape->kv_heads) * shape->group;
-    const int64_t parts = count < shape->threads ? (count ? count : 1) : shape->threads;
-    std::vector<std::vector<float>> others(static_cast<size_t>(parts - 1));
-    std::vector<std::thread> threads;
-    const auto work = [&](int64_t part, float* own) {
+    // Parts are the same whoever works on them, and so is every bit of their sum.
+    const int64_t parts = count < kParts ? (count ? count : 1) : kParts;
+    const int64_t size = heads * Sums::size(*shape);
+    std::vector<float> states(size_t((parts - 1) * size));
+    std::atomic<int64_t> next{0};
+    const std::function<void()> work = [&] {
         std::vector<float> room(size_t(2 * shape->group + 2) * size_t(shape->unit_tokens));
-        for (int64_t i = count * part / parts; i < count * (part + 1) / parts; ++i) {
-            attend(*shape, units + i * unit_bytes, query, first + i * shape->unit_tokens,
-                   key_tokens, value_tokens, newest, room.data(), own);
+        for (int64_t part = next++; part < parts; part = next++) {
+            float* const own = part ? states.data() + (part - 1) * size : state;
+            if (part) {
+                clear(*shape, own);
+            }
+            for (int64_t i = count * part / parts; i < count * (part + 1) / parts; ++i) {
+                attend(*shape, units + i * unit_bytes, query, first + i * shape->unit_tokens,
+                       key_tokens, value_tokens, newest, room.data(), own);
+            }
         }
     };
+    Workers::all().run(shape->threads - 1, work);
     for (int64_t part = 1; part < parts; ++part) {
-        std::vector<float>& own = others[size_t(part - 1)];
-        own.resize(size_t(heads * Sums::size(*shape)));
-        clear(*shape, own.data());
-        threads.emplace_back(work, part, own.data());
+        add(*shape, state, states.data() + (part - 1) * size);
     }
-    work(0, state);
-    if (newest) {
+    if (newest && is_last) {
         attend_newest(*shape, query, key_tokens, *newest, state);
-    }
-    for (std::thread& thread : threads) {
-        thread.join();
-    }
-    for (const std::vector<float>& own : others) {
-        add(*shape, state, own.data());
     }
 }

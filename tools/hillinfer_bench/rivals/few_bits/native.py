@@ -25,7 +25,8 @@ _ARGUMENTS = {
     "few_bits_code_values": [_POINTER, _POINTER, _LONG, _LONG, _POINTER],
     "few_bits_begin": [_POINTER, _POINTER],
     "few_bits_attend": [
-        *(_POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG, _POINTER, _POINTER),
+        *(_POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG, _POINTER),
+        *(ctypes.c_int32, _POINTER),
     ],
 }
 
