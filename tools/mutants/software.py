@@ -470,8 +470,8 @@ _HARD_TO_SEE = (
         "hits-fade-between-turns",
         "Hits fade while sequences take turns by single steps.",
         "host/hillinfer/kv/hot_pool.py",
-        "rounds = (clock - told.at) // others if others else 0",
-        "rounds = clock - told.at",
+        "max(0, rounds - _GRACE_ROUNDS) // _FADING_ROUNDS",
+        "rounds",
         (f"{_PENDING}::test_no_hits_fade_while_sequences_take_turns_by_single_steps",),
     ),
     Mutant(
