@@ -451,7 +451,7 @@ CODED: tuple[Mutant, ...] = (
     Mutant(
         "refused-memory-is-counted-as-had",
         "What a step makes anew and found no memory for is never counted.",
-        "host/hillinfer/engine/coded_call.py",
+        "host/hillinfer/native/split.py",
         "            self._accountant.take(Part.STAGING, more * self._token_bytes)\n"
         "            self._tokens += more\n",
         "            self._tokens += more\n"

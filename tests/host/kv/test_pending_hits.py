@@ -165,24 +165,36 @@ def test_nothing_is_told_while_all_that_is_selected_is_hot():
         scene.pools.close()
 
 
+class Hearing:
+    """A pool of which is noted what fades it is told of."""
+
+    def __init__(self, pool, own):
+        self._pool, self._own = pool, own
+
+    def __getattr__(self, name):
+        return getattr(self._pool, name)
+
+    def refresh(self, layer, sequence, settled, length, fades=0):
+        self._own.fades[self._own.scene.sequences.index(sequence)] = fades
+        self._pool.refresh(layer, sequence, settled, length, fades)
+
+
 class Idling:
     """Three sequences of one layer, and the fades that the pool is told of each."""
 
     def __init__(self, policy="decayed"):
-        self.scene, self.step, self.fades = Scene(policy, PendingHits), 0, {}
+        own, self.step, self.fades = self, 0, {}
+
+        class Heard(PendingHits):
+            def __init__(self, pools):
+                super().__init__([Hearing(one, own) for one in pools])
+
+        self.scene = Scene(policy, Heard)
         third = Sequence(1, SHAPE.row_bytes)
         third.set_length(0, LENGTH, LENGTH)
         third.append_groups([6, 7, 8, 9])
         self.scene.pools.cover_hits(third.hits, 0, LENGTH)
         self.scene.sequences.append(third)
-        pool = self.scene.pools.layers[0]
-        refresh = pool.refresh
-
-        def heard(layer, sequence, settled, length, fades=0):
-            self.fades[self.scene.sequences.index(sequence)] = fades
-            refresh(layer, sequence, settled, length, fades)
-
-        pool.refresh = heard
 
     def take(self, *numbers):
         """Let sequences take steps, each of which ranks."""

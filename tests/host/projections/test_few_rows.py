@@ -227,7 +227,7 @@ def test_a_layer_of_another_type_than_its_partner_is_computed_by_itself():
     with torch.no_grad(), StepProducts(model):
         for layer in (mlp.gate_proj, mlp.up_proj):
             assert layer(states).shape[-1] == layer.out_features
-        mlp.up_proj.weight.data = mlp.up_proj.weight.data.bfloat16()
+        mlp.up_proj.bfloat16()
         own = torch.nn.functional.linear(states, mlp.gate_proj.weight)
         assert torch.allclose(mlp.gate_proj(states), own, atol=1e-5)
         with pytest.raises(RuntimeError, match="dtype"):
