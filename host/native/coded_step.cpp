@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "coded_step.h"
 
+#include <chrono>
 #include <memory>
 #include <vector>
 
@@ -303,6 +304,52 @@ bool choose_sets(int32_t variant, LayerTable& table, DecodeStep& step, SplitSele
     return finite;
 }
 
+// Lands rows and says where each lies; kCold where one did not come as it was written.
+template <class Take>
+int32_t land_all(const ReadWay* way, Landing* landing, const Take& take) {
+    if (!landing) {
+        return kDone;
+    }
+    const int32_t outcome = land(*way, *landing);
+    if (outcome != kDone || landing->landed < landing->count || landing->wrong >= 0) {
+        return outcome != kDone ? outcome : kCold;
+    }
+    for (int64_t i = 0; i < landing->count; ++i) {
+        const uint8_t* const row = landing->out + landing->places[i] * landing->row_bytes;
+        take(i, uint64_t(reinterpret_cast<uintptr_t>(row)));
+    }
+    return kDone;
+}
+
+// Brings what is to be read, in an order in which codes come while rows do.
+int32_t bring(int32_t variant, const DecodeStep& step, SplitSelection& split,
+              SplitLanding& landing) {
+    int32_t outcome = land_all(landing.way, landing.exact, [&](int64_t i, uint64_t row) {
+        split.exact->addresses[landing.numbers[i]] = row;
+    });
+    if (outcome != kDone) {
+        return outcome;
+    }
+    RowCoder coder(*scoring_kernels(variant), step, split);
+    outcome = land_all(landing.way, landing.coded, [&](int64_t i, uint64_t row) {
+        coder.code(row, split.cold_positions[i],
+                   split.arrived + split.cold_numbers[i] * split.row_bytes);
+    });
+    if (outcome != kDone || !landing.codes) {
+        return outcome;
+    }
+    ComingCodes& codes = *landing.codes;
+    if (!arrive(*codes.awaited)) {
+        return kCold;
+    }
+    for (int64_t i = 0; i < codes.count; ++i) {
+        split.coded->addresses[split.missing[landing.filed[i]]] =
+            uint64_t(reinterpret_cast<uintptr_t>(codes.records + i * codes.record_bytes));
+    }
+    codes.taken = codes.count;
+    return kDone;
+}
+
 // --- Several sequences that take a step together ---
 
 // Chooses for a row.
@@ -444,6 +491,24 @@ HILLINFER_API int32_t hillinfer_end_split(int32_t variant, const LayerTable* tab
     const int32_t failed =
         guarded([&] { finite = end_split(variant, *table, *slots, *step, *split, out); });
     return failed != kDone ? failed : finite ? kDone : kNotFinite;
+}
+
+// Lands what is to be read, codes rows of coded tokens, waits for codes, attends and offers codes. kCold
+// where something did not come as it was written: nothing was attended to, and all may be landed again.
+HILLINFER_API int32_t hillinfer_land_split(int32_t variant, const LayerTable* table,
+                                           const CodeSlots* slots, const DecodeStep* step,
+                                           SplitSelection* split, SplitLanding* landing, float* out) {
+    int32_t outcome = kDone;
+    const int32_t failed = guarded([&] {
+        const auto begun = std::chrono::steady_clock::now();
+        outcome = bring(variant, *step, *split, *landing);
+        landing->nanoseconds =
+            (std::chrono::steady_clock::now() - begun) / std::chrono::nanoseconds(1);
+        if (outcome == kDone && !end_split(variant, *table, *slots, *step, *split, out)) {
+            outcome = kNotFinite;
+        }
+    });
+    return failed != kDone ? failed : outcome;
 }
 
 // Attends for all rows that are not left out, whose tokens are exact or coded. What became of each is its

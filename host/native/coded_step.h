@@ -7,6 +7,7 @@
 
 #include "coded_slots.h"
 #include "decode_step.h"
+#include "landing.h"
 #include "selected_sets.h"
 #include "tables.h"
 
@@ -69,6 +70,17 @@ struct SplitSelection {
     int64_t* cold_numbers;
     int64_t cold_count;
     ComingCodes* coming;  // Null where none are on their way.
+};
+
+// What of a split is to be read now. Shared with Python, as above.
+struct SplitLanding {
+    const ReadWay* way;  // Of the rows' file, with the calling thread's ring; null where none is read.
+    Landing* exact;      // Exact rows, null where none is missing,
+    const int64_t* numbers;  // and which of the exact ones they are.
+    Landing* coded;          // Rows of all tokens that are to be read, which are coded; null where none is.
+    ComingCodes* codes;      // Codes on their way, null where none are,
+    const int64_t* filed;    // and which of the tokens without codes have them, one after the other.
+    int64_t nanoseconds;     // Written: how long all of it took to come.
 };
 
 // Tells the coded tokens of each set; false where an exact one is not selected.

@@ -528,7 +528,7 @@ CODED: tuple[Mutant, ...] = (
         "host/hillinfer/engine/coded_call.py",
         "                self._file.let_go(self._layer, id(self._sequence))\n",
         "                pass\n",
-        (_STEP_TESTS,),
+        (_COLD_CALLS,),
     ),
     Mutant(
         "rows-of-coded-tokens-lie-on-exact-ones",
@@ -536,7 +536,7 @@ CODED: tuple[Mutant, ...] = (
         "host/hillinfer/engine/cold_rows.py",
         "memory = self._buffers.behind(used) if used else self._buffers.take_both()",
         "memory = self._buffers.take_both()",
-        (_STEP_TESTS,),
+        (_STEP_TESTS, _COLD_CALLS),
     ),
     Mutant(
         "codes-that-did-not-come-are-attended-to",
@@ -578,6 +578,23 @@ CODED: tuple[Mutant, ...] = (
         "records[size_t(i)] = next;",
         "records[size_t(i)] = next ? next - 1 : 0;",
         (_COLD_CALLS,),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "what-was-not-read-ahead-comes-call-by-call",
+        "Rows and codes that were not read ahead are landed, coded and attended to by a call each.",
+        "host/hillinfer/engine/cold_rows.py",
+        "is_here = self._land_all(entry, sequence, split, coming)",
+        "is_here = False",
+        (_COLD_CALLS,),
+    ),
+    Mutant(
+        "missing-rows-lie-at-the-first-exact-ones",
+        "Exact rows that were landed are taken for the first ones of all that are exact.",
+        _NATIVE,
+        "split.exact->addresses[landing.numbers[i]] = row;",
+        "split.exact->addresses[i] = row;",
+        (_COLD_CALLS, _PLACES),
         Built.NATIVE,
     ),
 )

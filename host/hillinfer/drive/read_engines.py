@@ -19,7 +19,7 @@ from hillinfer.drive.files import PAGE_BYTES, ColdFile, aligned_buffer
 from hillinfer.drive.landing import MAX_READ_BYTES, FileRows, Landed, LandingTable
 from hillinfer.drive.shared_files import ReadFile
 from hillinfer.errors import ColdPoolError
-from hillinfer.native.library import native_library
+from hillinfer.native.library import LOST, native_library
 from hillinfer.native.signatures import Awaited, LandingErrand
 from hillinfer.native.structures import ReadWay
 
@@ -180,8 +180,27 @@ class NativeThreadEngine:
 
         None where somebody looks at reads, in the thread that makes them.
         """
-        is_seen = self._calls.watch is not None or type(self._calls).land is not DriveCalls.land
-        return None if is_seen else RowLander(self, _DEEPER * self._depth)
+        return None if self.is_seen else RowLander(self, _DEEPER * self._depth)
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether somebody looks at reads, in the thread that makes them."""
+        return self._calls.watch is not None or type(self._calls).land is not DriveCalls.land
+
+    def land_by(self, file: ColdFile, memory: object, call: Callable[[ReadWay], int]) -> int:
+        """Return the outcome of a call of the library that lands rows of a file, told how.
+
+        `memory` is what it reads to; raises as `land` does where a ring keeps it.
+        """
+        outcomes: list[int] = []
+
+        def use(descriptor: int) -> None:
+            outcomes.append(call(self._way(descriptor)))
+
+        self._gate.let_through(lambda: file.lend(use))
+        if outcomes[0] == LOST:
+            raise self.losing(memory)
+        return outcomes[0]
 
     def close(self) -> None:
         """Wait for reads under way."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,11 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.drive.landing import LandingTable
 from hillinfer.engine.queries import Ahead, AskedStep, LayerCalls, explained, host_query
 from hillinfer.kv.sequence import Sequence
 from hillinfer.native.library import NativeLibrary, native_library
 from hillinfer.native.selected import MissList, SelectedRows
+from hillinfer.native.signatures import SplitLanding
 from hillinfer.native.split import ColdTokens, SplitRows
+from hillinfer.native.structures import ReadWay, address_of
 from hillinfer.scoring.coded import AlignedWeights
 from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer.shadow.code_file import CodeFile
@@ -237,6 +241,44 @@ class SplitCall:
         if not self._file.has_begun(self._layer, key):
             self._file.begin_first(self._layer, key, rows[filed], numbers[filed])
         self._filed = split.set_aside(filed)
+
+    def land(
+        self,
+        numbers: NDArray[np.int64],
+        exact: LandingTable | None,
+        coded: LandingTable | None,
+    ) -> Callable[[ReadWay | None], int] | None:
+        """Return a call that lands and attends to all; see `SplitAttention`."""
+        filed, split, key = self._filed, self._split, id(self._sequence)
+        if not self.may_wait or self._recorder is not SILENT:
+            return None
+        coming, codes = None, None
+        if self._file is not None and filed is not None and len(filed.rows):
+            coming = self._file.on_way(self._layer, key)
+            wanted = filed.rows, split.missing_numbers[filed.numbers]
+            codes = coming.told() if coming is not None and coming.is_of(*wanted) else None
+            if codes is None:
+                return None
+        tables = [None if one is None else ctypes.addressof(one.table) for one in (exact, coded)]
+        which = None if filed is None else address_of(filed.numbers)
+
+        def call(way: ReadWay | None) -> int:
+            given = None if way is None else ctypes.addressof(way)
+            landing = SplitLanding(given, tables[0], address_of(numbers), tables[1], codes, which)
+            rest = self._step, split.address, ctypes.addressof(landing), self._out
+            function, outcomes = self._library.functions.hillinfer_land_split, list[int]()
+
+            def attend(slots: int) -> bool:
+                outcomes.append(function(self._number, self._table, slots, *rest))
+                return not outcomes[0]
+
+            is_here = self._values.look(self._layer, attend)
+            self.waited_seconds = landing.nanoseconds / 1e9
+            if is_here and coming is not None and self._file is not None:
+                self._file.took(self._layer, key, self._sequence.counters)
+            return outcomes[0]
+
+        return call
 
     def fill(self) -> bool:
         """Bring those codes that lie in a file, and leave the others; see `SplitAttention`."""

@@ -11,7 +11,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.drive.landing import RowBuffers, WantedRows
+from hillinfer.drive.landing import LandingTable, RowBuffers, WantedRows
+from hillinfer.drive.read_engines import NativeThreadEngine
 from hillinfer.engine.queries import Ahead, Sets
 from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.gather import tile_runs
@@ -23,7 +24,7 @@ from hillinfer.kv.sequence import Sequence
 from hillinfer.native.library import native_library
 from hillinfer.native.selected import Coming, ComingAttention, MissedRows, MissList
 from hillinfer.native.split import SplitPool, SplitRows
-from hillinfer.native.structures import row_addresses
+from hillinfer.native.structures import ReadWay, row_addresses
 from hillinfer.shadow.code_file import CodeFile
 from hillinfer.shadow.values import ValueCodes
 from hillinfer.trace.recorder import LayerStep
@@ -53,6 +54,19 @@ class SplitAttention(Protocol):
 
     def expect(self) -> None:
         """Begin to bring what `fill` is to bring, where nobody has; only other rows stay cold."""
+        ...
+
+    def land(
+        self,
+        numbers: NDArray[np.int64],
+        exact: LandingTable | None,
+        coded: LandingTable | None,
+    ) -> Callable[[ReadWay | None], int] | None:
+        """Return a call of the library that lands all that is missing and attends to it.
+
+        It is given how the rows' file is read, and returns its outcome. None where something has to
+        be done one after the other. `numbers` says which of the exact rows are landed.
+        """
         ...
 
     def fill(self) -> bool:
@@ -96,7 +110,8 @@ class ColdRows:
         self._manager = manager
         self._prefetch = prefetch
         self._buffers = buffers
-        self._tile_rows = native_library().tile_rows
+        self._library = native_library()
+        self._tile_rows = self._library.tile_rows
 
     def attend(
         self,
@@ -191,13 +206,62 @@ class ColdRows:
                 self._store.turns.demand()
                 try:
                     coming.expect()
-                    used = self._demand_exact(entry, sequence, split, coming.together)
-                    self._demand_codes(entry, split, coming, used)
+                    is_here = self._land_all(entry, sequence, split, coming)
+                    if not is_here:
+                        used = self._demand_exact(entry, sequence, split, coming.together)
+                        self._demand_codes(entry, split, coming, used)
                 finally:
                     self._store.turns.satisfy()
-                entry.wait_seconds += time.perf_counter() - started
-                coming.end()
+                if not is_here:
+                    entry.wait_seconds += time.perf_counter() - started
+                    coming.end()
         return entry
+
+    def _land_all(
+        self, entry: LayerStep, sequence: Sequence, split: SplitRows, coming: SplitAttention
+    ) -> bool:
+        """Have one call read all that is missing and attend to it.
+
+        False where it does not: what else is done reads all of it, and says what is wrong.
+        """
+        misses, layer, store = split.misses, entry.layer, self._store
+        if not isinstance(store.engine, NativeThreadEngine) or store.engine.is_seen:
+            return False
+        part = misses.part(misses.arrived, misses.count)
+        _, rows = split.cold
+        memory, first = self._buffers.take_both(), len(part.rows)
+        places = np.arange(first + len(rows))
+        if len(places) > len(memory):
+            return False
+        sets = [
+            WantedRows(layer, part.rows, memory, places[:first]),
+            WantedRows(layer, rows, memory, places[first:]),
+        ]
+        tables: list[LandingTable | None] = []
+        for one in sets:
+            store.settle(layer, one.groups)
+            own = store.own_rows(one) if len(one.rows) else None
+            if own is None and len(one.rows):
+                return False
+            tables.append(None if own is None else LandingTable(own))
+        call = coming.land(part.numbers, *tables)
+        if call is None:
+            return False
+        if len(places):
+            read = partial(store.engine.land_by, store.files[layer], tables, call)
+            outcome = store.turns.on_demand(read)
+        else:
+            outcome = call(None)
+        if not self._library.are_here("hillinfer_land_split", outcome):
+            return False
+        entry.wait_seconds += coming.waited_seconds
+        for one, table in zip(sets, tables, strict=True):
+            if table is not None:
+                entry.note_reads(store.counted(one, table.landed.cost, len(one.rows)))
+        if first:
+            offered = _candidates(part, memory, sets[0].places)
+            self._buffers.lend_both(self._manager.offer_missed(entry, sequence, offered))
+        return True
 
     def _note_missed(
         self,

@@ -79,8 +79,8 @@ class ColdStore:
 
     Attributes
     ----------
-    others
-        Files that groups lie in beside the own ones.
+    engine, others
+        As given; and files that groups lie in beside the own ones.
     pages
         How the own ones are kept.
     turns
@@ -118,7 +118,7 @@ class ColdStore:
         half = len(buffer) // 2 // PAGE_BYTES * PAGE_BYTES
         half = half if half >= shape.row_bytes + 2 * PAGE_BYTES else 0
         self._ahead_buffer, self._buffer = buffer[:half], buffer[half:]
-        self._engine = engine
+        self.engine = engine
         # Reads ahead that take turns share the buffer with reads on demand, and the drive.
         self.turns = ReadTurns()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-write")
@@ -327,7 +327,7 @@ class ColdStore:
 
     def lander(self) -> RowLander | None:
         """Return a thread that lands rows beside its caller, to be closed before this; or None."""
-        lander = lander_of(self._engine)
+        lander = lander_of(self.engine)
         if lander is not None:
             self.turns.without_turns.append(lander)
         return lander
@@ -342,17 +342,24 @@ class ColdStore:
         writing = [one.groups for one in self._pending[layer] if not one.written.done()]
         if self._failure is not None or any(np.isin(groups, one).any() for one in writing):
             return None
-        part, *others = self._placement.parts(layer, groups)
-        if others or part.file != OWN_FILE or not len(self._ahead_buffer):
+        own = self.own_rows(wanted, self._ahead_buffer) if len(self._ahead_buffer) else None
+        return None if own is None else lander.ahead(self._files[layer], own)
+
+    def own_rows(
+        self, wanted: WantedRows, buffer: NDArray[np.uint8] | None = None
+    ) -> FileRows | None:
+        """Return rows and what they go through; None where some lie in files of others."""
+        part, *others = self._placement.parts(wanted.layer, wanted.groups)
+        if others or part.file != OWN_FILE:
             return None
-        return lander.ahead(self._files[layer], self._file_rows(wanted, part, self._ahead_buffer))
+        return self._file_rows(wanted, part, self._buffer if buffer is None else buffer)
 
     def landed_ahead(self, wanted: WantedRows, ahead: LandingAhead) -> ReadCost:
         """Return what it took, once rows that `ahead` returned are there; raises as `read_rows`."""
         landed = ahead.result()
         self._tell(wanted.layer, landed.cost, *ahead.times)
         wrong = len(wanted.rows) if landed.wrong is None else landed.wrong
-        return self._counted(wanted, landed.cost, wrong)
+        return self.counted(wanted, landed.cost, wrong)
 
     def groups_in_order(self, layer: int, groups: list[int]) -> Iterator[memoryview]:
         """Yield the bytes of whole groups, one behind the other, in pieces valid until the next.
@@ -434,9 +441,9 @@ class ColdStore:
                 if part.chosen is not None:
                     at = int(np.flatnonzero(part.chosen)[at])
                 wrong = min(wrong, at)
-        return self._counted(wanted, cost, wrong)
+        return self.counted(wanted, cost, wrong)
 
-    def _counted(self, wanted: WantedRows, cost: ReadCost, wrong: int) -> ReadCost:
+    def counted(self, wanted: WantedRows, cost: ReadCost, wrong: int) -> ReadCost:
         """Count rows that came, or raise where one of them is not what was written."""
         if wrong < len(wanted.rows):
             raise self._changed(wanted.layer, int(wanted.rows[wrong]))
@@ -448,7 +455,7 @@ class ColdStore:
     def _land(self, wanted: WantedRows, part: PlacedGroups) -> Landed:
         """Bring rows of one file."""
         file, started = self._file(wanted.layer, part.file), time.perf_counter_ns()
-        landed = self._engine.land(file, self._file_rows(wanted, part, self._buffer))
+        landed = self.engine.land(file, self._file_rows(wanted, part, self._buffer))
         self._tell(wanted.layer, landed.cost, started, time.perf_counter_ns())
         return landed
 

@@ -57,13 +57,13 @@ HOW_TO_BUILD = (
     "tree or install HillInfer again"
 )
 
-_INTERFACE_VERSION = 32
+_INTERFACE_VERSION = 33
 PROMPT_ROUNDING = 1
 """Grows where a prompt's attention (prompt_attention_kernels.h) comes to round otherwise."""
 _KEY_BYTES = 32
 _NO_MEMORY, _FAILED, _NOT_FINITE = 2, 3, 4
 _NOWHERE = "a position behind the last token, or in no group"
-_COLD, _MISPLACED, _LOST = 5, 6, 7
+_COLD, _MISPLACED, LOST = 5, 6, 7
 
 
 class NativeLibrary:
@@ -242,7 +242,7 @@ class NativeLibrary:
         """Return what `land` does where that is its outcome, or raise as it does."""
         if outcome == _MISPLACED:
             raise IndexError("a row has no place, or no checksum")
-        if outcome == _LOST:
+        if outcome == LOST:
             return False
         self.check("hillinfer_land", outcome)
         return True

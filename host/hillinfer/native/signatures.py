@@ -164,6 +164,20 @@ class ComingCodes(ctypes.Structure):
     )
 
 
+class SplitLanding(ctypes.Structure):
+    """What of exact and coded tokens is to be read now; see host/native/coded_step.h."""
+
+    _fields_ = (
+        ("way", _POINTER),
+        ("exact", _POINTER),
+        ("numbers", _POINTER),
+        ("coded", _POINTER),
+        ("codes", _POINTER),
+        ("filed", _POINTER),
+        ("nanoseconds", _LONG),
+    )
+
+
 # --- Rows that a thread lands (lander.h) ---
 
 
@@ -423,6 +437,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hillinfer_attend_split": (_INT, [_INT, *[_POINTER] * 7]),
     "hillinfer_decode_split": (_INT, [_INT, *[_POINTER] * 7]),
     "hillinfer_code_cold": (_INT, [_INT, *[_POINTER] * 2, _LONG, _LONG, _POINTER]),
+    "hillinfer_land_split": (_INT, [_INT, *[_POINTER] * 6]),
     "hillinfer_end_split": (_INT, [_INT, *[_POINTER] * 5]),
     "hillinfer_want_codes": (None, [_POINTER, _POINTER, _LONG]),
     "hillinfer_offer_codes": (_INT, [*[_POINTER] * 4, _LONG, ctypes.POINTER(_LONG)]),

@@ -487,7 +487,7 @@ def test_codes_that_a_pass_began_to_read_are_dropped_when_it_breaks_off(cold_dir
         sequence, file = runtime.open_sequence(), runtime.parts.codes_file
         LONG.read(runtime, sequence)
         LONG.decode(runtime, sequence, 0)
-        with pytest.raises(KeyboardInterrupt), interrupted(CodeFile.fill, "call"):
+        with pytest.raises(KeyboardInterrupt), interrupted(CodeFile.took, "call"):
             LONG.decode(runtime, sequence, 1)
         assert file.has_begun(0, id(sequence))
         runtime.begin_step()
