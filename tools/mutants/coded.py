@@ -528,7 +528,7 @@ CODED: tuple[Mutant, ...] = (
         "host/hillinfer/engine/coded_call.py",
         "                self._file.let_go(self._layer, id(self._sequence))\n",
         "                pass\n",
-        (_COLD_CALLS,),
+        (_STEP_TESTS,),
     ),
     Mutant(
         "rows-of-coded-tokens-lie-on-exact-ones",
@@ -596,5 +596,17 @@ CODED: tuple[Mutant, ...] = (
         "split.exact->addresses[i] = row;",
         (_COLD_CALLS, _PLACES),
         Built.NATIVE,
+    ),
+    Mutant(
+        "buffers-of-codes-that-a-call-took-stay-in-use",
+        "Codes that a call of the library has found keep their buffer for ever.",
+        _FILE,
+        "            self._count(self._landed(coming), coming.taken, own)\n"
+        "        finally:\n"
+        "            self._give(coming)\n",
+        "            self._count(self._landed(coming), coming.taken, own)\n"
+        "        finally:\n"
+        "            pass\n",
+        (_STEP_TESTS,),
     ),
 )

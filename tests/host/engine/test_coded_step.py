@@ -494,8 +494,17 @@ def test_codes_that_a_pass_began_to_read_are_dropped_when_it_breaks_off(cold_dir
         assert not file.has_begun(0, id(sequence))
 
 
-def test_buffers_of_codes_are_free_once_attention_has_looked(cold_dir):
-    runtime = Way(Budget.LEAST, path=Path.COLD).open(SHAPE, SETTINGS, cold_dir, 1096)
+class Seen(DriveCalls):
+    """The operating system, and somebody who looks at each landing: call by call."""
+
+    def land(self, *given):
+        return super().land(*given)
+
+
+@pytest.mark.parametrize("kind", [DriveCalls, Seen])
+def test_buffers_of_codes_are_free_once_attention_has_looked(kind, cold_dir):
+    way = Way(Budget.LEAST, path=Path.COLD)
+    runtime = way.open(SHAPE, SETTINGS, cold_dir, 1096, calls=kind())
     with closing(runtime):
         sequence = runtime.open_sequence()
         LONG.read(runtime, sequence)
