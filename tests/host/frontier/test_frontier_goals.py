@@ -7,12 +7,13 @@ import pytest
 from bench.bench_cases import measured_row
 
 from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer_bench.figures.frontier_figure import frontier_figure
 from hillinfer_bench.frontier.equal import default_row, equal_qualities
 from hillinfer_bench.frontier.modelled import Machine, Place
 from hillinfer_bench.frontier.report import TimedModel, frontier_report, report_text
 from hillinfer_bench.frontier.sweep import Setting, SweptRow, curves
 from hillinfer_bench.frontier.swept import SWEPT
-from hillinfer_bench.frontier.times import TimedRow
+from hillinfer_bench.frontier.times import ALL_CODED, TimedRow, parts_of
 from hillinfer_bench.quality.table import Measures
 
 SHAPE = ModelShape(4, 32, 32, 128, StoredType.BFLOAT16, 100_000)
@@ -362,6 +363,31 @@ def test_other_kls_have_times_and_ratios_of_their_own_and_judge_nothing():
     assert "Times at a KL of 0.004:" in text
     assert "Times at a KL of 0.01:" in text
     assert "Times at a KL of 0.01:" not in report_text(alone)
+
+
+def test_a_picture_marks_each_kl_and_few_bits_at_their_own():
+    drive = [TimedRow(measured_row("four-bit-drive", 700.0, model="opt-6.7b"), "4 bits")]
+    own = TimedModel("opt-6.7b", False, [*timed(), *drive], MACHINE)
+    at = TimedModel("opt-6.7b", False, timed(), MACHINE, 0.01)
+    figure = frontier_figure(report(timed_models=[own, at]))
+    marks = {
+        (float(line.get_xdata()[0]), round(float(line.get_ydata()[0]), 6))
+        for line in figure.axes[1].lines
+        if len(line.get_xdata()) == 1 and line.get_marker() != "None"
+    }
+    assert {(100.0, 0.004), (100.0, 0.01), (300.0, 0.004), (300.0, 0.01)} <= marks
+    # 4 bits have a KL of .003, whatever is asked for.
+    assert {(700.0, 0.003), (80.0, 0.003)} <= marks
+    assert (700.0, 0.004) not in marks
+
+
+def test_what_lies_in_memory_has_turns_of_its_own():
+    names = ("hillinfer-coded", "five-bit-drive", "full-memory", "four-bit-memory", ALL_CODED)
+    assert parts_of(names) == {
+        "": ("hillinfer-coded", "five-bit-drive"),
+        "in memory": ("full-memory", "four-bit-memory"),
+        "in memory, all coded": (ALL_CODED,),
+    }
 
 
 def test_no_sweep_of_the_default_leaves_the_told_kls():

@@ -123,6 +123,36 @@ def test_both_forms_make_the_same_codes(bits, scale):
     assert not np.array_equal(*made)
 
 
+def test_no_bit_depends_on_how_many_threads_attend():
+    library = native_codes()
+    if library is None:
+        pytest.skip("no C++ compiler")
+    attention = NativeAttention(UnitForm(GROUPED, 4), library)
+    generator = np.random.default_rng(1)
+    newest = Newest(*generator.normal(size=(2, 3, 128, 64)).astype(np.float32))
+    units = np.empty((21, attention.form.byte_count), np.uint8)
+    for unit in units:
+        attention.code_keys(unit, 0, newest)
+        attention.code_values(unit, 0, newest, 0, 128)
+        newest.keys *= 1.01
+    newest.length = 128 * 21 + 1
+    query = generator.normal(size=(9, 64)).astype(np.float32)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5, 1):
+            torch.set_num_threads(threads)
+            sums = attention.begin(query)
+            attention.add(sums, query, units, 0, newest, is_last=True)
+            found.append(sums)
+    finally:
+        torch.set_num_threads(before)
+    assert all(np.array_equal(found[0], one) for one in found[1:])
+    # The twin: a unit less gives other sums.
+    sums = attention.begin(query)
+    attention.add(sums, query, units[:-1], 0, newest, is_last=True)
+    assert not np.array_equal(found[0], sums)
+
+
 @pytest.mark.parametrize("layer", [0, 1])
 def test_a_bit_flipped_on_the_drive_is_seen(layer, cold_dir):
     run = make_run(cold_dir, "four-bit-drive", share=0)
