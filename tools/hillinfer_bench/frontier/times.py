@@ -213,12 +213,14 @@ def _few_bits_at(crossing: Crossing | None) -> dict[str, System]:
 def parts_of(systems: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Return the parts of a comparison that have turns of their own, and the systems of each.
 
-    Not all have room beside each other, and what lies in memory is compared with the like.
+    Not all have room beside each other, and what lies in memory is compared with the like. What
+    goals are about stands beside HillInfer.
     """
+    goals = (IN_MEMORY, FOUR_BIT_IN_MEMORY, "full-memory")
     parts: dict[str, tuple[str, ...]] = {}
     for name in systems:
-        part = "in memory" if name.endswith(f"-{MEMORY}") else ""
-        part = "in memory, all coded" if name == ALL_CODED else part
+        part = "" if not name.endswith(f"-{MEMORY}") else "in memory, coded"
+        part = "in memory" if name in goals else part
         parts[part] = (*parts.get(part, ()), name)
     return parts
 
