@@ -69,11 +69,10 @@ def build_device_process() -> Path:
         both = (EMULATION / "device.cpp", folder / "calls.pb.cc")
         joined.write_text("".join(f'#include "{one}"\n' for one in both), encoding="utf-8")
         units = [one for one in sorted(EMULATION.glob("*.cpp")) if one not in both]
-        # It copies and waits, and what computes is in libraries: optimised it is no faster.
         run_tool(
             [
-                *(compiler, "-std=c++17", "-Wall", "-Wextra", f"-I{folder}", f"-I{EMULATION}"),
-                *(*map(str, (joined, *units)), "-o", str(folder / "device")),
+                *(compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", f"-I{folder}"),
+                *(f"-I{EMULATION}", *map(str, (joined, *units)), "-o", str(folder / "device")),
                 *("-lprotobuf-lite", "-ldl", "-pthread"),
             ]
         )
