@@ -8,9 +8,8 @@ BIN := $(VENV)/bin
 BUILD ?= build
 JOBS ?= auto
 # Once for all of the test processes and what they start, some of which write no bytecode.
-COMPILE = @$(BIN)/python -m compileall -qq -j 0 sw_model host plugins tools && \
-	$(BIN)/python tools/rewrite_tests.py
-# pytest keeps as bytecode what it has rewritten of a test.
+COMPILE = @$(BIN)/python -m compileall -qq -j 0 sw_model host plugins tools
+# pytest keeps as bytecode what it has rewritten of a test, for its other processes.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 \
 	$(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
