@@ -78,6 +78,10 @@ struct Block {
           least(reinterpret_cast<uint16_t*>(high + (bits > 4 ? lines * (kLine / 8) : 0))),
           steps(least + lines) {}
 
+    const uint8_t* end() const {
+        return reinterpret_cast<const uint8_t*>(steps + (steps - least));
+    }
+
     static int64_t size(int64_t lines, int bits) {
         return lines * (kHalf + (bits > 4 ? kLine / 8 : 0) + 4);
     }
@@ -201,7 +205,14 @@ inline void add_lines(const Block& block, int lines, const float* factors, int64
     constexpr int kTurns = kHeads == 1 ? 4 : kHeads == 2 ? 2 : 1;
     Floats own[kTurns][kHeads][2] = {};
     int line = 0;
+    // The next block, which most often lies behind this one.
+    for (const uint8_t* at = block.high; at < block.end(); at += 64) {
+        __builtin_prefetch(at + (block.end() - block.nibbles));
+    }
     for (; line + kTurns <= lines; line += kTurns) {
+        if (line % 4 == 0) {
+            __builtin_prefetch(block.end() + line * kHalf);
+        }
 #pragma GCC unroll 4
         for (int turn = 0; turn < kTurns; ++turn) {
             Floats low, high;
@@ -241,10 +252,12 @@ inline Floats loaded(const float* from) {
 
 inline void stored(float* to, Floats own) { std::memcpy(to, &own, sizeof own); }
 
-// e^x for x <= 0, in place.
+// e^x for x <= 0, in place. Less than e^-60 is nothing beside 1, and as a factor of steps it would
+// give subnormal numbers, which take a processor a hundred times as long.
 void exponentials(float* items, int count) {
+    constexpr float kLeast = -60.0f;
     for (int i = 0; i < count; ++i) {
-        float x = items[i] < -87.0f ? -87.0f : items[i];
+        const float x = items[i] < kLeast ? kLeast : items[i];
         const float shifted = x * 1.44269504088896341f + 12582912.0f;
         const float power = shifted - 12582912.0f;
         float rest = power * -0.693359375f + x;
@@ -263,7 +276,7 @@ void exponentials(float* items, int count) {
         std::memcpy(&own, &sum, 4);
         own += bits;
         std::memcpy(&sum, &own, 4);
-        items[i] = items[i] < -87.0f ? 0.0f : sum;
+        items[i] = items[i] < kLeast ? 0.0f : sum;
     }
 }
 
