@@ -550,8 +550,8 @@ CODED: tuple[Mutant, ...] = (
         "codes-on-their-way-are-waited-for-apart",
         "A layer whose codes were begun to be read looks, waits and attends in three calls.",
         "host/hillinfer/engine/coded_call.py",
-        "split.table.coming = None if coming is None else coming.told()",
-        "split.table.coming = None",
+        "split.table.coming = codes\n",
+        "split.table.coming = None\n",
         (_COLD_CALLS,),
     ),
     Mutant(
@@ -608,5 +608,13 @@ CODED: tuple[Mutant, ...] = (
         "        finally:\n"
         "            pass\n",
         (_STEP_TESTS,),
+    ),
+    Mutant(
+        "codes-that-a-thread-of-pythons-brings-are-broken-off",
+        "Codes that a thread of Python's is to read are given up by who waits for them.",
+        "host/hillinfer/engine/coded_call.py",
+        "if coming is not None and codes is not None and not self.may_wait:",
+        "if coming is not None and not self.may_wait:",
+        (_COLD_CALLS,),
     ),
 )

@@ -203,7 +203,8 @@ class SplitCall:
         split, given = self._split, (self._name, self._number, self._table, self._pool)
         rest, key = (self._step, split.address, split.misses.address, self._out), id(self._sequence)
         coming = None if self._file is None else self._file.on_way(self._layer, key)
-        if coming is not None and not self.may_wait:
+        codes = None if coming is None else coming.told()
+        if coming is not None and codes is not None and not self.may_wait:
             coming.landed.settle()
 
         def decode(slots: int) -> bool:
@@ -212,7 +213,7 @@ class SplitCall:
             return self._library.decode(*given, slots, *rest)
 
         started = time.perf_counter_ns()
-        split.table.coming = None if coming is None else coming.told()
+        split.table.coming = codes
         try:
             is_here = self._values.look(self._layer, decode)
         finally:

@@ -51,9 +51,11 @@ def counted():
 class Turns:
     """Decodes a text with hardly any memory, and counts the calls of each layer's turn."""
 
-    def __init__(self, cold_dir, forgotten=(), spoil=None, announced=True, own=OWN, **given):
+    def __init__(
+        self, cold_dir, forgotten=(), spoil=None, announced=True, own=OWN, path=None, **given
+    ):
         self.calls, self.found, self.announced = [], [], announced
-        way = Way(Budget.LEAST, path=Path.PREFETCHED if announced else Path.COLD)
+        way = Way(Budget.LEAST, path=path or (Path.PREFETCHED if announced else Path.COLD))
         self.runtime = way.open(SHAPE, own, cold_dir, TEXT.prompt + TEXT.steps, **given)
         sequence = self.runtime.open_sequence()
         TEXT.read(self.runtime, sequence)
@@ -193,3 +195,13 @@ def test_where_somebody_looks_at_reads_more_calls_do_the_same(announced, ahead, 
     names = "cold_reads", "cold_rows_read", "promoted_rows", "coded_reads", "coded_arrivals"
     counts = [[getattr(one.statistics, name) for name in names] for one in (as_before, seen)]
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("calls", [DriveCalls, Seen])
+def test_where_another_thread_scores_codes_are_waited_for_before(calls, ahead, cold_dir):
+    """It looks for codes, too, and they stay while a call of the library looks at them."""
+    scored = Turns(cold_dir, path=Path.STREAMED, calls=calls())
+    assert scored.coded_reads > 0
+    assert all(one["hillinfer_attend_split"] == 1 for one in scored.calls)
+    assert not any("hillinfer_land_split" in one for one in scored.calls)
+    assert np.array_equal(np.stack(scored.found), np.stack(ahead.found))
