@@ -31,8 +31,9 @@ from hillinfer_bench.systems.table import make_system
 CONTEXT, STEPS, LAYERS = 600, 3, 4
 # Beside the newest rows, which rivals of pages attend to whole, some pages more.
 SELECTED = Settings().changed(alpha=0.3)
+# Others attend to all tokens, or to what is left of them.
 SYSTEMS = ["hillinfer", "hillinfer-in-memory", "hillinfer-in-memory-true", "hillinfer-bkp", *(
-    name for name in RIVALS if not name.startswith("full") and name != "h2o-drop"
+    name for name in RIVALS if not name.startswith(("full", "four-bit", "five-bit", "h2o-drop"))
 )]  # fmt: skip
 
 

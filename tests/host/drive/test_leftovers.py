@@ -291,5 +291,11 @@ class NoLocks(DriveCalls):
 
 def test_without_the_lock_the_same_run_loses_some(tmp_path):
     """The twin of the test above: it can see a sweep that does not ask who lives."""
+
+    def several():
+        # On a busy machine sweepers may meet nobody's name in a whole run.
+        for _ in range(5):
+            make_and_sweep(tmp_path, NoLocks())
+
     with pytest.raises(AssertionError):
-        make_and_sweep(tmp_path, NoLocks())
+        several()
