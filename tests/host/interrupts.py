@@ -38,3 +38,38 @@ def interrupted(function, event="return", caller=None):
         yield
     finally:
         sys.setprofile(None)
+
+
+class NumberedInterrupt:
+    """Ends what this thread does at one of the moments that a file's functions begin or end at.
+
+    Parameters
+    ----------
+    code
+        Of any function in that file.
+    number
+        Which moment, counted from 0.
+    """
+
+    def __init__(self, code, number):
+        self._file, self.left = code.co_filename, number
+
+    def __call__(self, frame, event, _):
+        if frame.f_code.co_filename == self._file and event in ("call", "return"):
+            self.left -= 1
+            if self.left == -1:
+                raise KeyboardInterrupt
+
+
+@contextmanager
+def interrupted_at(function, number):
+    """Have an interrupt come at a moment of the file that a function lies in; see above.
+
+    Yields what tells by `left` below 0 that it has come.
+    """
+    interrupt = NumberedInterrupt(function.__code__, number)
+    sys.setprofile(interrupt)
+    try:
+        yield interrupt
+    finally:
+        sys.setprofile(None)

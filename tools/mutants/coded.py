@@ -352,7 +352,7 @@ CODED: tuple[Mutant, ...] = (
         "codes-land-in-buffers-that-are-being-replaced",
         "While buffers grow, codes of more tokens than the old ones hold are read to them.",
         _FILE,
-        "self._tokens, self._free, self._landing = 0, [], self._landing[:0].copy()",
+        "self._tokens, self._buffers, self._landing = 0, [], self._landing[:0].copy()",
         "self._tokens = tokens",
         (_FILE_TESTS,),
     ),
@@ -519,7 +519,7 @@ CODED: tuple[Mutant, ...] = (
         "Other codes are read to a buffer while attention looks at what came before.",
         _FILE,
         "        self._held.setdefault((layer, key), []).append(coming)\n",
-        "        self._give(coming)\n",
+        "        coming.landed.settle()\n",
         (_FILE_TESTS,),
     ),
     Mutant(
@@ -603,7 +603,7 @@ CODED: tuple[Mutant, ...] = (
         _FILE,
         "            self._count(self._landed(coming), coming.taken, own)\n"
         "        finally:\n"
-        "            self._give(coming)\n",
+        "            self._forget(layer, key)\n",
         "            self._count(self._landed(coming), coming.taken, own)\n"
         "        finally:\n"
         "            pass\n",

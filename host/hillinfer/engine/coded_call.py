@@ -203,9 +203,10 @@ class SplitCall:
         split, given = self._split, (self._name, self._number, self._table, self._pool)
         rest, key = (self._step, split.address, split.misses.address, self._out), id(self._sequence)
         coming = None if self._file is None else self._file.on_way(self._layer, key)
-        codes = None if coming is None else coming.told()
+        codes, begun = None if coming is None else coming.told(), time.perf_counter()
         if coming is not None and codes is not None and not self.may_wait:
             coming.landed.settle()
+            self.waited_seconds += time.perf_counter() - begun
 
         def decode(slots: int) -> bool:
             # Codes stay, whoever makes room until all is here.
@@ -213,8 +214,8 @@ class SplitCall:
             return self._library.decode(*given, slots, *rest)
 
         started = time.perf_counter_ns()
-        split.table.coming = codes
         try:
+            split.table.coming = codes
             is_here = self._values.look(self._layer, decode)
         finally:
             split.table.coming = None
@@ -223,9 +224,11 @@ class SplitCall:
             started += split.misses.waited_ns + (0 if coming is None else coming.waited_ns)
             stop = time.perf_counter_ns()
             self._recorder.note(Lane.COMPUTE, "attention", started, stop, layer=self._layer)
+        if not split.misses.is_looked_for:
+            return False
         self._calls.note_hits(self._layer, self._sequence, split.exact, split.misses)
         if self._file is not None and coming is not None and coming.taken:
-            self.waited_seconds = coming.waited_ns / 1e9
+            self.waited_seconds += coming.waited_ns / 1e9
             self._file.took(self._layer, key, self._sequence.counters)
         return is_here
 

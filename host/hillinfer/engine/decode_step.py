@@ -276,7 +276,8 @@ class NativeDecode:
 
         def look() -> None:
             decode()
-            self._calls.note_hits(layer, sequence, self._selected, self._misses)
+            if self._misses.is_looked_for:
+                self._calls.note_hits(layer, sequence, self._selected, self._misses)
 
         self._calls.settle(layer, sequence, length)
         with self._pools.attending:

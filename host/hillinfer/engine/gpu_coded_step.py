@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -251,9 +252,12 @@ class GpuCodedStep:
             rest = np.arange(len(missing))
             if self._file is not None:
                 of, key = (rows[missing], numbers[missing]), id(sequence)
-                places = addresses[missing]
+                places, started = addresses[missing], time.perf_counter()
                 try:
                     rest = rest[~self._file.fill(layer, key, *of, places, sequence.counters)]
+                    waited = time.perf_counter() - started
+                    for counters in (self._counters, sequence.counters):
+                        counters.drive_wait_seconds += waited
                     # Those that did not come lie where they are to go.
                     native_library().copy_rows(places, arrived)
                 finally:

@@ -171,6 +171,12 @@ class MissList:
         return 0 if coming is None else int(coming.nanoseconds)
 
     @property
+    def is_looked_for(self) -> bool:
+        """Whether the last call has looked for rows: what it was to wait for came whole."""
+        coming = self._kept[2] if self._kept is not None else None
+        return coming is None or bool(coming.is_whole)
+
+    @property
     def arrived(self) -> int:
         """How many were read ahead; they come first."""
         return int(self._table.arrived)

@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -127,9 +127,9 @@ class CodeFile:
         size = round_up(spec.segment_tokens * self._size, PAGE_BYTES)
         self._written = aligned_buffer(size)[:size]
         self._landing = aligned_buffer(_landing_bytes(spec, 0))
-        # Buffers that nobody reads to, and their tokens: one thread begins what another one takes.
+        # What codes are read to, and for how many: one thread begins what another one takes.
         self._lending, self._writing = threading.Lock(), threading.Lock()
-        self._free: list[NDArray[np.uint8]] = []
+        self._buffers: list[NDArray[np.uint8]] = []
         self._tokens = 0
         self._coming: dict[tuple[int, Hashable], ComingCodes] = {}
         # What somebody looks at.
@@ -165,11 +165,11 @@ class CodeFile:
         self._accountant.take(Part.STAGING, added)
         self.drop()
         with self._lending:
-            self._tokens, self._free, self._landing = 0, [], self._landing[:0].copy()
+            self._tokens, self._buffers, self._landing = 0, [], self._landing[:0].copy()
         larger = [np.zeros((tokens, self._size), np.uint8) for _ in range(2)]
         landing = aligned_buffer(_landing_bytes(spec, tokens))
         with self._lending:
-            self._tokens, self._free, self._landing = tokens, larger, landing
+            self._tokens, self._buffers, self._landing = tokens, larger, landing
 
     # --- writing ---------------------------------------------------------------------------
 
@@ -275,16 +275,32 @@ class CodeFile:
         begin: Callable[[LandingAhead], None],
     ) -> Flags:
         chosen = self.covers(layer, rows, numbers)
-        known = self._coming.pop((layer, key), None)
-        if known is not None:
-            self._give(known)
+        self._forget(layer, key)
         own = rows[chosen]
         with self._lending:
-            if not len(own) or len(own) > self._tokens or not self._free:
+            buffer = self._unused()
+            if not len(own) or len(own) > self._tokens or buffer is None:
                 return np.zeros(len(rows), np.bool_)
-            buffer = self._free.pop()
-        self._begin(layer, key, own, numbers[chosen], buffer, begin)
+            self._begin(layer, key, own, numbers[chosen], buffer, begin)
         return chosen
+
+    def _unused(self) -> NDArray[np.uint8] | None:
+        """Return a buffer that nothing is read to and that nobody looks at, if there is one.
+
+        What is noted says so and nothing else: wherever an interrupt comes, none is given twice.
+        """
+        noted = [*self._coming.copy().values(), *chain.from_iterable(self._held.copy().values())]
+        used = {id(one.memory) for one in noted}
+        unused = [one for one in self._buffers if id(one) not in used]
+        return unused[-1] if unused else None
+
+    def _forget(self, layer: int, key: Hashable) -> None:
+        """Forget what is on its way, once nothing is read to its buffer any more."""
+        coming = self._coming.get((layer, key))
+        if coming is not None:
+            coming.landed.settle()
+            # Another thread may have taken it meanwhile.
+            self._coming.pop((layer, key), None)
 
     def has_begun(self, layer: int, key: Hashable) -> bool:
         """Say whether codes of a layer are on their way to whoever fills in by that key."""
@@ -304,11 +320,11 @@ class CodeFile:
 
         Nobody looks at them any more. Parameters as for `fill`.
         """
-        coming = self._coming.pop((layer, key))
+        coming = self._coming[layer, key]
         try:
             self._count(self._landed(coming), coming.taken, own)
         finally:
-            self._give(coming)
+            self._forget(layer, key)
 
     def fill(
         self,
@@ -333,7 +349,7 @@ class CodeFile:
         own
             Counts what was read, too: for the sequence.
         """
-        filled, started = np.zeros(len(rows), np.bool_), time.perf_counter()
+        filled = np.zeros(len(rows), np.bool_)
         try:
             self._take(layer, key, rows, numbers, addresses, filled, own)
             (rest,) = np.nonzero(~filled)
@@ -346,27 +362,20 @@ class CodeFile:
                 HillInferWarning,
                 stacklevel=2,
             )
-        finally:
-            self._counters.drive_wait_seconds += time.perf_counter() - started
         return filled
 
     def let_go(self, layer: int, key: Hashable) -> None:
         """Let buffers be used again that codes of a layer lie in; harmless when done twice."""
-        held = self._held.get((layer, key), [])
-        while held:
-            self._give(held[-1])
-            held.pop()
+        for one in list(self._held.get((layer, key), ())):
+            one.landed.settle()
         self._held.pop((layer, key), None)
 
     def drop(self) -> None:
         """Forget what was begun and what came, and wait until nothing is read."""
         for held in list(self._held):
             self.let_go(*held)
-        for key in list(self._coming):
-            # Another thread may take it first.
-            coming = self._coming.pop(key, None)
-            if coming is not None:
-                self._give(coming)
+        for coming in list(self._coming):
+            self._forget(*coming)
 
     def close(self) -> None:
         """Stop reading and give the drive's space back; harmless when done twice."""
@@ -389,11 +398,12 @@ class CodeFile:
         own: Counters,
     ) -> None:
         """Wait for what was begun, and take what is wanted of it; parameters as for `fill`."""
-        coming = self._coming.pop((layer, key), None)
+        coming = self._coming.get((layer, key))
         if coming is None:
             return
         # Whatever becomes of it here, its buffer is free once it is let go.
         self._held.setdefault((layer, key), []).append(coming)
+        self._coming.pop((layer, key), None)
         landed = self._landed(coming)
         if landed.wrong is not None:
             row = int(coming.rows[landed.wrong])
@@ -474,11 +484,3 @@ class CodeFile:
         self._recorder.note(
             Lane.READS, "codes", started, stop, layer=layer, reads=cost.reads, bytes=cost.byte_count
         )
-
-    def _give(self, coming: ComingCodes) -> None:
-        """Let a buffer be used again, once nobody reads to it."""
-        coming.landed.settle()
-        # Those of before buffers grew are not used again.
-        with self._lending:
-            if len(coming.buffer) == self._tokens:
-                self._free.append(coming.buffer)

@@ -69,6 +69,12 @@ class ComingCodes:
         return ctypes.addressof(self.table)
 
     @property
+    def memory(self) -> NDArray[np.uint8]:
+        """All of the buffer that they lie in, which is that of others too where it is a part."""
+        base = self.buffer.base
+        return self.buffer if base is None else base
+
+    @property
     def taken(self) -> int:
         """How many tokens the library has found codes of here: all that it wants, or none."""
         return 0 if self.table is None else int(self.table.taken)

@@ -3,10 +3,11 @@
 
 import errno
 import os
-from contextlib import closing
+from contextlib import closing, suppress
 
 import numpy as np
 import pytest
+from interrupts import interrupted_at
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.engine_table import open_engine
@@ -251,6 +252,38 @@ def test_the_rest_is_read_while_the_next_layers_codes_are_on_their_way(opened):
     # As many buffers are free as before.
     begun = [opened.file.begin(0, key, wanted[:4], np.full(4, 7)).all() for key in "abc"]
     assert begun == [True, True, False]
+
+
+def test_an_interrupt_leaves_no_buffer_taken_or_given_twice(opened):
+    codes = opened.write(0, np.arange(4 * GROUP))
+    first, second = np.array([200, 3]), np.array([90, 255])
+    numbers, places = np.full(2, 7), {key: np.zeros(2, np.uint64) for key in "ab"}
+
+    def use():
+        opened.file.begin(0, "a", first, numbers)
+        opened.file.begin(0, "b", second, numbers)
+        opened.file.fill(0, "a", first + 1, numbers, places["a"], opened.own)
+        opened.file.let_go(0, "a")
+        opened.file.took(0, "b", opened.own)
+
+    number, has_come = 0, True
+    while has_come:
+        with interrupted_at(CodeFile.begin, number) as interrupt, suppress(KeyboardInterrupt):
+            use()
+        has_come, number = interrupt.left < 0, number + 1
+        # As a step begins after one that broke off.
+        opened.file.drop()
+        for key, rows in ("a", first), ("b", second):
+            assert opened.file.begin(0, key, rows, numbers).all(), number
+        assert not opened.file.begin(0, "c", first, numbers).any(), number
+        for key, rows in ("a", first), ("b", second):
+            assert opened.file.fill(0, key, rows, numbers, places[key], opened.own).all()
+        for key, rows in ("a", first), ("b", second):
+            found = np.zeros((2, 99), np.uint8)
+            native_library().copy_rows(places[key], found)
+            assert np.array_equal(found, codes[rows]), number
+            opened.file.let_go(0, key)
+    assert number > 40
 
 
 def test_buffers_that_grow_drop_what_was_begun(opened):
