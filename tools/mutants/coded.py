@@ -610,6 +610,22 @@ CODED: tuple[Mutant, ...] = (
         (_STEP_TESTS,),
     ),
     Mutant(
+        "hits-are-noted-of-rows-that-did-not-come",
+        "Where rows that were read ahead have to be read again, hits count twice.",
+        "host/hillinfer/engine/coded_call.py",
+        "        if not split.misses.is_looked_for:\n            return False\n",
+        "",
+        (_COLD_CALLS,),
+    ),
+    Mutant(
+        "codes-that-a-layer-holds-are-nobodys",
+        "Codes are read to a buffer that others are attended to in.",
+        _FILE,
+        ", *chain.from_iterable(self._held.copy().values())]",
+        "]",
+        (_FILE_TESTS,),
+    ),
+    Mutant(
         "codes-that-a-thread-of-pythons-brings-are-broken-off",
         "Codes that a thread of Python's is to read are given up by who waits for them.",
         "host/hillinfer/engine/coded_call.py",

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How often a cold layer with coded tokens calls the native library when its turn has come."""
 
+import ctypes
 import os
+import sys
 import threading
 from collections import Counter
 from contextlib import contextmanager
@@ -12,9 +14,11 @@ from coded_golden import SCALING, SETTINGS, SHAPE, Text
 from placement_matrix import Budget, Path, Way
 
 from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.read_engines import LandingAhead
+from hillinfer.engine.queries import LayerCalls
 from hillinfer.errors import ColdPoolError, HillInferWarning
 from hillinfer.native.library import native_library
-from hillinfer.native.signatures import SIGNATURES
+from hillinfer.native.signatures import SIGNATURES, Awaited, LandingErrand
 
 TEXT = Text(prompt=1090, steps=4)
 # Blocks whose reads ahead have a buffer of their own.
@@ -106,6 +110,45 @@ def test_tokens_without_codes_whose_rows_were_read_ahead_are_coded_in_that_call(
     assert rows.coded_reads == 0
     assert rows.calls == ahead.calls
     assert np.array_equal(np.stack(rows.found), np.stack(ahead.found))
+
+
+@contextmanager
+def heard(function):
+    """Count this thread's calls of a function of Python's."""
+    calls = []
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code is function.__code__:
+            calls.append(event)
+
+    sys.setprofile(note)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
+
+
+def test_hits_are_noted_once_where_what_was_read_ahead_has_to_be_read_again(
+    ahead, cold_dir, monkeypatch
+):
+    kept = []
+
+    def awaited(self):
+        """It came, and the library is told that it did not come whole."""
+        self.settle()
+        table = ctypes.addressof(self._landing.table)
+        kept.append(LandingErrand(self._errand.way, table, is_done=1, outcome=-1))
+        kept.append(Awaited(self._thread, ctypes.addressof(kept[-1])))
+        return kept[-1]
+
+    with heard(LayerCalls.note_hits) as once:
+        Turns(cold_dir)
+    monkeypatch.setattr(LandingAhead, "awaited", property(awaited))
+    with heard(LayerCalls.note_hits) as noted:
+        again = Turns(cold_dir)
+    assert max(one["hillinfer_attend_split"] for one in again.calls) == 2
+    assert len(noted) == len(once) > 0
+    assert np.array_equal(np.stack(again.found), np.stack(ahead.found))
 
 
 # A call that looks, and one more where something was not read ahead; to begin takes a microsecond.
