@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from collections.abc import Container
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -367,14 +367,23 @@ _GRACE_ROUNDS = 1
 _FADING_ROUNDS = 2
 
 
-@dataclass
+@dataclass(eq=False)
 class _Told:
-    """What a pool was told of a sequence: as `note` was given it, when, and faded how often."""
+    """What a pool is told of a sequence: as `note` was given it, when, and faded how often."""
 
-    settled: int
-    length: int
-    at: int
+    of: ref[Sequence]
+    settled: int = 0
+    length: int = 0
+    # Later where others were forgotten since.
+    at: int = 0
+    # Those of others since then, as many as there were when their number changed last.
+    rounds: int = 0
+    # As the pool knows its hits, below 0 where it knows others.
     fades: int = 0
+
+    def rounds_of(self, others: int, clock: int) -> int:
+        """Return the rounds of so many others until then; they never become fewer."""
+        return max(self.rounds, (clock - self.at) // others) if others else self.rounds
 
 
 class PendingHits(NotedHits):
@@ -385,7 +394,8 @@ class PendingHits(NotedHits):
 
     Hits of a sequence fade with its own steps. While others take steps and it takes none, the pool
     is told fewer of it: one of them that steps twice makes a round, and every second round fades
-    them once. Its table keeps what it was, so its next step ranks by that.
+    them once. Its table keeps what it was, so its next step ranks by that. Of rows that sequences
+    share the pool knows the hits of the one that was noted last.
 
     Parameters
     ----------
@@ -394,44 +404,83 @@ class PendingHits(NotedHits):
     """
 
     most_fades: int = 40
-    """How often hits fade beside what their own steps let fade; nothing is left of them then."""
+    """How often hits fade beside what their own steps let fade; of any number 3 are left then."""
 
     def __init__(self, pools: list[HotPool]) -> None:
         super().__init__(len(pools))
         self._pools = pools
-        self._known: list[WeakKeyDictionary[Sequence, _Told]] = [WeakKeyDictionary() for _ in pools]
+        # The last noted at the end. Other threads may look at a list, so none is changed.
+        self._known: list[list[_Told]] = [[] for _ in pools]
+
+    def forget(self, sequence: Sequence) -> None:
+        """Let a sequence that is closed take part in nobody's rounds any more."""
+        for layer, clock in enumerate(self._clock):
+            self._end_turn(layer)
+            self._pending[layer].pop(sequence, None)
+            known, before = self._without(layer, sequence)
+            for others, one in enumerate(reversed(known[:before]), len(known) - before):
+                # Until now there were as many rounds as there were with it.
+                rounds = (clock - one.at) // (others + 1)
+                one.rounds, one.at = max(one.rounds, rounds), clock - rounds * others
+            self._known[layer] = known
 
     def tell(self, layer: int) -> None:
         """Tell a layer's pool everything noted, in that order."""
         pending = self._pending[layer]
         if pending:
+            self._end_turn(layer)
             self._pending[layer] = {}
-            pool, known = self._pools[layer], self._known[layer]
-            told = {sequence: _Told(*noted) for sequence, noted in pending.items()}
-            known.update(told)
-            if len(known) > 1 and pool.policy.fade_shift:
-                # Of what went idle first: of shared rows those count that were noted last.
-                told = {**self._faded(layer, told), **told}
-            for sequence, one in told.items():
+            for sequence, one in self._changed(layer, pending):
+                pool = self._pools[layer]
                 pool.refresh(layer, sequence, one.settled, one.length, one.fades)
 
     def tell_of(self, layer: int, sequence: Sequence) -> None:
         """Do so before a sequence's hits or rows change in a way that is not noted."""
-        # Where others were noted since, its own may have faded.
-        if sequence in self._pending[layer] or sequence in self._known[layer]:
-            self.tell(layer)
+        for one in self._known[layer]:
+            if one.of() is sequence:
+                # Where others were noted since, its own may have faded.
+                self.tell(layer)
+                # What they become the pool hears when it is told of anybody.
+                one.fades = -1
 
-    def _faded(self, layer: int, noted: dict[Sequence, _Told]) -> dict[Sequence, _Told]:
-        """Let hits fade while others take steps; return whose did of those that are not noted."""
-        known, clock, faded = self._known[layer], self._clock[layer], {}
-        steps = sorted(told.at for told in known.values())
-        for sequence, told in list(known.items()):
-            others = len(steps) - bisect_right(steps, told.at)
-            rounds = (clock - told.at) // others if others else 0
+    def _changed(self, layer: int, noted: Container[Sequence]) -> list[tuple[Sequence, _Told]]:
+        """Let hits fade while others take steps; return what the pool does not know, in order.
+
+        That is of those noted, and of idle ones whose hits faded. Either may write to shared rows,
+        which those that were noted later write to again.
+        """
+        alive = [(one.of(), one) for one in self._known[layer]]
+        known = [(sequence, one) for sequence, one in alive if sequence is not None]
+        is_fading = bool(self._pools[layer].policy.fade_shift)
+        changed: list[tuple[Sequence, _Told]] = []
+        for number, (sequence, one) in enumerate(known, 1):
+            others = len(known) - number
+            rounds = one.rounds_of(others, self._clock[layer]) * is_fading
             fades = min(max(0, rounds - _GRACE_ROUNDS) // _FADING_ROUNDS, self.most_fades)
-            if fades != told.fades and sequence not in noted:
-                faded[sequence] = told
-            told.fades = fades
-            if fades == self.most_fades:
-                del known[sequence]
-        return faded
+            is_other, one.fades = fades != one.fades or sequence in noted, fades
+            if is_other or any(sequence.shares_groups(before) for before, _ in changed):
+                changed.append((sequence, one))
+        return changed
+
+    def _begin_turn(self, layer: int, sequence: Sequence) -> None:
+        self._end_turn(layer)
+        known, before = self._without(layer, sequence)
+        # From here on one more takes part in the rounds of those that it overtakes.
+        for others, one in enumerate(reversed(known[before:])):
+            one.rounds = one.rounds_of(others, self._clock[layer] - 1)
+        self._known[layer] = [*known, _Told(ref(sequence), at=self._clock[layer])]
+
+    def _end_turn(self, layer: int) -> None:
+        """Learn what was noted last of who was noted last."""
+        for one in self._known[layer][-1:]:
+            sequence = one.of()
+            if sequence is not None and sequence in self._pending[layer]:
+                one.settled, one.length, one.at = self._pending[layer][sequence]
+
+    def _without(self, layer: int, sequence: Sequence) -> tuple[list[_Told], int]:
+        """Return who is known beside a sequence, and how many of them were noted before it."""
+        known = [one for one in self._known[layer] if one.of() is not None]
+        for number, one in enumerate(known):
+            if one.of() is sequence:
+                return known[:number] + known[number + 1 :], number
+        return known, 0

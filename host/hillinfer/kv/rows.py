@@ -152,8 +152,9 @@ class SequenceManager:
         self._shadow = shadow
         self._accountant = accountant
         self._chunks = chunks
-        self.sequences: list[Sequence] = []
-        accountant.shared_by(lambda: sum(one.band.start == 0 for one in self.sequences))
+        self.sequences = sequences = list[Sequence]()
+        # Not by way of this manager, which holds the accountant.
+        accountant.shared_by(lambda: sum(one.band.start == 0 for one in sequences))
         self._store_token: Callable[..., int] = native_library().tables.hillinfer_store_token
         self._states = Shape(kv_heads=shape.kv_heads, head_dim=shape.head_dim)
         self._states_address = ctypes.addressof(self._states)
@@ -235,6 +236,7 @@ class SequenceManager:
         self._tell_hits(sequence)
         self._shadow.truncate(sequence, 0)
         self._give_groups(sequence.truncate(0))
+        self._pools.hits.forget(sequence)
         del sequence.token_ids[:]
         self.sequences.remove(sequence)
         self._pools.give_hits(sequence.hits)

@@ -322,6 +322,11 @@ class Sequence:
         """How many groups it has."""
         return len(self._groups)
 
+    def shares_groups(self, other: Sequence) -> bool:
+        """Say whether positions of this sequence lie in the same groups as those of another."""
+        count = min(self.group_count, other.group_count)
+        return bool((self._groups[:count] == other._groups[:count]).any())
+
     def append_groups(self, numbers: Iterable[int]) -> None:
         """Let the next positions lie in these groups, in every layer."""
         self.tables.append_groups(np.fromiter(numbers, np.int64))
@@ -473,6 +478,12 @@ class NotedHits:
         """
         pending = self._pending[layer]
         self._clock[layer] += 1
-        # Of rows that several sequences share the pool knows what it was told last.
-        pending.pop(sequence, None)
+        if next(reversed(pending), None) is not sequence:
+            self._begin_turn(layer, sequence)
+            # Of rows that several sequences share the pool knows what it was told last.
+            pending.pop(sequence, None)
         pending[sequence] = settled, length, self._clock[layer]
+
+    def _begin_turn(self, layer: int, sequence: Sequence) -> None:
+        """Learn who is noted, where another one or nobody was since the pool was told."""
+        raise NotImplementedError

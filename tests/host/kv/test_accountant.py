@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """M0 is never passed, and the parts always add up."""
 
+import weakref
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hillinfer.errors import BudgetError
+from hillinfer.kv.rows import SequenceManager
+from hillinfer.kv.sequence import RowLayout
 from hillinfer.memory_budget import Accountant, Part
+from hillinfer.model_shape import ModelShape, StoredType
 
 
 @settings(max_examples=80, deadline=None)
@@ -67,3 +72,12 @@ def test_the_peak_shows_the_parts_of_one_moment():
     assert accountant.peak() == {Part.HOT: 60, Part.SHADOW: 0, Part.STAGING: 0, Part.OTHER: 0}
     accountant.take(Part.OTHER, 20)
     assert accountant.peak() == {Part.HOT: 10, Part.SHADOW: 40, Part.STAGING: 0, Part.OTHER: 20}
+
+
+def test_an_accountant_holds_no_manager_of_sequences():
+    accountant, others = Accountant(1), [None] * 7
+    shape = ModelShape(1, 1, 1, 16, StoredType.FLOAT16, 1000)
+    manager = SequenceManager(shape, RowLayout(shape), *others, accountant, None)
+    held = weakref.ref(manager)
+    del manager
+    assert held() is None, "only a garbage collection ends it"

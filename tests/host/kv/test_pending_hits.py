@@ -38,9 +38,8 @@ class ToldAtOnce(PendingHits):
 class OldOrder(PendingHits):
     """Twin: of shared rows it tells last what was noted first."""
 
-    def tell(self, layer):
-        self._pending[layer] = dict(reversed(self._pending[layer].items()))
-        super().tell(layer)
+    def _changed(self, layer, noted):
+        return super()._changed(layer, noted)[::-1]
 
 
 class NeverTold(PendingHits):
@@ -66,9 +65,9 @@ class HotPoolsTold(HotPools):
 
 
 class Scene:
-    """Two sequences of one layer that share their first groups."""
+    """Three sequences of one layer; two of them share their first groups, or all do."""
 
-    def __init__(self, policy, hits):
+    def __init__(self, policy, hits, third=(0, 1, 6, 7)):
         ranking = make_pool_policy(policy)
         accountant = Accountant((64 << 10) + SLOTS * (SHAPE.row_bytes + SLOT_BYTES))
         shares = LayerShares(1, PoolSizes.EQUAL)
@@ -77,10 +76,10 @@ class Scene:
         chosen = Settings().changed(kept_sinks=1, kept_recent=2, alpha=0.02)
         self.manager = PoolManager(self.pools, ranking, chosen, self.counters)
         self.pools.cover(4096)
-        self.sequences = [Sequence(1, SHAPE.row_bytes) for _ in range(2)]
-        for sequence, own in zip(self.sequences, ([2, 3], [4, 5]), strict=True):
+        self.sequences = [Sequence(1, SHAPE.row_bytes) for _ in range(3)]
+        for sequence, own in zip(self.sequences, ([0, 1, 2, 3], [0, 1, 4, 5], third), strict=True):
             sequence.set_length(0, LENGTH, LENGTH // 64 * 64)
-            sequence.append_groups([0, 1, *own])
+            sequence.append_groups(own)
             self.pools.cover_hits(sequence.hits, 0, LENGTH)
         # What is left is the slots'.
         rest = accountant.spare_bytes - SLOTS * (SHAPE.row_bytes + SLOT_BYTES)
@@ -106,7 +105,7 @@ def played(policy, hits):
     scene, random, found = Scene(policy, hits), np.random.default_rng(6), []
     try:
         for step in range(1, 160):
-            number = int(random.integers(2))
+            number = int(random.integers(3))
             if random.integers(3):
                 # Rows that are hot already: nothing is ranked, what was learnt waits.
                 sequence = scene.sequences[number]
@@ -119,7 +118,7 @@ def played(policy, hits):
             if not random.integers(8):
                 # As what a prompt's last queries select: counted, and not noted.
                 seen = np.sort(random.choice(SHARED, 20, replace=False))
-                scene.manager.tally(0, scene.sequences[1 - number], seen)
+                scene.manager.tally(0, scene.sequences[(number + 1) % 3], seen)
                 scene.read(number, np.arange(step % 50, step % 50 + 10), step)
             if not random.integers(6):
                 # Something else needs the memory of some slots for a moment.
@@ -189,20 +188,19 @@ class Idling:
             def __init__(self, pools):
                 super().__init__([Hearing(one, own) for one in pools])
 
-        self.scene = Scene(policy, Heard)
-        third = Sequence(1, SHAPE.row_bytes)
-        third.set_length(0, LENGTH, LENGTH)
-        third.append_groups([6, 7, 8, 9])
-        self.scene.pools.cover_hits(third.hits, 0, LENGTH)
-        self.scene.sequences.append(third)
+        self.scene = Scene(policy, Heard, third=(6, 7, 8, 9))
 
     def take(self, *numbers):
         """Let sequences take steps, each of which ranks."""
         for number in numbers:
-            self.step += 1
-            self.scene.read(number, np.arange(130, 150) + self.step % 2 * 20, self.step)
-            self.scene.pools.hits.tell(0)
+            self.read(number, np.arange(130, 150) + (self.step + 1) % 2 * 20)
         return self.fades
+
+    def read(self, number, positions):
+        """Let a sequence take a step with these rows."""
+        self.step += 1
+        self.scene.read(number, positions, self.step)
+        self.scene.pools.hits.tell(0)
 
 
 @pytest.fixture
@@ -235,6 +233,41 @@ def test_no_hits_fade_while_sequences_take_turns_by_single_steps(idling):
     for _ in range(20):
         own.take(0, 1, 2)
         assert not any(own.fades.values())
+
+
+def test_hits_that_have_faded_do_not_come_back_when_another_document_steps(idling):
+    own = idling()
+    own.take(0)
+    assert own.take(*[1] * 40) == {0: 19, 1: 0}
+    # One step of the third makes two others of one, and half as many rounds.
+    for number in [2, 1] * 20:
+        assert own.take(number)[0] == 19
+    assert own.take(2, 1, 2)[0] == 20
+
+
+def test_a_document_that_is_closed_takes_part_in_no_round(idling):
+    own = idling()
+    own.take(0, 1, 2, 1, 2, 1)
+    assert own.fades[0] == 0
+    own.scene.pools.hits.forget(own.scene.sequences[2])
+    # There were two rounds of five steps, and no others by then.
+    assert own.take(1)[0] == 1
+    assert own.take(1, 1)[0] == 2
+
+
+def test_of_shared_rows_the_hits_noted_last_count_whoever_fades(idling):
+    own, shared = idling(), np.arange(20)
+    pool, sequences = own.scene.pools.layers[0], own.scene.sequences
+    own.read(0, shared)
+    for _ in range(20):
+        own.read(1, shared)
+        own.take(2, 2)
+        slots = pool.slots(sequences[1].rows(shared))
+        is_hot = slots >= 0
+        assert is_hot.any()
+        wanted = sequences[1].hits.counts[0][shared][is_hot]
+        assert pool.columns.counts[slots[is_hot]].tolist() == wanted.tolist()
+    assert own.fades[0] > 5
 
 
 @pytest.mark.parametrize("policy", ["lru", "counts", "paper", "recent"])

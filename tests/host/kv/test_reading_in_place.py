@@ -58,3 +58,29 @@ def test_what_a_sequence_learnt_outlives_its_rows(cold_dir, ends):
         np.testing.assert_array_equal(known[slots], hits)
     finally:
         runtime.close()
+
+
+def test_rounds_are_those_of_open_sequences(cold_dir):
+    runtime = Runtime(SHAPE, SETTINGS, staging_bytes(SHAPE, SETTINGS) + (1 << 20), cold_dir)
+    try:
+        sequences = [runtime.open_sequence() for _ in range(3)]
+        for sequence in sequences:
+            fill(runtime, sequence, 200)
+        rows = np.arange(60)
+        for number in (0, 1, 2, 1, 2, 1):
+            read(runtime, 0, sequences[number], rows)
+        runtime.release(sequences[2])
+        # Two rounds of two others, and then four of one.
+        for _ in range(4):
+            read(runtime, 0, sequences[1], rows)
+        pools = runtime.parts.pools
+        pools.settle_all()
+        pools.hits.tell(0)
+        wanted = sequences[0].hits.counts[0][:60].copy()
+        for _ in range(2):
+            wanted -= wanted >> 2
+        slots = pools.layers[0].slots(sequences[0].rows(rows))
+        assert (slots >= 0).all()
+        np.testing.assert_array_equal(pools.layers[0].columns.counts[slots], wanted)
+    finally:
+        runtime.close()
