@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 
 from hillinfer.errors import BudgetError
@@ -174,6 +175,20 @@ class Accountant:
     def give(self, part: Part, byte_count: int) -> None:
         """Count bytes that were freed."""
         self._change(part, -byte_count)
+
+    @contextmanager
+    def taking(self, part: Part, byte_count: int, passing: int = 0) -> Iterator[None]:
+        """Count bytes that are allocated meanwhile; where that fails they are counted no more.
+
+        `passing` are held beside them, and only meanwhile.
+        """
+        self.take(part, byte_count + passing)
+        try:
+            yield
+        except BaseException:
+            self.give(part, byte_count + passing)
+            raise
+        self.give(part, passing)
 
     def peak(self) -> dict[Part, int]:
         """Return the parts at the moment their sum was largest."""

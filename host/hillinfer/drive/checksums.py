@@ -42,6 +42,8 @@ class RowSums:
         ------
         BudgetError
             Where the tables do not fit.
+        MemoryError
+            Where the system has no memory for them; none is counted then.
         """
         if rows <= self._covered_rows:
             return
@@ -50,12 +52,17 @@ class RowSums:
         twice = max(
             (own.moving_bytes(self._covered_rows, grown) for own in self._memory), default=0
         )
-        added = (grown - self._covered_rows) * ROW_SUM_BYTES
-        self._accountant.take(Part.OTHER, added * len(self._tables) + twice)
-        for layer, own in enumerate(self._memory):
-            with self._changing:
-                self._tables[layer] = own.grown(self._tables[layer], grown)
-        self._accountant.give(Part.OTHER, twice)
+        added = (grown - self._covered_rows) * ROW_SUM_BYTES * len(self._tables)
+        with self._accountant.taking(Part.OTHER, added, twice):
+            try:
+                for layer, own in enumerate(self._memory):
+                    with self._changing:
+                        self._tables[layer] = own.grown(self._tables[layer], grown)
+            except BaseException:
+                for layer, own in enumerate(self._memory):
+                    with self._changing:
+                        self._tables[layer] = own.cut(self._tables[layer], self._covered_rows)
+                raise
         self._covered_rows = grown
 
     def note(self, layer: int, rows: NDArray[np.int64], memory: NDArray[np.uint8]) -> None:

@@ -452,9 +452,9 @@ class ValueCodes:
             return
         covered = -(-rows // _TABLE_GROWTH_ROWS) * _TABLE_GROWTH_ROWS
         more = (covered - self._covered) * ROW_TABLE_BYTES * len(self.layers)
-        self._accountant.take(Part.OTHER, more)
-        for one in self.layers:
-            one.cover(covered)
+        with self._accountant.taking(Part.OTHER, more):
+            for one in self.layers:
+                one.cover(covered)
         self._covered = covered
 
     def _make_room(self) -> None:

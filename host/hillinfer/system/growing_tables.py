@@ -20,6 +20,7 @@ class GrowingTable(Generic[_Item]):
     such places were 60 MiB more, which nothing counted (1M tokens of 4 layers). So address space is
     taken for up to twice as many entries; pages are memory once they are written to. Where it ends
     the entries move to other pages, and the old ones are given back with the last array over them.
+    Where no address space is left to take, the heap has the entries, and no more than are wanted.
 
     Parameters
     ----------
@@ -70,7 +71,11 @@ class GrowingTable(Generic[_Item]):
         # A power of two, so that what moves becomes twice as large at least.
         size = (1 << (pages - 1).bit_length()) * mmap.PAGESIZE
         # Private, because only then does MADV_DONTNEED give pages back.
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError:
+            room, self._memory = np.zeros(entries, self._item), None
+            return room
         # Where huge pages come unasked they would be memory that nobody counted.
         with suppress(OSError, AttributeError):
             memory.madvise(mmap.MADV_NOHUGEPAGE)

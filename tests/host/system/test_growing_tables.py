@@ -2,6 +2,8 @@
 """Tables become longer where they lie, so that no place they had before stays as memory."""
 
 import mmap
+import resource
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +12,9 @@ import pytest
 from hillinfer.drive.checksums import RowSums
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.native.tables import PoolTables, SequenceTables
-from hillinfer.shadow.values import CodePool
+from hillinfer.shadow.values import CodePool, ValueCodes
 from hillinfer.system.growing_tables import GrowingTable
+from hillinfer_model.kernel_spec import KernelSpec
 
 STEPS = 128
 
@@ -148,3 +151,66 @@ def test_a_growth_that_nobody_took_is_made_again():
     again = table.grown(own, 3000)
     assert (again[:1024] == 7).all()
     assert (again[1024:] == -1).all()
+
+
+@contextmanager
+def room_for(byte_count):
+    """Leave so much address space."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * mmap.PAGESIZE + byte_count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+# Of four bytes each, more than what other tests have left free in the heap. A power of two that
+# holds them is 256 MiB.
+MANY = 40 << 20
+
+
+def test_where_no_address_space_is_left_the_heap_has_the_entries():
+    table = GrowingTable(np.int32, -1)
+    own = table.grown(np.zeros(0, np.int32), 1024)
+    own[:] = 7
+    with room_for(200 << 20):
+        more = table.grown(own, MANY)
+        with pytest.raises(MemoryError):
+            table.grown(more, 8 * MANY)
+    assert len(table.cut(more, MANY // 2)) == MANY // 2
+    # The twin: with room it lies in pages of its own again.
+    again = table.grown(more, MANY + 1024)
+    for one in (more, again[:MANY]):
+        assert (one[:1024] == 7).all()
+        assert (one[1024:] == -1).all()
+
+
+def test_sums_that_the_system_has_no_memory_for_are_not_counted():
+    accountant = Accountant(1 << 30)
+    sums = RowSums(2, accountant)
+    sums.cover(TABLE_GROWTH_ROWS)
+    sums.adopt(0, 0, np.arange(TABLE_GROWTH_ROWS, dtype=np.uint32))
+    before = accountant.held()
+    # For one layer's table, and not for two.
+    with room_for(320 << 20), pytest.raises(MemoryError):
+        sums.cover(MANY)
+    assert accountant.held() == before
+    assert [len(sums.expected(layer, 0)) for layer in range(2)] == [TABLE_GROWTH_ROWS] * 2
+    sums.cover(2 * TABLE_GROWTH_ROWS)
+    assert accountant.held()[Part.OTHER] == 2 * before[Part.OTHER]
+    assert sums.expected(0, 0)[:TABLE_GROWTH_ROWS].tolist() == list(range(TABLE_GROWTH_ROWS))
+    assert not sums.expected(0, 0)[TABLE_GROWTH_ROWS:].any()
+
+
+def test_codes_tables_that_the_system_has_no_memory_for_are_not_counted():
+    accountant = Accountant(1 << 30)
+    codes = ValueCodes(KernelSpec(16, 2, 1), 2, accountant, lambda: 1 << 30, lambda _: None)
+    codes.cover(TABLE_GROWTH_ROWS)
+    before = accountant.held()
+    # The rows' slots fit, and neither what they are worth nor those of the other layer.
+    with room_for(280 << 20), pytest.raises(MemoryError):
+        codes.cover(MANY)
+    assert accountant.held() == before
+    codes.cover(2 * TABLE_GROWTH_ROWS)
+    assert accountant.held()[Part.OTHER] == 2 * before[Part.OTHER]
