@@ -13,7 +13,7 @@ PRODUCT = ("host/hillinfer", "sw_model", "plugins", "tools")
 # A test that has no other way may look inside; each that does holds the code as it is.
 MOST_LOOKS = 81
 # Of the product or of what it calls: each swap holds the code as it is, too.
-MOST_SWAPS = 83
+MOST_SWAPS = 85
 OWN = ("self", "cls")
 
 
@@ -136,6 +136,9 @@ def swaps(tree, product=frozenset(), imported=frozenset()):
             found += [node] if getattr(node.func.value, "id", None) == "patch" else []
         elif is_written(node) and node.attr in others and not is_ours(node.value):
             found.append(node)
+        elif isinstance(node, ast.Call) and called(node) == "update":
+            of = getattr(node.func, "value", None)
+            found += [node] if isinstance(of, ast.Call) and called(of) == "vars" else []
         found += [node] if is_of_modules(node) else []
     return [f"{node.lineno}: {ast.unparse(node).splitlines()[0]}" for node in found]
 
@@ -210,6 +213,7 @@ SWAPS = {
     "by a context": "with b as a.budget:\n    pass",
     "that is deleted": "del a.budget",
     "its class": "a.__class__ = B",
+    "all that it has": "vars(a).update(b)",
     "a module": "sys.modules['a'] = b",
 }
 
