@@ -230,7 +230,8 @@ class CodedAttention(ABC):
         units: NDArray[np.uint8],
         first: int,
         newest: Newest,
-        is_last: bool,  # noqa: FBT001
+        *,
+        is_last: bool,
     ) -> None:
         """Attend to units, and in the last call to the newest tokens.
 
@@ -282,7 +283,8 @@ class NumpyAttention(CodedAttention):
         units: NDArray[np.uint8],
         first: int,
         newest: Newest,
-        is_last: bool,  # noqa: FBT001
+        *,
+        is_last: bool,
     ) -> None:
         """Widen unit after unit; see `CodedAttention`."""
         for number, unit in enumerate(units):
@@ -392,7 +394,8 @@ class NativeAttention(CodedAttention):
         units: NDArray[np.uint8],
         first: int,
         newest: Newest,
-        is_last: bool,  # noqa: FBT001
+        *,
+        is_last: bool,
     ) -> None:
         """Attend with all compute threads; see `CodedAttention`."""
         own = _Newest(newest.keys.ctypes.data, newest.values.ctypes.data, newest.length)

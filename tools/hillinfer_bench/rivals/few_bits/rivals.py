@@ -122,7 +122,9 @@ class FewBits(Rival):
         scaled = np.ascontiguousarray((query[:, 0].float() * scaling).numpy())
         sums = self.attention.begin(scaled)
         for piece in self.pieces(layer, row):
-            self.attention.add(sums, scaled, piece.units, piece.first, newest, piece.is_last)
+            self.attention.add(
+                sums, scaled, piece.units, piece.first, newest, is_last=piece.is_last
+            )
         out = torch.from_numpy(sums[:, 2:] / sums[:, 1:2])
         return out[:, None].to(query.dtype)
 
