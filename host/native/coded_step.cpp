@@ -426,11 +426,16 @@ HILLINFER_API int32_t hillinfer_choose_split(int32_t variant, LayerTable* table,
     return !finite ? kNotFinite : !is_placed ? kMisplaced : split->cold_count ? kCold : kDone;
 }
 
-// Lists what is to be read of sets that are told, of so many tokens of which those from `held` on are
-// not: kCold where that is something. Any thread may ask.
-HILLINFER_API int32_t hillinfer_list_cold(const LayerTable* table, const PoolTable* pool,
-                                          const CodeSlots* slots, int32_t segment_tokens,
-                                          int64_t length, int64_t held, SplitSelection* split) {
+// Lists what is to be read of sets that are told, or that another thread chooses, which is waited for, of
+// so many tokens of which those from `held` on are not: kCold where that is something. Any thread may ask.
+HILLINFER_API int32_t hillinfer_list_cold(ChoiceAhead* ahead, const LayerTable* table,
+                                          const PoolTable* pool, const CodeSlots* slots,
+                                          int32_t segment_tokens, int64_t length, int64_t held,
+                                          SplitSelection* split) {
+    const int32_t chosen = ahead ? end_choice(ahead) : kDone;
+    if (chosen != kDone) {
+        return chosen;
+    }
     bool is_placed = true;
     const int32_t failed = guarded([&] {
         is_placed = split_sets(*split, length) &&

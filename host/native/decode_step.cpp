@@ -292,6 +292,12 @@ struct ChoiceAhead {
     Errand errand;
 };
 
+int32_t end_choice(ChoiceAhead* ahead) {
+    const std::unique_ptr<ChoiceAhead> own(ahead);
+    own->errand.end();
+    return own->outcome;
+}
+
 }  // namespace hillinfer
 
 using namespace hillinfer;
@@ -347,11 +353,7 @@ HILLINFER_API int32_t hillinfer_choose_begin(int32_t variant, LayerTable* table,
     });
 }
 
-HILLINFER_API int32_t hillinfer_choose_end(ChoiceAhead* ahead) {
-    const std::unique_ptr<ChoiceAhead> own(ahead);
-    own->errand.end();
-    return own->outcome;
-}
+HILLINFER_API int32_t hillinfer_choose_end(ChoiceAhead* ahead) { return end_choice(ahead); }
 
 // Counts rows of selected sets as hits, finds them and, where all of them are in memory, attends to
 // the sets; else kCold, or kMisplaced for a position that is nowhere. What was not hot is listed as

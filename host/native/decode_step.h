@@ -113,4 +113,10 @@ Found attend_joined(int32_t variant, const LayerTable& table, const PoolTable& p
 // What Python is told of it.
 int32_t outcome_of(Found found);
 
+// A choice that another thread makes.
+struct ChoiceAhead;
+
+// Waits for it and forgets it; kNotFinite where the query was not.
+int32_t end_choice(ChoiceAhead* ahead);
+
 }  // namespace hillinfer

@@ -618,6 +618,26 @@ CODED: tuple[Mutant, ...] = (
         (_COLD_CALLS,),
     ),
     Mutant(
+        "a-choice-is-ended-apart",
+        "Who lists what is cold of a choice waits for it in a call before.",
+        "host/hillinfer/engine/coded_call.py",
+        "return self._read(self._taken)",
+        "self._library.end_choice(self._taken() or 0)\n"
+        "                return self._read(self._taken)",
+        (_COLD_CALLS,),
+    ),
+    Mutant(
+        "a-choice-is-nobodys-after-an-interrupt",
+        "Ctrl-C while its layer's rows move leaves a thread writing to memory that is used again.",
+        "host/hillinfer/engine/cold_rows.py",
+        "        split.tell_values(sequence.known_words(layer).words)\n        self._pools",
+        "        split.tell_values(sequence.known_words(layer).words)\n"
+        "        own = choice()\n"
+        "        choice = lambda: own\n"
+        "        self._pools",
+        (_COLD_CALLS,),
+    ),
+    Mutant(
         "codes-that-a-layer-holds-are-nobodys",
         "Codes are read to a buffer that others are attended to in.",
         _FILE,

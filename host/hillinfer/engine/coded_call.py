@@ -77,7 +77,8 @@ class ChoiceAhead:
     own
         The layer's last segment, which learns how many of its tokens are coded.
     read
-        Begins to read what is cold of it; None where hardly anything is, which is read in its turn.
+        Begins to read what is cold of it, given what the library is to end before; None where
+        hardly anything is, which is read in its turn.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class ChoiceAhead:
         split: SplitRows,
         asked: AskedStep,
         own: SegmentLayer,
-        read: Callable[[], Ahead] | None,
+        read: Callable[[Callable[[], int | None]], Ahead] | None,
     ) -> None:
         self._library = library
         self._layer = layer
@@ -142,16 +143,17 @@ class ChoiceAhead:
             Where the query was not finite.
         """
         self.begin_late()
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            try:
+        try:
+            if self._read is not None:
+                # What is cold is listed by the call that ends the choice.
+                return self._read(self._taken)
+            handle = self._taken()
+            if handle is not None:
                 self._library.end_choice(handle)
-            except NonFiniteQueryError as error:
-                raise explained(self._layer, error) from error
-            finally:
-                self._own.coded_tokens = self._sequence.tables.coded[self._layer]
-        if self._read is not None:
-            return self._read()
+        except NonFiniteQueryError as error:
+            raise explained(self._layer, error) from error
+        finally:
+            self._own.coded_tokens = self._sequence.tables.coded[self._layer]
         sets, exact = self._split.in_place
         return Ahead(sets, None, None, exact, self._split)
 
@@ -160,6 +162,11 @@ class ChoiceAhead:
         self._later = self._read = None
         with suppress(Exception):
             self.ahead()
+
+    def _taken(self) -> int | None:
+        """Return what the library is to end, once; None where it has, or nothing was begun."""
+        handle, self._handle = self._handle, None
+        return handle
 
 
 # --- The calls ---

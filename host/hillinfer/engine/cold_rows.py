@@ -373,6 +373,10 @@ class ColdRows:
 # --- Before its turn ---
 
 
+def _no_choice() -> None:
+    """Say that nobody chooses any more."""
+
+
 class ReadsAhead:
     """Begins to read what is cold of exact and coded tokens that are chosen before their turn.
 
@@ -412,8 +416,31 @@ class ReadsAhead:
         self._library = native_library()
         self.has_begun = False
 
-    def begin(self, layer: int, sequence: Sequence, past: int, split: SplitRows) -> Ahead:
-        """Begin to read what is cold of a split, of which `past` tokens are stored."""
+    def begin(
+        self,
+        layer: int,
+        sequence: Sequence,
+        past: int,
+        split: SplitRows,
+        choice: Callable[[], int | None] = _no_choice,
+    ) -> Ahead:
+        """Begin to read what is cold of a split.
+
+        Parameters
+        ----------
+        layer, sequence, past
+            Whose, and tokens of it that are stored.
+        split
+            The tokens, once they are chosen.
+        choice
+            Hands over what the library is to end before, as `begin_choice` returns it, where a
+            thread of its own chooses them.
+
+        Raises
+        ------
+        NonFiniteQueryError
+            Where the query was not finite that they are chosen by.
+        """
         split.tell_values(sequence.known_words(layer).words)
         self._pools.wait_for(layer)
         table, hot = sequence.table_addresses[layer], self._pools.layers[layer]
@@ -421,8 +448,12 @@ class ReadsAhead:
         kept = hot.slot_of_row
         # When attention looks, the tail holds what it holds now, or what follows a full group.
         rest = self._segment_tokens, past + 1, past & -GROUP_TOKENS, split.address
-        listed = partial(self._library.decode, "hillinfer_list_cold", table, hot.table_address)
-        is_here = self._values.look(layer, lambda slots: listed(slots, *rest))
+        name, pool = "hillinfer_list_cold", hot.table_address
+
+        def listed(slots: int) -> bool:
+            return self._library.decode(name, choice(), table, pool, slots, *rest)
+
+        is_here = self._values.look(layer, listed)
         del kept
         landed = None if is_here else self.cold(layer, sequence, split)
         sets, exact = split.in_place

@@ -433,7 +433,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hillinfer_coded_attend": (_INT, [_INT, _CALL, _POINTER, _LONG, _POINTER, _LONG, _POINTER]),
     # Every layer calls these at every step.
     "hillinfer_choose_split": (_INT, [_INT, *[_POINTER] * 5]),
-    "hillinfer_list_cold": (_INT, [*[_POINTER] * 3, _INT, _LONG, _LONG, _POINTER]),
+    "hillinfer_list_cold": (_INT, [*[_POINTER] * 4, _INT, _LONG, _LONG, _POINTER]),
     "hillinfer_attend_split": (_INT, [_INT, *[_POINTER] * 7]),
     "hillinfer_decode_split": (_INT, [_INT, *[_POINTER] * 7]),
     "hillinfer_code_cold": (_INT, [_INT, *[_POINTER] * 2, _LONG, _LONG, _POINTER]),

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import torch
 from coded_golden import SCALING, SETTINGS, SHAPE, Text
 from placement_matrix import Budget, Path, Way
 
@@ -17,6 +18,7 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.read_engines import LandingAhead
 from hillinfer.engine.queries import LayerCalls
 from hillinfer.errors import ColdPoolError, HillInferWarning
+from hillinfer.kv.hot_pools import HotPools
 from hillinfer.native.library import native_library
 from hillinfer.native.signatures import SIGNATURES, Awaited, LandingErrand
 
@@ -94,6 +96,27 @@ class Turns:
         return np.stack(outs)
 
 
+class Steps(Turns):
+    """The same, and layers are announced while those before them compute; counts a step's calls."""
+
+    def step(self, sequence, step):
+        at, outs = slice(TEXT.prompt + step, TEXT.prompt + step + 1), []
+        self.runtime.begin_step()
+        with counted() as calls:
+            for layer in range(SHAPE.layers):
+                coming = layer + 1
+                if coming < SHAPE.layers:
+                    query = TEXT.queries[coming, step][:, None]
+                    self.runtime.announce(coming, sequence, query, SCALING)
+                query = TEXT.queries[layer, step][:, None]
+                keys, values = TEXT.keys[layer, :, at], TEXT.values[layer, :, at]
+                self.runtime.append(layer, sequence, keys, values)
+                out = self.runtime.attend_selected(layer, sequence, query, keys, SCALING)
+                outs.append(out[:, 0].numpy())
+        self.calls.append(calls)
+        return np.stack(outs)
+
+
 @pytest.fixture(scope="module")
 def ahead(cold_dir):
     return Turns(cold_dir)
@@ -112,6 +135,28 @@ def test_tokens_without_codes_whose_rows_were_read_ahead_are_coded_in_that_call(
     assert np.array_equal(np.stack(rows.found), np.stack(ahead.found))
 
 
+@pytest.fixture
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 2], indirect=True)
+def test_what_is_cold_is_listed_by_the_call_that_chooses_or_ends_a_choice(threads, ahead, cold_dir):
+    chosen = Steps(cold_dir)
+    once = ["hillinfer_choose_split"]
+    if threads > 1:
+        once = ["hillinfer_choose_begin", "hillinfer_list_cold"]
+    # The first layer is not predicted.
+    predicted = SHAPE.layers - 1
+    for calls in chosen.calls:
+        assert [calls[name] for name in once] == [predicted] * len(once)
+        assert calls["hillinfer_choose_end"] == 0
+    assert np.array_equal(np.stack(chosen.found), np.stack(ahead.found))
+
+
 @contextmanager
 def heard(function):
     """Count this thread's calls of a function of Python's."""
@@ -126,6 +171,38 @@ def heard(function):
         yield calls
     finally:
         sys.setprofile(None)
+
+
+@contextmanager
+def interrupted(function):
+    """Have Ctrl-C come when this thread calls a function of Python's for the first time."""
+
+    def interrupt(frame, event, _):
+        if event == "call" and frame.f_code is function.__code__:
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+class Interrupted(Steps):
+    """The same, and Ctrl-C comes before what is cold of a choice is listed."""
+
+    def step(self, *given):
+        with interrupted(HotPools.wait_for):
+            return super().step(*given)
+
+
+@pytest.mark.parametrize("threads", [2], indirect=True)
+def test_a_choice_is_ended_though_an_interrupt_comes_before(threads, cold_dir):
+    """Its thread writes to memory that nobody else may have meanwhile."""
+    with counted() as calls, pytest.raises(KeyboardInterrupt):
+        Interrupted(cold_dir)
+    assert calls["hillinfer_choose_end"] == 1
+    assert calls["hillinfer_choose_begin"] == 1
 
 
 def test_hits_are_noted_once_where_what_was_read_ahead_has_to_be_read_again(
