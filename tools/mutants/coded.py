@@ -20,6 +20,7 @@ _FILE_TESTS = "tests/host/shadow/test_code_file.py"
 _LANES = "tests/host/gpu/test_coded_lanes.py"
 _SESSION_TESTS = "tests/host/sessions/test_coded_sessions.py"
 _COLD_CALLS = "tests/host/engine/test_cold_calls.py"
+_SHORTAGE = "tests/host/shadow/test_shortage_of_codes.py"
 _CENSUS = "tests/host/limits/test_memory_census.py"
 
 _DEFAULTS = "tests/host/engine/test_precision_defaults.py"
@@ -646,11 +647,19 @@ CODED: tuple[Mutant, ...] = (
         (_FILE_TESTS,),
     ),
     Mutant(
-        "codes-that-a-thread-of-pythons-brings-are-broken-off",
-        "Codes that a thread of Python's is to read are given up by who waits for them.",
-        "host/hillinfer/engine/coded_call.py",
-        "if coming is not None and codes is not None and not self.may_wait:",
-        "if coming is not None and not self.may_wait:",
-        (_COLD_CALLS,),
+        "who-attends-keeps-others-from-the-next-layer",
+        "While a layer waits for the drive nobody may list what the next one lacks.",
+        _VALUES,
+        "with (pool := self.layers[layer]).changing:\n            return call(",
+        "with self._changing, (pool := self.layers[layer]).changing:\n            return call(",
+        (_SHORTAGE,),
+    ),
+    Mutant(
+        "codes-go-while-somebody-looks",
+        "Codes of a layer are given up while a call of the library looks at them.",
+        _VALUES,
+        "            with one.changing:\n                one.resize(capacity)\n",
+        "            one.resize(capacity)\n",
+        (_SHORTAGE,),
     ),
 )

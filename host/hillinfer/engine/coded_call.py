@@ -194,7 +194,7 @@ class SplitCall:
         self._sequence = sequence
         self._split = split
         self.together = together
-        self.may_wait, self.waited_seconds = False, 0.0
+        self.waited_seconds = 0.0
         # Tokens whose codes lie in a file.
         self._filed: ColdTokens | None = None
         self._library = native_library()
@@ -210,14 +210,11 @@ class SplitCall:
         split, given = self._split, (self._name, self._number, self._table, self._pool)
         rest, key = (self._step, split.address, split.misses.address, self._out), id(self._sequence)
         coming = None if self._file is None else self._file.on_way(self._layer, key)
-        codes, begun = None if coming is None else coming.told(), time.perf_counter()
-        if coming is not None and codes is not None and not self.may_wait:
-            coming.landed.settle()
-            self.waited_seconds += time.perf_counter() - begun
+        codes = None if coming is None else coming.told()
 
         def decode(slots: int) -> bool:
             # Codes stay, whoever makes room until all is here.
-            self._held = self._values.chunks(self._layer)
+            self._held = self._values.layers[self._layer].columns.chunks
             return self._library.decode(*given, slots, *rest)
 
         started = time.perf_counter_ns()
@@ -261,7 +258,7 @@ class SplitCall:
     ) -> Callable[[ReadWay | None], int] | None:
         """Return a call that lands and attends to all; see `SplitAttention`."""
         filed, split, key = self._filed, self._split, id(self._sequence)
-        if not self.may_wait or self._recorder is not SILENT:
+        if self._recorder is not SILENT:
             return None
         coming, codes = None, None
         if self._file is not None and filed is not None and len(filed.rows):

@@ -146,7 +146,7 @@ class CodedStep:
         for sequence, split in splits:
             split.tell_values(self._shadow.complete_values(layer, sequence).words)
         # They stay, whoever makes room meanwhile.
-        chunks = self._values.chunks(layer)
+        chunks = self._values.layers[layer].columns.chunks
         self._values.look(layer, call)
         del chunks
 
@@ -213,9 +213,8 @@ class CodedStep:
                 self._pools.wait_for(layer)
                 pool = self._pools.layers[layer].table_address
                 choose, rest = self._library.functions.hillinfer_choose_split, split.address
-                with self._values.changing:
-                    slots = self._values.layers[layer].address
-                    outcome = choose(number, table, pool, slots, ahead.address, rest)
+                with (codes := self._values.layers[layer]).changing:
+                    outcome = choose(number, table, pool, codes.address, ahead.address, rest)
                 is_here = not outcome or self._library.are_here("choosing", outcome)
                 own.coded_tokens = sequence.tables.coded[layer]
         except NonFiniteQueryError as error:
@@ -459,13 +458,12 @@ class CodedStep:
         try:
             with self._pools.attending:
                 if not is_announced:
-                    with self._values.changing:
-                        slots = self._values.layers[layer].address
-                        at = sequence.table_addresses[layer], pool, slots
+                    with (codes := self._values.layers[layer]).changing:
+                        at = sequence.table_addresses[layer], pool, codes.address
                         outcome = function(self._number, *at, *rest)
                         if outcome:
                             # They stay, whoever makes room until all is here.
-                            chunks = self._values.chunks(layer)
+                            chunks = codes.columns.chunks
                     is_here = not outcome or self._library.are_here(name, outcome)
                     self._pools.hits.note(layer, sequence, length & -GROUP_TOKENS, length)
                     if self._calls.counts_here:
@@ -477,8 +475,6 @@ class CodedStep:
                     self._reads.has_begun = True
                     given = self._calls, self._values, self._file, self._recorder
                     call = SplitCall(*given, layer, sequence, split, together)
-                    # Whose scoring has a thread of its own looks for codes there meanwhile.
-                    call.may_wait = self._selection.is_quick(layer, sequence)
                     call.begin(name, self._number, pool, asked, out)
                     look = call.look if is_announced else None
                     entry = self._cold.bring(layer, sequence, step, landed, split, call, look)

@@ -38,14 +38,11 @@ class SplitAttention(Protocol):
     ----------
     together
         uint8 (rows, row_bytes): room for all exact rows where these are not read at once.
-    may_wait
-        Whether `look` may wait itself for what was read ahead: nobody else wants codes meanwhile.
     waited_seconds
         How long it has waited for codes.
     """
 
     together: NDArray[np.uint8]
-    may_wait: bool
     waited_seconds: float
 
     def look(self) -> bool:
@@ -195,9 +192,7 @@ class ColdRows:
         with SelectedLife(self._prefetch, landed, self._pools, entry, misses) as life:
             is_here = False
             if look is not None:
-                if not coming.may_wait:
-                    life.arrive()
-                is_here = life.arrive_by(look) if coming.may_wait else look()
+                is_here = life.arrive_by(look)
                 entry.wait_seconds += coming.waited_seconds
             self._note_missed(life, entry, sequence, misses, split.exact.count)
             if not is_here:

@@ -51,6 +51,8 @@ class SegmentValues:
 
 # --- The codes of one layer ---
 
+Rows = NDArray[np.int64]
+
 CHUNK_SLOTS = 64
 # A code row's token, and under which number it was coded.
 _SLOT_TABLE_BYTES = 4 + 4
@@ -100,11 +102,16 @@ class CodePool:
     ----------
     row_bytes
         Of a code row and its exponents.
+
+    Attributes
+    ----------
+    changing
+        Held by whoever changes these codes or looks at them, and wants nothing of others meanwhile.
     """
 
     def __init__(self, row_bytes: int) -> None:
         self._row_bytes, self._step_worth = row_bytes, 1.0
-        self._library = native_library()
+        self._library, self.changing = native_library(), threading.RLock()
         self._table = CodeSlots(row_bytes=row_bytes, most_worth=MOST_WORTH)
         self._slots, self._worth = GrowingTable(np.int32, -1), GrowingTable(np.float16)
         self._rows, self._numbers = GrowingTable(np.int32, -1), GrowingTable(np.int32, -1)
@@ -116,7 +123,8 @@ class CodePool:
     def address(self) -> int:
         """Where the library finds what is here, and changes it."""
         if self._seen is not self._next:
-            self._describe()
+            with self.changing:
+                self._describe()
         return ctypes.addressof(self._table)
 
     @property
@@ -235,9 +243,7 @@ class CodePool:
             addresses[held] = self._places(slots[held])
         return addresses, list(self.columns.chunks)
 
-    def offer(
-        self, rows: NDArray[np.int64], numbers: NDArray[np.int64], codes: NDArray[np.uint8]
-    ) -> int:
+    def offer(self, rows: Rows, numbers: Rows, codes: NDArray[np.uint8]) -> int:
         """Keep codes that are worth more than what gives way for them; return how many.
 
         Parameters
@@ -297,8 +303,6 @@ class ValueCodes:
     ----------
     layers
         The pools.
-    changing
-        Held by whoever changes codes, or looks at them.
     """
 
     def __init__(
@@ -321,9 +325,8 @@ class ValueCodes:
         self._fitted = -1, 0
         self._freed = FreedHeap()
         self._numbers = itertools.count()
-        # Whoever needs memory makes room from whatever thread.
-        self.changing = threading.RLock()
-        self._is_growing = False
+        # Whoever needs memory makes room from whatever thread; taken before that of a layer.
+        self._changing, self._is_growing = threading.RLock(), False
         accountant.on_shortage(self._make_room)
 
     @property
@@ -338,9 +341,10 @@ class ValueCodes:
 
     def begin_step(self) -> None:
         """Note that a forward pass begins, and take or give back memory."""
-        with self.changing:
+        with self._changing:
             for one in self.layers:
-                one.begin_step()
+                with one.changing:
+                    one.begin_step()
             moment = self._accountant.changes, self._least_hot()
             if self._fitted != moment or not self._is_whole:
                 self.fit()
@@ -367,67 +371,57 @@ class ValueCodes:
         self, layer: int, rows: NDArray[np.int64], numbers: NDArray[np.int64]
     ) -> tuple[NDArray[np.uint64], list[NDArray[np.uint8]]]:
         """Return where codes of a layer lie; see `CodePool.find`. They are noted as wanted."""
-        with self.changing:
-            if len(rows):
-                self._cover(int(rows.max()) + 1)
-            (pool := self.layers[layer]).want(rows)
+        if len(rows):
+            self._cover(int(rows.max()) + 1)
+        with (pool := self.layers[layer]).changing:
+            pool.want(rows)
             return pool.find(rows, numbers)
 
     def look(self, layer: int, call: Callable[[int], bool]) -> bool:
         """Return what a call of the library says that looks at codes of a layer, and offers some.
 
-        Nobody else changes them meanwhile.
+        Nobody else changes them meanwhile, and codes of other layers are nobody's.
 
         Parameters
         ----------
         layer, call
             Which one, and what is given the address of its table.
         """
-        with self.changing:
-            return call(self.layers[layer].address)
-
-    def chunks(self, layer: int) -> tuple[NDArray[np.uint8], ...]:
-        """Return what holds codes of a layer, as long as somebody looks at them."""
-        return self.layers[layer].columns.chunks
+        with (pool := self.layers[layer]).changing:
+            return call(pool.address)
 
     def cover(self, rows: int) -> None:
         """Have tables for row numbers below that, and memory for codes."""
         if rows > self._covered:
-            with self.changing:
+            with self._changing:
                 self._cover(rows)
                 self.fit()
 
-    def offer(
-        self,
-        layer: int,
-        rows: NDArray[np.int64],
-        numbers: NDArray[np.int64],
-        codes: NDArray[np.uint8],
-    ) -> None:
+    def offer(self, layer: int, rows: Rows, numbers: Rows, codes: NDArray[np.uint8]) -> None:
         """Keep codes of a layer where they are worth it; see `CodePool.offer`."""
         if not len(rows):
             return
-        with self.changing:
-            self.cover(int(rows.max()) + 1)
-            self.layers[layer].offer(rows, numbers, codes)
+        self.cover(int(rows.max()) + 1)
+        with (pool := self.layers[layer]).changing:
+            pool.offer(rows, numbers, codes)
 
     def worth(self, layer: int, rows: NDArray[np.int64]) -> NDArray[np.float16]:
         """Return what codes of a layer's rows are worth keeping, for a session."""
-        with self.changing:
-            return self.layers[layer].worth(rows)
+        with (pool := self.layers[layer]).changing:
+            return pool.worth(rows)
 
     def recall(self, layer: int, rows: NDArray[np.int64], worth: NDArray[np.float16]) -> None:
         """Go on from what codes of a layer's rows were worth when a session was saved."""
-        with self.changing:
-            if len(rows):
-                self._cover(int(rows.max()) + 1)
-                self.layers[layer].recall(rows, worth)
+        if len(rows):
+            self._cover(int(rows.max()) + 1)
+            with (pool := self.layers[layer]).changing:
+                pool.recall(rows, worth)
 
     def forget_groups(self, groups: list[int]) -> None:
         """Keep no codes of groups that were given back, in any layer."""
         rows = np.asarray(groups, np.int64)[:, None] * GROUP_TOKENS + np.arange(GROUP_TOKENS)
-        with self.changing:
-            for one in self.layers:
+        for one in self.layers:
+            with one.changing:
                 one.forget(rows.reshape(-1))
 
     def fit(self) -> None:
@@ -448,18 +442,20 @@ class ValueCodes:
 
     def _cover(self, rows: int) -> None:
         """Have tables for row numbers below that."""
-        if rows <= self._covered:
-            return
-        covered = -(-rows // _TABLE_GROWTH_ROWS) * _TABLE_GROWTH_ROWS
-        more = (covered - self._covered) * ROW_TABLE_BYTES * len(self.layers)
-        with self._accountant.taking(Part.OTHER, more):
-            for one in self.layers:
-                one.cover(covered)
-        self._covered = covered
+        with self._changing:
+            if rows <= self._covered:
+                return
+            covered = -(-rows // _TABLE_GROWTH_ROWS) * _TABLE_GROWTH_ROWS
+            more = (covered - self._covered) * ROW_TABLE_BYTES * len(self.layers)
+            with self._accountant.taking(Part.OTHER, more):
+                for one in self.layers:
+                    with one.changing:
+                        one.cover(covered)
+            self._covered = covered
 
     def _make_room(self) -> None:
         """Give up what codes hold beyond their share, now that something else wants memory."""
-        with self.changing:
+        with self._changing:
             short = self._accountant.short_bytes
             # What is wanted for codes themselves, nobody gives codes up for.
             if short and not self._is_growing:
@@ -477,7 +473,8 @@ class ValueCodes:
             self._counted = size
         self._capacity = capacity
         for one in self.layers:
-            one.resize(capacity)
+            with one.changing:
+                one.resize(capacity)
         before, self._counted = self._counted, size
         self._accountant.give(Part.HOT, before - size)
         self._freed.note(before - size)

@@ -58,10 +58,10 @@ class Turns:
     """Decodes a text with hardly any memory, and counts the calls of each layer's turn."""
 
     def __init__(
-        self, cold_dir, forgotten=(), spoil=None, announced=True, own=OWN, path=None, **given
+        self, cold_dir, forgotten=(), spoil=None, announced=True, own=OWN, way=None, **given
     ):
         self.calls, self.found, self.announced = [], [], announced
-        way = Way(Budget.LEAST, path=path or (Path.PREFETCHED if announced else Path.COLD))
+        way = way or Way(Budget.LEAST, path=Path.PREFETCHED if announced else Path.COLD)
         self.runtime = way.open(SHAPE, own, cold_dir, TEXT.prompt + TEXT.steps, **given)
         sequence = self.runtime.open_sequence()
         TEXT.read(self.runtime, sequence)
@@ -231,6 +231,7 @@ def test_hits_are_noted_once_where_what_was_read_ahead_has_to_be_read_again(
 # A call that looks, and one more where something was not read ahead; to begin takes a microsecond.
 LANDED = {"hillinfer_decode_split": 1, "hillinfer_land_split": 1}
 CODES = {"hillinfer_lander_begin_first": 1}
+MORE = CODES | {"hillinfer_land_split": 1}
 
 
 @pytest.fixture(scope="module")
@@ -317,11 +318,33 @@ def test_where_somebody_looks_at_reads_more_calls_do_the_same(announced, ahead, 
     assert counts[0] == counts[1]
 
 
-@pytest.mark.parametrize("calls", [DriveCalls, Seen])
-def test_where_another_thread_scores_codes_are_waited_for_before(calls, ahead, cold_dir):
-    """It looks for codes, too, and they stay while a call of the library looks at them."""
-    scored = Turns(cold_dir, path=Path.STREAMED, calls=calls())
+class Streamed(Way):
+    """Shadows are streamed, so that a thread scores, and rows and codes are read ahead."""
+
+    def settings(self, chosen):
+        return super().settings(chosen).changed(prefetch_blocks=4)
+
+
+STREAMED = Streamed(Budget.LEAST, path=Path.STREAMED)
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_where_another_thread_scores_the_same_calls_do_it(announced, ahead, demanded, cold_dir):
+    """It looks for codes of the next layer, and those of the one that attends stay."""
+    scored = Turns(cold_dir, announced=announced, way=STREAMED)
+    as_before = ahead if announced else demanded
+    once = {"hillinfer_attend_split": 1} | ({} if announced else MORE)
+    apart = {*MORE, "hillinfer_lander_wait", "hillinfer_land", "hillinfer_end_split"} - set(once)
     assert scored.coded_reads > 0
-    assert all(one["hillinfer_attend_split"] == 1 for one in scored.calls)
-    assert not any("hillinfer_land_split" in one for one in scored.calls)
-    assert np.array_equal(np.stack(scored.found), np.stack(ahead.found))
+    for calls in scored.calls:
+        assert {name: calls.get(name) for name in once} == once
+        assert not apart & set(calls)
+    assert np.array_equal(np.stack(scored.found), np.stack(as_before.found))
+
+
+def test_where_another_thread_scores_somebody_may_look_at_reads(ahead, cold_dir):
+    """The twin: what takes more calls is seen there, too."""
+    seen = Turns(cold_dir, way=STREAMED, calls=Seen())
+    assert seen.coded_reads > 0
+    assert all(one.get("hillinfer_end_split") == 1 for one in seen.calls)
+    assert np.array_equal(np.stack(seen.found), np.stack(ahead.found))

@@ -2,6 +2,8 @@
 """Codes that are short of memory: which stay, and who may take memory for them."""
 
 import ctypes
+import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -62,6 +64,54 @@ def test_who_looks_takes_no_memory():
     assert codes.look(0, lambda table: offered(table, SECOND, codes.coder.row_bytes))
     addresses, _ = codes.find(0, SECOND, numbers)
     assert addresses.all()
+
+
+def beside(act, seconds):
+    """Begin to do something in another thread; return that, and whether it was done in time."""
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return thread, not thread.is_alive()
+
+
+@pytest.mark.parametrize(("other", "is_free"), [(1, True), (0, False)], ids=["next", "same"])
+def test_who_attends_to_a_layer_keeps_nobody_from_looking_at_the_next(other, is_free):
+    """It waits for the drive meanwhile. The twin: its own layer's codes are nobody else's."""
+    codes = ValueCodes(SPEC, 2, Accountant(1 << 20), lambda: 0, lambda _: None)
+    threads = []
+
+    def attend(_):
+        look = partial(codes.look, other, bool)
+        thread, is_done = beside(look, 60 if is_free else 0.2)
+        threads.append(thread)
+        return is_done
+
+    assert codes.look(0, attend) is is_free
+    threads[0].join(60)
+    assert not threads[0].is_alive()
+
+
+def test_codes_stay_while_somebody_looks_whoever_needs_their_memory():
+    accountant = Accountant(1 << 20)
+    codes = ValueCodes(SPEC, 2, accountant, lambda: 0, lambda _: None)
+    codes.cover(2 * CHUNK_SLOTS)
+    numbers = np.zeros(len(SECOND), np.int64)
+    rows = np.full((len(SECOND), codes.coder.row_bytes), 7, np.uint8)
+    codes.offer(1, SECOND, numbers, rows)
+    left = (1 << 20) - accountant.held()[Part.OTHER]
+    threads = []
+
+    def attend(_):
+        thread, is_done = beside(partial(accountant.take, Part.OTHER, left), 0.2)
+        threads.append(thread)
+        addresses, _ = codes.layers[1].find(SECOND, numbers)
+        return not is_done and addresses.all()
+
+    assert codes.look(1, attend)
+    threads[0].join(60)
+    assert codes.held_bytes == 0
+    addresses, _ = codes.find(1, SECOND, numbers)
+    assert not addresses.any()
 
 
 def offered(table, rows, row_bytes):
