@@ -348,3 +348,14 @@ def test_where_another_thread_scores_somebody_may_look_at_reads(ahead, cold_dir)
     assert seen.coded_reads > 0
     assert all(one.get("hillinfer_end_split") == 1 for one in seen.calls)
     assert np.array_equal(np.stack(seen.found), np.stack(ahead.found))
+
+
+def test_a_thread_that_scores_goes_on_while_a_layer_waits_and_attends(ahead, cold_dir):
+    beside = Steps(cold_dir, way=STREAMED)
+    for calls in beside.calls[1:]:
+        # The first layer is not predicted; of the others all was read ahead.
+        assert calls["hillinfer_attend_split"] == SHAPE.layers
+        assert calls["hillinfer_land_split"] == 1
+        assert calls["hillinfer_lander_wait"] == calls["hillinfer_end_split"] == 0
+    assert beside.coded_reads > 0
+    assert np.array_equal(np.stack(beside.found), np.stack(ahead.found))
