@@ -162,7 +162,7 @@ CASES = (
 class PlainEngine:
     """A `ReadEngine` that makes one read after the other."""
 
-    name = "one by one"
+    name, in_library = "one by one", None
 
     def read(self, file: ColdFile, buffer: NDArray[np.uint8], reads: Reads) -> None:
         """Make all reads."""

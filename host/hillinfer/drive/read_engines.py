@@ -32,6 +32,11 @@ class ReadEngine(Protocol):
     name: str
     """As in the table of engines."""
 
+    @property
+    def in_library(self) -> NativeThreadEngine | None:
+        """Itself where calls of the library may make its reads; None where Python makes them."""
+        ...
+
     def read(self, file: ReadFile, buffer: NDArray[np.uint8], reads: Reads) -> None:
         """Make all reads, or raise the file's error naming file, offset and bytes.
 
@@ -175,17 +180,15 @@ class NativeThreadEngine:
         self._gate.let_through(read)
         return landing.landed
 
-    def lander(self) -> RowLander | None:
-        """Return a thread that lands rows beside its caller, to be closed before this.
-
-        None where somebody looks at reads, in the thread that makes them.
-        """
-        return None if self.is_seen else RowLander(self, _DEEPER * self._depth)
-
     @property
-    def is_seen(self) -> bool:
-        """Whether somebody looks at reads, in the thread that makes them."""
-        return self._calls.watch is not None or type(self._calls).land is not DriveCalls.land
+    def in_library(self) -> NativeThreadEngine | None:
+        """Itself; None where somebody looks at reads, in the thread that makes them."""
+        is_seen = self._calls.watch is not None or type(self._calls).land is not DriveCalls.land
+        return None if is_seen else self
+
+    def lander(self) -> RowLander:
+        """Return a thread that lands rows beside its caller, to be closed before this."""
+        return RowLander(self, _DEEPER * self._depth)
 
     def land_by(self, file: ColdFile, memory: object, call: Callable[[ReadWay], int]) -> int:
         """Return the outcome of a call of the library that lands rows of a file, told how.
@@ -391,5 +394,6 @@ def _end(close: Callable[[int], None], thread: int, begun: set[LandingAhead]) ->
 
 
 def lander_of(engine: ReadEngine) -> RowLander | None:
-    """Return a thread that lands rows by an engine; None where it has none."""
-    return engine.lander() if isinstance(engine, NativeThreadEngine) else None
+    """Return a thread that lands rows, to be closed before the engine; None where it has none."""
+    own = engine.in_library
+    return None if own is None else own.lander()

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.landing import LandingTable, RowBuffers, WantedRows
-from hillinfer.drive.read_engines import NativeThreadEngine
 from hillinfer.engine.queries import Ahead, Sets
 from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.gather import tile_runs
@@ -220,7 +219,8 @@ class ColdRows:
         False where it does not: what else is done reads all of it, and says what is wrong.
         """
         misses, layer, store = split.misses, entry.layer, self._store
-        if not isinstance(store.engine, NativeThreadEngine) or store.engine.is_seen:
+        engine = store.engine.in_library
+        if engine is None:
             return False
         part = misses.part(misses.arrived, misses.count)
         _, rows = split.cold
@@ -243,7 +243,7 @@ class ColdRows:
         if call is None:
             return False
         if len(places):
-            read = partial(store.engine.land_by, store.files[layer], tables, call)
+            read = partial(engine.land_by, store.files[layer], tables, call)
             outcome = store.turns.on_demand(read)
         else:
             outcome = call(None)

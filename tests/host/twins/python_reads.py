@@ -169,7 +169,7 @@ class ThreadEngine:
         Reads in flight.
     """
 
-    name = "threads"
+    name, in_library = "threads", None
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
