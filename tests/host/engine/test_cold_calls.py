@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """How often a cold layer with coded tokens calls the native library when its turn has come."""
 
-import ctypes
 import os
 import sys
 import threading
 from collections import Counter
 from contextlib import contextmanager
+from pathlib import Path as FilePath
 
 import numpy as np
 import pytest
@@ -15,12 +15,11 @@ from coded_golden import SCALING, SETTINGS, SHAPE, Text
 from placement_matrix import Budget, Path, Way
 
 from hillinfer.drive.calls import DriveCalls
-from hillinfer.drive.read_engines import LandingAhead
 from hillinfer.engine.queries import LayerCalls
 from hillinfer.errors import ColdPoolError, HillInferWarning
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.native.library import native_library
-from hillinfer.native.signatures import SIGNATURES, Awaited, LandingErrand
+from hillinfer.native.signatures import SIGNATURES
 
 TEXT = Text(prompt=1090, steps=4)
 # Blocks whose reads ahead have a buffer of their own.
@@ -205,29 +204,6 @@ def test_a_choice_is_ended_though_an_interrupt_comes_before(threads, cold_dir):
     assert calls["hillinfer_choose_begin"] == 1
 
 
-def test_hits_are_noted_once_where_what_was_read_ahead_has_to_be_read_again(
-    ahead, cold_dir, monkeypatch
-):
-    kept = []
-
-    def awaited(self):
-        """It came, and the library is told that it did not come whole."""
-        self.settle()
-        table = ctypes.addressof(self._landing.table)
-        kept.append(LandingErrand(self._errand.way, table, is_done=1, outcome=-1))
-        kept.append(Awaited(self._thread, ctypes.addressof(kept[-1])))
-        return kept[-1]
-
-    with heard(LayerCalls.note_hits) as once:
-        Turns(cold_dir)
-    monkeypatch.setattr(LandingAhead, "awaited", property(awaited))
-    with heard(LayerCalls.note_hits) as noted:
-        again = Turns(cold_dir)
-    assert max(one["hillinfer_attend_split"] for one in again.calls) == 2
-    assert len(noted) == len(once) > 0
-    assert np.array_equal(np.stack(again.found), np.stack(ahead.found))
-
-
 # A call that looks, and one more where something was not read ahead; to begin takes a microsecond.
 LANDED = {"hillinfer_decode_split": 1, "hillinfer_land_split": 1}
 CODES = {"hillinfer_lander_begin_first": 1}
@@ -279,6 +255,43 @@ class Opening(DriveCalls):
             size = os.fstat(descriptor).st_size
             os.ftruncate(descriptor, 0)
             os.ftruncate(descriptor, size)
+
+
+def opened(descriptor):
+    return FilePath(f"/proc/self/fd/{descriptor}")
+
+
+class Late(Opening):
+    """The operating system, and files that are empty until Python asks for what did not come."""
+
+    def __init__(self):
+        super().__init__()
+        self.contents = {}
+
+    def empty(self, *numbers):
+        """Have files that were opened with these numbers be empty for now."""
+        for descriptor in (self.descriptors[number] for number in numbers):
+            self.contents[descriptor] = opened(descriptor).read_bytes()
+            os.ftruncate(descriptor, 0)
+
+    def preadv(self, descriptor, *given):
+        if descriptor in self.contents:
+            opened(descriptor).write_bytes(self.contents.pop(descriptor))
+        return super().preadv(descriptor, *given)
+
+
+def test_hits_are_noted_once_where_what_was_read_ahead_has_to_be_read_again(ahead, cold_dir):
+    calls = Late()
+    layers = range(-1 - SHAPE.layers, -1)
+    with heard(LayerCalls.note_hits) as once:
+        Turns(cold_dir)
+    with heard(LayerCalls.note_hits) as noted:
+        again = Turns(cold_dir, (), lambda: calls.empty(*layers), calls=calls)
+    assert not calls.contents
+    counts = [one["hillinfer_attend_split"] for one in again.calls]
+    assert counts == [2] * SHAPE.layers + [1] * (len(counts) - SHAPE.layers)
+    assert len(noted) == len(once) > 0
+    assert np.array_equal(np.stack(again.found), np.stack(ahead.found))
 
 
 @pytest.mark.parametrize("announced", [True, False])
