@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from coded_golden import SCALING, SETTINGS, SHAPE, Text
+from interrupts import interrupted
 from placement_matrix import Budget, Path, Way
 
 from hillinfer.drive.calls import DriveCalls
@@ -172,26 +173,11 @@ def heard(function):
         sys.setprofile(None)
 
 
-@contextmanager
-def interrupted(function):
-    """Have Ctrl-C come when this thread calls a function of Python's for the first time."""
-
-    def interrupt(frame, event, _):
-        if event == "call" and frame.f_code is function.__code__:
-            raise KeyboardInterrupt
-
-    sys.setprofile(interrupt)
-    try:
-        yield
-    finally:
-        sys.setprofile(None)
-
-
 class Interrupted(Steps):
     """The same, and Ctrl-C comes before what is cold of a choice is listed."""
 
     def step(self, *given):
-        with interrupted(HotPools.wait_for):
+        with interrupted(HotPools.wait_for, "call"):
             return super().step(*given)
 
 
