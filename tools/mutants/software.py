@@ -11,6 +11,10 @@ from mutants.mutant import Equivalent, Mutant
 
 _TESTS = "tests/host"
 _REUSE = f"{_TESTS}/reuse/test_opened_in_place.py"
+_INTERRUPTED = (
+    f"{_TESTS}/engine/test_prefetch_pipeline.py::"
+    "test_an_interrupt_at_any_moment_leaves_no_block_taken"
+)
 _SLOW = f"{_TESTS}/hf/test_slow_promotions.py::test_late_promotions_change_nothing"
 
 _LIVED = (
@@ -223,6 +227,22 @@ _CAUGHT = (
             f"{_TESTS}/engine/test_prefetch_pipeline.py::"
             "test_an_interrupt_while_a_promotion_begins_waits_for_it",
         ),
+    ),
+    Mutant(
+        "blocks-that-an-interrupt-left-stay-taken",
+        "Ctrl-C as attention ends leaves the blocks that it looked at taken for good.",
+        "host/hillinfer/kv/prefetch_buffer.py",
+        "            self._claimed.append(landed)\n",
+        "",
+        (_INTERRUPTED,),
+    ),
+    Mutant(
+        "a-block-is-forgotten-before-it-is-free",
+        "Ctrl-C while a block is freed leaves it taken for good.",
+        "host/hillinfer/kv/prefetch_buffer.py",
+        "(self.landing.give_all if landed.ahead is None else self.landing.free_all)(landed.blocks)",
+        "while landed.blocks:\n            self.landing.give(landed.blocks.pop())",
+        (_INTERRUPTED,),
     ),
     Mutant(
         "rows-land-while-they-are-written",

@@ -354,11 +354,16 @@ class LandingArea:
         RuntimeError
             Where it is free, or still being filled.
         """
+        self.give_all([block])
+
+    def give_all(self, blocks: list[int]) -> None:
+        """Free blocks and empty the list, as `give` does; harmless when done twice."""
         with self._changed:
-            if self._states[block] in (BlockState.FREE, BlockState.FILLING):
-                raise RuntimeError(f"block {block} is {self._states[block].value}: not to be freed")
-            self._states[block] = BlockState.FREE
-            self._changed.notify_all()
+            for block in blocks:
+                state = self._states[block]
+                if state in (BlockState.FREE, BlockState.FILLING):
+                    raise RuntimeError(f"block {block} is {state.value}: not to be freed")
+            self.free_all(blocks)
 
     def abandon(self, block: int) -> None:
         """Free a block whose filling failed; RuntimeError where it was not being filled."""
@@ -371,11 +376,15 @@ class LandingArea:
     def free_all(self, blocks: list[int]) -> None:
         """Free blocks of `take_all`, whatever they are, and empty the list.
 
-        Nobody reads to them or looks at them any more.
+        Nobody reads to them or looks at them any more. After an interrupt the list has those that
+        are not free yet.
         """
+        free = BlockState.FREE
         with self._changed:
             while blocks:
-                self._states[blocks.pop()] = BlockState.FREE
+                # An interrupt may come behind any call, so there is none until the list knows.
+                self._states[blocks[-1]] = free
+                del blocks[-1]
             self._changed.notify_all()
 
     def states(self) -> list[BlockState]:

@@ -456,7 +456,7 @@ class PrefetchPipeline:
         self._drop_choices()
         if self._copies is not None:
             self._copies.settle()
-        if self._prefetch.unclaimed:
+        if self._prefetch.unclaimed or self._prefetch.claimed:
             self._prefetch.abandon_unclaimed()
 
     def close(self) -> None:

@@ -110,7 +110,6 @@ class RowLife:
     def __init__(self, prefetch: PrefetchBuffer, landed: LandedRows | None) -> None:
         self._prefetch, self._landed = prefetch, landed
         self._taken: LandedRows | None = None
-        self._promoting: Future[tuple[int, int]] | None = None
 
     def __enter__(self) -> Self:
         """Take nothing over yet: what goes wrong before `arrive` leaves it to who drops it."""
@@ -128,13 +127,14 @@ class RowLife:
 
     def promote(self, promoting: Future[tuple[int, int]]) -> None:
         """Leave its memory alone until a promotion from there has ended, too."""
-        self._promoting = promoting
+        if self._taken is not None:
+            self._taken.promoting = promoting
 
     def __exit__(
         self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
     ) -> None:
         """Free its memory, once nothing is read to it or promoted from it."""
-        self._prefetch.let_go(self._taken, self._promoting)
+        self._prefetch.let_go(self._taken)
 
 
 class SelectedLife(RowLife):

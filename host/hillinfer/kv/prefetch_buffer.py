@@ -45,11 +45,14 @@ class LandedRows:
     ahead
         How they come where the library's own thread lands them all; then they are there once `end`
         was called.
+    promoting
+        Who copies some of them from there; None where nobody does.
     """
 
     def __init__(self, reading: Future[ReadCost]) -> None:
         self.reading = reading
         self.ahead: _NativeSet | None = None
+        self.promoting: Future[tuple[int, int]] | None = None
         self.blocks: list[int] = []
         self.is_wanted = False
         self.positions: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -224,25 +227,24 @@ class PrefetchBuffer:
 
     Attributes
     ----------
-    unclaimed
-        What landed and no attention has taken over, in the order in which it is read; to be looked
-        at only.
+    unclaimed, claimed
+        What landed and no attention has taken over, in the order in which it is read, and what one
+        has, until it is let go, whatever an interrupt leaves out; to be looked at only.
     """
 
     def __init__(self, store: ColdStore, landing: LandingArea) -> None:
-        self._store = store
-        self.landing = landing
+        self._store, self.landing = store, landing
         # One of its own: reads on demand must not wait in line behind it.
         self._reading = LandingThread()
-        self._is_closed = False
+        self._is_closed = self._gathers = False
         self._unclaimed: list[LandedRows] = []
         self.unclaimed: Sequence[LandedRows] = self._unclaimed
+        self._claimed: list[LandedRows] = []
+        self.claimed: Sequence[LandedRows] = self._claimed
         # What the thread that reads has not looked at.
-        self._line: deque[_Waiting] = deque()
-        self._beginning = threading.Lock()
+        self._line, self._beginning = deque[_Waiting](), threading.Lock()
         # None where somebody looks at each read, or nothing is read ahead.
         self._lander = store.lander() if landing.blocks else None
-        self._gathers = False
 
     @property
     def gathers(self) -> bool:
@@ -317,6 +319,7 @@ class PrefetchBuffer:
         """Take over what landed; `let_go` must follow."""
         self.want(landed)
         if landed is not None:
+            self._claimed.append(landed)
             self._unclaimed.remove(landed)
 
     def arrive(self, landed: LandedRows | None) -> ReadCost:
@@ -343,24 +346,29 @@ class PrefetchBuffer:
             self.landing.use(block)
         return cost
 
-    def let_go(
-        self, landed: LandedRows | None, promoting: Future[tuple[int, int]] | None = None
-    ) -> None:
-        """Free what landed, once it is there and a promotion looks at it no more."""
+    def let_go(self, landed: LandedRows | None) -> None:
+        """Free what landed, once it is there and nobody promotes it; harmless when done twice."""
         if landed is None:
             return
         landed.end()
         # Blocks that Python's thread had something go wrong with are free already.
         if not landed.reading.done():
             wait([landed.reading])
-        if promoting is None:
+        if landed.promoting is None:
             self._give(landed)
         else:
             # Also called where it is cancelled.
-            promoting.add_done_callback(lambda _: self._give(landed))
+            landed.promoting.add_done_callback(lambda _: self._give(landed))
+        if landed in self._claimed:
+            self._claimed.remove(landed)
 
     def abandon_unclaimed(self) -> None:
-        """Free what landed for attention that did not come; nothing is being announced."""
+        """Free what landed for attention that did not come, or that was interrupted as it ended.
+
+        Nothing is being announced, and nobody attends.
+        """
+        for landed in self._claimed.copy():
+            self.let_go(landed)
         while self._unclaimed:
             landed = self._unclaimed[-1]
             # Its turn may never come: an interrupt may have come before it stood in line.
@@ -489,8 +497,4 @@ class PrefetchBuffer:
             one.landed.reading.set_result(one.cost)
 
     def _give(self, landed: LandedRows) -> None:
-        if landed.ahead is not None:
-            self.landing.free_all(landed.blocks)
-        # Each once, wherever an interrupt comes.
-        while landed.blocks:
-            self.landing.give(landed.blocks.pop())
+        (self.landing.give_all if landed.ahead is None else self.landing.free_all)(landed.blocks)

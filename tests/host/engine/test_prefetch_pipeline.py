@@ -4,21 +4,24 @@
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from interrupts import interrupted
+from interrupts import interrupted, interrupted_at
 from placement_matrix import Budget
 from slow_promotions import slow_promotions
 from waiting import until
 
-from hillinfer.drive.landing import BlockState
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.landing import BlockState, LandingArea
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import CacheUseError, ColdPoolError
 from hillinfer.kv import prefetch_buffer
+from hillinfer.kv.pool_manager import RowLife
+from hillinfer.kv.prefetch_buffer import PrefetchBuffer
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.scoring.scorer import ImportanceEvaluation
 from hillinfer.settings import Settings
@@ -443,6 +446,32 @@ def test_blocks_that_were_given_are_not_given_again(cold_dir):
     made.runtime.truncate(made.sequence, TOKENS)
     assert made.blocks == {"free"}
     made.runtime.close()
+
+
+# What lands by a thread of the library's, and by one of Python's, where somebody looks at reads.
+@pytest.mark.parametrize("calls", [DriveCalls, SingleReads])
+@pytest.mark.parametrize("function", [PrefetchBuffer.begin, LandingArea.take, RowLife.take])
+def test_an_interrupt_at_any_moment_leaves_no_block_taken(cold_dir, function, calls):
+    made = Filled(cold_dir, calls=calls())
+
+    def step(seed):
+        made.announce(1, seed)
+        made.attend(1, made.append(1, 0), seed)
+
+    # The first one codes keys, too.
+    step(999)
+    number, has_come = 0, True
+    while has_come:
+        made.runtime.truncate(made.sequence, TOKENS)
+        made.runtime.begin_step()
+        # Each time other rows are cold.
+        with interrupted_at(function, number) as interrupt, suppress(KeyboardInterrupt):
+            step(number)
+        has_come, number = interrupt.left < 0, number + 1
+        made.runtime.truncate(made.sequence, TOKENS)
+        assert made.blocks == {"free"}, number
+    made.runtime.close()
+    assert number > 10
 
 
 def test_an_interrupt_while_a_promotion_begins_waits_for_it(cold_dir, monkeypatch):
