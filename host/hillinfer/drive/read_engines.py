@@ -381,7 +381,8 @@ class RowLander:
 
     def _tell_held(self, held: int) -> None:
         if self.close.alive:
-            native_library().functions.hillinfer_lander_hold(self._thread, held)
+            # In a microsecond: who lets go of Python's lock may wait for it longer.
+            native_library().tables.hillinfer_lander_hold(self._thread, held)
 
     def ahead(self, file: ColdFile, wanted: FileRows) -> LandingAhead:
         """Return rows of a file that are to land, and that nobody has begun."""
