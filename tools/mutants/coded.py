@@ -411,7 +411,7 @@ CODED: tuple[Mutant, ...] = (
     Mutant(
         "codes-on-a-gpu-are-of-the-first-segments",
         "Statistics of coded tokens on a GPU are those of the first segments.",
-        "host/hillinfer/gpu/coded.py",
+        "host/hillinfer/gpu/attention.py",
         "[own[number].statistics for number in numbers.tolist()]",
         "[own[0].statistics for number in numbers.tolist()]",
         (_LANES,),

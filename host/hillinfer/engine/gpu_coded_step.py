@@ -17,8 +17,7 @@ from hillinfer.engine.coded_call import ChoiceAhead
 from hillinfer.engine.coded_step import CodedStep
 from hillinfer.engine.queries import Ahead, Prediction, Sets, explained, host_query
 from hillinfer.engine.selection import TokenSelection
-from hillinfer.gpu.attention import GpuSide
-from hillinfer.gpu.coded import CodedSet
+from hillinfer.gpu.attention import CodedSet, GpuSide
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import Sequence

@@ -19,6 +19,7 @@ from hillinfer.gpu.staging import Copy, CopyLane, StagingRing
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import RowLayout, Sequence
+from hillinfer.native.library import native_library
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
 
@@ -75,6 +76,12 @@ class IncomingRows:
         for start in range(0, len(rows), self.piece_rows):
             piece = rows[start : start + self.piece_rows]
             self.fill(len(piece), partial(_copy, piece))
+
+    def add_from(self, addresses: NDArray[np.uint64]) -> None:
+        """Copy rows that lie at uint64 addresses."""
+        for start in range(0, len(addresses), self.piece_rows):
+            piece = addresses[start : start + self.piece_rows]
+            self.fill(len(piece), partial(native_library().copy_rows, piece))
 
     def fill(self, most_rows: int, fill: Callable[[NDArray[np.uint8]], int]) -> None:
         """Copy what a function writes.
