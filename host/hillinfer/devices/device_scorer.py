@@ -15,8 +15,13 @@ from numpy.typing import NDArray
 
 from hillinfer.devices.device import DeviceSegment, ResidentShadow, StoredShadow
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.host_part import NativePart, StartedScoring
-from hillinfer.devices.shared_passes import AskedScoring, SharedScores, shared_passes
+from hillinfer.devices.started_scoring import (
+    AskedScoring,
+    NativePart,
+    SharedScores,
+    StartedScoring,
+    shared_passes,
+)
 from hillinfer.errors import DeviceError
 from hillinfer.native.library import Variant
 from hillinfer.scoring.native import NativeScorer, native_top

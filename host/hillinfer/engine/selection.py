@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from hillinfer.devices.shared_passes import AskedScoring, ChoiceGroup
+from hillinfer.devices.started_scoring import AskedScoring, ChoiceGroup
 from hillinfer.drive.files import round_up
 from hillinfer.engine.budget_plan import SCORE_GROWTH_TOKENS, score_bytes
 from hillinfer.engine.queries import Ahead, Choice, Explained, Sets, shadow_states

@@ -13,7 +13,7 @@ from twins.torch_part import TorchPart
 from twins.torch_scorer import TorchScorer
 
 from hillinfer.devices.device import ResidentShadow
-from hillinfer.devices.host_part import NativePart
+from hillinfer.devices.started_scoring import NativePart
 from hillinfer.scoring.layout import ProbeShadow, ShadowLayout
 from hillinfer.scoring.scorer import SegmentShadow, StreamedShadow
 from hillinfer_model.choices import KeyMode, Rule, Scope
