@@ -137,7 +137,7 @@ CARDS: tuple[Mutant, ...] = (
     Mutant(
         "half-beats-in-the-plane",
         "Rows of keys that the host hands over begin in the middle of beats.",
-        "host/hillinfer/devices/row_slots.py",
+        "host/hillinfer/devices/slots.py",
         "round_up(FP16_BYTES * width, BEAT_BYTES) // FP16_BYTES",
         "width",
         (f"{_CAST}::test_rows_of_keys_that_end_within_a_beat_are_cast",),
@@ -145,9 +145,11 @@ CARDS: tuple[Mutant, ...] = (
     Mutant(
         "no-descriptor-ends-the-answer",
         "A host without descriptors cannot hand over keys, and the answer ends.",
-        "host/hillinfer/devices/row_slots.py",
-        "except OSError as error:",
-        "except TimeoutError as error:",
+        "host/hillinfer/devices/slots.py",
+        "        except OSError as error:\n"
+        '            raise DeviceError(f"keys cannot be handed over: {error}") from error',
+        "        except TimeoutError as error:\n"
+        '            raise DeviceError(f"keys cannot be handed over: {error}") from error',
         (f"{_CAST}::test_keys_that_cannot_be_handed_over_lose_the_device",),
     ),
     Mutant(

@@ -79,7 +79,7 @@ QUERIES: tuple[Mutant, ...] = (
     Mutant(
         "one-query-in-the-large-kernel",
         "A launch of one query runs in the kernel of several.",
-        "host/hillinfer/devices/host_slots.py",
+        "host/hillinfer/devices/slots.py",
         "replace(spec, queries=1) if is_single else spec",
         "spec if is_single else spec",
         (f"{_PASSES}::test_launches_of_one_query_run_in_a_kernel_of_one",),

@@ -440,20 +440,26 @@ def shadow_descriptors(
     return np.concatenate(descriptors), np.concatenate(blocks)
 
 
-def check_made(spec: KernelSpec, status: Beats) -> None:
-    """Raise DeviceError where a launch has not made the shadow of every segment.
+def finished_status(status: Beats, index: int) -> StatusBeat:
+    """Return the status beat that a launch left of a segment; DeviceError where it failed.
 
     `status` is uint8 of shape (segments, 64), the launch's status beats.
     """
+    try:
+        beat = StatusBeat.unpack(status[index : index + 1])
+    except (LaunchError, ValueError) as error:
+        raise DeviceError(f"segment {index} of a launch left no status: {error}") from error
+    if beat.error is not ErrorCode.NONE:
+        raise DeviceError(f"segment {index} of a launch ended with error {beat.error.name}")
+    return beat
+
+
+def check_made(spec: KernelSpec, status: Beats) -> None:
+    """Raise DeviceError where a launch has not made the shadow of every segment, by its status."""
     for index in range(len(status)):
-        try:
-            beat = StatusBeat.unpack(status[index : index + 1])
-        except (LaunchError, ValueError) as error:
-            raise DeviceError(f"segment {index} of a launch left no status: {error}") from error
-        if beat.error is not ErrorCode.NONE:
-            raise DeviceError(f"segment {index} of a launch ended with error {beat.error.name}")
-        if beat.tokens_complete != spec.segment_tokens:
+        made = finished_status(status, index).tokens_complete
+        if made != spec.segment_tokens:
             raise DeviceError(
-                f"the device made a shadow of {beat.tokens_complete} of {spec.segment_tokens} "
-                f"tokens of segment {index}"
+                f"the device made a shadow of {made} of {spec.segment_tokens} tokens of segment "
+                f"{index}"
             )

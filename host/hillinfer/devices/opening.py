@@ -31,15 +31,15 @@ from hillinfer.devices.device import (
 )
 from hillinfer.devices.device_scorer import DeviceScorer, EngineScorer
 from hillinfer.devices.device_shadows import DeviceShadows, Pace
-from hillinfer.devices.host_slots import (
+from hillinfer.devices.slots import (
     MEMORY_BYTES,
     HostSlots,
     KernelExecution,
     LaunchDevice,
     RowsDevice,
     SmallestKernels,
+    slot_beats,
 )
-from hillinfer.devices.row_slots import slot_beats
 from hillinfer.devices.xrt.opening import open_xrt
 from hillinfer.errors import SettingsError, warn_of_loss
 from hillinfer.native.library import Variant

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hillinfer.devices.device import DeviceSegment, ResidentShadow, pack_query_blocks
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import Pace, Resident
-from hillinfer.devices.row_slots import given_rows
+from hillinfer.devices.slots import given_rows
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, aligned_buffer, probe_io_mode, round_up
 from hillinfer.drive.landing import FileRows
 from hillinfer.drive.read_engines import ReadEngine

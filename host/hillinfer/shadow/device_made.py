@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hillinfer.devices.device import FilePiece, StoredRows
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.row_slots import given_rows
+from hillinfer.devices.slots import given_rows
 from hillinfer.drive.regions import OWN_FILE, Placement
 from hillinfer.errors import DeviceError
 from hillinfer.shadow.segments import ResidentShadows, Segment, SegmentLayer

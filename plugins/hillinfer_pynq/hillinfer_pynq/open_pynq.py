@@ -15,7 +15,7 @@ import numpy as np
 
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows, Pace
-from hillinfer.devices.host_slots import MEMORY_BYTES, LaunchDevice
+from hillinfer.devices.slots import MEMORY_BYTES, LaunchDevice
 from hillinfer.devices.xrt.process import deadlines_of, environment_of
 from hillinfer.devices.xrt.xclbin import (
     HW_EMU,

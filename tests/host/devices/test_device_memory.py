@@ -9,8 +9,8 @@ import pytest
 from told_runtime import SHAPE, FailingDevice, Told, long_story, same, told_settings
 
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.host_slots import LaunchDevice
 from hillinfer.devices.opening import DEVICES, make_scorer, warn_of_loss
+from hillinfer.devices.slots import LaunchDevice
 from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.scoring.layout import ProbeShadow, ShadowLayout, probe_bytes
 from hillinfer.settings import HOST_DEVICES

@@ -12,8 +12,8 @@ from told_runtime import SCORE_BYTE, FailingDevice, GoldenLaunches
 from hillinfer.devices.device import ResidentShadow
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.host_slots import LaunchDevice
 from hillinfer.devices.opening import warn_of_loss
+from hillinfer.devices.slots import LaunchDevice
 from hillinfer.errors import HillInferWarning
 from hillinfer.scoring.native import NativeScorer
 from hillinfer.scoring.scorer import SegmentShadow

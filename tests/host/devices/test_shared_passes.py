@@ -12,8 +12,8 @@ from told_runtime import FailingDevice, Forgetful, GoldenLaunches, LookedAfter
 from hillinfer.devices.device import DeviceSegment, ResidentShadow
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.host_slots import LaunchDevice, SmallestKernels
 from hillinfer.devices.opening import CoreDevice
+from hillinfer.devices.slots import LaunchDevice, SmallestKernels
 from hillinfer.devices.started_scoring import AskedScoring, shared_passes
 from hillinfer.errors import warn_of_loss
 from hillinfer.rates.profiling import sample_shadows

@@ -9,8 +9,8 @@ import torch
 
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.host_slots import LaunchDevice, RowsDevice
 from hillinfer.devices.opening import CoreDevice
+from hillinfer.devices.slots import LaunchDevice, RowsDevice
 from hillinfer.engine.budget_plan import kernel_spec, staging_bytes
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import DeviceError, warn_of_loss

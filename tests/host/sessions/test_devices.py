@@ -15,8 +15,8 @@ from session_runs import IDS, PROMPT, TINY, answer, feed, seal_checksums
 
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.host_slots import LaunchDevice, RowsDevice
 from hillinfer.devices.opening import warn_of_loss
+from hillinfer.devices.slots import LaunchDevice, RowsDevice
 from hillinfer.engine.budget_plan import staging_bytes
 from hillinfer.errors import HillInferWarning
 from hillinfer.model_shape import ModelShape

@@ -22,7 +22,7 @@ from hillinfer.devices.device import (
     queries_each,
     shadow_descriptors,
 )
-from hillinfer.devices.row_slots import RowSlots, slot_beats
+from hillinfer.devices.slots import RowSlots, slot_beats
 from hillinfer.devices.xrt.process import Deadlines, MemoryClaims, WorkerProcess
 from hillinfer.devices.xrt.worker import ROWS_CHUNK
 from hillinfer.errors import DeviceError
