@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hillinfer.cli.console import error_console, quiet_transformers
-from hillinfer.cli.forms.commands import CATALOGUE_COMMANDS
 from hillinfer.cli.forms.documents import DOCUMENT_COMMANDS
+from hillinfer.cli.forms.measuring import CATALOGUE_COMMANDS
 from hillinfer.cli.generate import SHOWN, generate
 from hillinfer.cli.parsing import Brief, CommandGroup, PassingOn, Program
 from hillinfer.cli.prune import prune_profile

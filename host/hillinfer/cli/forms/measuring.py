@@ -15,12 +15,23 @@ import typer
 from hillinfer.catalogue.catalogue import Catalogue
 from hillinfer.catalogue.records import CatalogueError, KnownDocument, check_stored, document_uses
 from hillinfer.cli.console import error_console, quiet_transformers, reading_view
+from hillinfer.cli.forms.commands import (
+    DocumentName,
+    document_facts,
+    document_line,
+    form,
+    form_lines,
+    ls,
+    pin,
+    plan,
+    rm,
+    unpin,
+)
 from hillinfer.cli.forms.documents import (
     ReadingBudgetOption,
     loaded_prompts,
     reading_request,
 )
-from hillinfer.cli.forms.shown import document_facts, document_line, form_lines
 from hillinfer.cli.generate import STEPS
 from hillinfer.cli.parsing import (
     ColdDirOption,
@@ -165,9 +176,7 @@ def put(
 
 
 def measure(
-    name: Annotated[
-        str, typer.Argument(help="First digits of its name, as documents ls has it, or its title.")
-    ],
+    name: DocumentName,
     *,
     context: typer.Context,
     store: Directory,
@@ -203,7 +212,6 @@ def measure(
         check_namespace(document, prompts.namespace, loaded.name)
         ids = prefix_ids(opened, document.key)
         prompt = QuestionPrompt(loaded.tokenizer, PromptForm.of(loaded.tokenizer, prompt_style))
-        wishes = _Wishes(probes, judge, tuple(questions or ()), seed)
         known = 0.0 if document.resting is None else document.resting.text
         _measure(catalogue, document, loaded, prompts, ids, wanted, wishes, prompt, known)
         _tell(opened, catalogue, document, as_json=as_json)
@@ -311,4 +319,4 @@ def _tell(store: Store, catalogue: Catalogue, document: KnownDocument, *, as_jso
     tell(document_facts(known, use), "\n".join(lines), as_json=as_json)
 
 
-MEASURING_COMMANDS = (put, measure)
+CATALOGUE_COMMANDS = (ls, put, measure, pin, unpin, form, plan, rm)
