@@ -277,9 +277,9 @@ STORES: tuple[Mutant, ...] = (
     Mutant(
         "timetable-reads-nothing",
         "Doctor's timetable of a pass behind a stored prefix waits for no rows.",
-        "host/hillinfer/doctor/timetables.py",
-        "LayerWork(0.0, window_seconds, 0.0, read)",
-        "LayerWork(0.0, window_seconds, 0.0, 0.0)",
+        "host/hillinfer/doctor/profile.py",
+        "        there += read\n",
+        "        there += 0.0\n",
         (f"{_TESTS}/cli/test_doctor.py::test_doctor_profiles_a_plain_drive_when_asked_to",),
     ),
     Mutant(

@@ -12,7 +12,6 @@ import torch
 
 from hillinfer.devices.opening import make_scorer
 from hillinfer.doctor.finding import Finding, Verdict
-from hillinfer.doctor.timetables import stored_prefix_finding
 from hillinfer.doctor.windows import WindowProfile
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.directories import prepared_cold_dir
@@ -199,6 +198,8 @@ SHAPES: Mapping[str, ModelFigures] = MappingProxyType(
 DEVICE = "nvme"
 # Tokens behind a stored prefix, a point of the grid of windows.
 _QUESTION_TOKENS = 64
+# Reads of several of a store's objects, joined.
+_READ_BYTES = 4 << 20
 
 
 def plain_rates(
@@ -398,4 +399,51 @@ def drive_finding(rates: DriveRates) -> Finding:
         f"reads of 1 MiB {format_bytes(round(rates.read(QUANTUM_BYTES)))}/s, writes "
         f"{format_bytes(round(rates.write))}/s, {rates.mixing_loss:.0%} lost where both come at "
         f"once (measured): from now on writes go {'between' if apart else 'beside'} reads",
+    )
+
+
+def stored_prefix_finding(
+    new_tokens: int,
+    prefix_tokens: int,
+    layers: int,
+    row_bytes: int,
+    window_seconds: float,
+    drive: DriveRates,
+) -> Finding:
+    """Return when a pass over rows that stream by is through, and what is left for writes.
+
+    Rows come layer by layer to their places in a cache in memory, as `load_into` brings them, so as
+    many layers may be there before they are wanted as the model has. A layer attends once its rows
+    are there and the layer before is through; the drive has slack while one computes longer than
+    its rows take. Where reading limits the pass nothing is written, which is Tutti's second rule.
+
+    Parameters
+    ----------
+    new_tokens, prefix_tokens
+        Of the pass, and of the prefix that is stored.
+    layers, row_bytes
+        Of the model, and of a token's row in one layer.
+    window_seconds
+        How long one layer computes over rows in memory.
+    drive
+        What the drive gives.
+    """
+    read = drive.read_seconds(prefix_tokens * row_bytes, _READ_BYTES)
+    there = through = waited = 0.0
+    for _ in range(layers):
+        there += read
+        waited += max(there - through, 0.0)
+        through = max(there, through) + window_seconds
+    slack = max(0.0, window_seconds - read)
+    own = int(drive.write * slack * (1 - drive.mixing_loss) / QUANTUM_BYTES) * QUANTUM_BYTES
+    left = (
+        f"leaves room to write {format_bytes(layers * own)}" if own else "leaves no time to write"
+    )
+    return Finding(
+        "stored prefix",
+        Verdict.OK,
+        f"{new_tokens} tokens behind {prefix_tokens} stored ones take {through:.3f} s, "
+        f"{1e3 * waited:.2f} ms of it waiting for rows, which {left} in slack "
+        f"(modelled from {1e3 * window_seconds:.2f} ms of computing and {1e3 * read:.2f} ms of "
+        "reading a layer)",
     )
