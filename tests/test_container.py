@@ -6,7 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from hillinfer.cli.store_keys import STORE_VARIABLE
+from hillinfer.cli.parsing import STORE_VARIABLE
 from hillinfer.serve.rules import KEY_VARIABLE, ServerRules
 
 ROOT = Path(__file__).parents[1]

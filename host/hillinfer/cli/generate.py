@@ -12,6 +12,7 @@ import typer
 
 from hillinfer.cli.console import quiet_transformers
 from hillinfer.cli.parsing import (
+    AcceptOption,
     AlphaOption,
     ColdDirOption,
     DtypeOption,
@@ -19,14 +20,19 @@ from hillinfer.cli.parsing import (
     ExactFloorOption,
     ExactOption,
     HelpAll,
+    KeyFileOption,
+    KeyringOption,
     MaxNewTokensOption,
     ModelOption,
+    PassphraseOption,
     PrefillChunkOption,
     ProjectionsOption,
     PromptStyleOption,
     QueryOption,
     ReuseOption,
+    SaltOption,
     SeedOption,
+    SizeOption,
     SpecialTokensOption,
     StoreOption,
     TemperatureOption,
@@ -34,15 +40,7 @@ from hillinfer.cli.parsing import (
 )
 from hillinfer.cli.prune import PruneOption, PruneUse, RankerOption
 from hillinfer.cli.questions import read_document, reads_stdin
-from hillinfer.cli.store import (
-    AcceptOption,
-    SaltOption,
-    SizeOption,
-    StoreUse,
-    StrictOption,
-    named_by,
-)
-from hillinfer.cli.store_keys import KeyFileOption, KeyringOption, PassphraseOption
+from hillinfer.cli.store import StoreUse, named_by
 from hillinfer.errors import PromptError, SettingsError
 from hillinfer.generate.prompt import PromptStyle, check_text
 from hillinfer.generate.special_tokens import SpecialTokens
@@ -358,7 +356,9 @@ def generate(
     key_file: KeyFileOption = None,
     passphrase_file: PassphraseOption = None,
     keyring: KeyringOption = None,
-    store_strict: StrictOption = False,
+    store_strict: Annotated[
+        bool, typer.Option("--store-strict", help="End where the store fails, for tests.")
+    ] = False,
     compare: Annotated[
         Compare | None, typer.Option(help="Also run the ordinary cache, side by side.")
     ] = None,

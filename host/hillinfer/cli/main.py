@@ -18,14 +18,13 @@ from hillinfer.cli.console import error_console, quiet_transformers
 from hillinfer.cli.forms.documents import DOCUMENT_COMMANDS
 from hillinfer.cli.forms.measuring import CATALOGUE_COMMANDS
 from hillinfer.cli.generate import SHOWN, generate
-from hillinfer.cli.parsing import Brief, CommandGroup, PassingOn, Program
+from hillinfer.cli.parsing import STORE_VARIABLE, Brief, CommandGroup, PassingOn, Program
 from hillinfer.cli.prune import prune_profile
 from hillinfer.cli.serving.chat import chat
 from hillinfer.cli.serving.lm_eval import lm_eval
 from hillinfer.cli.serving.serve import SHOWN as SHOWN_OF_SERVE
 from hillinfer.cli.serving.serve import serve
 from hillinfer.cli.store import COMMANDS
-from hillinfer.cli.store_keys import STORE_VARIABLE
 from hillinfer.doctor.diagnosis import diagnose
 from hillinfer.doctor.finding import Finding, Verdict
 from hillinfer.errors import SettingsError

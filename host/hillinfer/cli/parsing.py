@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,10 +18,13 @@ import typer
 
 from hillinfer.cli.console import shown_warnings
 from hillinfer.cli.ending import carried, run_to_end
+from hillinfer.errors import SettingsError
 from hillinfer.generate.prompt import PromptStyle
 from hillinfer.generate.special_tokens import SpecialTokens
+from hillinfer.secrecy.key_sources import KEY_FILE, KEYRING, PASSPHRASE_FILE
 from hillinfer.settings import Encryption
 from hillinfer.system.machine import NumberType
+from hillinfer.values import ByteSize
 
 # --- All options of a command, where its help shows some ---
 
@@ -323,11 +327,12 @@ EncryptOption = Annotated[
 
 # --- The store ---
 
+STORE_VARIABLE = "HILLINFER_STORE"
 StoreOption = Annotated[
     Path | None,
     typer.Option(
         "--store",
-        envvar="HILLINFER_STORE",
+        envvar=STORE_VARIABLE,
         help="Directory of a store: what it holds of a text is not read again, and what is read "
         "is stored; see hillinfer store.",
     ),
@@ -340,3 +345,69 @@ ReuseOption = Annotated[
         "that reads everything.",
     ),
 ]
+StoredName = Annotated[str, typer.Argument(help="As hillinfer store ls names it.")]
+SizeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store-size",
+        envvar="HILLINFER_STORE_SIZE",
+        help="Make the store where there is none yet, of this size, like 200GB.",
+    ),
+]
+SaltOption = Annotated[
+    str,
+    typer.Option(
+        "--salt",
+        envvar="HILLINFER_STORE_SALT",
+        help="Of a tenant: what is stored with another one is not found.",
+    ),
+]
+AcceptOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store-accept",
+        envvar="HILLINFER_STORE_ACCEPT",
+        help="Take rows, too, that another engine made of the same model, vllm, and let it find "
+        "those that are made here. They are rounded otherwise.",
+    ),
+]
+KeyFileOption = Annotated[
+    Path | None,
+    typer.Option("--key-file", envvar=KEY_FILE, help="File with the key of an encrypted store."),
+]
+PassphraseOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--passphrase-file",
+        envvar=PASSPHRASE_FILE,
+        help="File with the passphrase of an encrypted store.",
+    ),
+]
+KeyringOption = Annotated[
+    str | None,
+    typer.Option(
+        "--keyring",
+        envvar=KEYRING,
+        help="Entry of the system's keyring with the key of an encrypted store.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Directory = Annotated[
+    Path, typer.Option("--store", envvar=STORE_VARIABLE, help="Directory of the store.")
+]
+
+
+def tell(told: Mapping[str, object], line: str, *, as_json: bool) -> None:
+    """Print what a command did, as JSON or as a line."""
+    print(json.dumps(dict(told), indent=2) if as_json else line)
+
+
+def whole_bytes(given: str, option: str) -> int:
+    """Return the bytes that an option names; `option` is it with an example, for the error.
+
+    Raises SettingsError where it is no amount, or a share.
+    """
+    amount = ByteSize.parse(given).byte_count
+    if amount is None:
+        raise SettingsError(f"'{given}' is a share of nothing: give {option}")
+    return amount

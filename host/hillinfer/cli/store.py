@@ -14,22 +14,22 @@ import typer
 from rich.console import Console
 
 from hillinfer.cli.console import error_console, reading_view
-from hillinfer.cli.store_keys import (
+from hillinfer.cli.parsing import (
     STORE_VARIABLE,
     Directory,
     Json,
     KeyFileOption,
     KeyringOption,
     PassphraseOption,
-    forget,
-    given_key,
-    rekey,
+    StoredName,
     tell,
+    whole_bytes,
 )
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.errors import SettingsError, reason_of, way_out
 from hillinfer.generate.run_report import StoreFacts
-from hillinfer.secrecy.key_sources import KeySource, WithoutKey, key_source
+from hillinfer.secrecy.key_sources import OPTIONS, KeySource, WithoutKey, key_source
+from hillinfer.secrecy.key_table import KeyTable
 from hillinfer.secrecy.library import CIPHER
 from hillinfer.secrecy.pages import CipherRate
 from hillinfer.store.eviction import (
@@ -48,35 +48,8 @@ from hillinfer.store.pool_files import StoreError, StorePlaces
 from hillinfer.store.store import Store
 from hillinfer.store_namespaces import holdings
 from hillinfer.store_rules import Maker, StoreRules, StoreRulesError
-from hillinfer.values import ByteSize, choice, format_bytes
+from hillinfer.values import choice, format_bytes
 
-StoredName = Annotated[str, typer.Argument(help="As hillinfer store ls names it.")]
-SizeOption = Annotated[
-    str | None,
-    typer.Option(
-        envvar="HILLINFER_STORE_SIZE",
-        help="Make the store where there is none yet, of this size, like 200GB.",
-    ),
-]
-SaltOption = Annotated[
-    str,
-    typer.Option(
-        envvar="HILLINFER_STORE_SALT",
-        help="Of a tenant: what is stored with another one is not found.",
-    ),
-]
-AcceptOption = Annotated[
-    str | None,
-    typer.Option(
-        "--store-accept",
-        envvar="HILLINFER_STORE_ACCEPT",
-        help="Take rows, too, that another engine made of the same model, vllm, and let it find "
-        "those that are made here. They are rounded otherwise.",
-    ),
-]
-StrictOption = Annotated[
-    bool, typer.Option("--store-strict", help="End where the store fails, for tests.")
-]
 _NO_CAP = "none"
 _Cap = Annotated[
     str | None,
@@ -89,35 +62,8 @@ _Cap = Annotated[
 
 
 def store_bytes(size: str) -> int:
-    """Return the bytes that `--store-size` names.
-
-    Raises
-    ------
-    SettingsError
-        Where it is no amount, or a share.
-    """
-    amount = ByteSize.parse(size)
-    if amount.byte_count is None:
-        raise SettingsError(f"'{size}' is a share of nothing: give --store-size like 200GB")
-    return amount.byte_count
-
-
-def day_bytes(amount: str) -> int | None:
-    """Return the bytes that `--max-writes-per-day` names, None where it lifts the cap.
-
-    Raises
-    ------
-    SettingsError
-        Where it is no amount, or a share.
-    """
-    if amount == _NO_CAP:
-        return None
-    size = ByteSize.parse(amount)
-    if size.byte_count is None:
-        raise SettingsError(
-            f"'{amount}' is a share of nothing: give --max-writes-per-day like 1TB, or {_NO_CAP}"
-        )
-    return size.byte_count
+    """Return the bytes that `--store-size` names; SettingsError where it names none."""
+    return whole_bytes(size, "--store-size like 200GB")
 
 
 def named_by(context: typer.Context) -> str:
@@ -323,8 +269,11 @@ def _changed_rules(
     rules: StoreRules, cap: str | None, eviction: str | None, admission: str | None
 ) -> StoreRules:
     """Return rules with what options name; SettingsError where they name nothing."""
-    if cap is not None:
-        rules = replace(rules, max_writes_per_day=day_bytes(cap))
+    if cap == _NO_CAP:
+        rules = replace(rules, max_writes_per_day=None)
+    elif cap is not None:
+        most = whole_bytes(cap, f"--max-writes-per-day like 1TB, or {_NO_CAP}")
+        rules = replace(rules, max_writes_per_day=most)
     if eviction is not None:
         make_eviction_policy(eviction)
         rules = replace(rules, eviction=eviction)
@@ -440,6 +389,77 @@ def _changed(directory: Path, change: Callable[[Store], int], what: str, *, as_j
         count = change(opened)
     tell(
         {"chunks": count, "now": what}, f"{count} chunk{'s' * (count != 1)} {what}", as_json=as_json
+    )
+
+
+# --- Its key ---
+
+
+def given_key(source: KeySource | None, why: str) -> KeySource:
+    """Return what options name.
+
+    Raises
+    ------
+    SettingsError
+        Where they name nothing; `why` begins the line.
+    """
+    if source is None:
+        raise SettingsError(f"{why}: give {OPTIONS}")
+    return source
+
+
+def rekey(
+    *,
+    store: Directory,
+    key_file: KeyFileOption = None,
+    passphrase_file: PassphraseOption = None,
+    keyring: KeyringOption = None,
+    new_key_file: Annotated[
+        Path | None, typer.Option(help="The new key; made where it is missing.")
+    ] = None,
+    new_passphrase_file: Annotated[
+        Path | None, typer.Option(help="File with the new passphrase.")
+    ] = None,
+    new_keyring: Annotated[
+        str | None, typer.Option(help="Entry of the keyring; made where it is missing.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Give an encrypted store another key; what is stored stays as it is."""
+    new = key_source(new_key_file, new_passphrase_file, new_keyring)
+    if new is None:
+        raise SettingsError(
+            "rekey needs a new key: give --new-key-file, --new-passphrase-file or --new-keyring"
+        )
+    old = given_key(
+        key_source(key_file, passphrase_file, keyring), "rekey needs the key of the store"
+    )
+    places = StorePlaces.read(store)
+    count = KeyTable.of_store(places.keys, places.cipher, places.pool, old).rewrap(new)
+    line = f"{store}: {count} data key{'s' * (count != 1)} wrapped anew; the old key opens none"
+    tell({"data_keys": count}, line, as_json=as_json)
+
+
+def forget(
+    *,
+    store: Directory,
+    salt: Annotated[
+        str,
+        typer.Option(envvar="HILLINFER_STORE_SALT", help="Whose; without it, what has none."),
+    ] = "",
+    key_file: KeyFileOption = None,
+    passphrase_file: PassphraseOption = None,
+    keyring: KeyringOption = None,
+    as_json: Json = False,
+) -> None:
+    """Throw away the key of all that one salt has stored: nobody can read it any more."""
+    source = key_source(key_file, passphrase_file, keyring)
+    with Store(store, key=given_key(source, "forget needs the key of the store")) as opened:
+        count = opened.forget(salt.encode())
+    tell(
+        {"forgotten_chunks": count},
+        f"{count} chunk{'s' * (count != 1)} forgotten",
+        as_json=as_json,
     )
 
 

@@ -35,7 +35,7 @@ from hillinfer.catalogue.records import (
     with_expected_forms,
 )
 from hillinfer.cli.console import printable
-from hillinfer.cli.store_keys import Directory, Json, tell
+from hillinfer.cli.parsing import Directory, Json, tell
 from hillinfer.errors import SettingsError
 from hillinfer.placement.options import UTILITIES, packed_form
 from hillinfer.placement.policies import DEFAULT_PLACEMENT, PLACEMENT_POLICIES

@@ -17,33 +17,28 @@ from hillinfer.cli.console import (
 )
 from hillinfer.cli.generate import STEPS, Asking, GenerateRequest
 from hillinfer.cli.parsing import (
+    AcceptOption,
     ColdDirOption,
+    Directory,
     DtypeOption,
+    Json,
+    KeyFileOption,
+    KeyringOption,
     ModelOption,
+    PassphraseOption,
     PrefillChunkOption,
     ProjectionsOption,
     PromptStyleOption,
     ReuseOption,
-    SpecialTokensOption,
-    ThreadsOption,
-)
-from hillinfer.cli.questions import read_document, reads_stdin
-from hillinfer.cli.store import (
-    AcceptOption,
     SaltOption,
     SizeOption,
+    SpecialTokensOption,
     StoredName,
-    StoreUse,
-    named_by,
-)
-from hillinfer.cli.store_keys import (
-    Directory,
-    Json,
-    KeyFileOption,
-    KeyringOption,
-    PassphraseOption,
+    ThreadsOption,
     tell,
 )
+from hillinfer.cli.questions import read_document, reads_stdin
+from hillinfer.cli.store import StoreUse, named_by
 from hillinfer.errors import SettingsError
 from hillinfer.generate.prompt import PromptStyle
 from hillinfer.generate.special_tokens import SpecialTokens

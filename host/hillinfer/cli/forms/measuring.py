@@ -35,23 +35,23 @@ from hillinfer.cli.forms.documents import (
 from hillinfer.cli.generate import STEPS
 from hillinfer.cli.parsing import (
     ColdDirOption,
-    DtypeOption,
-    ModelOption,
-    PrefillChunkOption,
-    PromptStyleOption,
-    SpecialTokensOption,
-    ThreadsOption,
-)
-from hillinfer.cli.questions import read_document, reads_stdin
-from hillinfer.cli.store import SaltOption, SizeOption, StoreUse, named_by
-from hillinfer.cli.store_keys import (
     Directory,
+    DtypeOption,
     Json,
     KeyFileOption,
     KeyringOption,
+    ModelOption,
     PassphraseOption,
+    PrefillChunkOption,
+    PromptStyleOption,
+    SaltOption,
+    SizeOption,
+    SpecialTokensOption,
+    ThreadsOption,
     tell,
 )
+from hillinfer.cli.questions import read_document, reads_stdin
+from hillinfer.cli.store import StoreUse, named_by
 from hillinfer.errors import SettingsError
 from hillinfer.generate.prompt import DocumentPrompt, PromptStyle, QuestionPrompt
 from hillinfer.generate.special_tokens import SpecialTokens

@@ -18,18 +18,22 @@ from hillinfer.cli.parsing import (
     BudgetOption,
     ColdDirOption,
     DtypeOption,
+    KeyFileOption,
+    KeyringOption,
     MaxNewTokensOption,
     ModelOption,
+    PassphraseOption,
     PrefillChunkOption,
+    SaltOption,
     SeedOption,
+    SizeOption,
     StoreOption,
     TemperatureOption,
     ThreadsOption,
 )
 from hillinfer.cli.questions import typed_questions
 from hillinfer.cli.serving.serve import ServeRequest
-from hillinfer.cli.store import SaltOption, SizeOption, StoreUse, named_by
-from hillinfer.cli.store_keys import KeyFileOption, KeyringOption, PassphraseOption
+from hillinfer.cli.store import StoreUse, named_by
 from hillinfer.errors import HillInferError, PromptError, without_python_names
 from hillinfer.generate.prompt import read_text
 from hillinfer.generate.tokens import Sampling

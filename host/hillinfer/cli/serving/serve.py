@@ -18,6 +18,7 @@ from hillinfer.catalogue.planning import DocumentRules
 from hillinfer.cli.console import error_console, panics_unsaid, quiet_transformers
 from hillinfer.cli.generate import PLAIN, STEPS
 from hillinfer.cli.parsing import (
+    AcceptOption,
     AlphaOption,
     BudgetOption,
     ColdDirOption,
@@ -26,23 +27,21 @@ from hillinfer.cli.parsing import (
     ExactFloorOption,
     ExactOption,
     HelpAll,
+    KeyFileOption,
+    KeyringOption,
     ModelOption,
+    PassphraseOption,
     PrefillChunkOption,
     ProjectionsOption,
     QueryOption,
     ReuseOption,
-    StoreOption,
-    ThreadsOption,
-)
-from hillinfer.cli.store import (
-    AcceptOption,
     SaltOption,
     SizeOption,
-    StoreUse,
-    named_by,
-    opened_store,
+    StoreOption,
+    ThreadsOption,
+    whole_bytes,
 )
-from hillinfer.cli.store_keys import KeyFileOption, KeyringOption, PassphraseOption
+from hillinfer.cli.store import StoreUse, named_by, opened_store
 from hillinfer.errors import SettingsError
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.native.library import native_library
@@ -266,9 +265,9 @@ def serve(
             chunk_tokens=prefill_chunk,
             answer_tokens=answer_tokens,
             context_tokens=context_tokens,
-            body_bytes=_bytes("--max-body", max_body),
+            body_bytes=whole_bytes(max_body, "--max-body like 32MiB"),
             files=files,
-            files_bytes=_bytes("--max-files", max_files),
+            files_bytes=whole_bytes(max_files, "--max-files like 32MiB"),
             seconds=max_seconds,
             drain_seconds=drain_seconds,
             alias=alias,
@@ -313,13 +312,6 @@ def check_extra() -> None:
         raise SettingsError(
             f"{', '.join(missing)} is not installed: pip install 'hillinfer[serve]'"
         )
-
-
-def _bytes(option: str, given: str) -> int:
-    amount = ByteSize.parse(given).byte_count
-    if amount is None:
-        raise SettingsError(f"'{given}' is a share of nothing: give {option} like 32MiB")
-    return amount
 
 
 def _say(line: str) -> None:
