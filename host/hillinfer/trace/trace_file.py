@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import astuple, fields
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from hillinfer.errors import HillInferWarning, SettingsError
@@ -64,6 +63,33 @@ def _private(file: str, flags: int) -> int:
     return descriptor
 
 
+class _OwnFile:
+    """A file that is written to until it cannot be, which a warning says once; then it ends.
+
+    Parameters and errors are those of `private_file`.
+    """
+
+    def __init__(self, file: Path, what: str, option: str) -> None:
+        self._name = f"{what} {file}"
+        self._out: FileIO | None = private_file(file, what, option)
+
+    def _close(self, error: OSError | None = None) -> None:
+        """Close the file, once; `error` is why it cannot be written any more."""
+        out, self._out = self._out, None
+        if out is None:
+            return
+        try:
+            out.close()
+        except OSError as other:
+            error = error or other
+        if error is not None:
+            warnings.warn(
+                f"{self._name} ends early: {error.strerror}; generation goes on",
+                HillInferWarning,
+                stacklevel=4,
+            )
+
+
 # --- The trace event format ---
 
 PROCESS_NAME = "hillinfer"
@@ -71,7 +97,7 @@ _END = b"\n]\n"
 _ORDER = {lane: place for place, lane in enumerate(Lane)}
 
 
-class TraceFile:
+class TraceFile(_OwnFile):
     """A JSON array of trace events, an event on each line.
 
     Every write ends with the closing bracket, which the next one overwrites, so a process that is
@@ -96,12 +122,11 @@ class TraceFile:
     """
 
     def __init__(self, file: Path) -> None:
-        self._file = file
+        super().__init__(file, "the trace", "--trace")
         self.origin = time.perf_counter_ns()
         self._process = os.getpid()
         self._threads: dict[tuple[Lane, int], int] = {}
         self._end = 0
-        self._out: FileIO | None = private_file(file, "the trace", "--trace")
         self._write(b"[\n" + _line(self._metadata("process_name", 0, {"name": PROCESS_NAME})))
 
     def append(self, spans: Sequence[Span]) -> None:
@@ -123,12 +148,7 @@ class TraceFile:
 
     def close(self) -> None:
         """Close the file; harmless when done twice."""
-        out, self._out = self._out, None
-        if out is not None:
-            try:
-                out.close()
-            except OSError as error:
-                self._warn(error)
+        self._close()
 
     def _complete(self, span: Span, thread: int) -> dict[str, Any]:
         return {
@@ -164,21 +184,11 @@ class TraceFile:
                 at, left = at + written, left[written:]
             self._end = at - len(_END)
         except OSError as error:
-            self._out = None
             # What was whole before becomes whole again; its place is still there.
             with suppress(OSError):
                 os.ftruncate(out.fileno(), self._end)
                 os.pwrite(out.fileno(), _END, self._end)
-            with suppress(OSError):
-                out.close()
-            self._warn(error)
-
-    def _warn(self, error: OSError) -> None:
-        warnings.warn(
-            f"the trace {self._file} ends early: {error.strerror}; generation goes on",
-            HillInferWarning,
-            stacklevel=4,
-        )
+            self._close(error)
 
 
 def _line(event: dict[str, Any]) -> bytes:
@@ -266,23 +276,10 @@ class _Block:
         self._step = self._lanes._step
         self._start = time.perf_counter_ns()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        stop = time.perf_counter_ns()
+    def __exit__(self, *error: object) -> None:
+        stop, thread = time.perf_counter_ns(), threading.get_ident()
         self._lanes._add(
-            Span(
-                self._lane,
-                self._name,
-                self._start,
-                stop,
-                threading.get_ident(),
-                self._step,
-                self._details,
-            )
+            Span(self._lane, self._name, self._start, stop, thread, self._step, self._details)
         )
 
 
@@ -292,7 +289,7 @@ COLUMNS = tuple(field.name for field in fields(LayerStep))
 _BUFFER_BYTES = 1 << 14
 
 
-class PoolTimeline:
+class PoolTimeline(_OwnFile):
     """A CSV file with a header and one line per layer, step and sequence.
 
     Lines come in the order in which promotions end, from any thread. Where the file cannot be
@@ -310,9 +307,8 @@ class PoolTimeline:
     """
 
     def __init__(self, file: Path) -> None:
-        self._file = file
+        super().__init__(file, "the pool timeline", "--pool-timeline")
         self._lock = threading.Lock()
-        self._out: FileIO | None = private_file(file, "the pool timeline", "--pool-timeline")
         self._waiting = bytearray((",".join(COLUMNS) + "\n").encode())
 
     def observe(self, entry: LayerStep) -> None:
@@ -333,12 +329,7 @@ class PoolTimeline:
         """Bring everything into the file and close it; harmless when done twice."""
         with self._lock:
             self._flush()
-            out, self._out = self._out, None
-            if out is not None:
-                try:
-                    out.close()
-                except OSError as error:
-                    self._warn(error)
+            self._close()
 
     def _flush(self) -> None:
         if self._out is None:
@@ -350,18 +341,8 @@ class PoolTimeline:
                 written = out.write(self._waiting)
                 del self._waiting[:written]
         except OSError as error:
-            self._out = None
             self._waiting.clear()
-            with suppress(OSError):
-                out.close()
-            self._warn(error)
-
-    def _warn(self, error: OSError) -> None:
-        warnings.warn(
-            f"the pool timeline {self._file} ends early: {error.strerror}; generation goes on",
-            HillInferWarning,
-            stacklevel=4,
-        )
+            self._close(error)
 
 
 def told(
