@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Standard error: plain text for people, progress, and what native libraries write there."""
+"""What people see: answers, lines on standard error, progress, messages of native libraries."""
 
 from __future__ import annotations
 
@@ -46,6 +46,12 @@ def error_console() -> Console:
     if not console.is_terminal:
         console.width = _FILE_COLUMNS
     return console
+
+
+def show_text(piece: str) -> None:
+    """Write a piece of an answer to standard output, at once."""
+    sys.stdout.write(piece)
+    sys.stdout.flush()
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from hillinfer.cli.console import (
     error_console,
     panics_unsaid,
     setup_warnings_shown,
+    show_text,
 )
 from hillinfer.cli.ending import OutputError
 from hillinfer.cli.generate import PLAIN, Asking, GenerateRequest
@@ -466,16 +466,16 @@ def _answer(
             typed, lambda one: len(prompt.question_ids(one)), checked.question_tokens, console
         )
         asked: Iterator[Callable[[AnswerProgress], Answer]] = (
-            partial(answering.ask, question, _show_text) for question in questions
+            partial(answering.ask, question, show_text) for question in questions
         )
     else:
-        each = [partial(answering.ask, one, _show_text) for one in request.questions or (None,)]
+        each = [partial(answering.ask, one, show_text) for one in request.questions or (None,)]
         if not request.completes:
             # On the document's own cache, which nothing else needs any more.
             each[-1] = (
-                partial(answering.ask_last, request.questions[-1], _show_text)
+                partial(answering.ask_last, request.questions[-1], show_text)
                 if request.questions
-                else partial(answering.go_on, _show_text)
+                else partial(answering.go_on, show_text)
             )
         asked = iter(each)
     for number, answer_next in enumerate(asked):
@@ -484,11 +484,6 @@ def _answer(
         with ShownProgress(console, decodes=request.max_new_tokens) as shown:
             answer_next(shown)
             if not isinstance(answering.broke, OutputError):
-                _show_text("\n")
+                show_text("\n")
         if answering.broke is not None:
             raise answering.broke
-
-
-def _show_text(piece: str) -> None:
-    sys.stdout.write(piece)
-    sys.stdout.flush()

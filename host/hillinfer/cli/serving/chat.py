@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from hillinfer.cli.console import error_console, quiet_transformers, reading_view
+from hillinfer.cli.console import error_console, quiet_transformers, reading_view, show_text
 from hillinfer.cli.generate import STEPS
 from hillinfer.cli.parsing import (
     AlphaOption,
@@ -156,15 +155,15 @@ class Talk:
 
     def _answer(self, question: str) -> None:
         try:
-            turn = self._conversation.ask(question, _show)
+            turn = self._conversation.ask(question, show_text)
         except KeyboardInterrupt as interrupt:
             # Other signals end the command.
             if str(interrupt) not in ("", "SIGINT"):
                 raise
-            _show("\n")
+            show_text("\n")
             self._console.print("the answer was interrupted; ask again, or end with an empty line")
             return
-        _show("\n")
+        show_text("\n")
         self._console.print(turn.answering)
 
     def _open(self, name: str) -> None:
@@ -209,8 +208,3 @@ class Talk:
 
     def _unknown(self, rest: str) -> None:
         raise PromptError(f"there is no such word: {', '.join(_WORDS)}")
-
-
-def _show(piece: str) -> None:
-    sys.stdout.write(piece)
-    sys.stdout.flush()
