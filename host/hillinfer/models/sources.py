@@ -146,16 +146,8 @@ def _entries(folder: Path) -> list[Path]:
 _FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
-@dataclass(frozen=True)
-class HubModel:
-    """Files of a model of the hub."""
-
-    folder: Path
-    commit: str
-
-
-def hub_model(name: str, say: Callable[[str], None]) -> HubModel:
-    """Return a model of the hub, from the hub's cache on this machine where it is there.
+def hub_model(name: str, say: Callable[[str], None]) -> Path:
+    """Return the folder of a model of the hub, which its commit names, fetched where it is missing.
 
     The name is `organisation/name`, with `@` and a commit, branch or tag where it is not to be
     `main`. `say` is called with a line before a step that takes time, and where the name says no
@@ -206,7 +198,7 @@ def hub_model(name: str, say: Callable[[str], None]) -> HubModel:
         raise ModelError(f"the hub's cache gives {folder} for {name}, which is of no commit")
     if revision != commit:
         say(f"model: {name} is commit {commit} now; --model {repository}@{commit} keeps to it")
-    return HubModel(folder, commit)
+    return folder
 
 
 # --- Model folders ---
@@ -351,8 +343,8 @@ class ModelSource:
                 f"({', '.join(REGISTRY_MODELS)}); models of the hub are named organisation/name"
             )
         found = hub_model(name, say)
-        _check_model_type(found.folder)
-        return cls(name, found.folder, commit=found.commit)
+        _check_model_type(found)
+        return cls(name, found, commit=found.name)
 
     @classmethod
     def _from_folder(cls, name: str, folder: Path) -> ModelSource:
