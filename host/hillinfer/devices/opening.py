@@ -279,6 +279,10 @@ class GoldenScorer:
         return self._model.score_blocks(query.detach().numpy(), scaling, coded, coming)
 
 
+# What a position is subtracted from, below the code.
+_LAST_POSITION = (1 << 40) - 1
+
+
 class TopAlpha:
     """Keeps the best tokens of all score blocks seen so far (HillInfer section 4.2, HIE).
 
@@ -296,35 +300,21 @@ class TopAlpha:
     def __init__(self, count: int, kept: NDArray[np.int64]) -> None:
         self._kept = kept
         self._wanted = count - len(kept)
-        self._best = np.empty(0, np.int64)
-        self._waiting: list[NDArray[np.int64]] = []
-        self._waiting_count = 0
+        self._keys = [np.empty(0, np.int64)]
 
     def merge(self, block: ScoreBlock) -> None:
         """Take one score block into account."""
-        # One integer orders as (code descending, position ascending) when sorted descending.
-        keys = (block.codes.astype(np.int64) << 40) + ((1 << 40) - 1 - block.positions)
-        self._waiting.append(keys)
-        self._waiting_count += len(keys)
-        if self._waiting_count > max(2 * self._wanted, 4096):
-            self._settle()
+        # One integer orders as (code descending, position ascending) when sorted descending. Kept
+        # positions do not take part, so that they cannot push anything out.
+        own = ~np.isin(block.positions, self._kept)
+        keys = (block.codes.astype(np.int64) << 40) + _LAST_POSITION - block.positions
+        self._keys.append(keys[own])
 
     def positions(self) -> NDArray[np.int64]:
         """Return the selected positions, int64, ascending, the kept ones among them."""
-        self._settle()
-        chosen = (1 << 40) - 1 - (self._best & ((1 << 40) - 1))
-        return np.sort(np.concatenate([self._kept, chosen]))
-
-    def _settle(self) -> None:
-        keys = np.concatenate([self._best, *self._waiting])
-        self._waiting, self._waiting_count = [], 0
-        # Kept positions take part here so that they cannot push anything out: drop them first.
-        positions = (1 << 40) - 1 - (keys & ((1 << 40) - 1))
-        keys = keys[~np.isin(positions, self._kept)]
-        if len(keys) > self._wanted:
-            cut = len(keys) - self._wanted
-            keys = np.partition(keys, cut)[cut:] if self._wanted else keys[:0]
-        self._best = keys
+        keys = np.sort(np.concatenate(self._keys))
+        best = keys[len(keys) - min(self._wanted, len(keys)) :]
+        return np.sort(np.concatenate([self._kept, _LAST_POSITION - (best & _LAST_POSITION)]))
 
 
 def top_of_blocks(
