@@ -22,7 +22,7 @@ from hillinfer.hf.hooks import with_named_query
 from hillinfer.kv.pool_policies import make_pool_policy
 from hillinfer.kv.sequence import observed_bytes
 from hillinfer.models.loader import ModelOutline
-from hillinfer.models.needs import Capacity, ContextNeeds
+from hillinfer.models.needs import Capacity, ContextNeeds, activation_bytes, ordinary_token_bytes
 from hillinfer.models.sources import ModelSource
 from hillinfer.projections.attachment import PackingBytes
 from hillinfer.projections.ways import make_projections
@@ -152,21 +152,25 @@ def check_run(
     if drive.warning:
         say(f"hillinfer: warning: {drive.warning}")
     own_bytes, beside_token_bytes = _pruning_bytes(request, settings, outline, len(document_ids))
-    needs = ContextNeeds.of(
-        outline,
-        settings,
-        request.budget,
+    shape, item_bytes = outline.shape, outline.dtype.itemsize
+    # In a comparison each fork is a copy of the ordinary cache.
+    ordinary_caches = (1 + request.forks) if request.compare is Compare.FULL else 0
+    needs = ContextNeeds(
+        shape=shape,
+        settings=settings,
+        budget=request.budget,
+        loading_bytes=outline.loading_bytes,
+        activation_bytes=activation_bytes(outline.config, shape, item_bytes, request.chunk_tokens),
         chunk_tokens=request.chunk_tokens,
-        # In a comparison each fork is a copy of the ordinary cache.
-        ordinary_caches=(1 + request.forks) if request.compare is Compare.FULL else 0,
+        ordinary_token_bytes=ordinary_caches * ordinary_token_bytes(shape, item_bytes),
         fork_bytes=own_bytes
         + request.forks * _fork_bytes(request, settings, outline, len(document_ids), reused),
-        beside_token_bytes=beside_token_bytes,
         reserved_tokens=context - len(document_ids) - shortest,
         stored_tokens=reused,
         packed_bytes=PackingBytes.of(
-            outline.skeleton, make_projections(request.projections), outline.dtype.itemsize
+            outline.skeleton, make_projections(request.projections), item_bytes
         ).most,
+        beside_token_bytes=beside_token_bytes,
     )
     choice = needs.choice(context)
     # A card's image is for one format: that of the run, which a session or the budget may choose.

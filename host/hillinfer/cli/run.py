@@ -50,6 +50,7 @@ from hillinfer.generate.stages import AnswerProgress
 from hillinfer.hf.attach import Attachment
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.models.loader import LoadedModel, ModelOutline
+from hillinfer.models.needs import ordinary_token_bytes
 from hillinfer.models.sources import local_model
 from hillinfer.projections.attachment import ProjectionAttachment
 from hillinfer.projections.ways import make_projections
@@ -100,13 +101,11 @@ def compare_with_ordinary(
     longest = len(document_ids) + max(
         (answer.question_tokens + answer.decode_steps for answer in answers), default=0
     )
-    shape = loaded.shape
-    states = 2 * shape.layers * shape.kv_heads * shape.head_dim * loaded.model.dtype.itemsize
     pairs = list(zip(report.answers, answers, strict=True))
     return Comparison(
         prefill_seconds=seconds + sum(answer.question_seconds for answer in answers),
         decode_tokens_per_second=decode_rate(answers),
-        kv_bytes=longest * states,
+        kv_bytes=longest * ordinary_token_bytes(loaded.shape, loaded.model.dtype.itemsize),
         peak_rss_bytes=peak_rss_bytes(),
         hillinfer_peak_rss_bytes=hillinfer_peak_rss_bytes,
         texts=tuple(answer.text for answer in answers),

@@ -12,7 +12,6 @@ from hillinfer.engine.budget_growth import AUTO_FORMATS, ShadowChoice, working_b
 from hillinfer.engine.budget_plan import BudgetPlan
 from hillinfer.errors import FitError
 from hillinfer.model_shape import ModelShape
-from hillinfer.models.loader import ModelOutline
 from hillinfer.settings import Settings
 from hillinfer.system.machine import MemoryFacts, visible_gpus
 from hillinfer.values import ByteSize, format_apart, format_bytes
@@ -42,6 +41,11 @@ def activation_bytes(config: Any, shape: ModelShape, item_bytes: int, chunk_toke
     merging = _FLOAT32_BYTES * _MERGE_COPIES * heads
     logits = _FLOAT32_BYTES * _LOGIT_COPIES * int(config.vocab_size)
     return _ALLOCATOR_SLACK * (chunk_tokens * (per_token + merging) + logits)
+
+
+def ordinary_token_bytes(shape: ModelShape, item_bytes: int) -> int:
+    """Return what a token takes in an ordinary cache, whose numbers have so many bytes."""
+    return 2 * shape.layers * shape.kv_heads * shape.head_dim * item_bytes
 
 
 # --- Free memory and drive ---
@@ -225,40 +229,6 @@ class ContextNeeds:
     stored_tokens: int = 0
     packed_bytes: int = 0
     beside_token_bytes: int = 0
-
-    @classmethod
-    def of(
-        cls,
-        outline: ModelOutline,
-        settings: Settings,
-        budget: ByteSize | None,
-        chunk_tokens: int,
-        ordinary_caches: int,
-        fork_bytes: int,
-        reserved_tokens: int,
-        stored_tokens: int = 0,
-        packed_bytes: int = 0,
-        beside_token_bytes: int = 0,
-    ) -> ContextNeeds:
-        """Take the needs of a model whose prompt is read in chunks of `chunk_tokens`."""
-        shape = outline.shape
-        states = 2 * shape.layers * shape.kv_heads * shape.head_dim * outline.dtype.itemsize
-        return cls(
-            shape=shape,
-            settings=settings,
-            budget=budget,
-            loading_bytes=outline.loading_bytes,
-            activation_bytes=activation_bytes(
-                outline.config, shape, outline.dtype.itemsize, chunk_tokens
-            ),
-            chunk_tokens=chunk_tokens,
-            ordinary_token_bytes=ordinary_caches * states,
-            fork_bytes=fork_bytes,
-            reserved_tokens=reserved_tokens,
-            stored_tokens=stored_tokens,
-            packed_bytes=packed_bytes,
-            beside_token_bytes=beside_token_bytes,
-        )
 
     def choice(self, tokens: int) -> ShadowChoice:
         """Return the settings for a context of `tokens`, budget in bytes and shadow named."""
