@@ -253,12 +253,7 @@ class NoProgress:
 class ShownProgress(AnswerProgress):
     """Shows one stage after another; a context manager that ends the last one.
 
-    Parameters
-    ----------
-    console
-        Of standard error.
-    reads, decodes
-        Tokens of the document that are to be read, and the most that are to be new.
+    `reads` are tokens of the document that are to be read, `decodes` the most that are to be new.
     """
 
     def __init__(self, console: Console, reads: int = 0, decodes: int = 0) -> None:

@@ -441,13 +441,7 @@ def generate(
 
 
 def _question_reading(named: QuestionReading | None, *, sparse: bool) -> QuestionReading:
-    """Return how questions are read.
-
-    Raises
-    ------
-    SettingsError
-        Where both options say otherwise.
-    """
+    """Return how questions are read; SettingsError where both options say otherwise."""
     if sparse and named not in (None, QuestionReading.SINGLY):
         raise SettingsError(
             f"--sparse-question means --question-reading singly, and {named} is named: give one"

@@ -129,14 +129,7 @@ class Program:
 class CommandGroup:
     """Subcommands that have a word before them.
 
-    Parameters
-    ----------
-    name
-        The word.
-    description
-        First line of their help.
-    commands
-        Functions, each by its own name.
+    `name` is the word, `description` the first line of their help; each command has its own name.
     """
 
     name: str
@@ -148,10 +141,7 @@ class CommandGroup:
 class PassingOn:
     """A subcommand whose arguments are another program's, its help too.
 
-    Parameters
-    ----------
-    command
-        By its own name; finds the arguments in `args` of its context.
+    `command` finds them in `args` of its context.
     """
 
     command: Callable[..., None]
@@ -161,12 +151,7 @@ class PassingOn:
 class Brief:
     """A subcommand whose help shows some of its options, and all where that is asked for.
 
-    Parameters
-    ----------
-    command
-        By its own name; has an option of the type `HelpAll`.
-    shown
-        Names of the parameters that are shown, arguments left out.
+    `command` has an option of the type `HelpAll`; `shown` names parameters, arguments left out.
     """
 
     command: Callable[..., None]

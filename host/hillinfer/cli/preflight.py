@@ -107,13 +107,9 @@ def check_run(
     """Check model, device, session, positions, budget, memory and drive, and say what fits.
 
     `saved` is None where no session is used; `say` is called with a line for what a user should
-    know; `around` is what the run reaches.
-
-    Raises
-    ------
-    UnsupportedFeatureError, SessionError, SettingsError, PromptError, ColdPoolError, BudgetError,
-    FitError
-        For the first thing that cannot work.
+    know; `around` is what the run reaches. Raises UnsupportedFeatureError, SessionError,
+    SettingsError, PromptError, ColdPoolError, BudgetError or FitError for the first thing that
+    cannot work.
     """
     check_versions()
     check_model(outline.skeleton)

@@ -45,17 +45,9 @@ RankerOption = Annotated[
 class PruneUse:
     """How a run reads its prompts in stages.
 
-    Parameters
-    ----------
-    schedule
-        As `Schedule.parse` takes it, or `auto`.
-    ranker
-        Name of the rule that chooses blocks.
-
-    Raises
-    ------
-    SettingsError
-        Where either is unknown, or the schedule keeps by weights and the rule has none.
+    `schedule` is as `Schedule.parse` takes it, or `auto`; `ranker` names the rule that chooses
+    blocks. Raises SettingsError where either is unknown, or the schedule keeps by weights and the
+    rule has none.
     """
 
     schedule: str
@@ -88,14 +80,8 @@ class PruneUse:
     def begin(self, model: Any, chunk_tokens: int, say: Callable[[str], None]) -> Pruning | None:
         """Let a model read in stages; None where `auto` finds no evidence, which is said.
 
-        Parameters
-        ----------
-        model
-            Attached, whose caches then have bands.
-        chunk_tokens
-            Tokens that go through its deeper layers at once.
-        say
-            Takes a line for people.
+        The model is attached, and its caches then have bands; `chunk_tokens` go through its deeper
+        layers at once; `say` takes a line for people.
         """
         from hillinfer.pruning.passes import LaterTurns
         from hillinfer.pruning.profile import found_schedule
@@ -140,15 +126,7 @@ def complete_document(
 
 
 class Completing:
-    """Reads the document whole between questions, as far as that goes; a failure is said once.
-
-    Parameters
-    ----------
-    answering
-        Has it.
-    console
-        Is told.
-    """
+    """Reads the document whole between questions, as far as that goes; a failure is said once."""
 
     def __init__(self, answering: Answering, console: Console) -> None:
         import torch

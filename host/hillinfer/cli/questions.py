@@ -100,13 +100,8 @@ def worked_between(
 ) -> Iterator[str]:
     """Yield questions; while each is awaited, another thread works, which it ends.
 
-    Parameters
-    ----------
-    questions
-        As they come.
-    work
-        Gets what says whether the next question is there, and ends soon then. What it raises is
-        raised here.
+    `work` gets what says whether the next question is there, and ends soon then. What it raises is
+    raised here.
     """
     while True:
         came, broke = threading.Event(), list[BaseException]()

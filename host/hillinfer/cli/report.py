@@ -369,23 +369,10 @@ def store_line(told: StoreFacts) -> str:
 class RunRecord:
     """Collects what a run did, part by part; a part that fails ends it at `finish`, with all told.
 
-    Parameters
-    ----------
-    request
-        What was asked for.
-    answering
-        Has the document's part and the answers, finished or not.
-    blank
-        The report of a run that did nothing yet, with what it is and where it runs.
-    token_bytes
-        Bytes of one token's rows in all layers.
-
-    Attributes
-    ----------
-    session, statistics, comparison
-        As in `RunReport`, None where nothing is known.
-    peak_rss_bytes
-        Peak of resident memory, to be raised as it grows.
+    `answering` has the document's part and the answers, finished or not; `blank` is the report of a
+    run that did nothing yet; `token_bytes` are those of one token's rows in all layers. What the
+    run finds out is set here: `session`, `statistics` and `comparison` as in `RunReport`, None
+    where nothing is known, and `peak_rss_bytes`, to be raised as it grows.
     """
 
     def __init__(

@@ -133,12 +133,8 @@ def make_prompt(
 ) -> QuestionPrompt:
     """Return the prompt of the document, or that of questions about a session's.
 
-    Raises
-    ------
-    SessionError
-        Where the session's document was made a prompt in another style, or nobody knows how.
-    PromptError
-        As `DocumentPrompt` says.
+    Raises SessionError where the session's document was made a prompt in another style, or nobody
+    knows how, and PromptError as `DocumentPrompt` says.
     """
     form = saved.manifest.prompt_form if saved else None
     style = request.prompt_style
@@ -174,12 +170,8 @@ def open_cache(
 ) -> tuple[HillInferCache, SessionFacts | None]:
     """Return the cache to read into, with what a session brings, and what there is to report.
 
-    Raises
-    ------
-    SessionError
-        Where the session was saved with other weights.
-    HillInferError
-        As `Attachment.new_cache` says.
+    Raises SessionError where the session was saved with other weights, and as
+    `Attachment.new_cache` says.
     """
     started = time.perf_counter()
     if saved is not None and checked.reused_tokens:
@@ -233,19 +225,10 @@ def save_cache(
 def run(request: GenerateRequest, surroundings: Surroundings | None = None) -> RunReport:
     """Check, load, read, answer and report; return the report.
 
-    Parameters
-    ----------
-    request
-        What was asked for.
-    surroundings
-        What the run reaches outside of itself; this machine's where None.
-
-    Raises
-    ------
-    HillInferError
-        Whatever a user can act on, before weights are loaded where it can be known before.
-    EndedRunError
-        Where reading or answering ended in the middle, after the report was written.
+    `surroundings` are what the run reaches outside of itself, this machine's where None. Raises
+    HillInferError for whatever a user can act on, before weights are loaded where it can be known
+    before, and EndedRunError where reading or answering ended in the middle, after the report was
+    written.
     """
     console, around = error_console(), surroundings or Surroundings()
     if request.threads is not None:

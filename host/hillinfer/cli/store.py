@@ -119,10 +119,7 @@ class StoreUse:
     ) -> StoreUse | None:
         """Return what options mean, None where they name no store.
 
-        Raises
-        ------
-        SettingsError
-            Where one of them means nothing.
+        Raises SettingsError where one of them means nothing.
         """
         way = choice("reuse", Reuse, reuse)
         others = () if accept is None else (choice("store-accept", Maker, accept),)
@@ -139,12 +136,8 @@ class StoreUse:
     def opened(self, calls: DriveCalls | None = None) -> Store:
         """Return the store, reached through `calls`, made where there is none and a size was given.
 
-        Raises
-        ------
-        StoreError
-            Where there is none, or it cannot be used.
-        SecrecyError
-            Where its key is missing, is another one, or does not belong there.
+        Raises StoreError where there is none, or it cannot be used, and SecrecyError where its key
+        is missing, is another one, or does not belong there.
         """
         try:
             if self.size is not None and not Store.exists(self.directory):
@@ -162,21 +155,9 @@ def opened_store(
 ) -> tuple[Store | None, StoreFacts | None]:
     """Return the store of a run, and what is to be said of one that fails.
 
-    Parameters
-    ----------
-    use
-        None for no store.
-    calls
-        How its drives are reached; the operating system itself where None.
-    console
-        Told which it is.
-
-    Raises
-    ------
-    StoreError
-        Where there is none, or failures are not to be misses.
-    SecrecyError
-        As from `StoreUse.opened`.
+    `use` is None for no store; `calls` is how its drives are reached, the operating system itself
+    where None; `console` is told which it is. Raises StoreError where there is none, or failures
+    are not to be misses, and SecrecyError as `StoreUse.opened` does.
     """
     if use is None:
         return None, None
@@ -396,13 +377,7 @@ def _changed(directory: Path, change: Callable[[Store], int], what: str, *, as_j
 
 
 def given_key(source: KeySource | None, why: str) -> KeySource:
-    """Return what options name.
-
-    Raises
-    ------
-    SettingsError
-        Where they name nothing; `why` begins the line.
-    """
+    """Return what options name; SettingsError, which `why` begins, where they name nothing."""
     if source is None:
         raise SettingsError(f"{why}: give {OPTIONS}")
     return source

@@ -149,12 +149,8 @@ def form(
 def check_measured(document: KnownDocument, chosen: str) -> None:
     """Refuse a form that a document cannot be placed as.
 
-    Raises
-    ------
-    SettingsError
-        Where there is no such form, or its share is out of range.
-    CatalogueError
-        Where it was not measured for this document.
+    Raises SettingsError where there is no such form, or its share is out of range, and
+    CatalogueError where it was not measured for this document.
     """
     if chosen in RESTING or document.of_form(chosen) is not None:
         return

@@ -136,19 +136,8 @@ def reading_request(
 ) -> GenerateRequest:
     """Return a run that reads a document into a store and answers nothing.
 
-    Parameters
-    ----------
-    cold_dir, dram_budget
-        As their options say.
-    store
-        Where to.
-    given
-        As in `GenerateRequest`.
-
-    Raises
-    ------
-    SettingsError
-        Where one of them is out of range.
+    `cold_dir` and `dram_budget` are as their options say, the others as in `GenerateRequest`.
+    Raises SettingsError where one of them is out of range.
     """
     return GenerateRequest(
         questions=(),
@@ -253,13 +242,7 @@ def import_(
 def loaded_prompts(
     context: typer.Context, store: Store, model: str, dtype: NumberType, salt: str
 ) -> tuple[LoadedModel, StoredPrompts]:
-    """Return a model, and the store as it uses it.
-
-    Raises
-    ------
-    ModelError
-        Where there is no such model.
-    """
+    """Return a model, and the store as it uses it; ModelError where there is no such model."""
     quiet_transformers()
     from hillinfer.cli.preflight import Surroundings
     from hillinfer.models.loader import ModelOutline

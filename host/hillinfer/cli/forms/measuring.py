@@ -220,10 +220,7 @@ def measure(
 def named_forms(names: Sequence[str] | None) -> list[Form] | None:
     """Return forms by their names; None where none is named, which means the usual ones.
 
-    Raises
-    ------
-    SettingsError
-        Where there is no such form, or one whose share is out of range.
+    Raises SettingsError where there is no such form, or one whose share is out of range.
     """
     from hillinfer.forms.table import make_form, usual_forms
 

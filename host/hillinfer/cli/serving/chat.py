@@ -119,15 +119,7 @@ def chat(
 
 
 class Talk:
-    """Takes lines, which are questions or begin with a slash.
-
-    Parameters
-    ----------
-    conversation
-        What questions go to.
-    console
-        Where everything goes but answers.
-    """
+    """Takes lines, which are questions or begin with a slash; all but answers goes to `console`."""
 
     def __init__(self, conversation: Conversation, console: Console) -> None:
         self._conversation, self._console = conversation, console

@@ -25,14 +25,8 @@ Message = Mapping[str, str]
 class Turn:
     """What one answer took.
 
-    Parameters
-    ----------
-    prompt_tokens, held_tokens
-        Tokens of the prompt, and those that the cache or the store had.
-    read_seconds
-        What reading the others took.
-    tokens, seconds
-        Of the answer.
+    `held_tokens` of the prompt's tokens the cache or the store had; `read_seconds` is what reading
+    the others took. `tokens` and `seconds` are the answer's.
     """
 
     prompt_tokens: int
@@ -60,18 +54,8 @@ class Conversation:
     """Questions and answers about documents.
 
     Its cache goes on from turn to turn. Rows of answers, and of what follows them, attended to what
-    was selected, as in any conversation that goes on in a cache.
-
-    Parameters
-    ----------
-    served
-        The model.
-    wishes
-        How answers are made.
-    most_tokens
-        Of each.
-    view
-        Shows how far reading has come.
+    was selected, as in any conversation that goes on in a cache. `wishes` say how answers are made,
+    of `most_tokens` each; `view` shows how far reading has come.
     """
 
     def __init__(
@@ -93,12 +77,8 @@ class Conversation:
     def open(self, text: str) -> Turn:
         """Read a document, which the next question is about.
 
-        Raises
-        ------
-        PromptError
-            Where it is too long, or the model knows no chats.
-        HillInferError
-            Where it cannot be read.
+        Raises PromptError where it is too long, or the model knows no chats, and HillInferError
+        where it cannot be read.
         """
         coming = [*self._opened, text]
         _, turn = self._read(self._with(SEPARATOR.join([*coming, ""])))
@@ -108,17 +88,8 @@ class Conversation:
     def ask(self, question: str, on_text: Callable[[str], None]) -> Turn:
         """Answer a question; an interrupt ends the answer, which is kept as far as it came.
 
-        Parameters
-        ----------
-        question
-            About what was opened and said.
-        on_text
-            Called with each piece of the answer.
-
-        Raises
-        ------
-        PromptError, HillInferError
-            As of `open`.
+        The question is about what was opened and said; `on_text` is called with each piece of the
+        answer. Errors are those of `open`.
         """
         messages = self._with(SEPARATOR.join([*self._opened, question]))
         generation, turn = self._read(messages)

@@ -67,13 +67,7 @@ def completed(given: list[str]) -> list[str]:
 
 
 def check_extra() -> None:
-    """Refuse to go on without what the extra `lm-eval` brings.
-
-    Raises
-    ------
-    SettingsError
-        Where it is missing.
-    """
+    """Refuse, by SettingsError, to go on without what the extra `lm-eval` brings."""
     if find_spec("lm_eval") is None:
         raise SettingsError("lm_eval is not installed: pip install 'hillinfer[run,lm-eval]'")
 

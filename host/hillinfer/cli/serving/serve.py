@@ -97,20 +97,8 @@ def rules_of(kept: DocumentsKept, floor: float, drive: str | None) -> DocumentRu
 class ServeRequest:
     """One run of `hillinfer serve`.
 
-    Parameters
-    ----------
-    model, number_type
-        What to load, and in which type.
-    settings, rules
-        Of the caches, and of the server.
-    store
-        The store to look prompts up in; None for none.
-    documents
-        How documents of the store are placed; None: they rest.
-    threads
-        Compute threads; None for torch's own choice.
-    projections
-        How linear layers are computed.
+    `store` is where prompts are looked up, None for nowhere; `documents` of it rest where None;
+    `threads` is None for torch's own choice; `projections` says how linear layers are computed.
     """
 
     model: str
@@ -300,13 +288,7 @@ def serve(
 
 
 def check_extra() -> None:
-    """Refuse to go on without what the extra `serve` brings.
-
-    Raises
-    ------
-    SettingsError
-        Where a module of it is missing.
-    """
+    """Refuse, by SettingsError, to go on without any module that the extra `serve` brings."""
     missing = [name for name in _MODULES if find_spec(name) is None]
     if missing:
         raise SettingsError(
