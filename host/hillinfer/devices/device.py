@@ -31,21 +31,9 @@ from hillinfer_model.status_beat import StatusBeat
 class ResidentShadow(SegmentShadow):
     """A `SegmentShadow` of which a device holds the first tokens, and the host the probe tokens.
 
-    Parameters
-    ----------
-    base_position, tokens, statistics
-        As there.
-    slot
-        Where it lies on the device.
-    resident_tokens
-        Tokens that the device holds, whole groups.
-    probes
-        What the host keeps of them.
-    held
-        The whole shadow where DRAM holds it, too.
-    bring_back
-        Makes the whole shadow in DRAM again, from the device or from rows; valid until another
-        segment's is asked for.
+    `slot` is where it lies on the device, which holds `resident_tokens`, whole groups; `held` is
+    the whole shadow where DRAM holds it, too. `bring_back` makes the whole shadow in DRAM again,
+    from the device or from rows; valid until another segment's is asked for.
     """
 
     def __init__(
@@ -149,18 +137,10 @@ class FilePiece(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredRows:
-    """FP16 rows of a whole segment in files, and where a device is to take them.
+    """FP16 rows of a whole segment in files, and the slot where a device is to take them.
 
-    Parameters
-    ----------
-    slot
-        On the device.
-    base_position
-        Position of the segment's first token.
-    statistics
-        That its keys are coded with.
-    pieces
-        Where its rows lie, one behind the other.
+    `base_position` is that of the first token, `statistics` are what its keys are coded with, and
+    `pieces` say where its rows lie, one behind the other.
     """
 
     slot: int
@@ -234,24 +214,14 @@ class ScoringDevice(Protocol):
     ) -> Iterator[ScoredTokens]:
         """Score segments and yield what is finished while the rest is still being scored.
 
-        Parameters
-        ----------
-        scope
-            What shares one selected set.
-        queries
-            A query block per segment, one behind the other (contract, section 10), or as many of
-            each as there are queries, up to `queries_together` (section 17).
-        segments
-            What to score; at least one, each of at least one token.
-        ahead
-            What the next launch scores, which is loaded meanwhile, into slots that this one leaves
-            alone. It is there when the last tokens have been given.
+        `scope` is what shares one selected set. `queries` are a query block per segment, one behind
+        the other (contract, section 10), or as many of each as there are queries, up to
+        `queries_together` (section 17). At least one segment is scored, each of at least one token.
+        `ahead` is what the next launch scores, which is loaded meanwhile, into slots that this one
+        leaves alone; it is there when the last tokens have been given.
 
-        Returns
-        -------
-        Iterator[ScoredTokens]
-            Every token once, each segment's in ascending order. The launch goes on while the
-            caller does something else between two of them.
+        Every token comes once, each segment's in ascending order. The launch goes on while the
+        caller does something else between two of them.
         """
         ...
 
@@ -269,12 +239,7 @@ _POSITION = np.uint32(WINDOW_TOKENS - 1)
 class ScoreArrays:
     """Score arrays and query blocks of a launch's segments, one behind the other (section 10).
 
-    Parameters
-    ----------
-    spec, scope, segments
-        The kernel's, and the launch's.
-    each
-        Queries of every segment (section 17).
+    Each segment has `each` queries (section 17).
     """
 
     def __init__(
@@ -297,13 +262,9 @@ class ScoreArrays:
     def descriptors(self, shadows: Sequence[int], strides: Sequence[int] = ()) -> Beats:
         """Return the launch's descriptors, uint8 of shape (segments, 64).
 
-        Parameters
-        ----------
-        shadows
-            Where each segment's shadow lies, or its rows, in beats from the start of the buffer.
-        strides
-            Beats between the rows of each, where they are rows; statistics blocks then lie one
-            behind the other, as segments do.
+        `shadows` says where each segment's shadow lies, or its rows, in beats from the start of the
+        buffer. Where they are rows `strides` are the beats between those of each; statistics blocks
+        then lie one behind the other, as segments do.
         """
         block = statistics_beats(self._spec) if strides else 0
         return np.concatenate(
@@ -408,18 +369,9 @@ def shadow_descriptors(
 ) -> tuple[Beats, Beats]:
     """Return descriptors and statistics of a launch that makes shadows (contract, section 10).
 
-    Parameters
-    ----------
-    spec
-        Of the kernel.
-    rows
-        Of each segment, which lie one behind the other in the kernel's buffer.
-    shadows
-        Where each shadow goes, in beats from the start of the buffer of shadows.
-
-    Returns
-    -------
-    uint8 of shapes (segments, 64) and (beats, 64).
+    They are uint8 of shapes (segments, 64) and (beats, 64). The segments' rows lie one behind the
+    other in the kernel's buffer; `shadows` says where each shadow goes, in beats from the start of
+    the buffer of shadows.
     """
     blocks = [pack_statistics(one.statistics, spec) for one in rows]
     descriptors, first = [], 0

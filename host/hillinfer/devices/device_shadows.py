@@ -91,38 +91,16 @@ class Resident:
 class DeviceShadows:
     """Hands out a device's slots and keeps what lies in them in step with the host.
 
-    Parameters
-    ----------
-    spec
-        Fixes sizes.
-    device
-        Holds and scores.
-    beta
-        Host-scored to device-scored segments, Mc/Ms (HillInfer equation 4); 0 gives the device
-        every full group, and so does None until `share_by` says otherwise.
-    report
-        Told once why the device was lost.
-    pace
-        Whether its speed is a device's own.
+    β is host-scored to device-scored segments, Mc/Ms (HillInfer equation 4); 0 gives the device
+    every full group, and so does None until `share_by` says otherwise. `report` is told once why
+    the device was lost; `pace` says whether its speed is a device's own.
 
-    Attributes
-    ----------
-    device
-        As given.
-    staging
-        Slots for shadows that come from the drive for one launch.
-    takes_rows
-        Whether it holds rows of whole segments instead of shadows, and casts their keys.
-    lost
-        Whether the device failed: nothing that it held is there any more.
-    launches, scored_segments, scored_tokens
-        What it scored: in how many launches, and how much in all of them, for each query.
-    shared_launches
-        Launches of several queries among them.
-    making_launches
-        Launches that made shadows of rows.
-    read_bytes
-        What it read of files by itself.
+    `staging` are slots for shadows that come from the drive for one launch. `takes_rows` says
+    whether it holds rows of whole segments instead of shadows, and casts their keys; `lost`, that
+    nothing of what it held is there any more. What it scored, for each query, `launches`,
+    `scored_segments` and `scored_tokens` count, launches of several queries `shared_launches`,
+    those that made shadows of rows `making_launches`, and bytes that it read of files by itself
+    `read_bytes`.
     """
 
     def __init__(
@@ -219,14 +197,9 @@ class DeviceShadows:
     ) -> None:
         """Let the device make shadows of whole segments, or send them, or lose it.
 
-        Where it takes rows, it keeps them instead.
-
-        Parameters
-        ----------
-        residents, rows
-            Of each segment what the device has of it, which is nothing yet, and where its rows are.
-        shadows
-            What it will make, of which probe tokens are kept.
+        Where it takes rows, it keeps them instead. `residents` are what the device has of each
+        segment, which is nothing yet, and `rows` where its rows are; `shadows` are what it will
+        make, of which probe tokens are kept.
         """
         if self.lost:
             return

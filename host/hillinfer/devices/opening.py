@@ -287,14 +287,8 @@ class TopAlpha:
     """Keeps the best tokens of all score blocks seen so far (HillInfer section 4.2, HIE).
 
     Ranking is (score code descending, position ascending), so the result does not depend on how
-    scores were cut into blocks nor on the order the blocks came in.
-
-    Parameters
-    ----------
-    count
-        Tokens to select, the kept ones included.
-    kept
-        int64 positions that are selected whatever their score, ascending.
+    scores were cut into blocks nor on the order the blocks came in. `count` tokens are selected,
+    among them those at `kept`, int64 and ascending, whatever their score.
     """
 
     def __init__(self, count: int, kept: NDArray[np.int64]) -> None:
@@ -327,14 +321,7 @@ def top_of_blocks(
 ) -> list[list[NDArray[np.int64]]]:
     """Return the selected sets of a scorer that only scores; see `Scorer.choose_each`.
 
-    Parameters
-    ----------
-    blocks
-        All of `segments`, in any order.
-    spec, scope
-        Of the scorer.
-    segments, coming, wanted
-        As there, whose errors it raises.
+    `blocks` are all of `segments`, in any order; errors are as there.
     """
     length = total_tokens(segments) + coming
     sets = 1 if scope is Scope.LAYER else spec.kv_heads
@@ -390,21 +377,9 @@ def make_scorer(
 ) -> EngineScorer:
     """Return the scorer of a device.
 
-    Parameters
-    ----------
-    device
-        Its name.
-    spec, scope, options, recorder
-        What it is opened with.
-    devices
-        What opens a device of each name; those of packages come after them.
-    plugins
-        The packages that bring devices, and where they lie in the source tree.
-
-    Raises
-    ------
-    SettingsError
-        Where there is no such device, naming those there are, or it cannot be used.
+    `devices` says what opens a device of each name; those of packages come after them. `plugins`
+    are the packages that bring devices, and where they lie in the source tree. Raises SettingsError
+    where there is no such device, naming those there are, or it cannot be used.
     """
     opening = devices.get(device) or _plugin(device, devices, plugins)
     return opening(spec, scope, options or DeviceOptions(), recorder)

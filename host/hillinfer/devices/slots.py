@@ -60,13 +60,7 @@ class _Held:
 
 
 class RowSlots:
-    """Knows how the rows of each slot are to be read.
-
-    Parameters
-    ----------
-    spec
-        Of the kernel, in key mode `fp16`.
-    """
+    """Knows how the rows of each slot are to be read, in key mode `fp16`."""
 
     def __init__(self, spec: KernelSpec) -> None:
         self._spec = spec
@@ -95,14 +89,8 @@ class RowSlots:
     def cast(self, slot: int, content: Beats, into: Beats) -> None:
         """Code the keys of a slot's rows as the kernel does, bit for bit.
 
-        Parameters
-        ----------
-        slot
-            Whose.
-        content
-            What it holds, uint8 (beats, 64).
-        into
-            The first beats of the segment's shadow; filled.
+        `content` is what it holds, uint8 (beats, 64); `into` are the first beats of the segment's
+        shadow, which are filled.
         """
         spec, held = self._spec, self._held[slot]
         width, own = spec.kv_heads * spec.padded_head_dim, spec.segment_tokens * held.stride
@@ -136,20 +124,9 @@ def given_rows(
 ) -> Iterator[GivenRows]:
     """Put a segment's keys into a file in memory, as a plane of keys alone (contract, section 9).
 
-    Parameters
-    ----------
-    spec
-        Of the kernel.
-    slot, base_position, statistics
-        As for `StoredRows`.
-    keys
-        float16 of shape (segment_tokens, kv_heads, head_dim) on the CPU. What further heads hold is
-        skipped, as values are.
-
-    Raises
-    ------
-    DeviceError
-        Where the host has no memory or no descriptor for the file.
+    `slot`, `base_position` and `statistics` are as for `StoredRows`; `keys` are float16 of shape
+    (segment_tokens, kv_heads, head_dim) on the CPU. What further heads hold is skipped, as values
+    are. Raises DeviceError where the host has no memory or no descriptor for the file.
     """
     tokens, heads, _ = keys.shape
     width = heads * spec.padded_head_dim

@@ -106,11 +106,8 @@ class StartedScoring:
     def tuples(self, wanted: Sequence[tuple[int, range]]) -> Iterator[NDArray[np.uint32]]:
         """Score tokens on the host, those of all shadows in memory at once.
 
-        `wanted` are numbers of segments, and which tokens of each.
-
-        Returns
-        -------
-        Of each in turn, uint32 of shape (sets, tokens) (contract, section 11).
+        `wanted` are numbers of segments, and which tokens of each. Yields of each in turn uint32 of
+        shape (sets, tokens) (contract, section 11).
         """
         if all(self.addresses[number] for number, _ in wanted):
             yield from self._scored(wanted)
@@ -229,16 +226,10 @@ class ChoiceGroup(Generic[Choice, Chosen]):
 
 @dataclass(frozen=True)
 class SharedPass:
-    """One launch for several queries.
+    """One launch for several queries, of `askers` by their number among those asked together.
 
-    Parameters
-    ----------
-    askers
-        Of the queries, by their number among those asked together.
-    numbers
-        Of each asker, which of its segments are scored.
-    segments
-        Where they lie on the device.
+    `numbers` says for each asker which of its segments are scored, `segments` where they lie on the
+    device.
     """
 
     askers: list[int]
@@ -247,14 +238,9 @@ class SharedPass:
 
 
 def shared_passes(asked: Sequence[AskedScoring], most: int) -> Iterator[SharedPass]:
-    """Yield passes over segments that lie once on a device and belong to several sequences.
+    """Yield passes, of `most` queries at most, over segments that several sequences share.
 
-    Parameters
-    ----------
-    asked
-        What is scored for.
-    most
-        Queries of a pass at most.
+    Such segments lie once on a device.
     """
     places = [
         {
@@ -283,21 +269,8 @@ def shared_passes(asked: Sequence[AskedScoring], most: int) -> Iterator[SharedPa
 class SharedScores:
     """A launch for several queries, under way or read.
 
-    Parameters
-    ----------
-    spec, scope
-        Shape and rule; what shares one selected set.
-    shadows
-        Of the device, on which the launch is begun.
-    shared
-        The pass.
-    started
-        The query of each asker.
-
-    Raises
-    ------
-    DeviceError
-        Where the device fails; `tuples` may raise it, too.
+    It is begun on the device of `shadows`; `started` is the query of each asker. Raises DeviceError
+    where the device fails; `tuples` may raise it, too.
     """
 
     def __init__(

@@ -48,14 +48,8 @@ _ALIGNED_BYTES = 4
 class CodedSet:
     """The coded tokens of a set, on the host.
 
-    Parameters
-    ----------
-    positions
-        int64, ascending.
-    code_rows
-        uint64 addresses of their code rows, exponents behind.
-    weighed
-        L' of all query heads, and invalid keys.
+    Positions are int64, ascending; `code_rows` are uint64 addresses of their code rows, exponents
+    behind; `weighed` is L' of all query heads, and invalid keys.
     """
 
     positions: NDArray[np.int64]
@@ -67,16 +61,8 @@ class StagedCoded:
     """Brings rows, codes and L' to a GPU and attends there, with the bits of any execution.
 
     The host weighs: it has the key shadow. What goes to the GPU of a coded token is its code row,
-    half a byte per channel, and 4 bytes of L' for each query head.
-
-    Parameters
-    ----------
-    lane, ring
-        Copy, and hold what is copied.
-    states
-        Takes keys and values out of rows.
-    row_bytes
-        Of a row.
+    half a byte per channel, and 4 bytes of L' for each query head. `states` takes keys and values
+    out of rows.
     """
 
     def __init__(
@@ -100,24 +86,10 @@ class StagedCoded:
     ) -> torch.Tensor:
         """Attend to the sets of a layer, one for all heads or one per KV head.
 
-        Parameters
-        ----------
-        scaled
-            q', float32 of shape (query_heads, head_dim), on the host.
-        like
-            Any tensor beside the model.
-        rows
-            Positions of the exact tokens of all sets, ascending, and addresses of their rows.
-        exact, coded
-            The exact and the coded tokens of each set.
-        own
-            Of each segment's values.
-        spec
-            Shape.
-
-        Returns
-        -------
-        float32 of shape (query_heads, head_dim), beside the model.
+        `scaled` is q', float32 of shape (query_heads, head_dim), on the host, and `like` any tensor
+        beside the model. `rows` are positions of the exact tokens of all sets, ascending, and
+        addresses of their rows; `exact` and `coded` are the tokens of each set, `own` the values of
+        each segment. Returns float32 of shape (query_heads, head_dim), beside the model.
         """
         if self._attention is None:
             self._attention = TorchCodedAttention(like.device)
@@ -244,18 +216,9 @@ class GatheredAttention:
     ) -> torch.Tensor:
         """Attend to selected rows and let those that were cold become hot.
 
-        Parameters
-        ----------
-        layer, sequence, query, sets, scaling, step, landed
-            As in `RowAttention.selected`.
-        copied
-            What of the rows was sent ahead, or None.
-        newest
-            The newest token's row, uint8 (1, row_bytes) beside the model, where the host does not
-            have it yet; then `copied` is there, too.
-
-        Returns
-        -------
+        Of the parameters `copied` is what of the rows was sent ahead, or None, and `newest` the
+        newest token's row, uint8 (1, row_bytes) beside the model, where the host does not have it
+        yet; then `copied` is there, too. The others are as in `RowAttention.selected`. Returns
         (query_heads, 1, head_dim) in the query's type.
         """
         union = sets[0] if len(sets) == 1 else np.unique(np.concatenate(sets))
@@ -335,14 +298,9 @@ class GpuSide:
     """Staging buffers, the lane that copies, and attention over what it copied.
 
     `lane` leads to the model's GPU and is closed with this; `plan` is how staging memory is
-    divided.
-
-    Attributes
-    ----------
-    attention, coded, states, ahead, arrivals, queries
-        The parts, each for one way that bytes take.
-    rings
-        Their buffers: for rows, for those of new tokens that come back, and for queries.
+    divided. `rings` are its buffers: for rows, for those of new tokens that come back, and for
+    queries; `attention`, `coded`, `states`, `ahead`, `arrivals` and `queries` the parts, each for
+    one way that bytes take.
     """
 
     def __init__(

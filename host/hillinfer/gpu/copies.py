@@ -158,11 +158,8 @@ class CopiesAhead:
     ) -> Future[CopiedRows]:
         """Begin to copy what of a selection is in memory, or lands there.
 
-        Parameters are as in `Gather.land`; `landed` is what it returned.
-
-        Returns
-        -------
-        What is on its way, once all of it is.
+        Parameters are as in `Gather.land`; `landed` is what it returned. Returns what is on its
+        way, once all of it is.
         """
         copied = self._thread.submit(self._copy, layer, sequence, positions, on_drive, landed)
         self._under_way.add(copied)
@@ -214,13 +211,9 @@ def _copy(rows: NDArray[np.uint8], out: NDArray[np.uint8]) -> int:
 
 
 def packed_rows(keys: torch.Tensor, values: torch.Tensor, row_bytes: int) -> torch.Tensor:
-    """Return what `RowLayout.pack` writes, as a tensor beside the model.
+    """Return what `RowLayout.pack` writes, uint8 (tokens, row_bytes), beside the model.
 
     Keys and values are of the stored type and (kv_heads, tokens, head_dim).
-
-    Returns
-    -------
-    uint8 (tokens, row_bytes), contiguous.
     """
     tokens = keys.shape[1]
     parts = [states.transpose(0, 1).reshape(tokens, -1) for states in (keys, values)]
@@ -324,13 +317,10 @@ class BroughtQueries:
         self._under_way: set[int] = set()
 
     def bring(self, query: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Begin to bring a query back.
+        """Begin to bring a query, (query_heads, head_dim) beside the model, back.
 
-        `query` is (query_heads, head_dim) beside the model.
-
-        Returns
-        -------
-        What returns it, float32 on the host, once it is there; called once, from any thread.
+        Returns what returns it, float32 on the host, once it is there; called once, from any
+        thread.
         """
         wide = query.float().contiguous()
         buffer = self._ring.acquire_free()

@@ -211,12 +211,8 @@ class StagingKind(StrEnum):
 class StagingMemory:
     """Page-locked memory, cut into buffers; pageable where the pages cannot be locked.
 
-    `lane` locks the pages; `byte_count` is in whole pages.
-
-    Attributes
-    ----------
-    kind
-        Whether it is page-locked; a warning says why where it is not.
+    `lane` locks the pages; `byte_count` is in whole pages. `kind` says whether it is page-locked; a
+    warning says why where it is not.
     """
 
     def __init__(self, lane: CopyLane, byte_count: int) -> None:
@@ -368,11 +364,8 @@ class StagingRing:
     def arrived(self, buffer: int) -> NDArray[np.uint8]:
         """Wait for what a buffer is filled with and hold it; raises what went wrong.
 
-        After an interrupt while waiting it arrives still, to be waited for again.
-
-        Returns
-        -------
-        The buffer's bytes, uint8, to be read until it is given back.
+        After an interrupt while waiting it arrives still, to be waited for again. Returns the
+        buffer's bytes, uint8, to be read until it is given back.
         """
         with self._changed:
             if self._states[buffer] is not BufferState.ARRIVING:

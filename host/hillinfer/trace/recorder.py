@@ -52,12 +52,8 @@ class Recorder(Protocol):
     def span(self, lane: Lane, name: str, **details: Detail) -> AbstractContextManager[None]:
         """Note how long a block takes, also where it raises.
 
-        Parameters
-        ----------
-        lane, name
-            Where it is shown and as what.
-        details
-            Shown with it, like `layer` and `bytes`.
+        `lane` and `name` say where it is shown and as what, `details` what is shown with it, like
+        `layer` and `bytes`.
         """
         ...
 
@@ -100,20 +96,10 @@ SILENT = Silent()
 
 
 class Span(NamedTuple):
-    """What one thread did for a while.
+    """What one thread did for a while, shown in a lane by a name, with details.
 
-    Parameters
-    ----------
-    lane, name
-        Where it is shown and as what.
-    start, stop
-        Nanoseconds; of `time.perf_counter_ns` while recorded, since the trace began in a file.
-    thread
-        Tells threads apart.
-    step
-        The step that had begun last when it started.
-    details
-        Shown with it.
+    `start` and `stop` are nanoseconds; of `time.perf_counter_ns` while recorded, since the trace
+    began in a file. `thread` tells threads apart; `step` had begun last when it started.
     """
 
     lane: Lane
@@ -134,11 +120,6 @@ class ForwardSpans:
     A layer's model span goes from the end of its attention to the next call of the cache: its own
     output projection and MLP, and the next layer's projections. The one before layer 0 has no
     layer: the embedding, and the projections of layer 0.
-
-    Parameters
-    ----------
-    recorder
-        Notes.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -202,13 +183,7 @@ class ForwardSpans:
 
 @dataclass(frozen=True)
 class ReadCost:
-    """Calls to the drive, and the bytes they brought.
-
-    Parameters
-    ----------
-    reads, byte_count
-        How many.
-    """
+    """Calls to the drive, and the bytes they brought."""
 
     reads: int = 0
     byte_count: int = 0

@@ -27,19 +27,8 @@ from hillinfer.trace.recorder import Detail, Lane, LayerStep, Span
 def private_file(file: Path, what: str, option: str) -> FileIO:
     """Open a file or a link's name anew for writing, readable by its owner only.
 
-    Whoever still writes to a file that was there before writes to that one, not into this.
-
-    Parameters
-    ----------
-    file
-        Where.
-    what, option
-        What it is and the option that names it, for the error.
-
-    Raises
-    ------
-    SettingsError
-        Where it cannot be made.
+    Whoever still writes to a file that was there before writes to that one, not into this. `what`
+    it is and the `option` that names it are for SettingsError, raised where it cannot be made.
     """
     try:
         make_folders(file.parent)
@@ -102,23 +91,8 @@ class TraceFile(_OwnFile):
 
     Every write ends with the closing bracket, which the next one overwrites, so a process that is
     killed leaves a whole file. Viewers want events of one thread to nest, so each thread has a
-    number of its own in each lane. Where the file cannot be written any more, a warning says so
-    once and the trace ends: generation goes on. Not for several threads at once.
-
-    Parameters
-    ----------
-    file
-        Where to; replaced, and readable by its owner only.
-
-    Attributes
-    ----------
-    origin
-        What its times count from, in nanoseconds of `time.perf_counter_ns`.
-
-    Raises
-    ------
-    SettingsError
-        Where the file cannot be made.
+    number of its own in each lane. Not for several threads at once. `file` is replaced; times in it
+    count from `origin`, in nanoseconds of `time.perf_counter_ns`.
     """
 
     def __init__(self, file: Path) -> None:
@@ -212,14 +186,8 @@ class Lanes:
     """A `Recorder` that brings spans into a trace file between steps.
 
     Writing a step's spans takes about as long as they are many, so it waits for the next step to
-    begin; only so many that memory stays bounded are written before.
-
-    Parameters
-    ----------
-    file
-        Where to; closed with the recorder.
-    most_waiting
-        Spans that are held at most while no step begins.
+    begin; only so many that memory stays bounded, `most_waiting`, are written before. The file is
+    closed with the recorder.
     """
 
     def __init__(self, file: TraceFile, most_waiting: int = MOST_WAITING) -> None:
@@ -290,20 +258,9 @@ _BUFFER_BYTES = 1 << 14
 
 
 class PoolTimeline(_OwnFile):
-    """A CSV file with a header and one line per layer, step and sequence.
+    """A CSV file with a header and one line per layer, step and sequence; `file` is replaced.
 
-    Lines come in the order in which promotions end, from any thread. Where the file cannot be
-    written any more, a warning says so once and the timeline ends: generation goes on.
-
-    Parameters
-    ----------
-    file
-        Where to; replaced, and readable by its owner only.
-
-    Raises
-    ------
-    SettingsError
-        Where the file cannot be made.
+    Lines come in the order in which promotions end, from any thread.
     """
 
     def __init__(self, file: Path) -> None:

@@ -95,14 +95,8 @@ class XrtDevice:
     """Shadows in a card's memory, scored by its kernel; see `ScoringDevice`.
 
     `worker` has opened the card, `claims` admit what is taken of its memory, and `deadlines` say
-    when to give it up. `chunk_bytes` is the least of its memory that is taken at a time.
-
-    Attributes
-    ----------
-    slots
-        Shadows that the card's memory has room for.
-    reads
-        The rates of reads from the drive.
+    when to give it up. `chunk_bytes` is the least of its memory that is taken at a time. `slots`
+    says how many shadows it has room for, `reads` the rates of reads from the drive.
     """
 
     def __init__(

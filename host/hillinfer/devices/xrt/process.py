@@ -76,21 +76,14 @@ _WRITE = stat.S_IWGRP | stat.S_IWOTH
 def environment_of(xclbin: Path) -> dict[str, str]:
     """Return the variables beside an xclbin for an emulated card; none for a card's.
 
-    Such an xclbin is a program, and what lies beside it decides what else runs. So it counts only
-    where nobody but its user and root can have written it, and sets only what the emulation needs.
-    Where `xclbin` is a link, what it leads to counts.
+    They are `XCL_EMULATION_MODE` and paths inside the image's folder, absolute. Such an xclbin is a
+    program, and what lies beside it decides what else runs. So it counts only where nobody but its
+    user and root can have written it, and sets only what the emulation needs. Where `xclbin` is a
+    link, what it leads to counts.
 
-    Returns
-    -------
-    `XCL_EMULATION_MODE` and paths inside the image's folder, absolute.
-
-    Raises
-    ------
-    SettingsError
-        Where the file is there and does not hold such variables, or where others than the user may
-        have written it, the image or their folder.
-    XclbinError
-        Where the image cannot be read.
+    Raises SettingsError where the file is there and does not hold such variables, or where others
+    than the user may have written it, the image or their folder, and XclbinError where the image
+    cannot be read.
     """
     if Xclbin.read(xclbin).mode != HW_EMU:
         return {}
@@ -218,16 +211,11 @@ _TAIL = 2000
 
 
 class WorkerProcess:
-    """One worker, and the memory it shares with the host.
+    """One worker, and `window`, the memory that it shares with the host, uint8.
 
     `environment` leads to XRT and pyxrt, beside this process's own variables; within `seconds` the
     worker must be there. Raises DeviceError where it does not start in time; nothing of it is left
     then.
-
-    Attributes
-    ----------
-    window
-        The shared memory, uint8.
     """
 
     def __init__(self, environment: Mapping[str, str], window_bytes: int, seconds: float) -> None:

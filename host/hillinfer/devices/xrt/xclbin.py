@@ -61,16 +61,9 @@ _MOST_BYTES = 1 << 30
 class Xclbin:
     """What an xclbin holds, the container that a card is loaded with (XRT's `struct axlf`).
 
-    Parameters
-    ----------
-    platform
-        Name of the shell it was built for, up to 63 characters.
-    uuid
-        Its own number; XRT skips loading what is loaded already.
-    mode
-        0 for hardware, 4 for hw_emu.
-    sections
-        Content by kind. Kinds this project does not know are kept by their number.
+    `platform` is the name of the shell it was built for, up to 63 characters, and `uuid` its own
+    number; XRT skips loading what is loaded already. `mode` is 0 for hardware, 4 for hw_emu.
+    Sections that this project does not know are kept by the number of their kind.
     """
 
     platform: str
