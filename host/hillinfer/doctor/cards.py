@@ -43,12 +43,8 @@ class P2PState(StrEnum):
 class PeerToPeer:
     """Whether a drive can reach a card's memory, and what that takes.
 
-    Parameters
-    ----------
-    state
-        As `xbutil examine --report platform` has it under `P2P Status`.
-    needed_bytes
-        Size of the window on the bus that shows the card's memory; None where nobody says it.
+    `state` is as `xbutil examine --report platform` has it under `P2P Status`; `needed_bytes` is
+    the size of the window on the bus that shows the card's memory, None where nobody says it.
     """
 
     state: P2PState
@@ -143,24 +139,11 @@ _IS_MEMORY = 0x200
 class CardFacts:
     """One card: that function of it which programs use.
 
-    Parameters
-    ----------
-    address
-        Its place on the bus, like 0000:17:00.1.
-    driver
-        Name of its driver; None without one.
-    driver_version
-        The driver's version; None where it has none.
-    shell
-        Name of its platform, versions included; None where XRT's driver knows none.
-    ready
-        Whether XRT's driver lets programs have it.
-    peer_to_peer
-        Whether a drive can reach its memory.
-    largest_bar_bytes
-        Size of the largest window that the bus has into it.
-    translation
-        What an IOMMU does with its addresses.
+    `address` is its place on the bus, like 0000:17:00.1. Of its driver, name and version are None
+    where there is none. `shell` is the name of its platform, versions included, None where XRT's
+    driver knows none, and `ready` whether that driver lets programs have it. `peer_to_peer` says
+    whether a drive can reach its memory, `largest_bar_bytes` how large a window the bus has into
+    it, and `translation` what an IOMMU does with its addresses.
     """
 
     address: str
@@ -346,14 +329,8 @@ def read_curve(
 
     Before the first it looks at whether the bytes arrive. The worker has an opened card and a
     window of at least 1 MiB; each of its answers must come within `seconds`. The file is an empty
-    one and is written first.
-
-    Raises
-    ------
-    DeviceError
-        Where the card has no memory for it, fails, or holds other bytes than the file.
-    ColdPoolError
-        Where the drive fails.
+    one and is written first. Raises DeviceError where the card has no memory for it, fails, or
+    holds other bytes than the file, and ColdPoolError where the drive fails.
     """
     answer = worker.ask("chunk", seconds, size=_LARGEST_BYTES)
     if "full" in answer:

@@ -205,12 +205,8 @@ _NAME = "store"
 def store_finding(directory: Path | None, calls: DriveCalls | None = None) -> Finding:
     """Say what a store takes, what room it has left, how it is read and whether its index is whole.
 
-    Parameters
-    ----------
-    directory
-        Of the store that is named; None where none is.
-    calls
-        How its drives are reached; the operating system itself where None.
+    `directory` is None where none is named; `calls` is how its drives are reached, the operating
+    system itself where None.
     """
     if directory is None:
         return Finding(

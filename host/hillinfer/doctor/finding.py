@@ -30,16 +30,8 @@ class Verdict(StrEnum):
 class Finding:
     """One thing looked at.
 
-    Parameters
-    ----------
-    name
-        What.
-    verdict
-        MISSING keeps `hillinfer generate` from working; OPTIONAL does not.
-    found
-        What is there.
-    fix
-        What to do; None where nothing is to be done.
+    `verdict` MISSING keeps `hillinfer generate` from working; OPTIONAL does not. `found` is what is
+    there, `fix` what to do, None where nothing is to be done.
     """
 
     name: str
@@ -125,14 +117,8 @@ _COMPARE = {
 class PackageFacts:
     """One package: its version here and the window that this release supports.
 
-    Parameters
-    ----------
-    name
-        Name of the distribution.
-    version
-        Installed version; None where it is missing.
-    window
-        Version specifier of this release's own metadata, like `>=5.23,<5.24`.
+    `name` is that of the distribution, `version` None where it is missing, and `window` the version
+    specifier of this release's own metadata, like `>=5.23,<5.24`.
     """
 
     name: str

@@ -42,12 +42,7 @@ from hillinfer_model.step_need import ExactShare, StepNeed, step_need
 class CodedNeed:
     """What a step with coded tokens needs, and how much of all codes a budget keeps; computed.
 
-    Parameters
-    ----------
-    shape, settings
-        Of a model and a run; the settings name the shadow.
-    tokens
-        N, of one sequence.
+    The settings name the shadow; `tokens` is N, of one sequence.
     """
 
     shape: ModelShape
@@ -146,18 +141,9 @@ def _mebibytes(count: int) -> int:
 class ModelFigures:
     """What of a model's shape a decode step depends on.
 
-    Parameters
-    ----------
-    family
-        `llama` or `opt`, as transformers calls it.
-    all_layers
-        Layers of the whole model.
-    hidden, inner
-        Channels between layers and inside the feed-forward part.
-    query_heads, kv_heads
-        Heads.
-    head_dim
-        Channels of a head.
+    `family` is `llama` or `opt`, as transformers calls it; `all_layers` are those of the whole
+    model. `hidden` and `inner` are channels between layers and inside the feed-forward part,
+    `head_dim` those of a head.
     """
 
     family: str
@@ -352,13 +338,8 @@ def profile_findings(
     """Measure and keep rates of a plain drive and compute windows; say what a decode step takes.
 
     `name` is that of a model's shape, `tokens` the context's; the others are as in the settings.
-
-    Raises
-    ------
-    SettingsError
-        Where a value is none.
-    BudgetError
-        Where the budget is too small for the context.
+    Raises SettingsError where a value is none, and BudgetError where the budget is too small for
+    the context.
     """
     if name not in SHAPES:
         raise SettingsError(f"no shape is named '{name}'; there are {', '.join(SHAPES)}")
@@ -417,16 +398,8 @@ def stored_prefix_finding(
     are there and the layer before is through; the drive has slack while one computes longer than
     its rows take. Where reading limits the pass nothing is written, which is Tutti's second rule.
 
-    Parameters
-    ----------
-    new_tokens, prefix_tokens
-        Of the pass, and of the prefix that is stored.
-    layers, row_bytes
-        Of the model, and of a token's row in one layer.
-    window_seconds
-        How long one layer computes over rows in memory.
-    drive
-        What the drive gives.
+    `row_bytes` are those of a token's row in one layer; `window_seconds` is how long one layer
+    computes over rows in memory.
     """
     read = drive.read_seconds(prefix_tokens * row_bytes, _READ_BYTES)
     there = through = waited = 0.0

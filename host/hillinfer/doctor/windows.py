@@ -47,12 +47,7 @@ Point = tuple[int, int]
 class LayerTiming:
     """Times passes of two layers with random weights over caches with random rows.
 
-    Parameters
-    ----------
-    figures
-        Of the model whose layers they are.
-    settings
-        Of caches on a drive.
+    The layers are of the model that `figures` are of; the settings are those of caches on a drive.
     """
 
     def __init__(self, figures: ModelFigures, settings: Settings) -> None:
@@ -168,22 +163,11 @@ class _Turns:
 
 
 class WindowProfile:
-    """Measures the points of a model's tables that nobody knows, and keeps them.
+    """Measures the points of a model's tables that nobody knows, and keeps them in `kept`.
 
-    Passes of real runs correct them from then on.
-
-    Parameters
-    ----------
-    kept
-        Where tables are kept.
-    figures
-        Of the model.
-    cold_dir
-        Where rows of caches on a drive lie.
-    tokens
-        Longest prefix that is measured.
-    seconds
-        About how long it may take: points that would take longer stay unknown.
+    Passes of real runs correct them from then on. Rows of caches on a drive lie in `cold_dir`;
+    `tokens` is the longest prefix that is measured, `seconds` about how long it may take: points
+    that would take longer stay unknown.
     """
 
     def __init__(

@@ -281,20 +281,13 @@ class Answering:
     """Reads a document into a cache and answers each question on a fork of it.
 
     Whatever ends an answer in its middle, an interrupt and a defect too, is told in it, so that
-    what was generated until then is not lost. The exception itself is in `broke`. `generation` has
-    an empty cache; `prompt` makes ids of questions about the document; `stages` are told of each
-    prompt before it is read.
+    what was generated until then is not lost; the exception itself is in `broke`, None where
+    nothing ended the last one. `generation` has an empty cache; `prompt` makes ids of questions
+    about the document; `stages` are told of each prompt before it is read.
 
-    Attributes
-    ----------
-    tokenizer
-        The model's.
-    document_tokens, document_seconds
-        Tokens of the document read so far and the time that took; right even after reading failed.
-    completed
-        How far a document that was read in stages is read whole; None where nobody began.
-    broke
-        What ended the last answer in its middle; None where nothing did.
+    `document_tokens` and `document_seconds` are tokens of the document read so far and the time
+    that took, right even after reading failed. `completed` says how far a document that was read in
+    stages is read whole; None where nobody began.
     """
 
     def __init__(

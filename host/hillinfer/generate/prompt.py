@@ -99,24 +99,14 @@ class QuestionPrompt:
 class DocumentPrompt(QuestionPrompt):
     """One document, and any number of questions about it.
 
-    With a chat template document and question share one user turn. The text is cut where the
-    question begins and both parts are tokenised by themselves, so the document's ids are a prefix
-    of every question's prompt and its cache can be forked.
+    With a chat template, which AUTO uses where the tokenizer has one, document and question share
+    one user turn. The text is cut where the question begins and both parts are tokenised by
+    themselves, so the document's ids are a prefix of every question's prompt and its cache can be
+    forked. `special_tokens` says how those in both are read; the template's own are control tokens
+    always.
 
     Raises PromptError where the document is empty, the chat template does not keep it as it is, or
     special tokens in it cannot be read as characters.
-
-    Parameters
-    ----------
-    tokenizer
-        A transformers tokenizer.
-    document
-        The text, not empty.
-    style
-        AUTO uses the chat template where the tokenizer has one.
-    special_tokens
-        How those in the document and in questions are read; the template's own are control tokens
-        always.
     """
 
     def __init__(

@@ -125,17 +125,10 @@ class SessionFacts:
 class PassWay:
     """How tokens behind a stored prefix were read, and why.
 
-    Parameters
-    ----------
-    tokens, before
-        Read, and those in the cache before them.
-    way
-        `streamed`, all of them at once while the rows before them stream by, `opened in place`,
-        token by token, or `one set`, all at once behind one selected set per layer.
-    reason
-        Why, for people.
-    streamed_seconds, in_place_seconds, one_set_seconds
-        What each way was expected to take; None where nobody knew, or it was not asked about.
+    `before` were in the cache before them. The way is `streamed`, all of them at once while the
+    rows before them stream by, `opened in place`, token by token, or `one set`, all at once behind
+    one selected set per layer; the reason is for people. Seconds are what each way was expected to
+    take, None where nobody knew, or it was not asked about.
     """
 
     tokens: int
@@ -216,17 +209,8 @@ class StoreFacts:
 def check_session(told: StoreFacts | None, directory: str | Path) -> None:
     """Refuse to save a session of rows that another engine made, which it could not say.
 
-    Parameters
-    ----------
-    told
-        What a store did for the session's prompt; None where none is named.
-    directory
-        Where it is to be saved.
-
-    Raises
-    ------
-    SessionError
-        Where another engine made them.
+    `told` is what a store did for the session's prompt, None where none is named. Raises
+    SessionError where another engine made them.
     """
     if told is not None and told.is_of_another:
         raise SessionError(

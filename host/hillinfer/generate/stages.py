@@ -13,14 +13,8 @@ from typing import Any, Protocol
 class Completed:
     """How far a prompt that was read in stages is read whole.
 
-    Parameters
-    ----------
-    tokens
-        Of the prompt, and of answers behind it.
-    done
-        How many of them every layer has.
-    seconds
-        What that took so far; 0 where nothing was left out.
+    `tokens` are of the prompt, and of answers behind it, `done` how many of them every layer has,
+    and `seconds` what that took so far; 0 where nothing was left out.
     """
 
     tokens: int

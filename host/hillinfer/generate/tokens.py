@@ -19,18 +19,9 @@ if TYPE_CHECKING:
 class Sampling:
     """Greedy at temperature 0, else drawn from what top-k and top-p leave.
 
-    Raises SettingsError where a value is outside its range.
-
-    Parameters
-    ----------
-    temperature
-        Divides the logits; 0 takes the most likely token.
-    top_k
-        Number of most likely tokens that stay; 0 for all.
-    top_p
-        Smallest probability mass that stays, above 0, at most 1.
-    seed
-        Of the random numbers; the same seed draws the same tokens from the same logits.
+    Raises SettingsError where a value is outside its range. `temperature` divides the logits.
+    `top_k` most likely tokens stay, 0 for all, and a probability mass of `top_p`, above 0, at most
+    1. The same seed draws the same tokens from the same logits.
     """
 
     temperature: float = 0.0

@@ -38,14 +38,8 @@ _ALIGNMENT = 32
 class GgufHeader:
     """What a GGUF file says of itself, read once before a library believes its counts.
 
-    Raises ModelError where the file is no GGUF file, cut, or says what cannot be.
-
-    Attributes
-    ----------
-    settings
-        Its scalars and strings by name; arrays are left out.
-    tensors
-        Its tensors by name.
+    `settings` are its scalars and strings by name, arrays left out, and `tensors` its tensors by
+    name. Raises ModelError where the file is no GGUF file, cut, or says what cannot be.
     """
 
     def __init__(self, file: Path) -> None:

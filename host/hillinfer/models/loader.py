@@ -25,18 +25,10 @@ _BUILDING_SECONDS = 60
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to generate.
+    """A model ready to generate; ModelError where answers end at what is no token id.
 
-    Raises ModelError where answers end at what is no token id.
-
-    Parameters
-    ----------
-    model, tokenizer, config
-        As transformers makes them; the model is in evaluation mode on its device.
-    name
-        As the user named it.
-    commit
-        Of a model of the hub; None for any other.
+    Model, tokenizer and config are as transformers makes them, the model in evaluation mode on its
+    device. `name` is as the user named it, `commit` that of a model of the hub, None for any other.
     """
 
     model: Any
@@ -74,18 +66,9 @@ class LoadedModel:
 class ModelOutline:
     """Everything about a model but its weights.
 
-    Parameters
-    ----------
-    source
-        Where its files lie.
-    tokenizer, config
-        As transformers makes them.
-    dtype
-        Type it will compute in.
-    device
-        `cuda` where a GPU is, else `cpu`.
-    skeleton
-        The model with weights that have shapes and no memory (torch's meta device).
+    `source` says where its files lie; tokenizer and config are as transformers makes them. It will
+    compute in `dtype` on `device`, `cuda` where a GPU is, else `cpu`. `skeleton` is the model with
+    weights that have shapes and no memory (torch's meta device).
     """
 
     source: ModelSource

@@ -291,12 +291,8 @@ class ContextNeeds:
     def check(self, tokens: int, capacity: Capacity) -> None:
         """Refuse a context that cannot work on this machine.
 
-        Raises
-        ------
-        BudgetError
-            Where the DRAM budget cannot hold what it must.
-        FitError
-            Where memory or drive are too small; the message names the largest context that fits.
+        Raises BudgetError where the DRAM budget cannot hold what it must, and FitError where memory
+        or drive are too small; the message names the largest context that fits.
         """
         self.plan(tokens).check()
         shortages = self.footprint(tokens).shortages(capacity)

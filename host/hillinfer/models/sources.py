@@ -33,16 +33,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 class FoundModel:
     """A model that `--model` can name.
 
-    Parameters
-    ----------
-    name
-        What to give to `--model`.
-    family
-        `model_type` of its config; GGUF for a file of that format, which is not looked into.
-    byte_count
-        Of its weights.
-    where
-        For people.
+    `family` is the `model_type` of its config; GGUF for a file of that format, which is not looked
+    into. `byte_count` is that of its weights; `where` it lies is for people.
     """
 
     name: str
@@ -54,14 +46,8 @@ class FoundModel:
 def found_models(here: Path, variables: Mapping[str, str]) -> list[FoundModel]:
     """Return the models in the hub's cache, then those in a folder and in the folders of it.
 
-    What cannot be read is left out: it is no model that could be used.
-
-    Parameters
-    ----------
-    here
-        The folder.
-    variables
-        Of the process; they say where the hub's cache lies.
+    What cannot be read is left out: it is no model that could be used. The process's variables say
+    where the hub's cache lies.
     """
     return [*_of_the_hub(hub_cache(variables)), *_of_a_folder(here)]
 
@@ -291,16 +277,9 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 class ModelSource:
     """Files of one model.
 
-    Parameters
-    ----------
-    name
-        As the user named it.
-    folder
-        Folder with config, tokenizer and weights, or the one that the GGUF file lies in.
-    gguf_file
-        Name of the GGUF file in `folder`; None for an ordinary folder.
-    commit
-        Of a model of the hub; None for any other.
+    `name` is as the user named it; `folder` has config, tokenizer and weights, or the GGUF file,
+    whose name there is `gguf_file`, None for an ordinary folder. `commit` is that of a model of the
+    hub, None for any other.
     """
 
     name: str
@@ -314,14 +293,9 @@ class ModelSource:
 
         Registry and hub models are fetched where they are not on this machine yet. A name on the
         hub is `organisation/name`, with `@` and a commit, branch or tag where it is not to be the
-        newest. `say` is called with one line before each step that takes time.
-
-        Raises
-        ------
-        ModelError
-            Where nothing of that name is found, or what is found is no model.
-        FetchError
-            Where the registry model cannot be fetched.
+        newest. `say` is called with one line before each step that takes time. Raises ModelError
+        where nothing of that name is found, or what is found is no model, and FetchError where the
+        registry model cannot be fetched.
         """
         if name in REGISTRY_MODELS:
             if Path(name).exists():

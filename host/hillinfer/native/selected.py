@@ -19,27 +19,13 @@ from hillinfer.native.structures import Attending, Misses, SelectedSets, address
 class SelectedRows:
     """Sets that the library chooses or is given, call after call in the same memory.
 
-    One set for the layer, or one per KV head. What is counted, looked for, read and promoted is a
-    row, whichever sets have it. Every layer and step looks at `table` and `sets` as they are: calls
-    would take longer than what they do.
+    One set for the layer, or one per KV head, of at most `positions` each and of `tokens` in all.
+    What is counted, looked for, read and promoted is a row, whichever sets have it. Every layer and
+    step looks at `table` and `sets` as they are: calls would take longer than what they do.
 
-    Parameters
-    ----------
-    sets
-        How many.
-    positions
-        Most positions of a set.
-    tokens
-        Most tokens that they are of.
-
-    Attributes
-    ----------
-    table, address
-        What the library is told, and where that lies.
-    sets
-        int64, one set behind the other, ascending in each; `table.set_rows` are in each.
-    most_rows, byte_count
-        Most rows of all sets together, and what all this memory takes.
+    `table` is what the library is told, and `address` where that lies. `sets` is int64, one set
+    behind the other, ascending in each; `table.set_rows` are in each. `most_rows` all sets have
+    together, and `byte_count` is what all this memory takes.
     """
 
     def __init__(self, sets: int, positions: int, tokens: int) -> None:
@@ -108,17 +94,9 @@ class MissedRows:
 
 
 class MissList:
-    """What the library lists of a selection, call after call in the same memory.
+    """What the library lists of a selection, of at most `room` rows, in the same memory each call.
 
-    Parameters
-    ----------
-    room
-        Most rows of a selection.
-
-    Attributes
-    ----------
-    address, byte_count
-        What the library is told, and what all this memory takes.
+    `address` is what the library is told, and `byte_count` what all this memory takes.
     """
 
     def __init__(self, room: int) -> None:
@@ -144,16 +122,9 @@ class MissList:
     ) -> None:
         """Say what was read ahead, until `forget_landed`.
 
-        Parameters
-        ----------
-        positions
-            int64, ascending.
-        places
-            int64, which rows of the memory they are.
-        memory
-            uint8 (any, row_bytes), contiguous.
-        coming
-            Who brings it and is to be waited for; None where it is there.
+        Positions are int64, ascending; places int64, which rows they are of `memory`, uint8 (any,
+        row_bytes), contiguous. `coming` is who brings it and is to be waited for; None where it is
+        there.
         """
         table, self._kept = self._table, (positions, places, coming)
         table.coming = None if coming is None else ctypes.addressof(coming)
@@ -211,19 +182,9 @@ _LINE_BYTES = 64
 class ComingAttention:
     """Attention to selected sets, run by run, while rows of a run come.
 
-    Parameters
-    ----------
-    variant
-        Number of the instruction set.
-    state_bytes
-        What `NativeLibrary.attention_bytes` says for the shape.
-    row_bytes
-        Of a row.
-
-    Attributes
-    ----------
-    table
-        What the library is told of a run.
+    `variant` is the number of the instruction set, `state_bytes` what
+    `NativeLibrary.attention_bytes` says for the shape, and `table` what the library is told of a
+    run.
     """
 
     def __init__(self, variant: int, state_bytes: int, row_bytes: int) -> None:
@@ -240,14 +201,9 @@ class ComingAttention:
     def begin(self, step: int, selected: SelectedRows, out: int) -> None:
         """Begin with the first run.
 
-        Parameters
-        ----------
-        step
-            Address of what a decode step is asked for.
-        selected
-            The sets; where rows lie, 0 for those that come, may follow until the first run.
-        out
-            Address of float32 (query_heads, head_dim), which get the output.
+        `step` is the address of what a decode step is asked for, `out` that of float32
+        (query_heads, head_dim), which get the output. Where rows of the sets lie, 0 for those that
+        come, may follow until the first run.
         """
         table, self._selected, self._out = self.table, selected, out
         table.step, table.is_begun, table.nanoseconds = step, 0, 0
@@ -288,16 +244,10 @@ class ComingAttention:
 
 @dataclass(frozen=True)
 class Coming:
-    """Rows that a run waits for.
+    """Rows that a run of attention waits for.
 
-    Parameters
-    ----------
-    run
-        The run's attention.
-    addresses
-        uint64: those of the run, which get theirs.
-    numbers
-        int64, contiguous: which of them each row is.
+    `addresses`, uint64, are those of the run, which get theirs; `numbers`, int64 and contiguous,
+    say which of them each row is.
     """
 
     run: ComingAttention

@@ -28,12 +28,8 @@ def address_of(array: NDArray[Any]) -> int:
 def row_addresses(memory: NDArray[np.uint8], rows: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
     """Return where rows of a C-contiguous uint8 array (rows, row_bytes) lie, as uint64.
 
-    Raises
-    ------
-    ValueError
-        The array has gaps or is not of rows.
-    IndexError
-        A row is not in it.
+    Raises ValueError where the array has gaps or is not of rows, and IndexError where a row is not
+    in it.
     """
     if memory.ndim != 2 or not memory.flags.c_contiguous:
         raise ValueError(f"rows of shape {memory.shape} must lie in one contiguous 2-D array")

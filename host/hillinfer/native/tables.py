@@ -20,17 +20,7 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS
 class Handle:
     """An object of the library's, which is freed when nobody looks at its memory any more.
 
-    Parameters
-    ----------
-    address
-        Of the object.
-    free
-        The library's function that frees it.
-
-    Attributes
-    ----------
-    address
-        As given.
+    `address` is the object's, and `free` the library's function that frees it.
     """
 
     def __init__(self, address: int, free: Any) -> None:
@@ -63,17 +53,8 @@ class _Pages:
 class Column:
     """An array of the library's that becomes longer where it lies, or elsewhere when it has to.
 
-    Parameters
-    ----------
-    handle
-        Whose it is.
-    item
-        What an entry is.
-
-    Attributes
-    ----------
-    array
-        The entries, where they lie until they move.
+    It belongs to `handle`, and `item` is what an entry is; `array` are the entries, where they lie
+    until they move.
     """
 
     def __init__(self, handle: Handle, item: np.dtype[Any]) -> None:
@@ -112,29 +93,13 @@ _LENGTH, _HELD, _CODED = map(_word, ("length", "held", "coded"))
 class SequenceTables:
     """The tables of one sequence: groups, lengths, tails, hit counts and shadow descriptors.
 
-    Parameters
-    ----------
-    layers
-        Layers of the model.
-    row_bytes
-        Bytes of a row.
-    source
-        Tables that these begin as a copy of, without descriptors; empty ones where None.
+    They begin as a copy of those of `source`, without descriptors, empty where None. Raises
+    MemoryError where there is none for the tails.
 
-    Raises
-    ------
-    MemoryError
-        There is none for the tails.
-
-    Attributes
-    ----------
-    addresses
-        Where each layer's table lies, as decode steps in the library are told.
-    lengths, held_starts, coded
-        Of each layer its tokens, the position of the first row in its tail, and the coded tokens of
-        the last segment that is described; to be looked at.
-    tails
-        uint8 (layers, 64, row_bytes), where it stays.
+    `addresses` say where each layer's table lies, as decode steps in the library are told.
+    `lengths`, `held_starts` and `coded` are of each layer its tokens, the position of the first row
+    in its tail, and the coded tokens of the last segment that is described; to be looked at.
+    `tails` is uint8 (layers, 64, row_bytes), where it stays.
     """
 
     def __init__(self, layers: int, row_bytes: int, source: SequenceTables | None = None) -> None:
@@ -222,30 +187,13 @@ _NEVER = np.iinfo(np.int32).max
 class PoolTables:
     """The slots of one layer's hot pool, with their memory.
 
-    Memory is taken as slots are used, and given back as the pool shrinks.
+    Memory is taken as slots are used, and given back as the pool shrinks; address space is reserved
+    for `slots`. Raises OSError where the system does not reserve so much.
 
-    Parameters
-    ----------
-    slots
-        Entries that address space is reserved for.
-    row_bytes
-        Bytes of a row.
-
-    Raises
-    ------
-    OSError
-        The system does not reserve so much.
-
-    Attributes
-    ----------
-    address, table
-        What calls of the library are told, and what lies there, as long as this is kept.
-    data
-        uint8 of shape (slots, row_bytes): the rows themselves.
-    rows
-        int64: row numbers, -1 where a slot is free.
-    positions, last_selected, lengths, counts
-        int32, int32, int32, uint16: what `RowHistory` holds.
+    `address` is what calls of the library are told, and `table` what lies there, as long as this is
+    kept. `data` are the rows themselves, uint8 of shape (slots, row_bytes), and `rows` their
+    numbers, int64, -1 where a slot is free. `positions`, `last_selected` and `lengths`, int32, and
+    `counts`, uint16, are what `RowHistory` holds.
     """
 
     def __init__(self, slots: int, row_bytes: int) -> None:
@@ -306,17 +254,8 @@ class PoolTables:
     def shrink(self, capacity: int, moment: Promotion) -> int:
         """Demote all but the best rows, give the rest back, and say how many were demoted.
 
-        Parameters
-        ----------
-        capacity
-            How many slots stay.
-        moment
-            How rows rank.
-
-        Raises
-        ------
-        MemoryError
-            There is none to rank them in.
+        `capacity` slots stay; `moment` says how rows rank. Raises MemoryError where there is none
+        to rank them in.
         """
         moment.settled_before = _NEVER
         demoted: int = self._library.functions.hillinfer_pool_shrink(self.address, capacity, moment)
