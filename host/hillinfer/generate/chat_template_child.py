@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that renders a chat template and ends: see `chat_templates.py`.
+"""A program that renders a chat template and ends: see `prompt.py`.
 
 It needs jinja2 alone, because transformers takes a second to import. Its environment is that of
 transformers 5.23 (`_compile_jinja_template` in `transformers.utils.chat_template_utils`), which a

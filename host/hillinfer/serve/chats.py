@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hillinfer.generate.chat_templates import TemplateProcess, rendered_turns
+from hillinfer.generate.prompt import TemplateProcess, rendered_turns
 from hillinfer.generate.special_tokens import MaskedText, SpecialTokens, TextEncoder
 from hillinfer.serve.refusals import ApiError, invalid
 

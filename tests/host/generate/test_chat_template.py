@@ -6,13 +6,15 @@ import time
 import pytest
 from tiny_folder import CHAT_TEMPLATE, character_tokenizer
 
-from hillinfer.generate.chat_templates import (
+from hillinfer.generate.prompt import (
+    DocumentPrompt,
+    PromptForm,
+    QuestionPrompt,
     TemplateError,
     TemplateProcess,
     rendered_chats,
     rendered_turns,
 )
-from hillinfer.generate.prompt import DocumentPrompt, PromptForm, QuestionPrompt
 
 SECONDS = 60
 CONTENTS = ["a cat", ' lines\n\nand "quotes" <e> {{ 1 }} \u2402 \U0001f600 ', "\ud800", ""]
