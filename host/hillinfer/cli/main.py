@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,15 +24,15 @@ from hillinfer.cli.generate import SHOWN, generate
 from hillinfer.cli.parsing import STORE_VARIABLE, Brief, CommandGroup, PassingOn, Program
 from hillinfer.cli.prune import prune_profile
 from hillinfer.cli.serving.chat import chat
-from hillinfer.cli.serving.lm_eval import lm_eval
 from hillinfer.cli.serving.serve import SHOWN as SHOWN_OF_SERVE
 from hillinfer.cli.serving.serve import serve
 from hillinfer.cli.store import COMMANDS
 from hillinfer.doctor.diagnosis import diagnose
 from hillinfer.doctor.finding import Finding, Verdict
-from hillinfer.errors import SettingsError
+from hillinfer.errors import HillInferError, SettingsError
 from hillinfer.models.registry_model import DEFAULT_MODEL, REGISTRY_MODELS, registry_model
 from hillinfer.models.sources import found_models
+from hillinfer.native.library import native_library
 from hillinfer.settings import AUTO, Settings
 from hillinfer.values import ByteSize, format_bytes
 from hillinfer_model.card_figures import CardFigures, LaunchCosts, card_figures
@@ -125,6 +128,65 @@ def doctor(
 def _line(finding: Finding) -> str:
     fix = f" -> {finding.fix}" if finding.fix else ""
     return f"{finding.verdict.value:>9}  {finding.name}: {finding.found}{fix}"
+
+
+# --- `hillinfer lm-eval` ---
+
+_MODEL_NAME = "hillinfer"
+_MODEL_TARGET = "hillinfer.harness.model:HillInferLM"
+_TASKS = Path(__file__).parents[1] / "harness" / "tasks"
+# Words of the harness' command; without one of them it runs.
+_RUN, _WORDS = "run", ("run", "ls", "validate")
+
+
+def lm_eval(context: typer.Context) -> None:
+    """Evaluate with EleutherAI's harness: takes the options of its command lm-eval.
+
+    The model is `hillinfer` where --model names no other. Tasks of this project are found too:
+    hillinfer_needle, hillinfer_lines, hillinfer_choice, hillinfer_perplexity, or all: hillinfer.
+    """
+    if find_spec("lm_eval") is None:
+        raise SettingsError("lm_eval is not installed: pip install 'hillinfer[run,lm-eval]'")
+    native_library()
+    quiet_transformers()
+    # The registry asks for the harness' own models only while it is empty.
+    importlib.import_module("lm_eval.models")
+    from lm_eval.__main__ import cli_evaluate
+    from lm_eval.api.registry import model_registry
+
+    # Later versions of the harness read entry points, and know the model already.
+    if _MODEL_NAME not in model_registry:
+        model_registry.register(_MODEL_NAME, target=_MODEL_TARGET)
+    before = sys.argv
+    sys.argv = ["hillinfer lm-eval", *completed(context.args)]
+    try:
+        cli_evaluate()
+    except HillInferError:
+        raise
+    except (ValueError, KeyError) as error:
+        # So the harness tells of arguments and tasks that are none.
+        raise SettingsError(f"lm-eval: {error}") from error
+    finally:
+        sys.argv = before
+
+
+def completed(given: list[str]) -> list[str]:
+    """Return arguments for the harness, with the model and the tasks of this project."""
+    if not given:
+        return ["--help"]
+    word, rest = (given[0], given[1:]) if given[0] in _WORDS else (_RUN, given)
+    if any(one in ("-h", "--help") for one in rest):
+        return [word, *rest]
+    added: list[str] = []
+    if word == _RUN and not _names(rest, "--model", "-M", "--config", "-C"):
+        added += ["--model", _MODEL_NAME]
+    if not _names(rest, "--include_path"):
+        added += ["--include_path", str(_TASKS)]
+    return [word, *rest, *added]
+
+
+def _names(arguments: list[str], *options: str) -> bool:
+    return any(one == name or one.startswith(f"{name}=") for one in arguments for name in options)
 
 
 # --- `hillinfer specs` ---

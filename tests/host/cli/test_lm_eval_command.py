@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from hillinfer.cli.serving.lm_eval import completed
+from hillinfer.cli.main import completed
 
 
 def test_model_and_tasks_of_the_project_are_added():
