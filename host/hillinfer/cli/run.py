@@ -92,9 +92,7 @@ def compare_with_ordinary(
     *others, last = report.answers
     answers = (
         *(answering.ask(str(answer.question), _unshown) for answer in others),
-        answering.go_on(_unshown)
-        if last.question is None
-        else answering.ask_last(last.question, _unshown),
+        answering.ask_last(last.question, _unshown),
     )
     if answering.broke is not None:
         raise answering.broke
@@ -451,14 +449,11 @@ def _answer(
             partial(answering.ask, question, show_text) for question in questions
         )
     else:
-        each = [partial(answering.ask, one, show_text) for one in request.questions or (None,)]
-        if not request.completes:
-            # On the document's own cache, which nothing else needs any more.
-            each[-1] = (
-                partial(answering.ask_last, request.questions[-1], show_text)
-                if request.questions
-                else partial(answering.go_on, show_text)
-            )
+        *others, last = request.questions or (None,)
+        each = [partial(answering.ask, one, show_text) for one in others]
+        # On the document's own cache, where nothing else needs it any more.
+        ask_last = answering.ask if request.completes else answering.ask_last
+        each.append(partial(ask_last, last, show_text))
         asked = iter(each)
     for number, answer_next in enumerate(asked):
         if len(request.questions) > 1:

@@ -365,31 +365,21 @@ class Answering:
         with self._told_in(draft):
             fork = self.generation.fork()
             try:
-                if question is None:
-                    draft.pruned = self._stages.told_of(fork.cache)
-                else:
-                    self._read_question(fork, draft, question, progress)
-                self._decode(fork, draft, on_text, progress)
+                self._answer(fork, draft, on_text, progress)
             finally:
                 fork.close()
         return draft.answer()
 
     def ask_last(
-        self, question: str, on_text: Callable[[str], None], progress: AnswerProgress = _UNSEEN
+        self,
+        question: str | None,
+        on_text: Callable[[str], None],
+        progress: AnswerProgress = _UNSEEN,
     ) -> Answer:
         """Answer the last question on the document's own cache; parameters as in `ask`."""
         draft = self._begin(question)
         with self._told_in(draft):
-            self._read_question(self.generation, draft, question, progress)
-            self._decode(self.generation, draft, on_text, progress)
-        return draft.answer()
-
-    def go_on(self, on_text: Callable[[str], None], progress: AnswerProgress = _UNSEEN) -> Answer:
-        """Go on from the document itself, which was the whole prompt; parameters as in `ask`."""
-        draft = self._begin(None)
-        draft.pruned = self._stages.told_of(self.generation.cache)
-        with self._told_in(draft):
-            self._decode(self.generation, draft, on_text, progress)
+            self._answer(self.generation, draft, on_text, progress)
         return draft.answer()
 
     def _begin(self, question: str | None) -> _Draft:
@@ -405,6 +395,19 @@ class Answering:
         except BaseException as error:
             self.broke = self.broke or error
             draft.ended(error)
+
+    def _answer(
+        self,
+        generation: Generation,
+        draft: _Draft,
+        on_text: Callable[[str], None],
+        progress: AnswerProgress,
+    ) -> None:
+        if draft.question is None:
+            draft.pruned = self._stages.told_of(generation.cache)
+        else:
+            self._read_question(generation, draft, draft.question, progress)
+        self._decode(generation, draft, on_text, progress)
 
     def _read_question(
         self, generation: Generation, draft: _Draft, question: str, progress: AnswerProgress

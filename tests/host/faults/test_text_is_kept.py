@@ -82,7 +82,7 @@ def ask(attachment, drive, break_at, options=None, question=None):
         answer = answering.ask(question, shown.append)
         hook.remove()
     else:
-        answer = answering.go_on(shown.append, Breaks())
+        answer = answering.ask_last(None, shown.append, Breaks())
     generation.close()
     return ids, answer, "".join(shown)
 
