@@ -62,12 +62,7 @@ class LayerTiming:
         for layer in range(_LAYERS if before else 0):
             cache.update(*self._states(before), layer)
 
-        def seconds(tokens: int) -> float:
-            taken = self._pass(cache, tokens) / _LAYERS
-            cache.crop(-tokens)
-            return taken
-
-        yield seconds
+        yield partial(self._layer_seconds, cache)
 
     @contextmanager
     def on_drive(
@@ -98,13 +93,13 @@ class LayerTiming:
                 number = now["windows"] - was["windows"]
                 return (now["window_seconds"] - was["window_seconds"]) / max(1, number)
 
-            def single(tokens: int) -> float:
-                taken = self._pass(cache, tokens) / _LAYERS
-                cache.crop(-tokens)
-                return taken
-
-            yield window, single
+            yield window, partial(self._layer_seconds, cache)
             cache.close()
+
+    def _layer_seconds(self, cache: Any, tokens: int) -> float:
+        taken = self._pass(cache, tokens) / _LAYERS
+        cache.crop(-tokens)
+        return taken
 
     def _pass(self, cache: Any, tokens: int) -> float:
         ids = torch.zeros(1, tokens, dtype=torch.int64)

@@ -87,15 +87,12 @@ class TextEncoder:
         self._tokenizer = tokenizer
         self._reading = reading
 
+    @one_line(_MAKE_TOKENS)
     def mask(self, text: str) -> MaskedText:
         """Mask every special token of a user's text.
 
         Raises PromptError where the tokenizer cannot read them as characters.
         """
-        with one_line(_MAKE_TOKENS):
-            return self._masked(text)
-
-    def _masked(self, text: str) -> MaskedText:
         if self._reading is SpecialTokens.CONTROL or not self._may_hold_control(text):
             return MaskedText(text)
         if self._backend is None:
@@ -140,16 +137,13 @@ class TextEncoder:
                 "--prompt-style plain, or --special-tokens control"
             )
 
+    @one_line(_MAKE_TOKENS)
     def ids(self, masked: MaskedText, add_special_tokens: bool) -> list[int]:  # noqa: FBT001
         """Return the ids of a prompt.
 
         `masked` is the user's text within its template; `add_special_tokens` is as a tokenizer
         takes it. Raises PromptError where the user's text would become control tokens nevertheless.
         """
-        with one_line(_MAKE_TOKENS):
-            return self._encoded(masked, add_special_tokens)
-
-    def _encoded(self, masked: MaskedText, add_special_tokens: bool) -> list[int]:  # noqa: FBT001
         if not masked.spans:
             given = self._tokenizer(masked.text, add_special_tokens=add_special_tokens)
             return list(given.input_ids)

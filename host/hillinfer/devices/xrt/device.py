@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -399,22 +400,11 @@ class XrtDevice:
 
 
 class XrtRowsDevice(XrtDevice):
-    """Rows in a card's memory, whose keys its kernel casts while it scores (key mode `fp16`).
+    """Rows in a card's memory, whose keys its kernel casts while it scores (key mode `fp16`)."""
 
-    Parameters are those of `XrtDevice`.
-    """
-
-    def __init__(
-        self,
-        spec: KernelSpec,
-        worker: WorkerProcess,
-        memory_bytes: int,
-        claims: MemoryClaims,
-        deadlines: Deadlines,
-        chunk_bytes: int = CHUNK_BYTES,
-    ) -> None:
-        super().__init__(spec, worker, memory_bytes, claims, deadlines, chunk_bytes)
-        self._rows = RowSlots(spec)
+    @cached_property
+    def _rows(self) -> RowSlots:
+        return RowSlots(self._spec)
 
     def make(self, rows: Sequence[StoredRows]) -> bool:
         """Read rows into their slots by P2P; see `ScoringDevice`."""
