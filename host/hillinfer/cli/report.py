@@ -211,24 +211,17 @@ def report_lines(report: RunReport) -> list[tuple[str, str]]:
         lines.append(("store", store_line(report.store)))
     if statistics.kernel_launches or statistics.device_lost:
         share = statistics.device_scored_tokens / max(statistics.scored_tokens, 1)
-        lines.append(
-            (
-                "device",
-                f"{statistics.kernel_launches} launches scored "
-                f"{statistics.device_scored_tokens} tokens, {share:.1%} of all"
-                + (
-                    f"; {statistics.make_shadow_launches} made shadows of rows"
-                    if statistics.make_shadow_launches
-                    else ""
-                )
-                + (
-                    f"; {statistics.shared_launches} for several queries at once"
-                    if statistics.shared_launches
-                    else ""
-                )
-                + ("; then it was LOST and the host went on" if statistics.device_lost else ""),
-            )
-        )
+        told = [
+            f"{statistics.kernel_launches} launches scored {statistics.device_scored_tokens} "
+            f"tokens, {share:.1%} of all"
+        ]
+        if statistics.make_shadow_launches:
+            told.append(f"{statistics.make_shadow_launches} made shadows of rows")
+        if statistics.shared_launches:
+            told.append(f"{statistics.shared_launches} for several queries at once")
+        if statistics.device_lost:
+            told.append("then it was LOST and the host went on")
+        lines.append(("device", "; ".join(told)))
     if report.machine["gpu"]:
         lines.append(
             (

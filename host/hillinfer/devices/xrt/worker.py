@@ -76,6 +76,9 @@ class Worker:
             call = getattr(self, f"do_{asked.pop('do')}")
             try:
                 answer = call(*files, **asked)
+            except _FullError as error:
+                # Another user's process may have been first.
+                answer = {"full": str(error)}
             except (RuntimeError, OSError, ValueError, TypeError) as error:
                 answer = {"error": f"{type(error).__name__}: {error}"}
             self._send(answer)
@@ -109,19 +112,12 @@ class Worker:
 
     def do_chunk(self, size: int) -> dict[str, Any]:
         """Take memory for shadows; drive and host write into it past any host copy (P2P)."""
-        try:
-            self._chunks.append(self._shared(size, self._kernels[_SCORE].group_id(1)))
-        except _FullError as error:
-            # Another user's process may have been first.
-            return {"full": str(error)}
+        self._chunks.append(self._shared(size, self._kernels[_SCORE].group_id(1)))
         return {"address": self._chunks[-1][0].address()}
 
     def do_rows(self, size: int) -> dict[str, Any]:
         """Take memory that the drive writes rows into (P2P)."""
-        try:
-            self._rows = self._shared(size, self._kernels[_MAKE].group_id(1))
-        except _FullError as error:
-            return {"full": str(error)}
+        self._rows = self._shared(size, self._kernels[_MAKE].group_id(1))
         return {}
 
     def _shared(self, size: int, bank: int) -> tuple[Any, Any]:
