@@ -15,7 +15,7 @@ from hillinfer.doctor.cards import (
     library_finding,
     xclbin_findings,
 )
-from hillinfer.doctor.finding import Finding, Verdict, optional_tools, python_version, run_packages
+from hillinfer.doctor.finding import Finding, Verdict, python_version, run_packages, tool_findings
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.directories import DriveFacts, prepared_cold_dir
 from hillinfer.drive.engine_table import engine_text, why_no_ring
@@ -62,7 +62,7 @@ def diagnose(
         store_finding(store, calls),
         *_rates(),
         *_models(),
-        *_tools(),
+        *tool_findings(),
         library_finding(find_xrt_library()),
         *card_findings(find_cards()),
         *(xclbin_findings(xclbin, cold_dir) if xclbin is not None else ()),
@@ -187,14 +187,6 @@ def _models() -> Iterator[Finding]:
         else:
             fix = f"hillinfer fetch {model.name}"
             yield Finding(f"model {model.name}", Verdict.OPTIONAL, "not fetched yet", fix)
-
-
-def _tools() -> Iterator[Finding]:
-    for tool in optional_tools():
-        if tool.place is not None:
-            yield Finding(tool.name, Verdict.OK, tool.place)
-        else:
-            yield Finding(tool.name, Verdict.OPTIONAL, f"needed for {tool.purpose}", tool.fix)
 
 
 # --- The store that a run would use ---

@@ -9,6 +9,7 @@ import operator
 import platform
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
@@ -42,21 +43,6 @@ class Finding:
 
 # --- Programs ---
 
-
-@dataclass(frozen=True)
-class ToolFacts:
-    """One optional tool.
-
-    `place` is where it was found, None where it was not; `purpose` is what needs it, `fix` how to
-    get it.
-    """
-
-    name: str
-    place: str | None
-    purpose: str
-    fix: str
-
-
 _PROGRAMS = (
     ("g++", "g++", "compiling the HLS kernels for C simulation", "apt install g++"),
     (
@@ -76,23 +62,24 @@ _PROGRAMS = (
 )
 
 
-def optional_tools() -> tuple[ToolFacts, ...]:
+def tool_findings() -> Iterator[Finding]:
     """Look for every optional tool on the path, and for XRT's Python module."""
-    found = [
-        ToolFacts(name, _in_package(program) or shutil.which(program), purpose, fix)
-        for name, program, purpose, fix in _PROGRAMS
-    ]
+    for name, program, purpose, fix in _PROGRAMS:
+        yield _tool(name, _in_package(program) or shutil.which(program), purpose, fix)
     module = importlib.util.find_spec("pyxrt")
-    found.append(
-        ToolFacts(
-            "pyxrt",
-            # A mere folder of this name has no origin.
-            module.origin if module else None,
-            "the xrt device on a card; an emulated card has setup.sh beside it",
-            "source XRT's setup.sh, or run make pyxrt in the source tree",
-        )
+    yield _tool(
+        "pyxrt",
+        # A mere folder of this name has no origin.
+        module.origin if module else None,
+        "the xrt device on a card; an emulated card has setup.sh beside it",
+        "source XRT's setup.sh, or run make pyxrt in the source tree",
     )
-    return tuple(found)
+
+
+def _tool(name: str, place: str | None, purpose: str, fix: str) -> Finding:
+    if place is not None:
+        return Finding(name, Verdict.OK, place)
+    return Finding(name, Verdict.OPTIONAL, f"needed for {purpose}", fix)
 
 
 def _in_package(program: str) -> str | None:
