@@ -49,14 +49,6 @@ class _Begun:
     tuples: Callable[[], Mapping[int, NDArray[np.uint32]]]
 
 
-@dataclass(frozen=True)
-class _Placed:
-    """Where the segments of a launch lie, and which shadows the drive has to bring there before."""
-
-    placed: list[DeviceSegment]
-    stored: list[StoredShadow]
-
-
 class EngineScorer(Scorer, Protocol):
     """A `Scorer` as engines open it, with a device or without one."""
 
@@ -281,10 +273,11 @@ class DeviceScorer:
             launches = [*self._launches(segments, [one for one in given if not done[one]])]
             places = [self._placed(segments, *one) for one in launches]
             for index, (launch, _) in enumerate(launches):
+                placed, stored = places[index]
                 if not index or not overlaps:
-                    self._load(places[index].stored)
-                queries, placed = started.query_blocks(launch), places[index].placed
-                ahead = places[index + 1].stored if overlaps and index + 1 < len(places) else ()
+                    self._load(stored)
+                queries = started.query_blocks(launch)
+                ahead = places[index + 1][1] if overlaps and index + 1 < len(places) else ()
                 began = time.perf_counter_ns()
                 scoring = self.shadows.score(self.scope, queries, placed, ahead)
                 yield from on_host(started, segments, own)
@@ -352,7 +345,9 @@ class DeviceScorer:
             yield streamed[start : start + step], own
 
     @staticmethod
-    def _placed(segments: Sequence[SegmentShadow], launch: Sequence[int], slots: range) -> _Placed:
+    def _placed(
+        segments: Sequence[SegmentShadow], launch: Sequence[int], slots: range
+    ) -> tuple[list[DeviceSegment], list[StoredShadow]]:
         """Return where the segments of a launch lie, and what of them comes from the drive."""
         placed, stored = [], []
         staging = iter(slots)
@@ -365,7 +360,7 @@ class DeviceScorer:
                 slot = next(staging)
                 stored.append(StoredShadow(slot, *one.place))
             placed.append(DeviceSegment(slot, one.base_position, one.device_tokens))
-        return _Placed(placed, stored)
+        return placed, stored
 
     def _load(self, stored: Sequence[StoredShadow]) -> None:
         if stored:

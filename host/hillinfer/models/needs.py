@@ -144,38 +144,21 @@ class Footprint:
         if self.ordinary_bytes:
             parts += f", ordinary cache {format_bytes(self.ordinary_bytes)}"
         budget = f"DRAM budget {format_bytes(self.budget_bytes)}"
-        found = []
-        if capacity.gpu_bytes is None:
-            host_bytes, host_parts = self.memory_bytes, f"{parts}, {budget}"
-        else:
+        host_bytes, host_parts, wanted = self.memory_bytes, f"{parts}, {budget}", []
+        if capacity.gpu_bytes is not None:
             host_bytes, host_parts = self.budget_bytes, budget
-            if self.on_gpu_bytes > capacity.gpu_bytes:
-                found.append(
-                    Shortage(
-                        _need(self.on_gpu_bytes, f"of GPU memory ({parts})", capacity.gpu_bytes),
-                        "load the weights with --dtype bfloat16",
-                    )
-                )
-        if host_bytes > capacity.memory_bytes:
-            found.append(
-                Shortage(
-                    _need(host_bytes, f"of memory ({host_parts})", capacity.memory_bytes),
-                    "lower --dram-budget, or close other programs",
-                )
-            )
-        if self.drive_bytes > capacity.drive_bytes:
-            place = "on the drive of the cold directory"
-            found.append(
-                Shortage(
-                    _need(self.drive_bytes, place, capacity.drive_bytes),
-                    "free space there, or choose another drive with --cold-dir",
-                )
-            )
-        return found
-
-
-def _need(needed: int, what: str, free: int) -> str:
-    return f"{format_bytes(needed)} {what} but {format_bytes(free)} is free"
+            what, fix = f"of GPU memory ({parts})", "load the weights with --dtype bfloat16"
+            wanted.append((self.on_gpu_bytes, what, capacity.gpu_bytes, fix))
+        what, fix = f"of memory ({host_parts})", "lower --dram-budget, or close other programs"
+        wanted.append((host_bytes, what, capacity.memory_bytes, fix))
+        what = "on the drive of the cold directory"
+        fix = "free space there, or choose another drive with --cold-dir"
+        wanted.append((self.drive_bytes, what, capacity.drive_bytes, fix))
+        return [
+            Shortage(f"{format_bytes(needed)} {what} but {format_bytes(free)} is free", fix)
+            for needed, what, free, fix in wanted
+            if needed > free
+        ]
 
 
 # --- Contexts of a model ---
