@@ -82,10 +82,7 @@ class Generation:
     def read_singly(
         self, token_ids: Sequence[int], on_progress: Callable[[int], None] = lambda done: None
     ) -> None:
-        """Read tokens one by one as in decode, each with a selected set of its own.
-
-        Parameters as in `read`.
-        """
+        """Read tokens as `read` does, but one by one as in decode, each with a set of its own."""
         for done, token_id in enumerate(token_ids, start=1):
             self.step(token_id)
             on_progress(done)
@@ -144,10 +141,7 @@ class Generation:
 
     @property
     def logits(self) -> torch.Tensor:
-        """Logits behind the last token, (vocabulary,).
-
-        Raises CacheUseError where nothing was read before.
-        """
+        """Logits behind the last token, (vocabulary,); CacheUseError where nothing was read."""
         if self._logits is None:
             raise CacheUseError("nothing was read yet: call read() with the prompt first")
         return self._logits

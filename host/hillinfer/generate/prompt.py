@@ -197,10 +197,7 @@ def bounded(source: BinaryIO, place: str, already: int = 0) -> bytes:
 
 
 def decoded(data: bytes, place: str) -> str:
-    """Return bytes as text, a byte order mark left out.
-
-    Raises PromptError where they are not UTF-8.
-    """
+    """Return bytes as text, without a byte order mark; PromptError where they are not UTF-8."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -372,10 +372,7 @@ class RunReport:
         }
 
     def write(self, file: Path) -> None:
-        """Write `run.json`, whole or not at all.
-
-        Raises ReportError where the file cannot be written.
-        """
+        """Write `run.json`, whole or not at all; ReportError where it cannot be written."""
         try:
             write_whole(file, json_bytes(self.as_json()))
         except OSError as error:

@@ -44,10 +44,7 @@ class MaskedText:
         return MaskedText(self.text + plain, self.spans)
 
     def with_text(self, text: str) -> MaskedText:
-        """Return what a template made of it.
-
-        Raises PromptError where a masked token is lost or comes twice.
-        """
+        """Return what a template made of it; PromptError where a masked token is not there once."""
         if self._words_of(text) != self._words_of(self.text):
             raise PromptError(
                 "the chat template of this model changes special tokens in the user's text: use "

@@ -50,10 +50,7 @@ class Sampling:
 
 
 class TokenChooser:
-    """Draws tokens one after the other, with random numbers of its own.
-
-    `device` is where the logits lie.
-    """
+    """Draws tokens, of logits on a device, one by one, with random numbers of its own."""
 
     def __init__(self, sampling: Sampling, device: torch.device) -> None:
         import torch

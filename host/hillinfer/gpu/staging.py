@@ -83,10 +83,7 @@ class CopyLane(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class CudaCopy:
-    """A copy in a stream.
-
-    The event is recorded behind it.
-    """
+    """A copy in a stream, and the event that is recorded behind it."""
 
     event: torch.cuda.Event
 

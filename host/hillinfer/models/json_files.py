@@ -31,10 +31,7 @@ def read_json_object(
 
 
 def check_size(file: Path, most_bytes: int) -> None:
-    """Refuse what is no ordinary file or larger than it may be.
-
-    Raises ModelError then.
-    """
+    """Raise ModelError for what is no ordinary file, or larger than it may be."""
     try:
         found = file.stat().st_size
     except OSError as error:
@@ -49,9 +46,9 @@ def check_size(file: Path, most_bytes: int) -> None:
 
 
 def check_values(file: Path, text: str, most: int) -> None:
-    """Refuse a file's text by its commas and opening brackets, of which each value has one or more.
+    """Raise ModelError for a text of more than `most` commas and opening brackets.
 
-    Raises ModelError where they are more than `most`.
+    Each value has one or more of them.
     """
     found = sum(text.count(letter) for letter in ",[{")
     if found > most:
@@ -180,19 +177,13 @@ def wrong_setting(name: str, value: Any, where: object, reason: str) -> ModelErr
 
 
 def check_whole(name: str, value: Any, low: int, high: int, where: object) -> None:
-    """Refuse what is no whole number from `low` to `high`.
-
-    Raises ModelError then.
-    """
+    """Raise ModelError for what is no whole number from `low` to `high`."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise wrong_setting(name, value, where, f": it is {low} to {high}")
 
 
 def check_number(name: str, value: Any, low: float, high: float, where: object) -> None:
-    """Refuse what is no number from `low` to `high`.
-
-    Raises ModelError then.
-    """
+    """Raise ModelError for what is no number from `low` to `high`."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not low <= value <= high:
         raise wrong_setting(name, value, where, f": it is {low:g} to {high:g}")

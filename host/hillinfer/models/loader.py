@@ -147,10 +147,7 @@ class ModelOutline:
         return self.weight_bytes * (2 if self.source.gguf_file else 1)
 
     def load(self) -> LoadedModel:
-        """Load the weights.
-
-        Raises ModelError where the folder has none, or they do not fit the config.
-        """
+        """Load the weights; ModelError where there are none, or they do not fit the config."""
         from transformers import AutoModelForCausalLM
 
         if self.source.gguf_file:

@@ -19,10 +19,7 @@ from hillinfer.values import format_bytes
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of a weights file.
-
-    The name is as in the file, the shape as torch writes it.
-    """
+    """One tensor of a weights file: its name there, and its shape as torch writes it."""
 
     name: str
     shape: tuple[int, ...]

@@ -49,10 +49,7 @@ class _FullError(RuntimeError):
 
 
 class Worker:
-    """One card, opened, and the buffers on it.
-
-    `channel` leads to the host; open calls come from it.
-    """
+    """One card, opened, and the buffers on it; `channel` leads to the host, which asks."""
 
     def __init__(self, pyxrt: Any, channel: socket.socket) -> None:
         self._xrt = pyxrt

@@ -72,10 +72,7 @@ class Xclbin:
     sections: Mapping[int, bytes]
 
     def pack(self) -> bytes:
-        """Return the file's bytes.
-
-        Raises ValueError where the platform's name does not fit.
-        """
+        """Return the file's bytes; ValueError where the platform's name does not fit."""
         platform = self.platform.encode()
         if len(platform) > 63:
             raise ValueError(f"platform {self.platform!r} is longer than 63 characters")
@@ -134,10 +131,7 @@ class Xclbin:
 
     @classmethod
     def read(cls, path: Path) -> Xclbin:
-        """Read a file.
-
-        Raises XclbinError where it cannot be read, and as `unpack` does.
-        """
+        """Read a file; XclbinError where it cannot be read, and as `unpack` does."""
         try:
             content = read_plain(path, _MOST_BYTES)
         except OSError as error:
