@@ -14,6 +14,7 @@ from typing import Any
 from hillinfer.errors import SettingsError
 from hillinfer.values import ByteSize, byte_size, choice, path, real_number, text, whole_number
 from hillinfer_model.choices import KeyMode, Rule, Scope
+from hillinfer_model.step_need import ExactShare
 
 # --- Choices ---
 
@@ -321,6 +322,13 @@ class Settings:
     def kept_tokens(self) -> int:
         """Number of tokens that are always selected."""
         return self.kept_sinks + self.kept_recent
+
+    @property
+    def step_share(self) -> ExactShare:
+        """How many tokens a decode step selects, and how many of these are exact."""
+        return ExactShare(
+            self.importance_rate, self.exact_share, self.exact_floor, self.kept_tokens
+        )
 
     def changed(self, **changes: Any) -> Settings:
         """Return these settings with some of them changed, given as values or as text.

@@ -48,7 +48,7 @@ from hillinfer_model.kernel_figures import (
 )
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 from hillinfer_model.presets import PRESETS, preset_spec
-from hillinfer_model.step_need import ExactShare, StepNeed, step_need
+from hillinfer_model.step_need import StepNeed, step_need
 
 # --- `hillinfer fetch` ---
 
@@ -407,14 +407,11 @@ def specs(
     layers = PRESETS[preset].layers
     budget = None if dram_budget is None else ByteSize.parse(dram_budget)
     settings = Settings().changed(alpha=alpha, exact=exact, exact_floor=exact_floor)
-    share = ExactShare(
-        settings.importance_rate, settings.exact_share, exact_floor, settings.kept_tokens
-    )
     columns: list[Column] = []
     for mode in dict.fromkeys(key_mode or KeyMode):
         spec = preset_spec(preset, mode, rule)
         check_hardware_spec(spec)
-        need = step_need(spec, scope, layers, tokens, share)
+        need = step_need(spec, scope, layers, tokens, settings.step_share)
         card = card_figures(spec, scope, tokens, costs, host_rate and host_rate * 1e9)
         columns.append((spec, kernel_figures(spec, scope, layers, tokens), need, card))
     if as_json:

@@ -33,7 +33,7 @@ from hillinfer.scoring.scorer import Scorer
 from hillinfer.settings import AUTO, Settings
 from hillinfer.shadow.values import CODE_SHARE, slot_bytes
 from hillinfer.values import format_bytes
-from hillinfer_model.step_need import ExactShare, StepNeed, step_need
+from hillinfer_model.step_need import StepNeed, step_need
 
 # --- Exact and coded tokens ---
 
@@ -53,13 +53,8 @@ class CodedNeed:
     def need(self) -> StepNeed:
         """Bytes of one step of all layers."""
         settings = self.settings
-        share = ExactShare(
-            settings.importance_rate,
-            settings.exact_share,
-            settings.exact_floor,
-            settings.kept_tokens,
-        )
         spec = kernel_spec(self.shape, settings)
+        share = settings.step_share
         return step_need(spec, settings.scope, self.shape.layers, self.tokens, share)
 
     @property

@@ -31,7 +31,7 @@ from hillinfer.model_shape import ModelShape
 from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.shadow.store import shadow_bytes
 from hillinfer.shadow.values import slot_bytes
-from hillinfer_model.step_need import ExactShare, step_need
+from hillinfer_model.step_need import step_need
 
 # --- Key shadows ---
 
@@ -290,13 +290,7 @@ class CodedForm(Form):
     def seconds(self, rates: FormRates, shape: ModelShape, tokens: int) -> FormSeconds:
         """Return the time to read the exact rows, at the rate that single rows are read with."""
         settings = self._attachment.settings
-        share = ExactShare(
-            settings.importance_rate,
-            settings.exact_share,
-            settings.exact_floor,
-            settings.kept_tokens,
-        )
         spec = kernel_spec(shape, settings)
-        need = step_need(spec, settings.scope, shape.layers, tokens, share)
+        need = step_need(spec, settings.scope, shape.layers, tokens, settings.step_share)
         reading = need.exact_row_bytes / rates.tier_bytes
         return FormSeconds(reading, rates.token_seconds + reading)
