@@ -314,11 +314,12 @@ def queries_each(spec: KernelSpec, blocks: Beats, segments: int) -> int:
 
 def pack_query_blocks(spec: KernelSpec, queries: LaunchQueries) -> Beats:
     """Return a query block per segment, one behind the other: `QueryBlock.pack` of each."""
-    count = len(queries.exponents)
+    count, (kv_heads, slices, own, channels) = len(queries.exponents), _by_slice(spec)
+    codes = queries.codes.reshape(count, kv_heads, own, slices, channels)
     parts = [
         queries.addends.astype("<i4").view(np.uint8).reshape(count, -1),
         queries.exponents.astype(np.int8).view(np.uint8),
-        queries.codes.reshape(*_by_head(spec, count)).swapaxes(2, 3).reshape(count, -1),
+        codes.swapaxes(2, 3).reshape(count, -1),
     ]
     sizes = [beat_count(part.shape[1]) * BEAT_BYTES for part in parts]
     blocks = np.zeros((count, sum(sizes)), dtype=np.uint8)
@@ -351,11 +352,6 @@ def unpack_query_blocks(spec: KernelSpec, blocks: Beats, count: int) -> LaunchQu
 def _by_slice(spec: KernelSpec) -> tuple[int, int, int, int]:
     slices = spec.padded_head_dim // SLICE_CHANNELS
     return spec.kv_heads, slices, spec.scored_heads // spec.kv_heads, SLICE_CHANNELS
-
-
-def _by_head(spec: KernelSpec, count: int) -> tuple[int, int, int, int, int]:
-    kv_heads, slices, own, channels = _by_slice(spec)
-    return count, kv_heads, own, slices, channels
 
 
 # --- Launches that make shadows ---

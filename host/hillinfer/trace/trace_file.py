@@ -170,10 +170,8 @@ def _line(event: dict[str, Any]) -> bytes:
 
 
 def _thread_name(ident: int) -> str:
-    for thread in threading.enumerate():
-        if thread.ident == ident:
-            return thread.name
-    return f"thread {ident}"
+    names = (thread.name for thread in threading.enumerate() if thread.ident == ident)
+    return next(names, f"thread {ident}")
 
 
 # --- The recorder that writes it ---

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -282,7 +283,7 @@ def serve(
 
     spans = Spans.of_variables(os.environ)
     try:
-        Server(request.rules, request.opened, say=_say, spans=spans).run()
+        Server(request.rules, request.opened, say=partial(print, flush=True), spans=spans).run()
     finally:
         spans.close()
 
@@ -294,7 +295,3 @@ def check_extra() -> None:
         raise SettingsError(
             f"{', '.join(missing)} is not installed: pip install 'hillinfer[serve]'"
         )
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)

@@ -314,8 +314,7 @@ class WorkerProcess:
         try:
             os.ftruncate(file, size)
             window = mmap.mmap(file, size)
-            message = json.dumps({"do": "window", "size": size}).encode()
-            socket.send_fds(self._channel, [message], [file])
+            self.send("window", [file], size=size)
         finally:
             os.close(file)
         self._expect("share memory", seconds)
