@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -344,14 +345,11 @@ class LaunchDevice(HostSlots):
 
 
 class RowsDevice(LaunchDevice):
-    """Rows in host memory, whose keys an execution casts while it scores them (key mode `fp16`).
+    """Rows in host memory, whose keys an execution casts while it scores them (key mode `fp16`)."""
 
-    `spec`, `execution` and `slots` are as for `LaunchDevice`.
-    """
-
-    def __init__(self, spec: KernelSpec, execution: LaunchExecution, slots: int) -> None:
-        super().__init__(spec, execution, slots)
-        self._rows = RowSlots(spec)
+    @cached_property
+    def _rows(self) -> RowSlots:
+        return RowSlots(self._spec)
 
     @property
     def rows_together(self) -> int:

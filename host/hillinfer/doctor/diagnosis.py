@@ -102,16 +102,11 @@ def _native_library() -> Finding:
 
 
 def _memory() -> Finding:
-    memory = MemoryFacts.read()
-    found = (
-        f"{format_bytes(memory.available_bytes)} free of {format_bytes(memory.total_bytes)}, "
-        + (
-            f"control group limit {format_bytes(memory.limit_bytes)}"
-            if memory.limit_bytes is not None
-            else "no control group limit"
-        )
-    )
-    return Finding("memory", Verdict.OK, found)
+    memory, limit = MemoryFacts.read(), "no control group limit"
+    if memory.limit_bytes is not None:
+        limit = f"control group limit {format_bytes(memory.limit_bytes)}"
+    free, total = format_bytes(memory.available_bytes), format_bytes(memory.total_bytes)
+    return Finding("memory", Verdict.OK, f"{free} free of {total}, {limit}")
 
 
 def _gpu() -> Finding:
