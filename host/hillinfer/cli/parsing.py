@@ -74,6 +74,7 @@ _Version = Annotated[
 ]
 
 
+@dataclass(eq=False)
 class Program:
     """A command of this project.
 
@@ -82,15 +83,10 @@ class Program:
     help, `beginning` what is said where no argument is given; the help where None.
     """
 
-    def __init__(
-        self,
-        name: str,
-        description: str,
-        commands: Sequence[Command],
-        beginning: str | None = None,
-    ) -> None:
-        self._name, self._description, self._commands = name, description, commands
-        self._beginning = beginning
+    name: str
+    description: str
+    commands: Sequence[Command]
+    beginning: str | None = None
 
     def __call__(self, arguments: Sequence[str] | None = None, surroundings: object = None) -> None:
         """Run the command and end the process.
@@ -108,7 +104,7 @@ class Program:
         def command() -> object:
             with shown_warnings():
                 return self.parser.main(
-                    given, prog_name=self._name, standalone_mode=False, obj=surroundings
+                    given, prog_name=self.name, standalone_mode=False, obj=surroundings
                 )
 
         sys.exit(run_to_end(command))
@@ -116,10 +112,8 @@ class Program:
     @functools.cached_property
     def parser(self) -> Any:
         """What reads arguments; made once, when first asked for: it looks at every option."""
-        parser: Any = typer.main.get_command(
-            _app(self._description, self._commands, self._beginning)
-        )
-        for command in self._commands:
+        parser: Any = typer.main.get_command(_app(self.description, self.commands, self.beginning))
+        for command in self.commands:
             if isinstance(command, Brief):
                 command.hide(parser.commands[_word(command.command)])
         return parser

@@ -180,6 +180,7 @@ def _of_head(tokens: TorchCodedTokens, head: slice, heads: slice) -> TorchCodedT
 TILE_ROWS = 4096
 
 
+@dataclass(frozen=True, eq=False)
 class GatheredAttention:
     """Attends to all selected rows at once, where the model computes (HillInfer, section 4.3).
 
@@ -188,19 +189,11 @@ class GatheredAttention:
     together or tells where they lie, and `states` takes keys and values out of them.
     """
 
-    def __init__(
-        self,
-        lane: CopyLane,
-        ring: StagingRing,
-        gather: Gather,
-        states: StagedStates,
-        recorder: Recorder = SILENT,
-    ) -> None:
-        self._lane = lane
-        self._ring = ring
-        self._gather = gather
-        self._states = states
-        self._recorder = recorder
+    lane: CopyLane
+    ring: StagingRing
+    gather: Gather
+    states: StagedStates
+    recorder: Recorder = SILENT
 
     def selected(
         self,
@@ -224,15 +217,15 @@ class GatheredAttention:
         union = sets[0] if len(sets) == 1 else np.unique(np.concatenate(sets))
         row_bytes = sequence.tails.shape[2]
         if copied is None:
-            incoming = IncomingRows(self._lane, self._ring, len(union), row_bytes)
-            with closing(self._gather.copied(layer, sequence, union, step, landed)) as blocks:
+            incoming = IncomingRows(self.lane, self.ring, len(union), row_bytes)
+            with closing(self.gather.copied(layer, sequence, union, step, landed)) as blocks:
                 for _, block in blocks:
                     incoming.add(block)
-            rows = self._states.taken(incoming)
+            rows = self.states.taken(incoming)
         else:
             ahead = copied.result()
             rows = self._completed(layer, sequence, union, step, landed, ahead, newest)
-        with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
+        with self.recorder.span(Lane.COMPUTE, "attention", layer=layer):
             wide = query.to(compute_type(query))
             merges = [SoftmaxMerge(heads, scaling) for heads in wide.chunk(len(sets))]
             for head, (merge, positions) in enumerate(zip(merges, sets, strict=True)):
@@ -240,7 +233,7 @@ class GatheredAttention:
                 for start in range(0, len(positions), TILE_ROWS):
                     tile = slice(start, start + TILE_ROWS)
                     own = rows[tile] if inside is None else rows[_on(rows, inside[tile])]
-                    keys, values = self._states.split(own, wide)
+                    keys, values = self.states.split(own, wide)
                     if inside is not None:
                         keys, values = keys[head : head + 1], values[head : head + 1]
                     merge.add_block(keys, values)
@@ -267,15 +260,15 @@ class GatheredAttention:
         if newest is not None:
             late[len(union) - 1] = False
         row_bytes = sequence.tails.shape[2]
-        incoming = IncomingRows(self._lane, self._ring, int(late.sum()), row_bytes)
-        fetched = self._gather.in_place(layer, sequence, union, step, landed, GROUP_TOKENS)
+        incoming = IncomingRows(self.lane, self.ring, int(late.sum()), row_bytes)
+        fetched = self.gather.in_place(layer, sequence, union, step, landed, GROUP_TOKENS)
         with closing(fetched) as runs:
             start = 0
             for addresses in runs:
                 wanted = addresses[late[start : start + len(addresses)]]
                 start += len(addresses)
                 incoming.add_from(wanted)
-        parts = [self._states.taken(ahead.rows), self._states.taken(incoming)]
+        parts = [self.states.taken(ahead.rows), self.states.taken(incoming)]
         order = np.concatenate([np.flatnonzero(here), np.flatnonzero(late)])
         if newest is not None:
             parts.append(newest)
