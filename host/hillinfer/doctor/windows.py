@@ -39,6 +39,7 @@ _LAYERS = 2
 _WORDS = 64
 # What takes less is timed twice.
 _BRIEF_SECONDS = 0.5
+# About how long it may take: points that would take longer stay unknown.
 _MOST_SECONDS = 30.0
 
 Point = tuple[int, int]
@@ -161,23 +162,16 @@ class WindowProfile:
     """Measures the points of a model's tables that nobody knows, and keeps them in `kept`.
 
     Passes of real runs correct them from then on. Rows of caches on a drive lie in `cold_dir`;
-    `tokens` is the longest prefix that is measured, `seconds` about how long it may take: points
-    that would take longer stay unknown.
+    `tokens` is the longest prefix that is measured.
     """
 
     def __init__(
-        self,
-        kept: KeptWindows,
-        figures: ModelFigures,
-        cold_dir: Path,
-        tokens: int,
-        seconds: float = _MOST_SECONDS,
+        self, kept: KeptWindows, figures: ModelFigures, cold_dir: Path, tokens: int
     ) -> None:
         self._kept, self._figures = kept, figures
         # Windows lie between reads, whatever the budget leaves to be read.
         self._settings = Settings().changed(cold_dir=cold_dir)
         self._prefixes = [one for one in PREFIX_TOKENS if one <= tokens]
-        self._seconds = seconds
         shape = figures.whole_kv_shape(2 * tokens)
         kinds = (PASSES_IN_MEMORY, DENSE_PASSES, single_passes(cold_dir))
         self._keys = [WindowKey.of(torch.get_num_threads(), kind, shape) for kind in kinds]
@@ -195,7 +189,7 @@ class WindowProfile:
             if 2 * weights > MemoryFacts.read().available_bytes:
                 found = f"two layers of {name} take {format_bytes(weights)}: too much to profile"
                 return Finding("compute windows", Verdict.OPTIONAL, found)
-            self._measure(started + self._seconds)
+            self._measure(started + _MOST_SECONDS)
             self._keep()
         left = sum(
             len(self._unknown(kind, before)) for kind in range(3) for before in self._prefixes

@@ -337,9 +337,9 @@ def check_settings(settings: Mapping[str, Any], where: object) -> None:
     _check_heads(settings, where)
 
 
-def _every(content: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def _every(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield every value with the name that it is under, those of nested objects and lists too."""
-    waiting = [(name, content)]
+    waiting: list[tuple[str, Any]] = [("", settings)]
     while waiting:
         name, content = waiting.pop()
         if isinstance(content, Mapping):
