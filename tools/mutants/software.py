@@ -388,7 +388,7 @@ _CAUGHT = (
     Mutant(
         "another-file-in-a-sessions-place",
         "A file of a session is opened again whatever has come in its place.",
-        "host/hillinfer/sessions/opening.py",
+        "host/hillinfer/sessions/session_file.py",
         "if found != self.identity:",
         "if False:",
         (

@@ -25,6 +25,7 @@ from hillinfer.kv.saved_sequences import (
     SessionOrigin,
     parts_of,
     save_sequence,
+    value_coder,
 )
 from hillinfer.kv.sequence import Sequence, distinct_rows
 from hillinfer.memory_budget import Part
@@ -197,7 +198,8 @@ class Runtime:
         self._store.check()
         owner = RowOwner(self._store, self._groups)
         parts = parts_of(sequence, self.shape, self._shadow)
-        return save_sequence(sequence, owner, parts, self.shape, target, origin, self.calls)
+        coder = value_coder(sequence, self.shape, self._shadow)
+        return save_sequence(sequence, owner, parts, coder, self.shape, target, origin, self.calls)
 
     def settle(self) -> None:
         """Wait until nothing is under way that moves rows."""

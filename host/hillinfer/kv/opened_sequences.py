@@ -22,11 +22,12 @@ from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_manager import PoolManager
 from hillinfer.kv.rows import SequenceManager
-from hillinfer.kv.saved_sequences import SavedShadow, fill_sequence, recall_codes
+from hillinfer.kv.saved_sequences import bring_codes, fill_sequence, recall_codes
 from hillinfer.kv.sequence import Sequence
 from hillinfer.kv.sequence_shadows import SequenceShadows
 from hillinfer.model_shape import ModelShape
 from hillinfer.sessions.opening import SavedSession
+from hillinfer.sessions.saved_shadow import SavedShadow
 from hillinfer.shadow.segments import Segment
 from hillinfer.store.keys import CHUNK_GROUPS
 from hillinfer.store.prefix import StoredChunk, StoredPrefix, WrongBytesError
@@ -212,12 +213,14 @@ class SequenceOpener:
         segments = (
             saved.manifest.extent.segments if whole else tokens // self._shadow.spec.segment_tokens
         )
-        self._shadow.adopt(sequence, SavedShadow(saved), segments, tokens, shadow)
+        kept = SavedShadow(saved)
+        self._shadow.adopt(sequence, kept, segments, tokens, shadow)
         fill_sequence(saved, sequence, tokens, self._manager.observed_queries)
         for layer in range(self._shape.layers):
             sequence.set_length(layer, tokens, groups * GROUP_TOKENS)
-        if self._shadow.values is not None:
+        if self._shadow.values is not None and self._shadow.codes is not None:
             recall_codes(saved, sequence, self._shadow.values)
+            bring_codes(kept, sequence, self._shadow.codes)
 
     # --- stored prompts --------------------------------------------------------------------
 

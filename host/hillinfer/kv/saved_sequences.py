@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.drive.calls import DriveCalls
-from hillinfer.drive.files import ColdFile, aligned_buffer
+from hillinfer.drive.files import ColdFile
 from hillinfer.drive.regions import GroupTable
 from hillinfer.errors import ColdPoolError, SessionError
 from hillinfer.generate.prompt import PromptForm
@@ -36,7 +36,9 @@ from hillinfer.sessions.manifest import (
     slot_bytes,
 )
 from hillinfer.sessions.opening import SavedSession
-from hillinfer.sessions.writing import SessionWriter
+from hillinfer.sessions.saved_shadow import NOT_TAKEN, UNCODED, SavedShadow
+from hillinfer.sessions.writing import CodesBeside, SessionWriter
+from hillinfer.shadow.kept_codes import KeptCodes
 from hillinfer.shadow.segments import SegmentLayer
 from hillinfer.shadow.values import MOST_WORTH, ValueCodes
 from hillinfer_model.channel_statistics import ChannelStatistics
@@ -45,92 +47,8 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS
 if TYPE_CHECKING:
     from hillinfer.kv.sequence_shadows import SequenceShadows
 
-# --- The key shadow of a saved session, segment by segment ---
-
-_EXPONENTS = (-14, 16)
-_MEAN_LIMIT = (1 << 23) - 1
-
-
-class SavedShadow:
-    """Codes and statistics of a session's segments in all layers.
-
-    Parameters
-    ----------
-    session
-        Whose.
-
-    Attributes
-    ----------
-    coded
-        int32 (segments, layers): tokens coded, -1 where no statistics were taken.
-    """
-
-    def __init__(self, session: SavedSession) -> None:
-        self._session = session
-        # Direct I/O reads whole slots, into aligned memory.
-        self._staging: NDArray[np.uint8] | None = None
-        manifest = session.manifest
-        self._spec = manifest.spec
-        shape = (manifest.extent.segments, manifest.shape.layers)
-        self.coded: NDArray[np.int32] = session.array(Part.CODED, "<i4", shape)
-        begun = np.arange(shape[0])[:, None] * self._spec.segment_tokens
-        room = np.minimum(session.tokens - begun, self._spec.segment_tokens)
-        if ((self.coded < UNCODED) | (self.coded > room)).any():
-            raise damaged(session.directory, f"{Part.CODED.value} counts tokens that are not there")
-
-    def statistics(self, segment: int, layer: int) -> ChannelStatistics | None:
-        """Return the statistics of one segment and layer, None where none were taken."""
-        if self.coded[segment, layer] == UNCODED:
-            return None
-        return self._taken(Part.STATISTICS, segment, layer)
-
-    def values(self, segment: int, layer: int) -> ChannelStatistics | None:
-        """Return the statistics of a segment's values, None where none were taken."""
-        if Part.VALUES.value not in self._session.manifest.digests:
-            return None
-        return self._taken(Part.VALUES, segment, layer)
-
-    def _taken(self, part: Part, segment: int, layer: int) -> ChannelStatistics | None:
-        shape = (self._spec.kv_heads, self._spec.head_dim)
-        channels = shape[0] * shape[1]
-        packed = np.empty(channels * CHANNEL_BYTES, np.uint8)
-        place = segment * self.coded.shape[1] + layer
-        self._session.read_into(part, packed, place * len(packed))
-        if part is Part.VALUES and (packed == _NOT_TAKEN).all():
-            return None
-        exponents = packed[:channels].view(np.int8).reshape(shape).copy()
-        means = packed[channels:].copy().view("<i4").astype(np.int32).reshape(shape)
-        low, high = _EXPONENTS
-        if (
-            exponents.min() < low
-            or exponents.max() > high
-            or max(-int(means.min()), int(means.max())) > _MEAN_LIMIT
-        ):
-            raise damaged(
-                self._session.directory,
-                f"{part.value} holds numbers outside the scoring contract",
-            )
-        return ChannelStatistics(exponents, means)
-
-    def read_codes(self, segment: int, layer: int, into: NDArray[np.uint8]) -> None:
-        """Fill a segment's shadow of one layer, uint8 (segment_beats, 64)."""
-        size = slot_bytes(self._spec)
-        if self._staging is None:
-            self._staging = aligned_buffer(size)[:size]
-        self._session.read_into(Part.SHADOW, self._staging, self.slot(segment, layer) * size)
-        into.reshape(-1)[:] = self._staging[: into.size]
-
-    def slot(self, segment: int, layer: int) -> int:
-        """Return the slot of a segment in a layer: a layer's segments lie one behind the other."""
-        return layer * self._session.manifest.extent.segments + segment
-
-
 # --- what a session's files hold ---
 
-# Stands for a segment of a layer that has taken no statistics yet.
-UNCODED = -1
-# All bytes of statistics that no values have: c is no such number.
-_NOT_TAKEN = 127
 # Of each segment what each layer has; None where a layer has not begun it.
 _Segments = list[list[SegmentLayer | None]]
 
@@ -182,7 +100,7 @@ def parts_of(
         for one in chain.from_iterable(made)
     ]
     if any(one is not None for one in taken):
-        yield Part.VALUES, _statistics(taken, channels, _NOT_TAKEN)
+        yield Part.VALUES, _statistics(taken, channels, NOT_TAKEN)
         if shadow.values is not None:
             yield Part.WANTED, _wanted(sequence, shape, extent.tokens, shadow.values)
     yield Part.SHADOW, _shadow(sequence, extent.segments, shape, shadow)
@@ -251,6 +169,40 @@ def recall_codes(saved: SavedSession, sequence: Sequence, values: ValueCodes) ->
         if not ((worth >= 0) & (worth <= MOST_WORTH)).all():
             raise damaged(saved.directory, f"{Part.WANTED.value} holds what no token is worth")
         values.recall(layer, rows, worth)
+
+
+def bring_codes(saved: SavedShadow, sequence: Sequence, codes: KeptCodes) -> None:
+    """Go on with a session's statistics of values, and with codes of them where it has these.
+
+    Where codes cannot be read any more the user is warned, and they are made of rows later.
+
+    Parameters
+    ----------
+    saved
+        Verified.
+    sequence
+        Whose segments it has, and full groups.
+    codes
+        Keeps them.
+    """
+    size, settled = saved.segment_tokens, sequence.group_count * GROUP_TOKENS
+    has_codes = saved.has_value_codes
+    codes.make_room(int(sequence.rows(np.arange(settled)).max(initial=-1)) + 1)
+    for layer in range(len(sequence.tails)):
+        for number, segment in enumerate(sequence.segments):
+            own, statistics = segment.layers[layer], saved.values(number, layer)
+            if own.statistics is None or statistics is None:
+                continue
+            rows = sequence.rows(np.arange(number * size, min((number + 1) * size, settled)))
+            own.values = codes.numbered(layer, rows, statistics)
+            codes.lack(own.values)
+            if has_codes:
+                read = partial(saved.value_codes, layer, number * size, len(rows))
+                try:
+                    codes.bring(layer, rows, own.values, read)
+                except (SessionError, ColdPoolError):
+                    has_codes = False
+                    saved.warn_of_value_codes()
 
 
 def _coded(made: _Segments) -> NDArray[np.int32]:
@@ -322,6 +274,9 @@ def _bytes(array: NDArray[Any]) -> memoryview:
 
 # --- saving ---
 
+# Coded at once: that fits the caches of a core.
+_CODED_TOKENS = 4 * GROUP_TOKENS
+
 
 @dataclass(frozen=True)
 class SessionOrigin:
@@ -379,10 +334,32 @@ class RowOwner:
         return in_order and not self.store.others.are_used and bool(sequence.groups)
 
 
+def value_coder(
+    sequence: Sequence, shape: ModelShape, shadow: SequenceShadows
+) -> CodesBeside | None:
+    """Return what codes values while rows are written; None where a session has no codes."""
+    values, segments = shadow.values, [one for own in sequence.bands() for one in own.segments]
+    has_any = any(one.values is not None for segment in segments for one in segment.layers)
+    if values is None or not has_any or not sequence.groups:
+        return None
+    made = values
+
+    def code(layer: int, first: int, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        number = first // shadow.spec.segment_tokens
+        known = sequence.of(layer).segments[number : number + 1]
+        own = known[0].layers[layer].values if known else None
+        if own is None:
+            return np.zeros((len(rows), made.coder.row_bytes), np.uint8)
+        return made.encode(shadow.value_part.of(rows), own)
+
+    return CodesBeside(code, shape.row_bytes, min(_CODED_TOKENS, shadow.spec.segment_tokens))
+
+
 def save_sequence(
     sequence: Sequence,
     rows: RowOwner,
     parts: Iterable[tuple[Part, Iterable[memoryview]]],
+    coder: CodesBeside | None,
     shape: ModelShape,
     target: Path,
     origin: SessionOrigin,
@@ -400,6 +377,8 @@ def save_sequence(
         Where its rows lie.
     parts
         What it holds beside them.
+    coder
+        Codes values; None where the session has no codes of them.
     shape
         The model's.
     target
@@ -427,16 +406,20 @@ def save_sequence(
             for file in fresh:
                 undo.callback(file.close)
         copied = 0
-        for layer in range(shape.layers):
-            groups = sequence.of(layer).groups
-            byte_count = len(groups) * GROUP_TOKENS * shape.row_bytes
-            rows.store.settle_all(layer)
-            content = partial(rows.store.groups_in_order, layer, groups)
-            name = rows_file(layer)
-            publish = partial(rows.store.publish, layer)
-            if not (fresh and writer.link(name, publish, byte_count, content)):
-                writer.add(name, content())
-                copied += byte_count
+        with ExitStack() as adding:
+            take = adding.enter_context(writer.adding(Part.CODES.value)) if coder else None
+            for layer in range(shape.layers):
+                groups = sequence.of(layer).groups
+                byte_count = len(groups) * GROUP_TOKENS * shape.row_bytes
+                rows.store.settle_all(layer)
+                content = partial(rows.store.groups_in_order, layer, groups)
+                if coder is not None and take is not None:
+                    content = partial(coder.pieces, layer, content, take)
+                name = rows_file(layer)
+                publish = partial(rows.store.publish, layer)
+                if not (fresh and writer.link(name, publish, byte_count, content)):
+                    writer.add(name, content())
+                    copied += byte_count
         if fresh:
             # Whatever comes now, a file that once had a name is not written to again.
             undo.pop_all()

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from hillinfer.devices.device import ROWS_TOGETHER
 from hillinfer.drive.shared_files import ShadowBase
 from hillinfer.kv.gather import Gather
-from hillinfer.kv.saved_sequences import SavedShadow
 from hillinfer.kv.sequence import RowLayout, RowPart, Sequence
 from hillinfer.scoring.scorer import Scorer, SegmentShadow
+from hillinfer.sessions.saved_shadow import SavedShadow
 from hillinfer.shadow.code_file import CodeFile
 from hillinfer.shadow.kept_codes import KeptCodes
 from hillinfer.shadow.memory import ShadowMemory
@@ -59,7 +59,7 @@ class SequenceShadows:
         self._layers = layers
         self._gather = gather
         self._memory, self.coming = memory, memory.coming
-        self.values, self._codes = values, None if values is None else KeptCodes(values, file)
+        self.values, self.codes = values, None if values is None else KeptCodes(values, file)
         self._key_part, self.value_part = RowPart(layout.keys), RowPart(layout.values)
         self._no_keys = torch.empty((0, self.spec.kv_heads, self.spec.head_dim)).half()
 
@@ -197,8 +197,6 @@ class SequenceShadows:
                         partial(saved.read_codes, number, layer),
                     )
                     self._memory.leave_to_device(own, (number + 1) * size, tokens)
-                    if self._codes is not None:
-                        own.values = self._codes.adopted(saved.values(number, layer))
 
     def share_segment(self, sequence: Sequence, segment: Segment) -> None:
         """Give a sequence its next segment, which others have too."""
@@ -376,9 +374,9 @@ class SequenceShadows:
         Statistics of segments that a session or a store brought without are taken of their rows.
         Codes of segments that came without any are kept, one at a time.
         """
-        assert self._codes is not None
+        assert self.codes is not None
         words, count = sequence.known_words(layer), len(sequence.segments)
-        if len(words.values) == count and not (self._codes.lacking and self._codes.completes):
+        if len(words.values) == count and not (self.codes.lacking and self.codes.completes):
             return words
         for number, segment in enumerate(sequence.segments):
             own = segment.layers[layer]
@@ -390,10 +388,10 @@ class SequenceShadows:
                 values = self._states(layer, sequence, self._no_keys, base, end, self.value_part)
                 self._take_values(layer, sequence, number, values)
                 assert own.values is not None
-                self._codes.lack(own.values)
+                self.codes.lack(own.values)
         words = sequence.known_words(layer)
         stored = partial(self._stored_values, layer, sequence)
-        self._codes.complete_one(layer, words.values, stored)
+        self.codes.complete_one(layer, words.values, stored)
         return words
 
     def _wanted_values(
@@ -422,32 +420,33 @@ class SequenceShadows:
         self, layer: int, sequence: Sequence, number: int, values: torch.Tensor
     ) -> None:
         """Take the statistics of a segment's values, of its tokens so far."""
-        assert self.values is not None
+        assert self.codes is not None
         before = sequence.segments[number - 1].layers[layer].values if number else None
-        taken = self._scorer.statistics(
-            values, number * self.spec.segment_tokens, before.statistics if before else None
-        )
-        sequence.segments[number].layers[layer].values = self.values.numbered(taken)
+        base = number * self.spec.segment_tokens
+        taken = self._scorer.statistics(values, base, before.statistics if before else None)
+        first = np.arange(base, min(base + 1, sequence.group_count * GROUP_TOKENS))
+        own = self.codes.numbered(layer, sequence.rows(first), taken)
+        sequence.segments[number].layers[layer].values = own
 
     def forget_groups(self, groups: list[int]) -> None:
         """Keep no codes of values of groups that nobody has any more."""
-        if self._codes is not None:
-            self._codes.forget_groups(groups)
+        if self.codes is not None:
+            self.codes.forget_groups(groups)
 
     def keep_filled(self, layer: int, sequence: Sequence) -> None:
         """Keep codes of values of the group in the tail, which a single token has just filled."""
         start, known = sequence.held_starts[layer], known_values(layer, sequence.segments)
         number = start // self.spec.segment_tokens
-        if self._codes is not None and number < len(known):
+        if self.codes is not None and number < len(known):
             rows = sequence.rows(np.arange(start, start + GROUP_TOKENS))
             values = self.value_part.in_tail(layer, sequence, 0, GROUP_TOKENS)
-            self._codes.keep_filled(layer, rows, values, known[number])
+            self.codes.keep_filled(layer, rows, values, known[number])
 
     def _keep_values(
         self, layer: int, sequence: Sequence, number: int, values: torch.Tensor, start: int
     ) -> None:
         """Take a segment's value statistics if it has none, and keep codes of full groups."""
-        assert self._codes is not None
+        assert self.codes is not None
         own = sequence.segments[number].layers[layer]
         if own.values is None:
             if start != number * self.spec.segment_tokens:
@@ -461,7 +460,7 @@ class SequenceShadows:
         settled = min(sequence.held_starts[layer], sequence.group_count * GROUP_TOKENS)
         rows = sequence.rows(np.arange(start, min(start + len(values), settled)))
         if len(rows):
-            self._codes.keep(layer, rows, values[: len(rows)], own.values)
+            self.codes.keep(layer, rows, values[: len(rows)], own.values)
 
     def _stored_values(
         self, layer: int, sequence: Sequence, number: int

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.errors import SessionError
-from hillinfer.kv.saved_sequences import UNCODED, SavedShadow
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
 from hillinfer.scoring.native import NativeScorer
@@ -28,6 +27,7 @@ from hillinfer.sessions.manifest import (
     slot_bytes,
 )
 from hillinfer.sessions.opening import SavedSession
+from hillinfer.sessions.saved_shadow import UNCODED, SavedShadow
 from hillinfer.sessions.writing import SessionWriter
 from hillinfer.store.keys import CHUNK_TOKENS, Namespace
 from hillinfer.store.pool_files import StoreError

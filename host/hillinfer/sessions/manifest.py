@@ -18,6 +18,7 @@ from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.sessions.fingerprint import Fingerprint
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
+from hillinfer_model.value_layout import code_row_bytes
 
 # --- What can be wrong ---
 
@@ -67,6 +68,8 @@ class Part(StrEnum):
     VALUES = "values.bin"
     # How often and how lately each token was wanted as a coded one, likewise.
     WANTED = "wanted.bin"
+    # Codes of values of full groups, likewise: rows have all that these have.
+    CODES = "codes.bin"
 
 
 def rows_file(layer: int) -> str:
@@ -77,6 +80,11 @@ def rows_file(layer: int) -> str:
 def slot_bytes(spec: KernelSpec) -> int:
     """Return what one segment's shadow of one layer takes in its file."""
     return -(-spec.segment_bytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+
+
+def code_bytes(spec: KernelSpec) -> int:
+    """Return what a token's value codes of one layer take: a code row and its exponents."""
+    return code_row_bytes(spec) + spec.kv_heads
 
 
 @dataclass(frozen=True)
@@ -187,9 +195,11 @@ class Manifest:
     def file_bytes(self) -> dict[str, int]:
         """Size of every file by its name, the manifest left out."""
         sizes = self.extent.file_bytes(self.shape, self.spec)
+        settled = self.extent.groups * GROUP_TOKENS
         coded = {
             Part.VALUES.value: sizes[Part.STATISTICS.value],
             Part.WANTED.value: self.shape.layers * self.extent.tokens * WORTH_BYTES,
+            Part.CODES.value: self.shape.layers * settled * code_bytes(self.spec),
         }
         # Sessions that were saved before there was one, or without codes, open without.
         return sizes | {name: size for name, size in coded.items() if name in self.digests}
@@ -256,6 +266,8 @@ class Manifest:
         named = isinstance(manifest.digests, dict)
         if not named or manifest.digests.keys() != manifest.file_bytes.keys():
             raise ValueError("digests do not name the files of such a session")
+        if Part.CODES.value in manifest.digests and Part.VALUES.value not in manifest.digests:
+            raise ValueError("codes of values have no statistics")
         for name, digest in manifest.digests.items():
             _digest(name, digest)
         return manifest

@@ -3,257 +3,46 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import hashlib
-import math
 import os
 import stat
-from collections.abc import Callable, Hashable
+import warnings
+from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.checksums import sums_of
-from hillinfer.drive.files import CHANGED, PAGE_BYTES, IOMode, aligned_buffer, round_up
-from hillinfer.drive.shared_files import OpenFiles, ReopenedFile, RowBase, ShadowBase, StoredBase
-from hillinfer.errors import SHORTAGE, ColdPoolError, SessionError, reason_of, way_out
+from hillinfer.drive.files import PAGE_BYTES, IOMode
+from hillinfer.drive.shared_files import OpenFiles, RowBase, ShadowBase, StoredBase
+from hillinfer.errors import HillInferWarning, SessionError
 from hillinfer.sessions.manifest import (
     MANIFEST_FILE,
     MOST_BYTES,
     Manifest,
     Part,
-    changed_in_use,
+    code_bytes,
     damaged,
     rows_file,
     slot_bytes,
 )
-
-# --- One file ---
-
-Result = TypeVar("Result")
-
-# A link is not followed, and a pipe does not wait for its other end.
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-_HASH_BYTES = 1 << 20
-# Numbers that a model computed do not shrink to this by any compression of a file system.
-_LEAST_SHARE = 64
-_MOST_UNLOOKED = 1 << 26
-
-
-class SessionFile:
-    """A regular file of a known size, open for reading.
-
-    It stays open until it shares descriptors with others; from then on it may be closed while
-    nobody reads it, and is opened again by its name, and only if it is the same file still. This
-    object closes the descriptor.
-    """
-
-    def __init__(
-        self, directory: Path, name: str, descriptor: int, status: os.stat_result, calls: DriveCalls
-    ) -> None:
-        self.name = name
-        self.byte_count = status.st_size
-        self.io_mode, self.read_unit = IOMode.BUFFERED, PAGE_BYTES
-        # What tells it from any other file, and from itself once somebody has written to it.
-        self.identity = _identity(status)
-        self._directory = directory
-        # Whatever directory the process is in when it is opened again.
-        self._path = directory.absolute() / name
-        self._calls = calls
-        self._file = ReopenedFile(descriptor, self._opened_again, self._not_opened, self._closed)
-
-    @classmethod
-    def open(
-        cls, directory: Path, name: str, byte_count: int | None, calls: DriveCalls
-    ) -> SessionFile:
-        """Open a file that must be regular and of the given size, where one is given.
-
-        Raises SessionError with the reason.
-        """
-        try:
-            descriptor = calls.open(directory / name, _FLAGS)
-        except FileNotFoundError as error:
-            raise damaged(directory, f"{name} is missing") from error
-        except OSError as error:
-            raise cannot_open(directory, f"{name} cannot be opened", error) from error
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise damaged(directory, f"{name} is no regular file")
-            if byte_count is not None and status.st_size != byte_count:
-                change = "cut short" if status.st_size < byte_count else "extended"
-                raise damaged(
-                    directory,
-                    f"{name} has {status.st_size} bytes and should have {byte_count}: it was "
-                    f"{change}",
-                )
-            if _is_nearly_empty(descriptor, status):
-                raise damaged(directory, f"{name} was never written: nearly all of it is holes")
-            return cls(directory, name, descriptor, status, calls)
-        except BaseException:
-            with suppress(OSError):
-                calls.close(descriptor)
-            raise
-
-    @property
-    def descriptor(self) -> int:
-        """Number of the open file, for who reads it by itself; it stays open until `close`."""
-        return self._file.pin()
-
-    def share(self, files: OpenFiles) -> None:
-        """Share descriptors with other files from here on; nobody reads it now."""
-        self._file.share(files)
-
-    def lend(self, use: Callable[[int], Result]) -> Result:
-        """Call `use` with a descriptor that stays open meanwhile, and return what it returns.
-
-        Raises SessionError where it was closed meanwhile and cannot be opened again, or is another
-        file.
-        """
-        return self._file.lend(use)
-
-    def read(self, into: memoryview, offset: int) -> None:
-        """Fill all of `into` from `offset`, or raise SessionError naming what failed."""
-        self.lend(lambda descriptor: self._fill(descriptor, into, offset))
-
-    def _fill(self, descriptor: int, into: memoryview, offset: int) -> None:
-        unit = PAGE_BYTES if self.io_mode is IOMode.DIRECT else 1
-        done = reached = 0
-        while done < len(into):
-            try:
-                count = self._calls.preadv(descriptor, into[done:], offset + done)
-            except InterruptedError:
-                continue
-            except OSError as error:
-                raise self._failure(len(into), offset, error) from error
-            if done + count <= reached:
-                stuck = OSError(errno.EIO, "no more bytes come")
-                raise self._failure(len(into), offset, stuck)
-            reached = done + count
-            # Direct I/O may stop anywhere but must go on at a multiple of 4,096.
-            done = reached if reached == len(into) else reached // unit * unit
-
-    def changed(self, byte_count: int, offset: int) -> ColdPoolError:
-        """Return the error that says that bytes are not those that were verified."""
-        return ColdPoolError(
-            f"{byte_count} bytes at {offset} of {self.name} of the session {self._directory} are "
-            f"not what was read there before: {CHANGED}, and read the document again with "
-            "--save-session"
-        )
-
-    def digest_and_sums(self, row_bytes: int) -> tuple[str, NDArray[np.uint32]]:
-        """Return the SHA-256 of the whole file, and checksums of its rows from the same bytes.
-
-        `row_bytes` is a multiple of 64; what is left behind the last row has no sum.
-        """
-        sha256 = hashlib.sha256()
-        # Whole rows, that begin at pages.
-        unit = math.lcm(row_bytes, PAGE_BYTES)
-        most = min(max(1, _HASH_BYTES // unit) * unit, round_up(self.byte_count, PAGE_BYTES))
-        buffer = aligned_buffer(most)
-        sums = np.zeros(self.byte_count // row_bytes, np.uint32)
-        for offset in range(0, self.byte_count, most or 1):
-            piece = buffer[: min(most, self.byte_count - offset)]
-            self.read(piece.data, offset)
-            sha256.update(piece.data)
-            rows = piece[: len(piece) // row_bytes * row_bytes].reshape(-1, row_bytes)
-            first = offset // row_bytes
-            sums[first : first + len(rows)] = sums_of(rows, np.arange(len(rows)))
-        return sha256.hexdigest(), sums
-
-    def content(self) -> bytes:
-        """Return the whole file, which is small."""
-        data = bytearray(self.byte_count)
-        self.read(memoryview(data), 0)
-        return bytes(data)
-
-    def go_direct(self) -> None:
-        """Read past the page cache from now on, where file system and size allow it."""
-        if self.byte_count % PAGE_BYTES or not self.byte_count:
-            return
-        if self.lend(self._reads_direct):
-            self.io_mode = IOMode.DIRECT
-            self.read_unit = self.lend(self._calls.read_unit)
-
-    def close(self) -> None:
-        """Close the file, once nobody reads it any more; harmless when done twice."""
-        self._file.close()
-
-    def _reads_direct(self, descriptor: int) -> bool:
-        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-        try:
-            fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
-            self._calls.preadv(descriptor, aligned_buffer(PAGE_BYTES).data, 0)
-        except OSError:
-            with suppress(OSError):
-                fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
-            return False
-        return True
-
-    def _opened_again(self) -> int:
-        direct = os.O_DIRECT if self.io_mode is IOMode.DIRECT else 0
-        descriptor = self._calls.open(self._path, _FLAGS | direct)
-        try:
-            found = _identity(os.fstat(descriptor))
-        except BaseException:
-            self._closed(descriptor)
-            raise
-        if found != self.identity:
-            self._closed(descriptor)
-            replaced = found[:2] != self.identity[:2]
-            what = "is another file now" if replaced else "was written to"
-            raise changed_in_use(self._directory, f"{self.name} {what}")
-        return descriptor
-
-    def _not_opened(self, error: OSError) -> SessionError:
-        if error.errno == errno.ENOENT:
-            return changed_in_use(self._directory, f"{self.name} is not there any more")
-        return cannot_open(self._directory, f"{self.name} cannot be opened again", error)
-
-    def _closed(self, descriptor: int) -> None:
-        # The descriptor is gone even where closing fails.
-        with suppress(OSError):
-            self._calls.close(descriptor)
-
-    def _failure(self, count: int, offset: int, error: OSError) -> SessionError:
-        return SessionError(
-            f"could not read {count} bytes at {offset} of {self.name} of the session "
-            f"{self._directory}: {reason_of(error)}; {way_out(error, 'read the document again')}"
-        )
-
-
-def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _is_nearly_empty(descriptor: int, status: os.stat_result) -> bool:
-    """Say whether a large file has nearly no content, so that reading it would only take time."""
-    written = status.st_blocks * 512
-    if status.st_size <= _MOST_UNLOOKED or written >= status.st_size // _LEAST_SHARE:
-        return False
-    try:
-        # File systems that do not count blocks do not tell of holes either.
-        return os.lseek(descriptor, 0, os.SEEK_HOLE) < status.st_size
-    except OSError:
-        return False
-
-
-# --- The session ---
+from hillinfer.sessions.session_file import SessionFile, cannot_open
+from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 _MOST_THREADS = 8
+# What costs time where it is not as it was saved, and never an answer.
+_SPARE = frozenset({Part.CODES.value})
 
 
 class SavedSession:
     """The files of a session, open for reading; a context manager that closes them.
 
     Opening reads the manifest and looks at names and sizes; `verify` reads everything. What is
-    used afterwards comes from the same open files.
+    used afterwards comes from the same open files. Codes of values may be missing or damaged.
 
     `calls` is how the drive is reached; the operating system itself where None. Raises SessionError
     where this is no session, or one whose files are missing, foreign, or of another size.
@@ -270,7 +59,12 @@ class SavedSession:
             self._taken: set[str] = set()
             self._sums: dict[str, NDArray[np.uint32]] = {}
             for name, byte_count in sizes.items():
-                file = SessionFile.open(directory, name, byte_count, reached)
+                try:
+                    file = SessionFile.open(directory, name, byte_count, reached)
+                except SessionError:
+                    if name not in _SPARE:
+                        raise
+                    continue
                 opened.callback(file.close)
                 self._files[name] = file
             opened.pop_all()
@@ -288,7 +82,8 @@ class SavedSession:
     def verify(self) -> None:
         """Read every file and compare its checksum.
 
-        Raises SessionError for the first file that was changed or cannot be read.
+        Raises SessionError for the first file that was changed or cannot be read. Codes of values
+        are left out then, with a warning: rows have all that these have.
         """
         for layer in range(self.manifest.shape.layers):
             self._files[rows_file(layer)].go_direct()
@@ -296,19 +91,39 @@ class SavedSession:
         files = list(self._files.values())
         row_bytes = [self._sum_bytes.get(file.name, PAGE_BYTES) for file in files]
         with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
-            found = list(threads.map(SessionFile.digest_and_sums, files, row_bytes))
+            found = list(threads.map(_digest_and_sums, files, row_bytes))
         for file, (digest, sums) in zip(files, found, strict=True):
             if digest != self.manifest.digests[file.name]:
+                if file.name in _SPARE:
+                    continue
                 raise damaged(self.directory, f"{file.name} was changed: its checksum does not fit")
             if file.name in self._sum_bytes:
                 self._sums[file.name] = sums
+        if Part.CODES.value in self.manifest.digests and not self.has_codes:
+            self.warn_of_codes("is not there as it was saved")
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether a verified session has codes of values that are as they were saved."""
+        return Part.CODES.value in self._sums
+
+    def warn_of_codes(self, what: str) -> None:
+        """Say that codes of values are not taken from here; `what` goes behind the file's name."""
+        warnings.warn(
+            f"{Part.CODES.value} of the session {self.directory} {what}: its coded tokens are read "
+            "as rows until they are coded again: same tokens, slower",
+            HillInferWarning,
+            stacklevel=3,
+        )
 
     @property
     def _sum_bytes(self) -> dict[str, int]:
         """What is read piece by piece while the session is used: bytes of a piece by file."""
         shape = self.manifest.shape
         rows = {rows_file(layer): shape.row_bytes for layer in range(shape.layers)}
-        return {**rows, Part.SHADOW.value: slot_bytes(self.manifest.spec)}
+        spec = self.manifest.spec
+        groups = {Part.CODES.value: GROUP_TOKENS * code_bytes(spec)}
+        return {**rows, **groups, Part.SHADOW.value: slot_bytes(spec)}
 
     def token_ids(self) -> list[int]:
         """Return the ids of all tokens."""
@@ -344,10 +159,33 @@ class SavedSession:
         ColdPoolError
             Where they changed since.
         """
-        file = self._files[rows_file(layer)]
+        self._read_known(rows_file(layer), first, into)
+
+    def read_codes(self, layer: int, first: int, into: NDArray[np.uint8]) -> None:
+        """Read codes of values of full groups, where there are any, compared likewise.
+
+        Parameters
+        ----------
+        layer, first
+            Whose, and the first token, the first of a group.
+        into
+            uint8 (tokens, code_bytes), whole groups, contiguous.
+
+        Raises
+        ------
+        SessionError, ColdPoolError
+            As `read_rows` does.
+        """
+        extent, size = self.manifest.extent, GROUP_TOKENS * into.shape[1]
+        group = layer * extent.groups + first // GROUP_TOKENS
+        self._read_known(Part.CODES.value, group, into.reshape(-1, size))
+
+    def _read_known(self, name: str, first: int, into: NDArray[np.uint8]) -> None:
+        """Fill memory with pieces of a file from a number on, and compare their checksums."""
+        file = self._files[name]
         offset = first * into.shape[1]
         file.read(into.reshape(-1).data, offset)
-        known = self._sums[file.name][first : first + len(into)]
+        known = self._sums[name][first : first + len(into)]
         if (sums_of(into, np.arange(len(into))) != known).any():
             raise file.changed(into.nbytes, offset)
 
@@ -401,6 +239,16 @@ class SavedSession:
         self.close()
 
 
+def _digest_and_sums(file: SessionFile, row_bytes: int) -> tuple[str, NDArray[np.uint32]]:
+    """Return those of a file; none where it cannot be read and nothing depends on it."""
+    try:
+        return file.digest_and_sums(row_bytes)
+    except SessionError:
+        if file.name not in _SPARE:
+            raise
+        return "", np.zeros(0, np.uint32)
+
+
 def _manifest(directory: Path, calls: DriveCalls) -> Manifest:
     try:
         is_there = stat.S_ISDIR(directory.stat().st_mode)
@@ -428,18 +276,5 @@ def _check_names(directory: Path, expected: set[str]) -> None:
         raise cannot_open(directory, "it cannot be listed", error) from error
     if found - expected:
         raise damaged(directory, f"it holds a file that is not its own, {min(found - expected)!a}")
-    if expected - found:
-        raise damaged(directory, f"{min(expected - found)} is missing")
-
-
-def cannot_open(directory: Path, what: str, error: OSError) -> SessionError:
-    """Return the error that says why something of a session cannot be opened and what to do.
-
-    Where the reason is a shortage of this process, nothing is said about the session.
-    """
-    fix = way_out(error, "read the document again with --save-session")
-    if error.errno in SHORTAGE:
-        return SessionError(
-            f"the session {directory} cannot be opened now: {what}: {reason_of(error)}; {fix}"
-        )
-    return SessionError(f"the session {directory} is refused: {what}: {reason_of(error)}; {fix}")
+    if lost := expected - found - _SPARE:
+        raise damaged(directory, f"{min(lost)} is missing")

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.leftovers import ScratchPath, sweep
@@ -42,18 +45,29 @@ class SessionWriter:
 
     def add(self, name: str, pieces: Iterable[memoryview]) -> None:
         """Write a file, piece behind piece, and wait until it is on the drive."""
+        with self.adding(name) as write:
+            for piece in pieces:
+                write(piece)
+
+    @contextmanager
+    def adding(self, name: str) -> Iterator[Callable[[memoryview], None]]:
+        """Write a file beside others: gives what takes its pieces, and waits for the drive last."""
         path = self._scratch.path / name
         self._made.append(path)
         try:
             descriptor = self._calls.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         except OSError as error:
             raise cannot_save(self._target, f"cannot make {name}", error) from error
+        sha256, written = hashlib.sha256(), 0
+
+        def write(piece: memoryview) -> None:
+            nonlocal written
+            self._write(name, descriptor, piece, written)
+            sha256.update(piece)
+            written += len(piece)
+
         try:
-            sha256, offset = hashlib.sha256(), 0
-            for piece in pieces:
-                self._write(name, descriptor, piece, offset)
-                sha256.update(piece)
-                offset += len(piece)
+            yield write
             try:
                 self._sync(descriptor)
             except OSError as error:
@@ -62,7 +76,7 @@ class SessionWriter:
             with suppress(OSError):
                 self._calls.close(descriptor)
         self.digests[name] = sha256.hexdigest()
-        self.byte_count += offset
+        self.byte_count += written
 
     def link(
         self,
@@ -156,6 +170,61 @@ class SessionWriter:
             raise cannot_save(
                 self._target, "it is whole but may not outlast a power failure", error
             ) from error
+
+
+class CodesBeside:
+    """Codes values of rows while these are written.
+
+    Parameters
+    ----------
+    code
+        Returns codes, uint8 (tokens, code_bytes), of a layer's rows from a position on, uint8
+        (tokens, row_bytes).
+    row_bytes, tokens
+        Of a row, and how many are coded at once; no segment ends between them.
+    """
+
+    def __init__(
+        self,
+        code: Callable[[int, int, NDArray[np.uint8]], NDArray[np.uint8]],
+        row_bytes: int,
+        tokens: int,
+    ) -> None:
+        self._code, self._row_bytes, self._tokens = code, row_bytes, tokens
+
+    def pieces(
+        self,
+        layer: int,
+        content: Callable[[], Iterable[memoryview]],
+        take: Callable[[memoryview], None],
+    ) -> Iterator[memoryview]:
+        """Yield a layer's rows as they come, and have `take` called with their codes.
+
+        Parameters
+        ----------
+        layer, content
+            Which one, and what yields all of its full groups, in pieces of any length.
+        take
+            Gets codes, in order.
+        """
+        held = np.empty((self._tokens, self._row_bytes), np.uint8)
+        room, filled, first = held.reshape(-1), 0, 0
+        for piece in content():
+            yield piece
+            data: NDArray[np.uint8] = np.frombuffer(piece, np.uint8)
+            while len(data):
+                count = min(len(room) - filled, len(data))
+                room[filled : filled + count] = data[:count]
+                data, filled = data[count:], filled + count
+                if filled == len(room):
+                    take(_bytes(self._code(layer, first, held)))
+                    first, filled = first + self._tokens, 0
+        if filled:
+            take(_bytes(self._code(layer, first, held[: filled // self._row_bytes])))
+
+
+def _bytes(codes: NDArray[np.uint8]) -> memoryview:
+    return np.ascontiguousarray(codes).reshape(-1).data
 
 
 def check_target(target: Path) -> None:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -34,24 +36,80 @@ class KeptCodes:
     def __init__(self, values: ValueCodes, file: CodeFile | None) -> None:
         self._values, self._file = values, file
         self.lacking: set[int] = set()
+        # Of those, what has got codes.
+        self._completed: set[int] = set()
+        # By layer and first row.
+        self._known: WeakValueDictionary[tuple[int, int], SegmentValues] = WeakValueDictionary()
 
     @property
     def completes(self) -> bool:
         """Whether segments that came without codes are given some, one by one."""
-        return bool(self.lacking) and not self._values.hold_all
+        return bool(self.lacking) and self._file is not None and not self._values.hold_all
 
-    def adopted(self, statistics: ChannelStatistics | None) -> SegmentValues | None:
-        """Return what there is of a segment of a session; None where it brought no statistics."""
-        if statistics is None:
-            return None
+    def numbered(
+        self, layer: int, rows: NDArray[np.int64], statistics: ChannelStatistics
+    ) -> SegmentValues:
+        """Return statistics of a segment's values under the number that codes of it have.
+
+        That is another sequence's where it has the same rows and statistics: caches of one session,
+        and forks, find the same codes.
+
+        Parameters
+        ----------
+        layer, rows
+            Whose: int64 row numbers from the segment's first one on; empty while that is open.
+        statistics
+            Of its values.
+        """
+        place = (layer, int(rows[0])) if len(rows) else None
+        known = None if place is None else self._known.get(place)
+        if known is not None and _are_same(known.statistics, statistics):
+            return known
         own = self._values.numbered(statistics)
-        self.lack(own)
+        if place is not None:
+            self._known[place] = own
         return own
 
     def lack(self, own: SegmentValues) -> None:
         """Note that a segment came from a session or a store, with statistics and no codes."""
-        if self._file is not None:
+        if own.number not in self._completed:
             self.lacking.add(own.number)
+
+    def make_room(self, rows: int) -> None:
+        """Have memory for codes of row numbers below that, as far as there is some."""
+        with self._values.changing, suppress(BudgetError):
+            self._values.cover(rows)
+            self._values.fit()
+
+    def bring(
+        self,
+        layer: int,
+        rows: NDArray[np.int64],
+        own: SegmentValues,
+        read: Callable[[], NDArray[np.uint8]],
+    ) -> None:
+        """Keep codes that a session brought of a segment, unless they are here.
+
+        Where tables of these rows do not fit, they come as rows.
+
+        Parameters
+        ----------
+        layer, rows, own
+            As in `keep`.
+        read
+            Returns the codes, uint8 (rows, row_bytes).
+        """
+        if own.number not in self.lacking or not len(rows):
+            return
+        codes = read()
+        try:
+            # Where DRAM has room for all now, a step's buffers may still take some of it.
+            if self._file is not None:
+                self._file.write(layer, rows, own.number, codes)
+            self._values.offer(layer, rows, np.full(len(rows), own.number), codes)
+        except BudgetError:
+            return
+        self._complete(own)
 
     def keep(
         self, layer: int, rows: NDArray[np.int64], values: torch.Tensor, own: SegmentValues
@@ -73,9 +131,10 @@ class KeptCodes:
             Where tables of these rows do not fit.
         """
         codes = self._values.encode(values, own)
-        if self._file is not None:
+        numbers = np.full(len(rows), own.number)
+        if self._file is not None and not self._file.covers(layer, rows, numbers).all():
             self._file.write(layer, rows, own.number, codes)
-        self._values.offer(layer, rows, np.full(len(rows), own.number), codes)
+        self._values.offer(layer, rows, numbers, codes)
 
     def keep_filled(
         self, layer: int, rows: NDArray[np.int64], values: torch.Tensor, own: SegmentValues
@@ -112,7 +171,7 @@ class KeptCodes:
             return
         for number, own in enumerate(known):
             if own.number in self.lacking:
-                self.lacking.discard(own.number)
+                self._complete(own)
                 try:
                     rows, values = stored(number)
                     if len(rows):
@@ -121,8 +180,17 @@ class KeptCodes:
                     return
                 return
 
+    def _complete(self, own: SegmentValues) -> None:
+        self.lacking.discard(own.number)
+        self._completed.add(own.number)
+
     def forget_groups(self, groups: list[int]) -> None:
         """Keep no codes of groups that nobody has any more."""
         self._values.forget_groups(groups)
         if self._file is not None:
             self._file.forget_groups(groups)
+
+
+def _are_same(one: ChannelStatistics, other: ChannelStatistics) -> bool:
+    exponents = np.array_equal(one.exponents, other.exponents)
+    return exponents and np.array_equal(one.means, other.means)
