@@ -49,6 +49,19 @@ def faulty(tmp_path_factory):
         yield hill, made, calls
 
 
+@pytest.fixture
+def coding(tmp_path_factory):
+    """The same with codes of values, which its sessions keep."""
+    calls = FaultyCalls(delay_seconds=0.001)
+    given, place = {"calls": calls}, tmp_path_factory.mktemp("coding")
+    coded = {"exact": 0.02, "exact_floor": 10}
+    with attached_with(TINY.build(), place, given, **coded) as hill, hill.new_cache() as made:
+        # The last token is ranked, so there are statistics of values.
+        feed(hill.model, made, SHORT[:, :-1])
+        feed(hill.model, made, SHORT[:, -1:])
+        yield hill, made, calls
+
+
 def test_an_empty_directory_and_missing_parents_are_fine(cache, tmp_path):
     (tmp_path / "empty").mkdir(mode=0o755)
     cache.save_session(tmp_path / "empty")
@@ -106,8 +119,8 @@ def outcome(cache, place):
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_every_call_that_fails_leaves_all_or_nothing(faulty, tmp_path, kind):
-    attachment, cache, calls = faulty
+def test_every_call_that_fails_leaves_all_or_nothing(coding, tmp_path, kind):
+    attachment, cache, calls = coding
     ids = torch.cat([SHORT, PROMPT[:, -20:]], dim=1)
 
     def answered(cache):
@@ -115,6 +128,7 @@ def test_every_call_that_fails_leaves_all_or_nothing(faulty, tmp_path, kind):
 
     # What has a name then is not linked again.
     cache.save_session(tmp_path / "first")
+    assert (tmp_path / "first" / "codes.bin").stat().st_size > 0
     calls.begin()
     cache.save_session(tmp_path / "counted")
     count = calls.counts[kind]
