@@ -11,7 +11,8 @@ from enum import StrEnum
 from hillinfer.errors import BudgetError
 from hillinfer.values import format_apart, format_bytes
 
-TABLE_GROWTH_ROWS = 4096
+# Tables of rows grow by so many: by more, and a short context counts entries that it never has.
+TABLE_GROWTH_ROWS = 1024
 
 
 class Part(StrEnum):

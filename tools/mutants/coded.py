@@ -329,8 +329,8 @@ CODED: tuple[Mutant, ...] = (
         "layers-share-their-place-in-the-file-of-codes",
         "A layer's codes are written where another layer's are.",
         _FILE,
-        "((span * self._layers + layer) * TABLE_GROWTH_ROWS + inside)",
-        "(span * TABLE_GROWTH_ROWS + inside)",
+        "((span * self._layers + layer) * _SPAN_ROWS + inside)",
+        "(span * _SPAN_ROWS + inside)",
         (_FILE_TESTS,),
     ),
     Mutant(

@@ -31,6 +31,8 @@ from hillinfer_model.value_layout import code_row_bytes
 # Reads bring records that begin at multiples of it.
 _ALIGNMENT = 64
 _NUMBER_BYTES, _START_BYTES = 4, 8
+# Of a layer, records of so many rows lie together.
+_SPAN_ROWS = 4096
 _NOTHING = -1
 # No codes have it; the native library says so, too (kNoNumber).
 NO_NUMBER = -2
@@ -444,8 +446,8 @@ class CodeFile:
 
     def _starts(self, layer: int, groups: Numbers) -> Numbers:
         """Return the byte of the file at which each group's records start."""
-        span, inside = np.divmod(groups * GROUP_TOKENS, TABLE_GROWTH_ROWS)
-        return np.asarray(((span * self._layers + layer) * TABLE_GROWTH_ROWS + inside) * self._size)
+        span, inside = np.divmod(groups * GROUP_TOKENS, _SPAN_ROWS)
+        return np.asarray(((span * self._layers + layer) * _SPAN_ROWS + inside) * self._size)
 
     def _begin(
         self,
@@ -459,7 +461,7 @@ class CodeFile:
         """Begin to read records of rows to a buffer."""
         groups = int(rows.max()) // GROUP_TOKENS + 1
         # A layer's records of so many rows lie behind those of the layer before.
-        starts = self._first_starts[:groups] + layer * TABLE_GROWTH_ROWS * self._size
+        starts = self._first_starts[:groups] + layer * _SPAN_ROWS * self._size
         sums = self._sums.expected(layer, 0)
         places = np.arange(len(rows))
         unit = self._file.read_unit

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.errors import BudgetError
-from hillinfer.memory_budget import Accountant, Part
+from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.native.library import native_library
 from hillinfer.native.signatures import CodeSlots
 from hillinfer.native.structures import row_addresses
@@ -58,7 +58,6 @@ CHUNK_SLOTS = 64
 _SLOT_TABLE_BYTES = 4 + 4
 # A row's slot, and how often and how lately it was wanted.
 ROW_TABLE_BYTES = 4 + 2
-_TABLE_GROWTH_ROWS = 4096
 _HALF_LIFE_STEPS = 32
 _LARGEST_WORTH = 2.0**8
 # Sums of it stay below this, whatever number of sequences wants a token: older times fade.
@@ -432,8 +431,9 @@ class ValueCodes:
         granted = all_codes if all_codes <= left else int(max(0, left) * CODE_SHARE)
         slots = min(granted // (layers * self._slot_bytes), self._covered)
         capacity = slots // CHUNK_SLOTS * CHUNK_SLOTS
-        # Each change has hot rows ranked.
-        is_changed = capacity < self._capacity or capacity >= self._capacity + self._capacity // 16
+        # Each change has hot rows ranked. The last slots that are missing are taken, however few.
+        is_worth_it = min(self._capacity + self._capacity // 16, self._covered)
+        is_changed = capacity < self._capacity or is_worth_it <= capacity != self._capacity
         if is_changed or not self._is_whole:
             self._resize(capacity)
         # Where others took the memory first, the next step tries again.
@@ -445,7 +445,7 @@ class ValueCodes:
         with self._changing:
             if rows <= self._covered:
                 return
-            covered = -(-rows // _TABLE_GROWTH_ROWS) * _TABLE_GROWTH_ROWS
+            covered = -(-rows // TABLE_GROWTH_ROWS) * TABLE_GROWTH_ROWS
             more = (covered - self._covered) * ROW_TABLE_BYTES * len(self.layers)
             with self._accountant.taking(Part.OTHER, more):
                 for one in self.layers:

@@ -28,7 +28,7 @@ from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec, score_bytes, s
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import BudgetError
 from hillinfer.kv.hot_pool import SLOT_BYTES, PoolMoment
-from hillinfer.memory_budget import Part
+from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Part
 
 
 @pytest.fixture
@@ -282,11 +282,11 @@ def test_nothing_to_read_is_no_block(runtime):
 
 def test_the_newest_rows_stay_hot_when_not_all_can(cold_dir):
     hot = 10
+    tables = (4 + ROW_SUM_BYTES) * TABLE_GROWTH_ROWS + 2 * 1024
     budget = (
         staging_bytes(SHAPE, SETTINGS)
         + 64 * SHAPE.token_bytes
-        + SHAPE.layers
-        * ((4 + ROW_SUM_BYTES) * 4096 + 2 * 1024 + hot * (SHAPE.row_bytes + SLOT_BYTES))
+        + SHAPE.layers * (tables + hot * (SHAPE.row_bytes + SLOT_BYTES))
     )
     runtime = Runtime(SHAPE, SETTINGS, budget, cold_dir)
     sequence = runtime.open_sequence()

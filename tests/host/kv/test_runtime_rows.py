@@ -41,7 +41,7 @@ from hillinfer.errors import ColdPoolError
 from hillinfer.kv.hot_pool import SLOT_BYTES
 from hillinfer.kv.pool_policies import POOL_POLICIES
 from hillinfer.kv.sequence import observed_bytes
-from hillinfer.memory_budget import Part
+from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Part
 from hillinfer.settings import PoolSizes
 
 MOST_SEQUENCES = 4
@@ -64,7 +64,7 @@ class RowsOfSequences(RuleBasedStateMachine):
     def make_runtime(self, hot_rows, policy, sizes):
         each = 64 * SHAPE.token_bytes + hit_bytes(SHAPE, MOST_TOKENS) + observed_bytes(SHAPE, 16)
         # Slots and checksums of rows.
-        tables = SHAPE.layers * (4 + ROW_SUM_BYTES) * 4096
+        tables = SHAPE.layers * (4 + ROW_SUM_BYTES) * TABLE_GROWTH_ROWS
         hot = hot_rows * SHAPE.layers * (SHAPE.row_bytes + SLOT_BYTES)
         budget = staging_bytes(SHAPE, CHOSEN) + MOST_SEQUENCES * each + tables + hot
         chosen = CHOSEN.changed(pool_policy=policy, pool_sizes=sizes)
@@ -309,10 +309,11 @@ def test_rows_of_many_sequences(cold_dir):
 @pytest.fixture
 def half_hot(cold_dir):
     """A runtime with a sequence of 200 tokens, some of them hot, and what is known of it."""
+    sums = SHAPE.layers * ROW_SUM_BYTES * TABLE_GROWTH_ROWS
     runtime = Runtime(
         SHAPE,
         CHOSEN,
-        staging_bytes(SHAPE, CHOSEN) + (60 << 10) + SHAPE.layers * ROW_SUM_BYTES * 4096,
+        staging_bytes(SHAPE, CHOSEN) + (60 << 10) + sums,
         cold_dir,
     )
     sequence = runtime.open_sequence()

@@ -87,7 +87,7 @@ def test_a_share_divides_all_that_is_shared():
     assert memory.split(0.0) == Split(36 + 300_000 // 790, 0)
     # No more codes than there are row numbers.
     much = replace(memory, byte_count=2 * 3_000_000).split(1.0)
-    assert (much.codes, much.hot_rows) == (4096, 36 + (3_000_000 - 4096 * 107) // 790)
+    assert (much.codes, much.hot_rows) == (2048, 36 + (3_000_000 - 2048 * 107) // 790)
 
 
 def test_rows_of_the_sweep():

@@ -155,7 +155,7 @@ def test_what_is_taken_and_read_is_counted(opened, cold_dir):
     before = opened.accountant.held()
     assert before[Part.STAGING] == buffer_bytes(SPEC, 300)
     opened.write(0, np.arange(2 * GROUP))
-    assert opened.accountant.held()[Part.OTHER] == table_bytes(LAYERS, 4096)
+    assert opened.accountant.held()[Part.OTHER] == table_bytes(LAYERS, TABLE_GROWTH_ROWS)
     assert opened.counters.cold_write_bytes == 2 * GROUP * record_bytes(SPEC)
     opened.fill(0, np.array([9, 20, 50]))
     with closing(ColdFile(cold_dir, probe_io_mode(cold_dir))) as alike:

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hillinfer.memory_budget import Accountant, Part
+from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.native.library import native_library
 from hillinfer.native.structures import row_addresses
 from hillinfer.shadow.values import CHUNK_SLOTS, CodePool, ValueCodes
@@ -50,6 +50,21 @@ def test_what_many_sequences_wanted_gives_way_in_time(sequences):
     assert offer(pool, SECOND) == CHUNK_SLOTS
     addresses, _ = pool.find(FIRST, np.zeros(len(FIRST), np.int64))
     assert not addresses.any()
+
+
+def test_the_last_codes_of_a_long_context_fit_too():
+    """The tables grow by less than a sixteenth of it: what is missing is taken all the same."""
+    codes = ValueCodes(SPEC, 1, Accountant(1 << 30), lambda: 0, lambda _: None)
+    for rows in (20 * TABLE_GROWTH_ROWS, 20 * TABLE_GROWTH_ROWS + 1):
+        codes.cover(rows)
+        assert codes.hold_all
+    # The twin: memory for all but the newest of them, of which a sixteenth is not worth it.
+    held = codes.held_bytes
+    short = ValueCodes(SPEC, 1, accountant := Accountant(1 << 30), lambda: 0, lambda _: None)
+    short.cover(20 * TABLE_GROWTH_ROWS)
+    accountant.budget_bytes = held + accountant.held()[Part.OTHER]
+    short.cover(20 * TABLE_GROWTH_ROWS + 1)
+    assert not short.hold_all
 
 
 def test_who_looks_takes_no_memory():
