@@ -349,7 +349,7 @@ def kept_product_bytes(spec: KernelSpec, tokens: int) -> int:
     return own if spec.rule is Rule.WEIGHT_SUM and own <= MOST_KEPT_PRODUCT_BYTES else 0
 
 
-_CODED_GROWTH_TOKENS = 1024
+_CODED_GROWTH_TOKENS = 256
 
 
 def most_coded(sets: int, selected: int, tokens: int) -> int:
@@ -366,6 +366,16 @@ def _code_table_bytes(shape: ModelShape, settings: Settings, rows: int) -> int:
     return rows * shape.layers * ROW_TABLE_BYTES + filed
 
 
+def _chosen(shape: ModelShape, settings: Settings, tokens: int) -> tuple[int, int, int]:
+    """Return how many sets a layer chooses, and the tokens and exact tokens of each."""
+    kept = settings.kept_tokens
+    count = selected_count(tokens, settings.importance_rate, kept, settings.max_selected)
+    exact = exact_count(
+        tokens, settings.exact_share, settings.exact_floor, min(kept, tokens), count
+    )
+    return 1 if settings.scope is Scope.LAYER else shape.kv_heads, count, exact
+
+
 def coded_bytes(shape: ModelShape, spec: KernelSpec, settings: Settings, tokens: int) -> int:
     """Return what a step with coded tokens needs beyond what they are kept in (`coded_step`).
 
@@ -374,12 +384,7 @@ def coded_bytes(shape: ModelShape, spec: KernelSpec, settings: Settings, tokens:
     """
     if not settings.has_coded_tokens:
         return 0
-    kept = settings.kept_tokens
-    count = selected_count(tokens, settings.importance_rate, kept, settings.max_selected)
-    exact = exact_count(
-        tokens, settings.exact_share, settings.exact_floor, min(kept, tokens), count
-    )
-    sets = 1 if settings.scope is Scope.LAYER else spec.kv_heads
+    sets, count, exact = _chosen(shape, settings, tokens)
     rows = min(round_up(tokens, GROUP_TOKENS), sets * count)
     codes = rows * (code_row_bytes(spec) + spec.kv_heads)
     if settings.encrypt_cold_pool is not Encryption.YES:
@@ -403,26 +408,53 @@ def widened_bytes(shape: ModelShape, settings: Settings) -> int:
     return settings.block_rows * 2 * channels * _WIDENED_ITEM_BYTES
 
 
+def landing_block_rows(settings: Settings) -> int:
+    """Return the rows of a block that rows are read ahead to.
+
+    In groups where that divides blocks: little sets of several sequences land side by side.
+    """
+    whole = settings.block_rows % GROUP_TOKENS == 0
+    return GROUP_TOKENS if whole else settings.block_rows
+
+
+# Caches that take steps together read ahead for as many of them, and prompts for more rows.
+_LANDING_SETS = 4
+
+
+def landing_rows(shape: ModelShape, settings: Settings) -> int:
+    """Return how many rows are read ahead at most, whole blocks of them.
+
+    Where tokens are coded, and codes lie in a file, only exact ones come as rows as a rule: the
+    longest context's exact tokens, four times, are enough.
+    """
+    most = settings.prefetch_blocks * settings.block_rows
+    if not settings.has_coded_tokens or settings.encrypt_cold_pool is Encryption.YES:
+        return most
+    sets, _, exact = _chosen(shape, settings, shape.max_positions)
+    wanted = _LANDING_SETS * min(shape.max_positions, sets * exact)
+    return min(most, round_up(max(1, wanted), landing_block_rows(settings)))
+
+
 def staging_bytes(shape: ModelShape, settings: Settings) -> int:
     """Return the bytes of all buffers, which follow from the block size and never the budget."""
     spec = kernel_spec(shape, settings)
     block = round_up(settings.block_rows * shape.row_bytes, PAGE_BYTES)
     gathered = round_up(max(settings.block_rows, GROUP_TOKENS) * shape.row_bytes, PAGE_BYTES)
-    landing = round_up(settings.prefetch_blocks * settings.block_rows * shape.row_bytes, PAGE_BYTES)
+    landing = round_up(landing_rows(shape, settings) * shape.row_bytes, PAGE_BYTES)
     channels = shape.kv_heads * shape.head_dim
     read = round_up(max(block, shape.row_bytes + 2 * PAGE_BYTES), PAGE_BYTES)
     write_back = round_up(settings.block_rows, GROUP_TOKENS) * shape.row_bytes
     keys = spec.segment_tokens * channels * _KEY_ITEM_BYTES
     return (
-        # Each buffer, what is on its way into it from slots or from the read buffer, and out of it
-        # into slots.
-        (2 * GATHER_BUFFERS + 1) * gathered
+        # Rows come to them and go from them in the library, and nothing is on its way between.
+        GATHER_BUFFERS * gathered
         # Where rows are read ahead; they go into slots a few at a time.
         + landing
         + read
         + WRITE_BACK_BUFFERS * round_up(write_back, PAGE_BYTES)
         + widened_bytes(shape, settings)
-        + keys
+        # Of a segment that is coded from its rows; values are there as well where they are.
+        + (2 if settings.has_coded_tokens else 1) * keys
         + scratch_bytes(spec)
         + (sealing_bytes(write_back) if settings.encrypt_cold_pool is Encryption.YES else 0)
     )

@@ -30,6 +30,8 @@ from hillinfer.drive.shared_files import OpenFiles
 from hillinfer.engine.budget_growth import BudgetGrowth, FollowingBudget
 from hillinfer.engine.budget_plan import (
     kernel_spec,
+    landing_block_rows,
+    landing_rows,
     sealing_bytes,
     staging_bytes,
     value_statistics_bytes,
@@ -273,11 +275,8 @@ def open_parts(
         undone.callback(store.close)
         if store.own_io_mode is IOMode.BUFFERED:
             warnings.warn(buffered_warning(cold_dir), SetupWarning, stacklevel=3)
-        # In groups where that divides blocks: little sets of several sequences land side by side.
-        whole = settings.block_rows % GROUP_TOKENS == 0
-        size = GROUP_TOKENS if whole else settings.block_rows
-        blocks = settings.prefetch_blocks * (settings.block_rows // size)
-        landing = LandingArea(blocks, size, shape.row_bytes)
+        size, ahead = landing_block_rows(settings), landing_rows(shape, settings)
+        landing = LandingArea(ahead // size, size, shape.row_bytes)
         prefetch = PrefetchBuffer(store, landing)
         undone.callback(prefetch.close)
         # At least a group, so that a tile of attention never waits for two buffers.
@@ -409,7 +408,7 @@ def open_parts(
             recorder,
             windows,
             shape.layers,
-            blocks * size,
+            ahead,
         )
         attention = RowAttention(gather, states, recorder)
         native = host_attention(shape) if gpu is None else None

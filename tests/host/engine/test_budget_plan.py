@@ -8,11 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hillinfer.drive.checksums import ROW_SUM_BYTES
 from hillinfer.drive.files import round_up
 from hillinfer.engine.budget_plan import (
     BudgetPlan,
     hit_bytes,
     kernel_spec,
+    landing_rows,
     score_bytes,
     staging_bytes,
 )
@@ -115,7 +117,7 @@ def test_the_least_budget_is_enough(cold_dir):
 def test_much_less_is_refused_on_the_way(cold_dir):
     shape, chosen, tokens = _example()
     plan = BudgetPlan.with_whole_shadow(shape, chosen, tokens)
-    runtime = Runtime(shape, chosen, plan.required_bytes - plan.kept_bytes, cold_dir)
+    runtime = Runtime(shape, chosen, plan.required_bytes - 2 * plan.kept_bytes, cold_dir)
     with pytest.raises(BudgetError, match="raise --dram-budget"):
         run_through(runtime, tokens, 1)
     runtime.close()
@@ -184,9 +186,11 @@ def test_hits_are_planned_for_every_sequence_and_token():
     longer = BudgetPlan.with_whole_shadow(shape, chosen, 4096, sequences=1)
     hits = hit_bytes(shape, 2048)
     statistics = 2 * 2 * statistics_bytes(kernel_spec(shape, chosen))
-    assert plans[1].other_bytes - plans[0].other_bytes == hits + statistics
+    # Slots and checksums of 2,048 rows more, and one layer's slots while they move.
+    tables = 2048 * (shape.layers * (4 + ROW_SUM_BYTES) + 4)
+    assert plans[1].other_bytes - plans[0].other_bytes == hits + statistics + tables
     scores = [score_bytes(kernel_spec(shape, chosen), chosen.scope, n) for n in (2048, 4096)]
-    growth = hits + statistics + scores[1] - scores[0]
+    growth = hits + statistics + tables + scores[1] - scores[0]
     assert longer.other_bytes - plans[0].other_bytes == growth
 
 
@@ -196,6 +200,23 @@ def test_buffers_follow_from_the_block_size_and_not_from_the_budget():
     for budget in ("1MiB", "64GiB", "25%"):
         assert staging_bytes(shape, chosen.changed(dram_budget=budget)) == expected
     assert staging_bytes(shape, chosen.changed(block_rows=4096)) > expected
+
+
+def test_no_more_is_read_ahead_than_the_longest_context_has_exact_tokens_four_times():
+    shape, _, _ = _example()
+    coded = Settings().changed(alpha=0.2, exact=0.02, encrypt_cold_pool="no")
+    small = dataclasses.replace(shape, max_positions=8192)
+    # 164 tokens of 8,192, in groups of 64; at most four blocks of 512.
+    assert landing_rows(small, coded) == 704
+    assert landing_rows(dataclasses.replace(shape, max_positions=131_072), coded) == 2048
+    assert landing_rows(small, coded.changed(prefetch_blocks=1)) == 512
+    assert landing_rows(small, coded.changed(prefetch_blocks=0)) == 0
+    saved = (2048 - 704) * shape.row_bytes
+    # Where all tokens are exact, or none has codes in a file, rows are all that comes.
+    for other in (coded.changed(exact=1.0), coded.changed(encrypt_cold_pool="yes")):
+        assert landing_rows(small, other) == 2048
+    large = dataclasses.replace(shape, max_positions=131_072)
+    assert staging_bytes(large, coded) - staging_bytes(small, coded) == saved
 
 
 @pytest.mark.parametrize(("text", "expected"), [("64MiB", 64 << 20), ("25%", 1500 * 2 * 128 // 4)])

@@ -10,7 +10,7 @@ DOCUMENT, _ = prompts([1300], seed=3)
 QUESTION, _ = prompts([8], seed=4)
 ROW_BYTES = 2 * 2 * 32 * 2
 # M0 with room for all codes and few rows, for some of the codes, and for all there is.
-FITS, SOME, ENOUGH = "2400KiB", "2100KiB", "16MiB"
+FITS, SOME, ENOUGH = "2200KiB", "2000KiB", "16MiB"
 
 
 class Asked:
