@@ -73,7 +73,7 @@ class CodedNeed:
 
     @property
     def kept_code_bytes(self) -> int:
-        """What codes take of what they share with hot rows: all that there are, or nine tenths."""
+        """What codes take of what they share with hot rows: all that there are, or a share."""
         plan = BudgetPlan.for_context(self.shape, self.settings, self.tokens)
         room = max(0, plan.hot_bytes - plan.kept_bytes)
         every = self.all_code_bytes

@@ -276,7 +276,7 @@ class CodePool:
 # --- The codes of all layers ---
 
 # Of what hot rows and codes share, codes take this part, or all that there are of them.
-CODE_SHARE = 0.9
+CODE_SHARE = 0.85
 
 
 class ValueCodes:

@@ -11,9 +11,12 @@ from hillinfer.errors import BudgetError
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer_bench.replay.code_split import (
     CodedTrace,
+    ReadReplay,
+    Reads,
     SharedMemory,
     Split,
     SplitReplay,
+    planned_reads,
     split_rows,
     splits_text,
 )
@@ -88,6 +91,33 @@ def test_a_share_divides_all_that_is_shared():
     # No more codes than there are row numbers.
     much = replace(memory, byte_count=2 * 3_000_000).split(1.0)
     assert (much.codes, much.hot_rows) == (2048, 36 + (3_000_000 - 2048 * 107) // 790)
+
+
+def test_reads_are_planned_as_the_library_plans_them():
+    assert planned_reads(np.zeros(0, np.int64), 128) == Reads()
+    # Records 0 to 3 fill a sector; 64 begin 8 KiB behind its end, and 68 begin one sector later.
+    assert planned_reads(np.array([1]), 128) == Reads(1, 512)
+    assert planned_reads(np.array([68, 1]), 128) == Reads(1, 18 * 512)
+    assert planned_reads(np.array([72, 1]), 128) == Reads(2, 2 * 512)
+    # A row of 768 bytes lies in two sectors; a long run comes in pieces of 256 KiB.
+    assert planned_reads(np.array([3]), 768) == Reads(1, 1024)
+    assert planned_reads(np.arange(2049), 128) == Reads(2, (256 << 10) + 512)
+    assert Reads(6, 12) + Reads(2, 4) == Reads(8, 16) == Reads(16, 32).each(2)
+
+
+def test_codes_in_memory_save_reads_of_a_file_and_more_reads_of_rows():
+    trace = coded(random_trace(steps=8))
+    none, most = (ReadReplay(trace, Split(40, slots), 768, 128) for slots in (0, 1024))
+    for one in (none, most):
+        one.replayed()
+    saved = none.codes.byte_count - most.codes.byte_count
+    assert 0 < saved < none.rows.byte_count - most.rows.byte_count
+    assert none.exact.reads > 0
+    # The twin has a record of another size.
+    twin = ReadReplay(trace, Split(40, 0), 768, 192)
+    twin.replayed()
+    assert (twin.exact, twin.rows) == (none.exact, none.rows)
+    assert twin.codes != none.codes
 
 
 def test_rows_of_the_sweep():

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.files import round_up
+from hillinfer.drive.landing import JOIN_GAP_BYTES, MAX_READ_BYTES
 from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.generate.run_report import json_bytes
 from hillinfer.kv.hot_pool import SLOT_BYTES
@@ -19,6 +20,7 @@ from hillinfer.kv.pool_policies import make_pool_policy
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import PoolSizes, Settings
+from hillinfer.shadow.code_file import record_bytes
 from hillinfer.shadow.values import CHUNK_SLOTS, CODE_SHARE, CodePool, slot_bytes
 from hillinfer.system.files import cannot_write, write_whole
 from hillinfer.trace.recorder import LayerStep
@@ -27,7 +29,7 @@ from hillinfer_bench.replay.pool_replay import PoolReplay
 from hillinfer_bench.replay.selection_trace import SelectionTrace, Sets
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
-SHARES = (0.0, 0.25, 0.5, 0.75, 0.8, 0.85, CODE_SHARE, 0.95, 1.0)
+SHARES = (0.0, 0.25, 0.5, 0.75, 0.8, CODE_SHARE, 0.9, 0.95, 1.0)
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,8 @@ class SplitReplay(PoolReplay):
         self._pools.settle(layer)
         cold = self._pools.layers[layer].slots(self._sequence.rows(missing)) < 0
         self._bring(layer, self._sequence.rows(missing[cold]))
+        exact = self._sequence.rows(positions[positions < self._sequence.tail_start(layer)])
+        self._want(exact[self._pools.layers[layer].slots(exact) < 0])
         entry = super()._read(layer, positions)
         self._offer(layer, missing)
         counts = self._counts
@@ -166,11 +170,83 @@ class SplitReplay(PoolReplay):
     def _bring(self, layer: int, rows: NDArray[np.int64]) -> None:
         """Take note of cold rows of coded tokens; here nobody does."""
 
+    def _want(self, rows: NDArray[np.int64]) -> None:
+        """Take note of cold rows of exact tokens of a layer; here nobody does."""
+
     def _offer(self, layer: int, positions: NDArray[np.int64]) -> None:
         if len(positions):
             rows = self._sequence.rows(positions)
             none = np.zeros((len(rows), 1), np.uint8)
             self._codes[layer].offer(rows, np.zeros(len(rows), np.int64), none)
+
+
+# --- What the drive does for it ---
+
+_SECTOR_BYTES = 512
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Reads and the bytes that they bring."""
+
+    reads: float = 0
+    byte_count: float = 0
+
+    def __add__(self, other: Reads) -> Reads:
+        return Reads(self.reads + other.reads, self.byte_count + other.byte_count)
+
+    def each(self, steps: int) -> Reads:
+        """Return the mean of so many steps."""
+        return Reads(self.reads / steps, self.byte_count / steps)
+
+
+def planned_reads(rows: NDArray[np.int64], size: int) -> Reads:
+    """Return how the library reads records of one file, in whole sectors.
+
+    Parameters
+    ----------
+    rows
+        int64 record numbers, each once.
+    size
+        Bytes of a record.
+    """
+    if not len(rows):
+        return Reads()
+    own = np.sort(rows)
+    starts = own * size // _SECTOR_BYTES * _SECTOR_BYTES
+    ends = -(-(own + 1) * size // _SECTOR_BYTES) * _SECTOR_BYTES
+    (first,) = np.nonzero(np.append(True, starts[1:] > ends[:-1] + JOIN_GAP_BYTES))
+    counts = ends[np.append(first[1:], len(own)) - 1] - starts[first]
+    return Reads(int((-(-counts // MAX_READ_BYTES)).sum()), int(counts.sum()))
+
+
+class ReadReplay(SplitReplay):
+    """Plans reads of what is cold, too: codes of a file, and rows in their place.
+
+    Parameters
+    ----------
+    trace, split
+        As for `SplitReplay`.
+    row_bytes, code_bytes
+        Of a row, and of a token's record in the file of codes.
+
+    Attributes
+    ----------
+    exact, codes, rows
+        Sums over layers and steps: rows of exact tokens, codes of coded ones, and their rows.
+    """
+
+    def __init__(self, trace: CodedTrace, split: Split, row_bytes: int, code_bytes: int) -> None:
+        super().__init__(trace, split)
+        self._row_bytes, self._code_bytes = row_bytes, code_bytes
+        self.exact = self.codes = self.rows = Reads()
+
+    def _bring(self, layer: int, rows: NDArray[np.int64]) -> None:
+        self.codes += planned_reads(rows, self._code_bytes)
+        self.rows += planned_reads(rows, self._row_bytes)
+
+    def _want(self, rows: NDArray[np.int64]) -> None:
+        self.exact += planned_reads(rows, self._row_bytes)
 
 
 # --- How one memory is shared ---
@@ -248,6 +324,9 @@ class SplitRow:
         Of a layer.
     drive_rows, exact_misses, code_misses
         Per step; see `SplitReplayed`.
+    filed, unfiled
+        Per step: reads where coded tokens without codes come from the file of codes, and where
+        they come as rows.
     code_hits_per_mebibyte, exact_hits_per_mebibyte
         What one more MiB of codes brings per step, and what one MiB less of rows loses, from the
         share before to this one; None for the first, or where codes take no more memory.
@@ -263,6 +342,8 @@ class SplitRow:
     drive_rows: float
     exact_misses: float
     code_misses: float
+    filed: Reads
+    unfiled: Reads
     code_hits_per_mebibyte: float | None = None
     exact_hits_per_mebibyte: float | None = None
 
@@ -276,13 +357,14 @@ def split_rows(
     """Return a row for each budget and share, shares ascending."""
     selected = trace.selected
     settings, steps = selected.settings, selected.steps
+    sizes = shape.row_bytes, record_bytes(kernel_spec(shape, settings))
     rows: list[SplitRow] = []
     for budget in budgets:
         memory = SharedMemory.of_budget(shape, settings, selected.prefix + steps, budget)
         before: SplitRow | None = None
         for share in sorted(shares):
             split = memory.split(share)
-            found = SplitReplay(trace, split).replayed()
+            found = (replay := ReadReplay(trace, split, *sizes)).replayed()
             row = SplitRow(
                 selected.text,
                 settings.importance_rate,
@@ -294,6 +376,8 @@ def split_rows(
                 found.drive_rows / steps,
                 found.exact_misses / steps,
                 found.code_misses / steps,
+                (replay.exact + replay.codes).each(steps),
+                (replay.exact + replay.rows).each(steps),
             )
             rows.append(row if before is None else _with_margins(before, row, memory))
             before = row
@@ -331,7 +415,8 @@ def splits_text(rows: Sequence[SplitRow]) -> str:
     """Return the rows as a Markdown table."""
     heads = (
         "text", "α", "M0", "codes' share", "slots: codes, rows", "drive rows a step",
-        "exact", "coded", "code hits per MiB", "exact hits per MiB",
+        "exact", "coded", "reads, MiB: codes of a file", "reads, MiB: all as rows",
+        "code hits per MiB", "exact hits per MiB",
     )  # fmt: skip
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for row in rows:
@@ -345,6 +430,7 @@ def splits_text(rows: Sequence[SplitRow]) -> str:
             f"{row.drive_rows:.0f}",
             f"{row.exact_misses:.0f}",
             f"{row.code_misses:.0f}",
+            *(f"{one.reads:.0f}, {one.byte_count / 2**20:.1f}" for one in (row.filed, row.unfiled)),
             *("" if one is None else f"{one:.1f}" for one in margins),
         )
         lines.append("| " + " | ".join(cells) + " |")
