@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.attention.native import NativeAttention
 from hillinfer.attention.softmax_merge import SoftmaxMerge
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.kv.sequence import RowLayout
@@ -31,6 +30,7 @@ from hillinfer.native.library import native_library
 from hillinfer.native.structures import row_addresses
 from hillinfer.system.machine import ProcessorFacts
 from hillinfer_bench.native_reads import read_rows
+from hillinfer_bench.precision.row_attention import InPlaceAttention
 from scorer_bench import Figures, measure
 
 # KV heads, query heads per KV head, head_dim.
@@ -93,7 +93,7 @@ def bench(name: str, stored_type: StoredType, count: int, rounds: int) -> dict[s
     memory = memory_of(shape, _SPREAD * count)
     own = places(len(memory), count)
     layout = RowLayout(shape)
-    attention = NativeAttention(shape)
+    attention = InPlaceAttention(shape)
     query, scaling = torch.randn(shape.query_heads, head_dim), head_dim**-0.5
     # The type that the runtime computes in on a CPU.
     narrow = query if stored_type is StoredType.FLOAT16 else query.to(layout.stored_type)

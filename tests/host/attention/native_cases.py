@@ -6,11 +6,11 @@ import pytest
 import torch
 from exact_attention import exact_attention
 
-from hillinfer.attention.native import NativeAttention
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import NativeError, Variant, native_library
 from hillinfer.native.structures import row_addresses
+from hillinfer_bench.precision.row_attention import InPlaceAttention
 
 every_variant = pytest.mark.parametrize("variant", Variant)
 every_type = pytest.mark.parametrize("stored_type", StoredType)
@@ -29,7 +29,7 @@ def require_variant(variant):
 def native_attention(variant, shape):
     """Attention with one variant, or a skip that says what is missing."""
     require_variant(variant)
-    return NativeAttention(shape, variant)
+    return InPlaceAttention(shape, variant)
 
 
 def shape_of(kv_heads, group_size, head_dim, stored_type=StoredType.BFLOAT16):

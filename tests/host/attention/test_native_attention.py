@@ -16,11 +16,12 @@ from native_cases import (
     shape_of,
 )
 
-from hillinfer.attention.native import MOST_GROUP_SIZE, NativeAttention
+from hillinfer.attention.native import MOST_GROUP_SIZE
 from hillinfer.model_shape import StoredType
 from hillinfer.native.library import NativeError, native_library
 from hillinfer.native.structures import row_addresses
 from hillinfer_bench.native_reads import read_rows
+from hillinfer_bench.precision.row_attention import InPlaceAttention
 
 # KV heads, group size, head_dim; each of the loops' remainders, and real models.
 SHAPES = [
@@ -292,13 +293,13 @@ def test_every_number_widens_as_in_torch(variant):
 def test_the_fastest_variant_is_taken():
     library = native_library()
     assert library.tile_rows == 64
-    assert NativeAttention(shape_of(1, 1, 16)).variant is library.variants[0]
+    assert InPlaceAttention(shape_of(1, 1, 16)).variant is library.variants[0]
 
 
 def test_the_callers_query_may_go(threads):
     shape = shape_of(2, 2, 64)
     rows = Rows(shape, 100)
-    attention = NativeAttention(shape)
+    attention = InPlaceAttention(shape)
     query = rows.query.clone()
     softmax = attention.begin(query, rows.scaling)
     query.zero_()
@@ -311,14 +312,14 @@ def test_queries_of_other_types(dtype):
     shape = shape_of(2, 2, 64)
     rows = Rows(shape, 100)
     rows.query = rows.query.to(dtype)
-    out = attend(NativeAttention(shape), rows)
+    out = attend(InPlaceAttention(shape), rows)
     assert (out - rows.exact()).abs().max() < TOLERANCE
 
 
 def test_bad_arguments():
     shape = shape_of(2, 2, 64)
     rows = Rows(shape, 100)
-    attention = NativeAttention(shape)
+    attention = InPlaceAttention(shape)
     query, own = rows.query, rows.addresses
     with pytest.raises(ValueError, match=r"\(3, 64\), not \(4, 64\)"):
         attention.begin(query[:3], 0.1)
@@ -343,20 +344,20 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match="no rows"):
         attention.attend(query, 0.1, [own, own[:0]])
     with pytest.raises(ValueError, match="129 query heads per KV head"):
-        NativeAttention(shape_of(1, MOST_GROUP_SIZE + 1, 64))
+        InPlaceAttention(shape_of(1, MOST_GROUP_SIZE + 1, 64))
 
 
 def test_bad_orders_of_calls():
     shape = shape_of(2, 2, 64)
     rows = Rows(shape, 200)
-    softmax = NativeAttention(shape).begin(rows.query, rows.scaling)
+    softmax = InPlaceAttention(shape).begin(rows.query, rows.scaling)
     softmax.add([rows.addresses[:100]])
     with pytest.raises(ValueError, match=r"100 rows after 100: .* multiple of 64"):
         softmax.add([rows.addresses[100:]])
     with pytest.raises(ValueError, match="2 sets of rows after 1"):
         softmax.add([rows.addresses[:64]] * 2)
     # What was refused changed nothing.
-    expected = NativeAttention(shape).attend(rows.query, rows.scaling, [rows.addresses[:100]])
+    expected = InPlaceAttention(shape).attend(rows.query, rows.scaling, [rows.addresses[:100]])
     assert same_bits(softmax.result(), expected)
 
 
@@ -364,7 +365,7 @@ def test_a_variant_of_another_processor():
     missing = "neon" if os.uname().machine == "x86_64" else "avx2"
     variant = next(one for one in type(native_library().variants[0]) if one.value == missing)
     with pytest.raises(NativeError, match=f"no {missing}"):
-        NativeAttention(shape_of(1, 1, 16), variant)
+        InPlaceAttention(shape_of(1, 1, 16), variant)
 
 
 @every_variant

@@ -13,7 +13,7 @@ _PROGRAM = """
 import json, os, sys
 import numpy as np, torch
 from native_cases import Rows, shape_of
-from hillinfer.attention.native import NativeAttention
+from hillinfer_bench.precision.row_attention import InPlaceAttention
 from hillinfer.native.library import native_library
 from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer.scoring.native import NativeScorer
@@ -24,7 +24,7 @@ from hillinfer_model.kernel_spec import KernelSpec
 
 def attend(count, group_size):
     rows = Rows(shape_of(4, 2, 128), count)
-    attention = NativeAttention(shape_of(4, 2, 128))
+    attention = InPlaceAttention(shape_of(4, 2, 128))
     attention.attend(rows.query, rows.scaling, [rows.addresses])
 
 

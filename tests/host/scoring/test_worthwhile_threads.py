@@ -19,13 +19,13 @@ LARGE = KernelSpec(128, 8, 32, KeyMode.INT8)
 CHILD = """
 import json, os, sys
 import numpy as np, torch
-from hillinfer.attention.native import NativeAttention
+from hillinfer_bench.precision.row_attention import InPlaceAttention
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.structures import row_addresses
 
 torch.set_num_threads(4)
 shape = ModelShape(1, 4, 4, 64, StoredType.BFLOAT16, 1 << 20)
-attention, query = NativeAttention(shape), torch.ones(4, 64)
+attention, query = InPlaceAttention(shape), torch.ones(4, 64)
 found = []
 for rows in json.loads(sys.argv[1]):
     memory = np.zeros((rows, shape.row_bytes), np.uint8)

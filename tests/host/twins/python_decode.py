@@ -5,10 +5,10 @@ from contextlib import closing
 
 import numpy as np
 
-from hillinfer.attention.native import NativeAttention
 from hillinfer.engine.decode_step import NativeDecode
 from hillinfer.native.structures import row_addresses
 from hillinfer.trace.recorder import Lane
+from hillinfer_bench.precision.row_attention import InPlaceAttention
 
 
 class PythonDecode(NativeDecode):
@@ -16,7 +16,7 @@ class PythonDecode(NativeDecode):
 
     def __init__(self, runtime):
         self.__dict__.update(runtime.decode.__dict__)
-        self.attention = NativeAttention(runtime.shape)
+        self.attention = InPlaceAttention(runtime.shape)
 
     @classmethod
     def instead(cls, runtime):

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.attention.native import MOST_GROUP_SIZE, described, host_attention
+from hillinfer.attention.native import MOST_GROUP_SIZE, described
 from hillinfer.attention.softmax_merge import SoftmaxMerge
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.library import NativeError, native_library
 from hillinfer.native.structures import row_addresses
+from hillinfer_bench.precision.row_attention import in_place_attention
 from hillinfer_bench.rivals.rival import RivalSetup
 from hillinfer_model.selection import selected_count
 
@@ -40,7 +41,7 @@ class BlockAttention:
     """
 
     def __init__(self, shape: ModelShape, layout: RowLayout, block_rows: int) -> None:
-        self._native = host_attention(shape)
+        self._native = in_place_attention(shape)
         self._layout = layout
         self._block_rows = block_rows
 
