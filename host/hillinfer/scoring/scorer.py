@@ -377,6 +377,7 @@ class ImportanceEvaluation:
         query: torch.Tensor,
         scaling: float,
         segments: Sequence[SegmentShadow],
+        coming: int = 0,
         lacking: int = 0,
     ) -> list[NDArray[np.int64]]:
         """Select tokens for one query of one layer.
@@ -389,46 +390,23 @@ class ImportanceEvaluation:
             Factor on inner products.
         segments
             All segments of the sequence in this layer.
+        coming
+            1 where the query is a predicted one, of a token behind those of `segments` that has no
+            key yet. As recent as a token can be, it is kept: the others are chosen from what there
+            is (HillInfer section 4.3).
         lacking
             As in `wanted`.
 
         Returns
         -------
         One ascending int64 array of positions per selected set: one for the layer, or one per KV
-        head.
+        head. A coming token is the last of each.
         """
-        length = total_tokens(segments)
+        length = total_tokens(segments) + coming
         wanted = self.wanted(length, lacking)
         if wanted.count == length:
             return self.everything(length)
-        return self._scorer.choose(query, scaling, segments, 0, wanted)
-
-    def select_next(
-        self,
-        query: torch.Tensor,
-        scaling: float,
-        segments: Sequence[SegmentShadow],
-        lacking: int = 0,
-    ) -> list[NDArray[np.int64]]:
-        """Select for the token after those of `segments`, which has a query and no key yet.
-
-        It is as recent as a token can be, so it is kept; the others are chosen from what there is
-        (HillInfer section 4.3).
-
-        Parameters
-        ----------
-        query, scaling, segments, lacking
-            As in `select`; the query is a predicted one.
-
-        Returns
-        -------
-        As `select` of one token more: as many positions, the last of them the new token's.
-        """
-        length = total_tokens(segments) + 1
-        wanted = self.wanted(length, lacking)
-        if wanted.count == length:
-            return self.everything(length)
-        return self._scorer.choose(query, scaling, segments, 1, wanted)
+        return self._scorer.choose(query, scaling, segments, coming, wanted)
 
     def chosen(
         self,
@@ -438,14 +416,9 @@ class ImportanceEvaluation:
         coming: int,
         lacking: int = 0,
     ) -> list[NDArray[np.int64]] | Split:
-        """Return what `split` does where tokens are coded, else what `select` or `select_next` do.
-
-        Parameters are theirs; `coming` is 1 where the query is a predicted one, else 0.
-        """
-        given = query, scaling, segments
-        if self.codes(total_tokens(segments) + coming, lacking):
-            return self.split(*given, coming, lacking)
-        return (self.select_next if coming else self.select)(*given, lacking)
+        """Return what `split` does where tokens are coded, else what `select` does."""
+        is_coded = self.codes(total_tokens(segments) + coming, lacking)
+        return (self.split if is_coded else self.select)(query, scaling, segments, coming, lacking)
 
     def split(
         self,
@@ -455,10 +428,7 @@ class ImportanceEvaluation:
         coming: int,
         lacking: int = 0,
     ) -> Split:
-        """Select, and say which tokens are exact; parameters as in `select` and `select_next`.
-
-        `coming` is 1 where the query is a predicted one, else 0; `codes` says that it is called.
-        """
+        """Do as `select`, and say which tokens are exact; `codes` says that it is called."""
         wanted = self.wanted_split(total_tokens(segments) + coming, lacking)
         return Split(*self._scorer.choose_each(query, scaling, segments, coming, wanted))
 

@@ -212,9 +212,9 @@ def noting(threads, kind=ImportanceEvaluation):
     """Note which threads select."""
 
     class Noting(kind):
-        def select_next(self, *given):
+        def select(self, *given):
             threads.append(threading.current_thread())
-            return super().select_next(*given)
+            return super().select(*given)
 
     return Noting
 

@@ -421,7 +421,7 @@ def test_a_row_that_never_came_back_is_told_from_then_on(tmp_path):
 class WithoutTheNewest(ImportanceEvaluation):
     """Selects, of all that was asked for, old tokens only."""
 
-    def select_next(self, *given):
+    def select(self, *given):
         return [np.arange(40, TOKENS - 3, 7)]
 
 

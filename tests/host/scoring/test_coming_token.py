@@ -93,7 +93,7 @@ def test_the_coming_token_is_selected_as_the_newest_kept_one(tokens, scope):
     segments, query = case(spec, tokens)
     settings = Settings().changed(alpha=0.2, kept_recent=7, kept_sinks=2)
     golden = ImportanceEvaluation(GoldenScorer(spec, scope), settings)
-    sets = golden.select_next(query, 0.1, segments)
+    sets = golden.select(query, 0.1, segments, 1)
     count = max(int((tokens + 1) * 0.2 + 0.5), 10)
     for own in sets:
         assert len(own) == count
@@ -101,7 +101,7 @@ def test_the_coming_token_is_selected_as_the_newest_kept_one(tokens, scope):
         assert (np.diff(own) > 0).all()
     for scorer in (TorchScorer(spec, scope), NativeScorer(spec, scope)):
         for mine, own in zip(
-            ImportanceEvaluation(scorer, settings).select_next(query, 0.1, segments),
+            ImportanceEvaluation(scorer, settings).select(query, 0.1, segments, 1),
             sets,
             strict=True,
         ):

@@ -293,22 +293,12 @@ class ReplayedEvaluation(ImportanceEvaluation):
         query: torch.Tensor,
         scaling: float,
         segments: Sequence[SegmentShadow],
-        lacking: int = 0,
-    ) -> list[NDArray[np.int64]]:
-        """Score all tokens, then return the recorded set; see `ImportanceEvaluation`."""
-        own = super().select(query, scaling, segments, lacking)
-        return self._replayed(segments, 0, len(own))
-
-    def select_next(
-        self,
-        query: torch.Tensor,
-        scaling: float,
-        segments: Sequence[SegmentShadow],
+        coming: int = 0,
         lacking: int = 0,
     ) -> list[NDArray[np.int64]]:
         """Score all tokens there are, then return the recorded set; see `ImportanceEvaluation`."""
-        own = super().select_next(query, scaling, segments, lacking)
-        return self._replayed(segments, 1, len(own))
+        own = super().select(query, scaling, segments, coming, lacking)
+        return self._replayed(segments, coming, len(own))
 
     def split(
         self,
