@@ -20,14 +20,14 @@ from hillinfer.scoring.native import NativeScorer
 from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Rule, Scope
-from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
-from hillinfer_model.value_layout import code_row_bytes, value_segment_beats
+from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.value_layout import code_row_bytes
 
 # --- Value codes ---
 
 
 class NativeValueCoder:
-    """Writes value codes where value shadows and single tokens hold them.
+    """Writes value codes where single tokens hold them.
 
     Their channel statistics are those that `NativeScorer.statistics` takes of values. Bytes are
     the same for any variant and any number of threads.
@@ -58,42 +58,6 @@ class NativeValueCoder:
         self._shape = Shape.of(spec, Scope.LAYER)
         self.row_bytes = code_row_bytes(spec) + spec.kv_heads
 
-    def encode(
-        self,
-        values: torch.Tensor,
-        statistics: ChannelStatistics,
-        shadow: NDArray[np.uint8],
-        first_token: int,
-    ) -> None:
-        """Code consecutive tokens into a segment's value shadow (contract, section 14).
-
-        Parameters
-        ----------
-        values
-            float16 of shape (tokens, kv_heads, head_dim), strided as it may be.
-        statistics
-            Of the segment's values.
-        shadow
-            uint8 of shape (value_segment_beats, 64); fresh ones are all zero.
-        first_token
-            Index of the first token within the segment.
-
-        Raises
-        ------
-        ValueError
-            Where a type or shape does not fit, or tokens lie outside the segment.
-        """
-        self._check(values, statistics)
-        beats = value_segment_beats(self.spec), BEAT_BYTES
-        if shadow.shape != beats or shadow.dtype != np.uint8 or not shadow.flags.c_contiguous:
-            raise ValueError(f"a value shadow of {shadow.dtype} {shadow.shape}, not uint8 {beats}")
-        last = first_token + values.shape[0]
-        if first_token < 0 or last > self.spec.segment_tokens:
-            raise ValueError(
-                f"tokens {first_token}..{last} lie outside a segment of {self.spec.segment_tokens}"
-            )
-        self._call("hillinfer_encode_values", values, statistics, shadow, first_token)
-
     def encode_rows(
         self, values: torch.Tensor, statistics: ChannelStatistics, rows: NDArray[np.uint8]
     ) -> None:
@@ -101,12 +65,19 @@ class NativeValueCoder:
 
         Parameters
         ----------
-        values, statistics
-            As for `encode`, whose errors it raises.
+        values
+            float16 of shape (tokens, kv_heads, head_dim), strided as it may be.
+        statistics
+            Of the segment's values.
         rows
             uint8 of shape (tokens, at least row_bytes), C-contiguous.
+
+        Raises
+        ------
+        ValueError
+            Where a type or shape does not fit.
         """
-        self._check(values, statistics)
+        self.check(values, statistics)
         tokens = values.shape[0]
         if (
             rows.dtype != np.uint8
@@ -118,9 +89,9 @@ class NativeValueCoder:
             raise ValueError(
                 f"rows of {rows.dtype} {rows.shape}, not uint8 ({tokens}, {self.row_bytes} or more)"
             )
-        self._call("hillinfer_encode_value_rows", values, statistics, rows, rows.shape[1])
+        self.call("hillinfer_encode_value_rows", values, statistics, rows, rows.shape[1])
 
-    def _call(
+    def call(
         self,
         name: str,
         values: torch.Tensor,
@@ -128,6 +99,7 @@ class NativeValueCoder:
         out: NDArray[np.uint8],
         place: int,
     ) -> None:
+        """Have a function of the library code values to a place of an array, unchecked."""
         exponents = np.ascontiguousarray(statistics.exponents)
         means = np.ascontiguousarray(statistics.means)
         segment = array("q", (0, exponents.ctypes.data, means.ctypes.data, 0, values.shape[0]))
@@ -144,7 +116,8 @@ class NativeValueCoder:
             values.shape[0],
         )
 
-    def _check(self, values: torch.Tensor, statistics: ChannelStatistics) -> None:
+    def check(self, values: torch.Tensor, statistics: ChannelStatistics) -> None:
+        """Raise ValueError where values or statistics are of another shape or type."""
         shape = self.spec.kv_heads, self.spec.head_dim
         if values.dtype != torch.float16 or values.ndim != 3 or values.shape[1:] != shape:
             raise ValueError(

@@ -7,8 +7,8 @@ import torch
 from native_variants import every_variant
 
 from hillinfer.native.library import native_library
-from hillinfer.scoring.coded import NativeValueCoder
 from hillinfer.scoring.native import NativeScorer
+from hillinfer_bench.precision.coded_attention import ShadowValueCoder
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import KeyMode, Scope
 from hillinfer_model.kernel_spec import KernelSpec
@@ -26,7 +26,7 @@ SHAPES = [(1, 64), (3, 64), (2, 80), (2, 128), (1, 48), (1, 256)]
 def coder(variant, spec):
     if variant not in native_library().variants:
         pytest.skip(f"this processor has no {variant.value}")
-    return NativeValueCoder(spec, variant)
+    return ShadowValueCoder(spec, variant)
 
 
 def spec_of(kv_heads, dim, mode=KeyMode.INT4):
@@ -128,7 +128,7 @@ def test_statistics_and_codes_of_a_segment_of_values(variant):
 
 def test_what_does_not_fit_is_refused():
     spec = spec_of(2, 64)
-    own, statistics = NativeValueCoder(spec), statistics_of(spec)
+    own, statistics = ShadowValueCoder(spec), statistics_of(spec)
     values = some_values(spec, 4)
     shadow = np.zeros((value_segment_beats(spec), 64), np.uint8)
     for wrong, given in (

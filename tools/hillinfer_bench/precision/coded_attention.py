@@ -15,12 +15,56 @@ from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import Variant, native_library
 from hillinfer.native.signatures import BlockPartials, CodedCall, CodedTokens
 from hillinfer.native.structures import row_addresses
+from hillinfer.scoring.coded import NativeValueCoder
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.coded_attention import BLOCK_TOKENS
 from hillinfer_model.kernel_spec import BEAT_BYTES, GROUP_TOKENS, KernelSpec
 from hillinfer_model.value_layout import code_row_bytes, value_group_beats, value_segment_beats
 
 MOST_CHANNELS = 256
+
+# --- Values of a whole segment ---
+
+
+class ShadowValueCoder(NativeValueCoder):
+    """Writes value codes where a segment's value shadow holds them, which no cache has."""
+
+    def encode(
+        self,
+        values: torch.Tensor,
+        statistics: ChannelStatistics,
+        shadow: NDArray[np.uint8],
+        first_token: int,
+    ) -> None:
+        """Code consecutive tokens into a segment's value shadow (contract, section 14).
+
+        Parameters
+        ----------
+        values
+            float16 of shape (tokens, kv_heads, head_dim), strided as it may be.
+        statistics
+            Of the segment's values.
+        shadow
+            uint8 of shape (value_segment_beats, 64); fresh ones are all zero.
+        first_token
+            Index of the first token within the segment.
+
+        Raises
+        ------
+        ValueError
+            Where a type or shape does not fit, or tokens lie outside the segment.
+        """
+        self.check(values, statistics)
+        beats = value_segment_beats(self.spec), BEAT_BYTES
+        if shadow.shape != beats or shadow.dtype != np.uint8 or not shadow.flags.c_contiguous:
+            raise ValueError(f"a value shadow of {shadow.dtype} {shadow.shape}, not uint8 {beats}")
+        last = first_token + values.shape[0]
+        if first_token < 0 or last > self.spec.segment_tokens:
+            raise ValueError(
+                f"tokens {first_token}..{last} lie outside a segment of {self.spec.segment_tokens}"
+            )
+        self.call("hillinfer_encode_values", values, statistics, shadow, first_token)
+
 
 # --- Where codes lie ---
 
