@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hillinfer.drive.files import IOMode
 from hillinfer.drive.landing import Seals
-from hillinfer.drive.shared_files import ReadFile, RowBase
+from hillinfer.drive.shared_files import ReadFile, RowBase, begins_like
 
 # --- Who owns groups ---
 
@@ -409,10 +409,7 @@ class OtherFiles:
 
     def base_like(self, base: RowBase) -> int | None:
         """Return where a base of the same files begins that has as many groups, or None."""
-        for first, (_, own) in self._bases.items():
-            if base.key is not None and own.key == base.key and own.count >= base.count:
-                return first
-        return None
+        return begins_like(base, {first: own for first, (_, own) in self._bases.items()})
 
     def add_base(self, first: int, base: RowBase) -> None:
         """Let groups from `first` on lie in a base, which is closed with this."""

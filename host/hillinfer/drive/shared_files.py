@@ -8,9 +8,9 @@ import os
 import resource
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -301,82 +301,17 @@ class StoredBase:
         self.shadow.close()
 
 
-@dataclass(frozen=True)
-class BasePart(Generic[Base]):
-    """Those of some numbers that lie in one base, or in none.
+def begins_like(wanted: Base, known: Mapping[int, Base]) -> int | None:
+    """Return where a base of the same files with at least as much to read begins, or None.
 
     Parameters
     ----------
-    chosen
-        bool, a flag for each number.
-    first
-        First number of the base, 0 where there is none.
-    base
-        Which, or None for a store's own file.
+    wanted
+        Of which files.
+    known
+        Bases by their first group or slot.
     """
-
-    chosen: NDArray[np.bool_]
-    first: int
-    base: Base | None
-
-
-class BaseMap(Generic[Base]):
-    """Which numbers of groups or slots lie in which base.
-
-    It is replaced and never changed, so that any thread may look.
-
-    Parameters
-    ----------
-    placed
-        First number and base of each; no two overlap.
-    """
-
-    def __init__(self, placed: Sequence[tuple[int, Base]] = ()) -> None:
-        self._placed: list[tuple[int, Base]] = sorted(placed, key=lambda one: one[0])
-        self._firsts = np.array([first for first, _ in self._placed], np.int64)
-        self._ends = np.array([first + base.count for first, base in self._placed], np.int64)
-
-    def __bool__(self) -> bool:
-        """Whether there are any."""
-        return bool(self._placed)
-
-    @property
-    def bases(self) -> list[Base]:
-        """All of them."""
-        return [base for _, base in self._placed]
-
-    def having(self, first: int, base: Base) -> BaseMap[Base]:
-        """Return a map with one more, whose numbers begin at `first`."""
-        return BaseMap(self._placed + [(first, base)])  # noqa: RUF005  (no type of a mixture)
-
-    def without(self, first: int) -> tuple[Base | None, BaseMap[Base]]:
-        """Return the base whose numbers begin at `first`, None for none, and a map without it."""
-        rest = [(own, base) for own, base in self._placed if own != first]
-        return next((base for own, base in self._placed if own == first), None), BaseMap(rest)
-
-    def like(self, base: Base) -> int | None:
-        """Return where the same files with at least as much to read begin, or None."""
-        for first, own in self._placed:
-            if base.key is not None and own.key == base.key and own.count >= base.count:
-                return first
-        return None
-
-    def which(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return a number for the base of each, -1 for none, int64."""
-        if not self._placed:
-            return np.full(len(numbers), -1)
-        at = np.searchsorted(self._firsts, numbers, "right") - 1
-        at[numbers >= self._ends[at]] = -1
-        return at
-
-    def of(self, number: int) -> tuple[int, Base | None]:
-        """Return the first number and the base of the one that a number lies in, or 0 and None."""
-        at = int(self.which(np.array([number]))[0])
-        return self._placed[at] if at >= 0 else (0, None)
-
-    def parts(self, numbers: NDArray[np.int64]) -> Iterator[BasePart[Base]]:
-        """Yield the bases that some numbers lie in, and which do; the own file is one of them."""
-        which = self.which(numbers)
-        for at in np.unique(which).tolist():
-            first, base = self._placed[at] if at >= 0 else (0, None)
-            yield BasePart(which == at, first, base)
+    for first, own in known.items():
+        if wanted.key is not None and own.key == wanted.key and own.count >= wanted.count:
+            return first
+    return None

@@ -20,7 +20,7 @@ from hillinfer.drive.files import PAGE_BYTES, ColdFile, IOMode, aligned_buffer, 
 from hillinfer.drive.landing import MAX_READ_BYTES
 from hillinfer.drive.read_engines import ReadEngine
 from hillinfer.drive.regions import GroupTable
-from hillinfer.drive.shared_files import BaseMap, ReadFile, ShadowBase
+from hillinfer.drive.shared_files import ReadFile, ShadowBase, begins_like
 from hillinfer.scoring.layout import probe_bytes
 from hillinfer.secrecy.cold_pages import ColdPages, table_bytes
 from hillinfer.secrecy.library import WrongTagError
@@ -85,7 +85,8 @@ class ShadowStore:
             STREAM_BUFFERS, thread_name_prefix="hillinfer-shadow-read"
         )
         self._slots = GroupTable()
-        self._bases: BaseMap[ShadowBase] = BaseMap()
+        # By their first slot; replaced and never changed, so that any thread may look.
+        self._bases: dict[int, ShadowBase] = {}
         # Checksums by slot, counted with the statistics of what the slot holds; below 0 where a
         # slot's is not known.
         self._sums = array("q")
@@ -110,7 +111,7 @@ class ShadowStore:
         if base.slot_bytes != self.slot_bytes or not base.count:
             base.close()
             return None
-        first = self._bases.like(base)
+        first = begins_like(base, self._bases)
         if first is not None:
             base.close()
             self._slots.hold(first)
@@ -119,7 +120,7 @@ class ShadowStore:
         self._sums.extend([_UNKNOWN] * (self._slots.groups - len(self._sums)))
         for slot in range(base.count):
             self._sums[first + slot] = _UNKNOWN if base.sums is None else int(base.sums[slot])
-        self._bases = self._bases.having(first, replace(base, sums=None))
+        self._bases = self._bases | {first: replace(base, sums=None)}
         return first
 
     def let_base_go(self, first: int) -> None:
@@ -188,13 +189,11 @@ class ShadowStore:
         into
             Memory for as many, uint8, from a page on.
         """
-        numbers = np.asarray(slots, np.int64)
-        places = np.arange(len(numbers)) * self.slot_bytes
-        parts: list[tuple[ReadFile, Reads]] = []
-        for part in self._bases.parts(numbers):
-            offsets = (numbers[part.chosen] - part.first) * self.slot_bytes
-            file = self._opened() if part.base is None else part.base.file
-            parts.append((file, self._reads(offsets, places[part.chosen])))
+        wanted: dict[ReadFile, list[tuple[int, int]]] = {}
+        for number, slot in enumerate(slots):
+            file, offset = self._lies(slot)
+            wanted.setdefault(file, []).append((offset, number * self.slot_bytes))
+        parts = [(file, self._reads(np.array(own, np.int64))) for file, own in wanted.items()]
         return self._readers.submit(self._noted_reads, parts, into, slots)
 
     def place(self, slot: int) -> tuple[int, int] | None:
@@ -202,11 +201,10 @@ class ShadowStore:
 
         None where nobody can read it there, because it is sealed.
         """
-        first, base = self._bases.of(slot)
-        if base is None and self._pages is not None:
+        if self._pages is not None and self._base_of(slot) is None:
             return None
-        file = self._opened() if base is None else base.file
-        return file.descriptor, (slot - first) * self.slot_bytes
+        file, offset = self._lies(slot)
+        return file.descriptor, offset
 
     def close(self) -> None:
         """Stop the threads and give the drive's space back; harmless when done twice."""
@@ -215,14 +213,28 @@ class ShadowStore:
         if self._file is not None:
             self._file.close()
             self._file = None
-        for base in self._bases.bases:
+        for base in self._bases.values():
             base.close()
 
     def _drop_bases(self) -> None:
         for first in self._slots.close_idle_regions():
-            base, self._bases = self._bases.without(first)
-            assert base is not None
-            base.close()
+            closed = self._bases[first]
+            self._bases = {own: base for own, base in self._bases.items() if own != first}
+            closed.close()
+
+    def _base_of(self, slot: int) -> int | None:
+        """Return the first slot of the base that a slot lies in; None for the own file."""
+        for first, base in self._bases.items():
+            if first <= slot < first + base.count:
+                return first
+        return None
+
+    def _lies(self, slot: int) -> tuple[ReadFile, int]:
+        """Return the file that a slot lies in, and at which of its bytes."""
+        first = self._base_of(slot)
+        if first is None:
+            return self._opened(), slot * self.slot_bytes
+        return self._bases[first].file, (slot - first) * self.slot_bytes
 
     def _noted_write(self, file: ColdFile, memory: memoryview, slot: int) -> None:
         self._sums[slot] = int(self._sums_of(np.frombuffer(memory, np.uint8), 1)[0])
@@ -242,9 +254,8 @@ class ShadowStore:
         self._open(memory, slots)
         for slot, found in zip(slots, self._sums_of(memory, len(slots)).tolist(), strict=True):
             if self._sums[slot] not in (_UNKNOWN, found):
-                first, base = self._bases.of(slot)
-                file = self._opened() if base is None else base.file
-                raise file.changed(self.slot_bytes, (slot - first) * self.slot_bytes)
+                file, offset = self._lies(slot)
+                raise file.changed(self.slot_bytes, offset)
 
     def _as_written(self, memory: memoryview, slot: int) -> memoryview:
         """Return a shadow as it goes to the drive."""
@@ -262,7 +273,7 @@ class ShadowStore:
         if self._pages is None:
             return
         for at, slot in enumerate(slots):
-            if self._bases.of(slot)[1] is not None:
+            if self._base_of(slot) is not None:
                 continue
             own = memory[at * self.slot_bytes : (at + 1) * self.slot_bytes]
             try:
@@ -275,13 +286,12 @@ class ShadowStore:
         shadows = memory[: count * self.slot_bytes].reshape(count, self.slot_bytes)
         return sums_of(shadows, np.arange(count))
 
-    def _reads(self, offsets: NDArray[np.int64], places: NDArray[np.int64]) -> Reads:
+    def _reads(self, wanted: NDArray[np.int64]) -> Reads:
+        """Return the reads of shadows, of each the byte of the file and that of the memory."""
         pieces = np.arange(0, self.slot_bytes, MAX_READ_BYTES)
-        return Reads(
-            (offsets[:, None] + pieces).reshape(-1),
-            (places[:, None] + pieces).reshape(-1),
-            np.tile(np.minimum(self.slot_bytes - pieces, MAX_READ_BYTES), len(offsets)),
-        )
+        starts = (wanted[:, :, None] + pieces).transpose(1, 0, 2).reshape(2, -1)
+        sizes = np.minimum(self.slot_bytes - pieces, MAX_READ_BYTES)
+        return Reads(starts[0], starts[1], np.tile(sizes, len(wanted)))
 
     def _opened(self) -> ColdFile:
         if self._file is None:
