@@ -178,7 +178,7 @@ class HotPool:
         self, layer: int, sequence: Sequence, positions: NDArray[np.int64]
     ) -> NDArray[np.uint64]:
         """Return where rows lie in memory; see `locate`. Nobody has selected them."""
-        return self._found(layer, sequence, positions, _NOBODY)
+        return self.locate(layer, sequence, positions, _NOBODY)
 
     def locate(
         self, layer: int, sequence: Sequence, positions: NDArray[np.int64], step: int
@@ -203,20 +203,11 @@ class HotPool:
         IndexError
             The sequence has no such position.
         """
-        return self._found(layer, sequence, positions, step)
-
-    def _found(
-        self, layer: int, sequence: Sequence, positions: NDArray[np.int64], step: int
-    ) -> NDArray[np.uint64]:
         wanted = np.ascontiguousarray(positions, np.int64)
         addresses = np.empty(len(wanted), np.uint64)
         table = sequence.table_addresses[layer]
         self._library.find_rows(table, self.table_address, wanted, step, addresses)
         return addresses
-
-    def note_hits(self, slots: NDArray[np.int32], step: int) -> None:
-        """Note that these slots were selected in this step."""
-        self.columns.last_selected[slots] = step
 
     def refresh(
         self, layer: int, sequence: Sequence, settled: int, length: int, fades: int = 0
@@ -292,9 +283,8 @@ class HotPool:
         """Demote all but the best `capacity` rows, give their memory back, and say how many."""
         if capacity >= self.used_rows:
             return 0
-        worth, keys = native_worth(self.policy), None
-        if worth == RANKED_BY_PYTHON:
-            keys = self._slot_keys(moment)
+        worth = native_worth(self.policy)
+        keys = self._slot_keys(moment) if worth == RANKED_BY_PYTHON else None
         return self.columns.shrink(capacity, _moment(moment, worth, keys))
 
     def forget(self, first_row: int, last_row: int) -> None:
@@ -311,7 +301,8 @@ class HotPool:
         count = len(candidates)
         steps = np.full(count, moment.step, np.int32)
         lengths = np.full(count, moment.length, np.int32)
-        keys = self._rank(candidates.positions, candidates.counts, steps, lengths, moment)
+        history = candidates.positions, candidates.counts, steps, lengths
+        keys = rank(self.policy, RowHistory(*history, moment.alpha), moment)
         cold = int((self.slot_of_row[candidates.rows] == NOWHERE).sum())
         crowded = cold > self.columns.free
         own = self._slot_keys(moment) if crowded else np.zeros(self.used_rows, np.int64)
@@ -321,29 +312,16 @@ class HotPool:
         """Return the keys of all slots by the policy alone, 0 for those that are free."""
         own = np.zeros(self.used_rows, np.int64)
         settled = np.flatnonzero(self.columns.rows[: self.used_rows] != NOWHERE)
-        own[settled] = self._keys(settled, moment)
-        return own
-
-    def _keys(self, slots: NDArray[np.int64], moment: PoolMoment) -> NDArray[np.int64]:
         table = self.columns
-        return self._rank(
-            table.positions[slots],
-            table.counts[slots],
-            table.last_selected[slots],
-            table.lengths[slots],
-            moment,
+        history = RowHistory(
+            table.positions[settled],
+            table.counts[settled],
+            table.last_selected[settled],
+            table.lengths[settled],
+            moment.alpha,
         )
-
-    def _rank(
-        self,
-        positions: NDArray[np.int32],
-        counts: NDArray[np.uint16],
-        last_selected: NDArray[np.int32],
-        lengths: NDArray[np.int32],
-        moment: PoolMoment,
-    ) -> NDArray[np.int64]:
-        rows = RowHistory(positions, counts, last_selected, lengths, moment.alpha)
-        return rank(self.policy, rows, moment)
+        own[settled] = rank(self.policy, history, moment)
+        return own
 
 
 def _moment(moment: PoolMoment, worth: int, slot_keys: NDArray[np.int64] | None) -> Promotion:

@@ -125,7 +125,7 @@ class PoolOfRows(RuleBasedStateMachine):
     def note_hits(self, rows):
         self.step += 1
         slots = self.pool.slots(np.array(rows, np.int64))
-        self.pool.note_hits(slots[slots >= 0], self.step)
+        self.pool.columns.last_selected[slots[slots >= 0]] = self.step
         for row in set(rows) & set(self.known):
             position, hits, _, length = self.known[row]
             self.known[row] = position, hits, self.step, length
@@ -202,7 +202,7 @@ def hot_rows(pool):
 
 
 def note(pool, rows, step):
-    pool.note_hits(pool.slots(np.array(rows)), step)
+    pool.columns.last_selected[pool.slots(np.array(rows))] = step
 
 
 def test_the_row_that_was_selected_longest_ago_goes():

@@ -75,7 +75,7 @@ def test_native_promotion_is_that_of_numpy(name):
         (hot, *_) = state(native)
         noted = chance.choice(hot, len(hot) // 4, replace=False)
         for pool in (native, twin):
-            pool.note_hits(pool.slots(noted), moment.step)
+            pool.columns.last_selected[pool.slots(noted)] = moment.step
         moved = native.promote(offered, moment, settled)
         assert moved == twin.promote(offered, moment, settled)
         demoted += moved[1]

@@ -18,7 +18,7 @@ class NumpyHotPool(HotPool):
     def locate(self, layer, sequence, positions, step):
         """Return where rows lie in memory, and stamp them; see `HotPool.locate`."""
         addresses, hot = self._by_numpy(layer, sequence, positions)
-        self.note_hits(hot, step)
+        self.columns.last_selected[hot] = step
         return addresses
 
     def promote(self, candidates, moment, settled_before):
