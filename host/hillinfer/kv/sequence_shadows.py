@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from functools import partial
+from itertools import product
 
 import numpy as np
 import torch
@@ -171,32 +172,18 @@ class SequenceShadows:
         base
             The saved shadow's file, which is closed once nobody reads it.
         """
-        with self._memory.base(base) as first:
-            self._adopt(sequence, saved, segments, tokens, first)
-
-    def _adopt(
-        self,
-        sequence: Sequence,
-        saved: SavedShadow,
-        segments: int,
-        tokens: int,
-        first: int | None,
-    ) -> None:
         size = self.spec.segment_tokens
-        for number in range(segments):
-            segment = self._own(sequence, number)
-            for layer, own in enumerate(segment.layers):
+        with self._memory.base(base) as first:
+            for number, layer in product(range(segments), range(self._layers)):
+                own = self._own(sequence, number).layers[layer]
                 statistics = saved.statistics(number, layer)
-                if statistics is not None:
-                    self._memory.adopt(
-                        own,
-                        number,
-                        statistics,
-                        int(saved.coded[number, layer]),
-                        None if first is None else first + saved.slot(number, layer),
-                        partial(saved.read_codes, number, layer),
-                    )
-                    self._memory.leave_to_device(own, (number + 1) * size, tokens)
+                if statistics is None:
+                    continue
+                slot = None if first is None else first + saved.slot(number, layer)
+                read = partial(saved.read_codes, number, layer)
+                coded = int(saved.coded[number, layer])
+                self._memory.adopt(own, number, statistics, coded, slot, read)
+                self._memory.leave_to_device(own, (number + 1) * size, tokens)
 
     def share_segment(self, sequence: Sequence, segment: Segment) -> None:
         """Give a sequence its next segment, which others have too."""
