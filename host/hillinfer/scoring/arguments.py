@@ -38,13 +38,6 @@ class ScoringArguments:
         self._query_shape = spec.query_heads, spec.head_dim
         self._key_shape = spec.kv_heads, spec.head_dim
 
-    def check(self, query: torch.Tensor, segments: Sequence[SegmentShadow]) -> None:
-        """Raise ValueError where a query or segments cannot be scored."""
-        self.check_query(query)
-        self.check_segments(segments)
-        for segment in segments:
-            self.check_arrays(segment)
-
     def check_query(self, query: torch.Tensor) -> None:
         """Raise ValueError where a query is of another shape or type."""
         if query.dtype != torch.float32 or query.shape != self._query_shape:

@@ -148,7 +148,10 @@ class TorchScorer:
             At the call, where query or segments have another shape or type, or do not follow on
             each other.
         """
-        self._arguments.check(query, segments)
+        self._arguments.check_query(query)
+        self._arguments.check_segments(segments)
+        for segment in segments:
+            self._arguments.check_arrays(segment)
         scaled = scale_query(self.spec, query, scaling)
         return self._blocks(scaled, segments, coming)
 
