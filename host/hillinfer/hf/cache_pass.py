@@ -108,20 +108,7 @@ class PassingCache(AttachedCache):
         return self.lengths.before(layer)
 
     def check_continues(self, ids: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Refuse full ids that do not start with what this cache holds.
-
-        Parameters
-        ----------
-        ids
-            What `generate` was given, (batch, tokens).
-        mask
-            Its attention mask, (batch, tokens) or longer, or None.
-
-        Raises
-        ------
-        CacheUseError
-            Where another prompt is given on a used cache.
-        """
+        """Refuse full ids that do not start with what this cache holds; see `Batch`."""
         with self._alone(Use(sys._getframe())):
             past = self.get_seq_length()
             if past:
@@ -147,16 +134,9 @@ class PassingCache(AttachedCache):
                 self._end_recordings(plan)
 
     def begin_generate(self, use: Use) -> Use | None:
-        """Learn that a call of `generate` brings tokens until the use is over.
+        """Learn that a call of `generate` brings tokens until the use is over; see `AttachedCache`.
 
-        Returns
-        -------
-        The call of this thread that this one is made in, for `end_generate`.
-
-        Raises
-        ------
-        CacheUseError
-            Where another thread's call is under way.
+        Raises CacheUseError where another thread's call is under way.
         """
         self._check_generate()
         around, self._generate = self._generate, use
@@ -176,17 +156,7 @@ class PassingCache(AttachedCache):
             self._prompts.forget()
 
     def begin_forward(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> None:
-        """Learn which tokens a forward pass brings.
-
-        Parameters
-        ----------
-        ids
-            (batch, tokens), left-padded.
-        mask
-            (batch, past + tokens) of zeros for padding, or None.
-        use
-            Is over when the pass is.
-        """
+        """Learn which tokens a forward pass brings; see `AttachedCache` and `Batch`."""
         self._check_generate()
         self._take(use, self._recover)
         try:
