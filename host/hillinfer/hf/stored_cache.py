@@ -18,7 +18,7 @@ from hillinfer.hf.batch import left_padding
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.engine import Use
 from hillinfer.hf.forward_plan import ForwardPlan
-from hillinfer.hf.prompts import Made, PromptCall, Prompts, ends_singly, in_place
+from hillinfer.hf.prompts import CachePrompts, Made, PromptCall, Prompts, ends_singly, in_place
 
 
 class StoredCache(HillInferCache):
@@ -28,10 +28,13 @@ class StoredCache(HillInferCache):
     cache is empty. Rows that were read densely are stored when their prompt is complete.
     """
 
+    # Made with a store alone.
+    _prompts: CachePrompts
+
     @property
     def read_from_store(self) -> StoreFacts | None:
         """What the store did for the prompt that this cache began with; None where it did not."""
-        return None if self._prompts is None else self._prompts.facts
+        return self._prompts.facts
 
     def look_up(
         self,
@@ -52,13 +55,11 @@ class StoredCache(HillInferCache):
         chunk_tokens
             Tokens of one forward pass; None: all of them.
         """
-        return 0 if self._prompts is None else self._look_up(ids, mask, chunk_tokens, len(ids))
+        return self._look_up(ids, mask, chunk_tokens, len(ids))
 
     def begin_prompt(self, ids: torch.Tensor, mask: torch.Tensor | None, call: PromptCall) -> None:
         """Learn what `generate` brings, and take what the store has of it."""
         prompts, past = self._prompts, self.get_seq_length()
-        if prompts is None:
-            return
         rows = len(ids) * call.copies
         if call.may_skip and not past and (mask is None or mask.shape == ids.shape):
             self._look_up(ids, mask, call.chunk_tokens, rows)
@@ -78,7 +79,6 @@ class StoredCache(HillInferCache):
     ) -> int:
         """Take what the store has of a pass to an empty cache; return how many tokens those are."""
         prompts = self._prompts
-        assert prompts is not None
         with self._alone(Use(sys._getframe())):
             # What a pass that broke off brought is forgotten.
             length: int = self.get_seq_length()
@@ -100,32 +100,27 @@ class StoredCache(HillInferCache):
 
     def reads_singly(self, tokens: int) -> bool:
         """Whether so many tokens that come next are sooner read one by one, behind stored ones."""
-        prompts = self._prompts
-        return prompts is not None and prompts.reads_singly(self.get_seq_length(), tokens)
+        return self._prompts.reads_singly(self.get_seq_length(), tokens)
 
     def question_way(self, tokens: int) -> PassWay | None:
         """Return how a question of so many tokens is best read behind what is here, by rates.
 
         None where no store brought it, and nobody knows.
         """
-        prompts, alpha = self._prompts, self.settings.importance_rate
-        length: int = self.get_seq_length()
-        return None if prompts is None else prompts.question_way(length, tokens, alpha)
+        alpha = self.settings.importance_rate
+        return self._prompts.question_way(self.get_seq_length(), tokens, alpha)
 
     def end_forward(self) -> None:
         """Learn that the forward pass got through, and how long a single token took."""
         super().end_forward()
-        if self._prompts is not None:
-            self._prompts.note_step()
+        self._prompts.note_step()
 
     def await_stored(self) -> None:
         """Wait until everybody finds what of a complete prompt is on its way to the store."""
-        if self._prompts is not None:
-            _ = self._prompts.facts
+        _ = self._prompts.facts
 
     def end_prompt(self) -> None:
         """Store the rows of a prompt that is complete."""
-        assert self._prompts is not None
         if self._prompts.is_recording:
             self.end_recording()
         with ExitStack() as opened:
@@ -136,8 +131,7 @@ class StoredCache(HillInferCache):
 
         A store that fails costs nothing but that. Parameters as in `HillInferCache.keep_read`.
         """
-        if self._prompts is not None:
-            self._prompts.keep_read(self, Made(tokens), seconds)
+        self._prompts.keep_read(self, Made(tokens), seconds)
 
     def copy_rows(self, layer: int, start: int, out: NDArray[np.uint8]) -> None:
         """Copy rows as they are stored, for whoever stores them elsewhere.
@@ -169,9 +163,8 @@ class StoredCache(HillInferCache):
     def _take_tokens(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> ForwardPlan:
         plan = super()._take_tokens(ids, mask, use)
         prompts = self._prompts
-        if prompts is not None:
-            prompts.note_pass(plan.start, plan.tokens * plan.batch)
-        if prompts is not None and prompts.is_recording and plan.tokens > 1:
+        prompts.note_pass(plan.start, plan.tokens * plan.batch)
+        if prompts.is_recording and plan.tokens > 1:
             ((_, made),) = self._batch.made
             made = made.after(plan.start, plan.shares[0].tokens, plan.tokens, plan.batch)
             # Rows of a pass that is not as long as was told have other bits.
@@ -205,7 +198,6 @@ class StoredCache(HillInferCache):
         Returns the length that it then has, or 0 where it held tokens before.
         """
         prompts, length = self._prompts, self.get_seq_length()
-        assert prompts is not None
         # Products of several rows round as those of none alone, whatever their chunks are.
         prompts.expect(length + ids.shape[1], chunk_tokens if rows == 1 else None)
         if length:
