@@ -7,8 +7,6 @@ import errno
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.read_engines import NativeThreadEngine, ReadEngine
@@ -145,7 +143,16 @@ def open_engine(choice: IOChoice, threads: int, calls: DriveCalls) -> ReadEngine
     SettingsError
         Where io_uring is asked for and not to be had.
     """
-    return _ENGINES[choice](threads, calls)
+    if choice is IOChoice.THREADS:
+        return NativeThreadEngine(threads, calls)
+    try:
+        return UringEngine(threads, calls)
+    except OSError as error:
+        if choice is IOChoice.AUTO:
+            return NativeThreadEngine(threads, calls)
+        raise SettingsError(
+            f"io=uring: no io_uring, {_reason(error)}; choose --io auto or --io threads"
+        ) from error
 
 
 def why_no_ring(calls: DriveCalls) -> str | None:
@@ -167,31 +174,6 @@ def engine_text(name: str) -> str:
     }[name]
 
 
-def _automatic(threads: int, calls: DriveCalls) -> ReadEngine:
-    try:
-        return UringEngine(threads, calls)
-    except OSError:
-        return _threads(threads, calls)
-
-
-def _uring(threads: int, calls: DriveCalls) -> ReadEngine:
-    try:
-        return UringEngine(threads, calls)
-    except OSError as error:
-        raise SettingsError(
-            f"io=uring: no io_uring, {_reason(error)}; choose --io auto or --io threads"
-        ) from error
-
-
-def _threads(threads: int, calls: DriveCalls) -> ReadEngine:
-    return NativeThreadEngine(threads, calls)
-
-
 def _reason(error: OSError) -> str:
     known = _REASONS.get(error.errno or 0)
     return known or reason_of(error)
-
-
-_ENGINES: Mapping[IOChoice, Callable[[int, DriveCalls], ReadEngine]] = MappingProxyType(
-    {IOChoice.AUTO: _automatic, IOChoice.URING: _uring, IOChoice.THREADS: _threads}
-)
