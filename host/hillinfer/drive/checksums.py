@@ -77,18 +77,10 @@ class RowSums:
         """
         self.take(layer, rows, sums_of(memory, np.arange(len(rows))))
 
-    def take(self, layer: int, rows: NDArray[np.int64], sums: NDArray[np.uint32]) -> None:
-        """Take the sums of rows, uint32, from who knows them."""
+    def take(self, layer: int, rows: NDArray[np.int64] | slice, sums: NDArray[np.uint32]) -> None:
+        """Take the sums of rows, uint32, from who knows them; there is room for them (`cover`)."""
         with self._changing:
             self._tables[layer][rows] = sums
-
-    def adopt(self, layer: int, first_row: int, sums: NDArray[np.uint32]) -> None:
-        """Take the sums of rows from `first_row` on, which nobody writes, from who has read them.
-
-        There is room for them (`cover`).
-        """
-        with self._changing:
-            self._tables[layer][first_row : first_row + len(sums)] = sums
 
     def expected(self, layer: int, first_row: int) -> NDArray[np.uint32] | None:
         """Return what the sums of rows from `first_row` on should be, None where nobody looks.

@@ -153,7 +153,8 @@ class ColdStore:
             self.settle(layer, groups)
             if self._sums is not None and base.sums is not None:
                 sums = base.sums[layer][: base.count * GROUP_TOKENS]
-                self._sums.adopt(layer, first * GROUP_TOKENS, sums)
+                start = first * GROUP_TOKENS
+                self._sums.take(layer, slice(start, start + len(sums)), sums)
         self.others.add_base(first, base)
 
     # --- groups in files of others ---------------------------------------------------------

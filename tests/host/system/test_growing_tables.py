@@ -190,7 +190,7 @@ def test_sums_that_the_system_has_no_memory_for_are_not_counted():
     accountant = Accountant(1 << 30)
     sums = RowSums(2, accountant)
     sums.cover(TABLE_GROWTH_ROWS)
-    sums.adopt(0, 0, np.arange(TABLE_GROWTH_ROWS, dtype=np.uint32))
+    sums.take(0, slice(None), np.arange(TABLE_GROWTH_ROWS, dtype=np.uint32))
     before = accountant.held()
     # For one layer's table, and not for two.
     with room_for(320 << 20), pytest.raises(MemoryError):
