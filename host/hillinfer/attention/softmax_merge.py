@@ -49,7 +49,10 @@ def attend_block(
     """
     heads, queries, head_dim = query.shape
     packed = query.reshape(1, keys.shape[0], -1, head_dim)
-    out, log_sum = _attend(packed, keys[None], values[None], scaling)
+    if query.device.type == "cpu":
+        out, log_sum = _CPU_FLASH(packed, keys[None], values[None], scale=scaling)
+    else:
+        out, log_sum = attend_explicitly(packed, keys[None], values[None], scaling, None)
     return out.reshape(heads, queries, head_dim), log_sum.reshape(heads, queries)
 
 
@@ -76,15 +79,6 @@ def attend_causal(
     keys, values = (states.repeat_interleave(heads // kv_heads, dim=0) for states in (keys, values))
     future = torch.ones(queries, queries, dtype=torch.bool, device=query.device).triu(1)
     return attend_explicitly(query, keys, values, scaling, future)
-
-
-def _attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    if query.device.type == "cpu":
-        out, log_sum = _CPU_FLASH(query, keys, values, scale=scaling)
-        return out, log_sum
-    return attend_explicitly(query, keys, values, scaling, None)
 
 
 def attend_explicitly(
