@@ -331,9 +331,12 @@ def open_parts(
         )
         places = None
         if key is None and layout.suits_kernels:
-            size = GROUP_TOKENS * shape.row_bytes
-            of_store = store.others.placement, partial(_descriptor_of, store), store.settle, size
-            places = RowPlaces(*of_store)
+            places = RowPlaces(
+                store.others.placement,
+                lambda layer: store.files[layer].descriptor,
+                store.settle,
+                GROUP_TOKENS * shape.row_bytes,
+            )
         shadow_memory.let_device_make(places)
         following = (
             FollowingBudget(growth, accountant, shadow_memory.raise_limit) if growth else None
@@ -461,10 +464,6 @@ def open_parts(
         pipeline=pipeline,
         gpu=gpu,
     )
-
-
-def _descriptor_of(store: ColdStore, layer: int) -> int:
-    return store.files[layer].descriptor
 
 
 def _windows(
