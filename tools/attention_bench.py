@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.attention.softmax_merge import SoftmaxMerge
+from hillinfer.attention.kernels import SoftmaxMerge
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape, StoredType
@@ -30,7 +30,7 @@ from hillinfer.native.library import native_library
 from hillinfer.native.structures import row_addresses
 from hillinfer.system.machine import ProcessorFacts
 from hillinfer_bench.native_reads import read_rows
-from hillinfer_bench.precision.row_attention import InPlaceAttention
+from hillinfer_bench.precision.in_place_attention import InPlaceAttention
 from scorer_bench import Figures, measure
 
 # KV heads, query heads per KV head, head_dim.

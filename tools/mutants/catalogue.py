@@ -327,7 +327,7 @@ CATALOGUE = (
     Mutant(
         "weights-without-their-leading-bit",
         "Scores of a question are added up without their leading ones.",
-        "host/hillinfer/attention/one_set.py",
+        "host/hillinfer/attention/row_attention.py",
         "wide = np.ldexp((1 << _FRACTION_BITS) + fraction",
         "wide = np.ldexp(fraction",
         (_ONE_SET,),

@@ -72,7 +72,7 @@ PRUNING: tuple[Mutant, ...] = (
     Mutant(
         "keys-that-decide-are-read-twice",
         "Attention reads past rows, and those who choose read their keys once more.",
-        "host/hillinfer/attention/softmax_merge.py",
+        "host/hillinfer/attention/row_attention.py",
         "                look(row_addresses(rows, np.arange(len(rows))))\n",
         "                pass\n",
         (f"{_BANDS}::test_keys_that_decide_are_read_once",),

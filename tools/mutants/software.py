@@ -169,7 +169,7 @@ _CAUGHT = (
     Mutant(
         "merge-takes-the-maximum",
         "The merge of two blocks takes the larger log-sum for the log of both.",
-        "host/hillinfer/attention/softmax_merge.py",
+        "host/hillinfer/attention/kernels.py",
         "torch.logaddexp(old, log_sum)",
         "torch.maximum(old, log_sum)",
         (f"{_TESTS}/attention/test_softmax_merge.py",),
@@ -668,7 +668,7 @@ _HARD_TO_SEE = (
     Mutant(
         "small-weights-of-a-merge-lost",
         "A block that weighs less than a thousandth adds nothing to a merge.",
-        "host/hillinfer/attention/softmax_merge.py",
+        "host/hillinfer/attention/kernels.py",
         "weight = torch.sigmoid(log_sum - old)",
         "weight = torch.sigmoid(log_sum - old).where(log_sum - old < 6.9, 1)",
         (

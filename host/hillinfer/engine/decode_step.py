@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from hillinfer.attention.native import NativeAttention
+from hillinfer.attention.kernels import NativeAttention
 from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.queries import (
     Ahead,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 import numpy as np
 import torch
 
-from hillinfer.attention.native import NativeAttention
+from hillinfer.attention.kernels import NativeAttention
 from hillinfer.engine.coded_call import JoinedPart
 from hillinfer.engine.coded_step import CodedStep
 from hillinfer.engine.cold_rows import ColdRows

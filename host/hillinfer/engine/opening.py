@@ -12,9 +12,8 @@ from pathlib import Path
 
 import torch
 
-from hillinfer.attention.native import host_attention
-from hillinfer.attention.one_set import OneSet
-from hillinfer.attention.softmax_merge import DenseAttention, RowAttention, RowStates
+from hillinfer.attention.kernels import host_attention
+from hillinfer.attention.row_attention import DenseAttention, OneSet, RowAttention, RowStates
 from hillinfer.devices.device_scorer import EngineScorer
 from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.opening import OpenDevice, make_scorer

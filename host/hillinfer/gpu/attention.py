@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.attention.softmax_merge import SoftmaxMerge, compute_type
+from hillinfer.attention.kernels import SoftmaxMerge, compute_type
 from hillinfer.attention.torch_coded import TorchCodedAttention, TorchCodedTokens, unpack_code_rows
 from hillinfer.gpu.copies import (
     ArrivingRows,

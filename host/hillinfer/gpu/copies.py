@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.attention.softmax_merge import RowStates
+from hillinfer.attention.row_attention import RowStates
 from hillinfer.errors import CacheUseError
 from hillinfer.gpu.staging import Copy, CopyLane, StagingRing
 from hillinfer.kv.gather import Gather

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
-from hillinfer.attention.one_set import MOST_QUERIES
+from hillinfer.attention.row_attention import MOST_QUERIES
 from hillinfer.drive.files import PAGE_BYTES
 from hillinfer.extents.recording import Recording
 from hillinfer.generate.run_report import PassWay, StoreFacts

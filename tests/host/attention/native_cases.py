@@ -10,7 +10,7 @@ from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import NativeError, Variant, native_library
 from hillinfer.native.structures import row_addresses
-from hillinfer_bench.precision.row_attention import InPlaceAttention
+from hillinfer_bench.precision.in_place_attention import InPlaceAttention
 
 every_variant = pytest.mark.parametrize("variant", Variant)
 every_type = pytest.mark.parametrize("stored_type", StoredType)

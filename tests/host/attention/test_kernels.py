@@ -5,7 +5,7 @@ import pytest
 import torch
 from exact_attention import causal, exact_attention, random_states
 
-from hillinfer.attention.softmax_merge import attend_block, attend_causal, attend_explicitly
+from hillinfer.attention.kernels import attend_block, attend_causal, attend_explicitly
 
 HEADS = [(4, 4), (4, 2), (4, 1), (6, 3)]
 # Of outputs near 1, and of log-sum-exp, whose exponential is an approximation in BF16.

@@ -16,12 +16,12 @@ from native_cases import (
     shape_of,
 )
 
-from hillinfer.attention.native import MOST_GROUP_SIZE
+from hillinfer.attention.kernels import MOST_GROUP_SIZE
 from hillinfer.model_shape import StoredType
 from hillinfer.native.library import NativeError, native_library
 from hillinfer.native.structures import row_addresses
 from hillinfer_bench.native_reads import read_rows
-from hillinfer_bench.precision.row_attention import InPlaceAttention
+from hillinfer_bench.precision.in_place_attention import InPlaceAttention
 
 # KV heads, group size, head_dim; each of the loops' remainders, and real models.
 SHAPES = [

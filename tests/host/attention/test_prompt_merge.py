@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_cases import every_variant, require_variant
 
-from hillinfer.attention.native import FEWEST_ROWS, PromptMerge, is_worthwhile
+from hillinfer.attention.kernels import FEWEST_ROWS, PromptMerge, is_worthwhile
 
 SCALING = 0.3
 TYPES = [torch.float32, torch.float16, torch.bfloat16]

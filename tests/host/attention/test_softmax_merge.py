@@ -9,7 +9,7 @@ from exact_attention import causal, exact_attention, random_states
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hillinfer.attention.softmax_merge import SoftmaxMerge, attend_block, attend_explicitly
+from hillinfer.attention.kernels import SoftmaxMerge, attend_block, attend_explicitly
 
 
 def explicit_block(query, keys, values, scaling):

@@ -13,7 +13,7 @@ _PROGRAM = """
 import json, os, sys
 import numpy as np, torch
 from native_cases import Rows, shape_of
-from hillinfer_bench.precision.row_attention import InPlaceAttention
+from hillinfer_bench.precision.in_place_attention import InPlaceAttention
 from hillinfer.native.library import native_library
 from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer.scoring.native import NativeScorer

@@ -7,7 +7,7 @@ import torch
 from generation_runs import LOGIT_TOLERANCE, attached
 from tiny_models import TinyModel, prompts
 
-from hillinfer.attention.one_set import code_weights
+from hillinfer.attention.row_attention import code_weights
 from hillinfer.generate.answering import Generation
 from hillinfer.generate.tokens import Sampling
 from hillinfer.store.store import Store

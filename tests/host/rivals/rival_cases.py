@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from hillinfer.attention.native import MOST_GROUP_SIZE
+from hillinfer.attention.kernels import MOST_GROUP_SIZE
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer_bench.rivals.rival import RivalSetup
 from hillinfer_bench.rivals.table import make_rival

@@ -7,7 +7,7 @@ import pytest
 import torch
 from rival_cases import MULTI_HEAD, SHAPE, Run, make_setup
 
-from hillinfer.attention.native import host_attention
+from hillinfer.attention.kernels import host_attention
 from hillinfer.errors import SettingsError
 from hillinfer.model_shape import StoredType
 from hillinfer_bench.rivals.full import KERNELS, FullMemory

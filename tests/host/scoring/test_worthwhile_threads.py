@@ -19,7 +19,7 @@ LARGE = KernelSpec(128, 8, 32, KeyMode.INT8)
 CHILD = """
 import json, os, sys
 import numpy as np, torch
-from hillinfer_bench.precision.row_attention import InPlaceAttention
+from hillinfer_bench.precision.in_place_attention import InPlaceAttention
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.structures import row_addresses
 

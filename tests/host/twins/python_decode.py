@@ -8,7 +8,7 @@ import numpy as np
 from hillinfer.engine.decode_step import NativeDecode
 from hillinfer.native.structures import row_addresses
 from hillinfer.trace.recorder import Lane
-from hillinfer_bench.precision.row_attention import InPlaceAttention
+from hillinfer_bench.precision.in_place_attention import InPlaceAttention
 
 
 class PythonDecode(NativeDecode):

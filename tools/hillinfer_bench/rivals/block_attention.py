@@ -10,13 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.attention.native import MOST_GROUP_SIZE, described
-from hillinfer.attention.softmax_merge import SoftmaxMerge
+from hillinfer.attention.kernels import MOST_GROUP_SIZE, SoftmaxMerge, described
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.library import NativeError, native_library
 from hillinfer.native.structures import row_addresses
-from hillinfer_bench.precision.row_attention import in_place_attention
+from hillinfer_bench.precision.in_place_attention import in_place_attention
 from hillinfer_bench.rivals.rival import RivalSetup
 from hillinfer_model.selection import selected_count
 

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.attention.native import host_attention
-from hillinfer.attention.softmax_merge import attend_block
+from hillinfer.attention.kernels import attend_block, host_attention
 from hillinfer.errors import SettingsError
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.system.machine import MemoryFacts

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact softmax attention over stored rows, one block of rows after the other."""
+"""Exact attention over rows of a sequence: of a chunk, to all rows or one set, and of a token."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -11,185 +12,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.attention.native import PromptMerge, is_worthwhile
+from hillinfer.attention.kernels import PromptMerge, SoftmaxMerge, compute_type, is_worthwhile
 from hillinfer.kv.gather import Gather
+from hillinfer.kv.pool_manager import PoolManager
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import RowLayout, Sequence
+from hillinfer.kv.sequence_shadows import SequenceShadows
 from hillinfer.native.structures import row_addresses
 from hillinfer.schedule.windows import PassWindows
+from hillinfer.scoring.scorer import Scorer, SegmentShadow, Wanted
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
-
-# --- One block ---
-
-_CPU_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-
-
-def attend_block(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attend to every token of a block.
-
-    Query heads that share a KV head are stacked as rows of one matrix, so that no key is copied
-    or read twice.
-
-    Parameters
-    ----------
-    query
-        (query_heads, queries, head_dim) in the type attention computes in.
-    keys, values
-        (kv_heads, tokens, head_dim), the same type and device.
-    scaling
-        Factor on inner products.
-
-    Returns
-    -------
-    The normalised output (query_heads, queries, head_dim), and log-sum-exp of the scaled inner
-    products, float32 (query_heads, queries).
-    """
-    heads, queries, head_dim = query.shape
-    packed = query.reshape(1, keys.shape[0], -1, head_dim)
-    if query.device.type == "cpu":
-        out, log_sum = _CPU_FLASH(packed, keys[None], values[None], scale=scaling)
-    else:
-        out, log_sum = attend_explicitly(packed, keys[None], values[None], scaling, None)
-    return out.reshape(heads, queries, head_dim), log_sum.reshape(heads, queries)
-
-
-def attend_causal(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attend to a block of the queries' own tokens, each query to itself and those before it.
-
-    Shapes as in `attend_block`, with as many tokens as queries.
-    """
-    heads, queries, head_dim = query.shape
-    kv_heads = keys.shape[0]
-    if query.device.type == "cpu":
-        # KV heads stand where the kernel has its batch: it reads the same keys for a whole group.
-        shape = (kv_heads, heads // kv_heads, queries, head_dim)
-        out, log_sum = _CPU_FLASH(
-            query.reshape(shape),
-            keys[:, None].expand(shape),
-            values[:, None].expand(shape),
-            is_causal=True,
-            scale=scaling,
-        )
-        return out.reshape(heads, queries, head_dim), log_sum.reshape(heads, queries)
-    keys, values = (states.repeat_interleave(heads // kv_heads, dim=0) for states in (keys, values))
-    future = torch.ones(queries, queries, dtype=torch.bool, device=query.device).triu(1)
-    return attend_explicitly(query, keys, values, scaling, future)
-
-
-def attend_explicitly(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    scaling: float,
-    hidden: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attend with plain products, in float32, on a device without a kernel of its own.
-
-    Inner products would overflow FP16, and BF16 would round them coarsely.
-
-    Parameters
-    ----------
-    query
-        (any, rows, head_dim); every leading dimension is the keys', too.
-    keys, values
-        (any, tokens, head_dim).
-    scaling
-        Factor on inner products.
-    hidden
-        Bool (rows, tokens), true where a row must not look; None where it may everywhere.
-
-    Returns
-    -------
-    As `attend_block`, float32.
-    """
-    scores = torch.matmul(query.float(), keys.float().transpose(-1, -2)) * scaling
-    if hidden is not None:
-        scores = scores.masked_fill(hidden, -torch.inf)
-    log_sum = torch.logsumexp(scores, dim=-1)
-    return torch.matmul(torch.exp(scores - log_sum[..., None]), values.float()), log_sum
-
-
-# --- Blocks merged ---
-
-BlockKernel = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]
-]
-
-
-class SoftmaxMerge:
-    """Collects attention over blocks as if all rows had been there at once.
-
-    Each block gives an output and the log of its denominator; two of those merge exactly. The
-    order of blocks changes output bits, so callers add them in ascending position.
-
-    Parameters
-    ----------
-    query
-        (query_heads, queries, head_dim) in the type attention computes in.
-    scaling
-        Factor on inner products.
-    attend
-        The kernel for a block that all of some queries see.
-    """
-
-    def __init__(
-        self, query: torch.Tensor, scaling: float, attend: BlockKernel = attend_block
-    ) -> None:
-        self._attend = attend
-        self._query = query
-        self._scaling = scaling
-        self._out: torch.Tensor | None = None
-        self._log_sum: torch.Tensor | None = None
-
-    def add_block(self, keys: torch.Tensor, values: torch.Tensor, first: int = 0) -> None:
-        """Attend to a block that the queries from `first` on see, all of it.
-
-        Parameters
-        ----------
-        keys, values
-            (kv_heads, tokens, head_dim) each.
-        first
-            The first of these queries.
-        """
-        out, log_sum = self._attend(self._query[:, first:], keys, values, self._scaling)
-        self._merge(out, log_sum, first)
-
-    def add_causal(self, keys: torch.Tensor, values: torch.Tensor, first: int = 0) -> None:
-        """Attend to as many queries' own tokens, causally; the first query is `first`.
-
-        Parameters as in `add_block`.
-        """
-        own = self._query[:, first : first + keys.shape[1]]
-        out, log_sum = attend_causal(own, keys, values, self._scaling)
-        self._merge(out, log_sum, first)
-
-    def result(self) -> torch.Tensor:
-        """Return the merged output, (query_heads, queries, head_dim)."""
-        if self._out is None:
-            raise ValueError("attention over no rows: add a block first")
-        return self._out.to(self._query.dtype)
-
-    def _merge(self, out: torch.Tensor, log_sum: torch.Tensor, first: int) -> None:
-        if self._out is None or self._log_sum is None:
-            if out.shape == self._query.shape:
-                self._out, self._log_sum = out, log_sum
-                return
-            # Some queries wait for their first block, whose weight is then exactly 1.
-            self._out = torch.zeros_like(self._query, dtype=torch.float32)
-            self._log_sum = torch.full_like(self._out[..., 0], -torch.inf)
-        # In place: these pass through memory once per block, which is what merging costs.
-        self._out = self._out.float()
-        part = slice(first, first + out.shape[1])
-        old = self._log_sum[:, part]
-        weight = torch.sigmoid(log_sum - old)
-        self._out[:, part].lerp_(out.float(), weight[..., None])
-        self._log_sum[:, part] = torch.logaddexp(old, log_sum)
-
+from hillinfer_model.choices import Rule
 
 # --- Keys and values of rows ---
 
@@ -243,13 +77,6 @@ class RowStates:
         """Return keys and values in the stored type, where they lie; see `split`."""
         layout = self._layout
         return layout.keys(rows).transpose(0, 1), layout.values(rows).transpose(0, 1)
-
-
-def compute_type(query: torch.Tensor) -> torch.dtype:
-    """Attention computes in the model's type, but FP16 kernels are slow and coarse on a CPU."""
-    if query.dtype == torch.float16 and query.device.type == "cpu":
-        return torch.float32
-    return query.dtype
 
 
 # --- A prompt's chunk ---
@@ -492,3 +319,127 @@ class RowAttention:
                             own = slice(head, head + 1)
                             merges[head].add_block(keys[own, index], values[own, index])
         return torch.cat([merge.result() for merge in merges]).to(query.dtype)
+
+
+# --- One selected set for all tokens of a chunk, as of a question about a document ---
+
+# A set for each token reads more: those of a question's 30 tokens together are a third of all rows
+# where each is a tenth. Here tokens are ranked by what all of the chunk's queries give them.
+
+# Each query is scored by itself; those of a longer chunk are taken at even distances.
+MOST_QUERIES = 32
+# Of a score code: 1 is a weight of 0, and ten bits follow the leading one (contract, section 7).
+_FRACTION_BITS = 10
+
+
+def code_weights(codes: NDArray[np.uint16]) -> NDArray[np.float64]:
+    """Return the weights that score codes of rule `weight_sum` stand for, as they were cut.
+
+    Parameters
+    ----------
+    codes
+        uint16; 0 of an invalid token counts as a weight of 0.
+    """
+    magnitude = np.maximum(codes.astype(np.int64) - 1, 0)
+    exponent, fraction = magnitude >> _FRACTION_BITS, magnitude & ((1 << _FRACTION_BITS) - 1)
+    wide = np.ldexp((1 << _FRACTION_BITS) + fraction.astype(np.float64), exponent - 1)
+    return np.where(exponent == 0, magnitude, wide)
+
+
+class OneSet:
+    """Ranks a sequence's past tokens for all queries of a chunk together.
+
+    With rule `weight_sum` a token is worth the sum of what each query gives it, else the best rank
+    that a query gives it. With a set for each KV head the set is what any of them selects.
+
+    Parameters
+    ----------
+    scorer
+        Scores one query after the other.
+    wanted
+        Returns how much is selected of so many tokens of a sequence that lacks so many.
+    shadow
+        Codes what is not coded yet.
+    manager
+        Counts what is selected as hits, once.
+    scoring, make_room
+        Held by whoever codes or scores, and counts what scoring so many tokens takes.
+    recorder
+        Notes how long it takes.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        wanted: Callable[[int, int], Wanted],
+        shadow: SequenceShadows,
+        manager: PoolManager,
+        scoring: threading.Lock,
+        make_room: Callable[[int], None],
+        recorder: Recorder,
+    ) -> None:
+        self._scorer, self._wanted = scorer, wanted
+        self._shadow, self._manager = shadow, manager
+        self._scoring, self._make_room = scoring, make_room
+        self._recorder = recorder
+
+    def chosen(
+        self, layer: int, sequence: Sequence, query: torch.Tensor, scaling: float
+    ) -> list[NDArray[np.int64]]:
+        """Return the one set that a chunk's tokens attend to of those before them.
+
+        Its positions are int64 and ascending.
+
+        Parameters
+        ----------
+        layer, sequence
+            Where the chunk's tokens were just appended.
+        query
+            Theirs, (query_heads, tokens, head_dim), on the model's device.
+        scaling
+            Factor on inner products.
+
+        Raises
+        ------
+        hillinfer_model.errors.NonFiniteQueryError
+            Where a query is not finite.
+        """
+        past = sequence.lengths[layer] - query.shape[1]
+        wanted = self._wanted(past, sequence.lacking)
+        if wanted.count >= past:
+            return [np.arange(past)]
+        self._make_room(past)
+        tokens = query.shape[1]
+        chosen = np.unique(np.linspace(0, tokens - 1, min(tokens, MOST_QUERIES)).astype(np.int64))
+        queries = query[:, torch.from_numpy(chosen)].transpose(0, 1).float().cpu().contiguous()
+        with self._scoring:
+            with self._recorder.span(Lane.HOST_SCORING, "code", layer=layer):
+                segments = self._shadow.code_past(layer, sequence, past)
+            with self._recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=past):
+                worth = self._worth(queries, scaling, segments, past)
+        # What is kept is in the set whatever it is worth.
+        worth[:, : wanted.sinks] = np.inf
+        worth[:, past - wanted.recent :] = np.inf
+        best = np.argsort(-worth, axis=1, kind="stable")[:, : wanted.count]
+        found = np.unique(best)
+        self._manager.tally(layer, sequence, found)
+        return [found]
+
+    def _worth(
+        self, queries: torch.Tensor, scaling: float, segments: list[SegmentShadow], past: int
+    ) -> NDArray[np.float64]:
+        """Return what each token is worth to each set, float64 (sets, past)."""
+        adds = self._scorer.spec.rule is Rule.WEIGHT_SUM
+        heads: dict[int, NDArray[np.float64]] = {}
+        for query in queries:
+            for block in self._scorer.score(query, scaling, segments):
+                own = heads.setdefault(block.kv_head, np.zeros(past))
+                positions, codes = block.positions, block.codes
+                # A segment that the chunk made full has its tokens, too.
+                inside = positions < past
+                places, given = positions[inside], codes[inside]
+                if adds:
+                    own[places] += code_weights(given)
+                else:
+                    own[places] = np.maximum(own[places], given)
+        return np.stack([heads[head] for head in sorted(heads)])

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact attention in C++: of one token over rows where they lie, and of a prompt's queries."""
+"""Exact attention over rows and blocks of them: in C++, and by kernels of torch."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 
@@ -195,3 +196,181 @@ class PromptMerge:
 
 def _with_whole_heads(states: torch.Tensor) -> torch.Tensor:
     return states if states.stride(2) == 1 else states.contiguous()
+
+
+# --- One block, in torch ---
+
+_CPU_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+def attend_block(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend to every token of a block.
+
+    Query heads that share a KV head are stacked as rows of one matrix, so that no key is copied
+    or read twice.
+
+    Parameters
+    ----------
+    query
+        (query_heads, queries, head_dim) in the type attention computes in.
+    keys, values
+        (kv_heads, tokens, head_dim), the same type and device.
+    scaling
+        Factor on inner products.
+
+    Returns
+    -------
+    The normalised output (query_heads, queries, head_dim), and log-sum-exp of the scaled inner
+    products, float32 (query_heads, queries).
+    """
+    heads, queries, head_dim = query.shape
+    packed = query.reshape(1, keys.shape[0], -1, head_dim)
+    if query.device.type == "cpu":
+        out, log_sum = _CPU_FLASH(packed, keys[None], values[None], scale=scaling)
+    else:
+        out, log_sum = attend_explicitly(packed, keys[None], values[None], scaling, None)
+    return out.reshape(heads, queries, head_dim), log_sum.reshape(heads, queries)
+
+
+def attend_causal(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend to a block of the queries' own tokens, each query to itself and those before it.
+
+    Shapes as in `attend_block`, with as many tokens as queries.
+    """
+    heads, queries, head_dim = query.shape
+    kv_heads = keys.shape[0]
+    if query.device.type == "cpu":
+        # KV heads stand where the kernel has its batch: it reads the same keys for a whole group.
+        shape = (kv_heads, heads // kv_heads, queries, head_dim)
+        out, log_sum = _CPU_FLASH(
+            query.reshape(shape),
+            keys[:, None].expand(shape),
+            values[:, None].expand(shape),
+            is_causal=True,
+            scale=scaling,
+        )
+        return out.reshape(heads, queries, head_dim), log_sum.reshape(heads, queries)
+    keys, values = (states.repeat_interleave(heads // kv_heads, dim=0) for states in (keys, values))
+    future = torch.ones(queries, queries, dtype=torch.bool, device=query.device).triu(1)
+    return attend_explicitly(query, keys, values, scaling, future)
+
+
+def attend_explicitly(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scaling: float,
+    hidden: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend with plain products, in float32, on a device without a kernel of its own.
+
+    Inner products would overflow FP16, and BF16 would round them coarsely.
+
+    Parameters
+    ----------
+    query
+        (any, rows, head_dim); every leading dimension is the keys', too.
+    keys, values
+        (any, tokens, head_dim).
+    scaling
+        Factor on inner products.
+    hidden
+        Bool (rows, tokens), true where a row must not look; None where it may everywhere.
+
+    Returns
+    -------
+    As `attend_block`, float32.
+    """
+    scores = torch.matmul(query.float(), keys.float().transpose(-1, -2)) * scaling
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -torch.inf)
+    log_sum = torch.logsumexp(scores, dim=-1)
+    return torch.matmul(torch.exp(scores - log_sum[..., None]), values.float()), log_sum
+
+
+# --- Blocks merged, in torch ---
+
+BlockKernel = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]
+]
+
+
+class SoftmaxMerge:
+    """Collects attention over blocks as if all rows had been there at once.
+
+    Each block gives an output and the log of its denominator; two of those merge exactly. The
+    order of blocks changes output bits, so callers add them in ascending position.
+
+    Parameters
+    ----------
+    query
+        (query_heads, queries, head_dim) in the type attention computes in.
+    scaling
+        Factor on inner products.
+    attend
+        The kernel for a block that all of some queries see.
+    """
+
+    def __init__(
+        self, query: torch.Tensor, scaling: float, attend: BlockKernel = attend_block
+    ) -> None:
+        self._attend = attend
+        self._query = query
+        self._scaling = scaling
+        self._out: torch.Tensor | None = None
+        self._log_sum: torch.Tensor | None = None
+
+    def add_block(self, keys: torch.Tensor, values: torch.Tensor, first: int = 0) -> None:
+        """Attend to a block that the queries from `first` on see, all of it.
+
+        Parameters
+        ----------
+        keys, values
+            (kv_heads, tokens, head_dim) each.
+        first
+            The first of these queries.
+        """
+        out, log_sum = self._attend(self._query[:, first:], keys, values, self._scaling)
+        self._merge(out, log_sum, first)
+
+    def add_causal(self, keys: torch.Tensor, values: torch.Tensor, first: int = 0) -> None:
+        """Attend to as many queries' own tokens, causally; the first query is `first`.
+
+        Parameters as in `add_block`.
+        """
+        own = self._query[:, first : first + keys.shape[1]]
+        out, log_sum = attend_causal(own, keys, values, self._scaling)
+        self._merge(out, log_sum, first)
+
+    def result(self) -> torch.Tensor:
+        """Return the merged output, (query_heads, queries, head_dim)."""
+        if self._out is None:
+            raise ValueError("attention over no rows: add a block first")
+        return self._out.to(self._query.dtype)
+
+    def _merge(self, out: torch.Tensor, log_sum: torch.Tensor, first: int) -> None:
+        if self._out is None or self._log_sum is None:
+            if out.shape == self._query.shape:
+                self._out, self._log_sum = out, log_sum
+                return
+            # Some queries wait for their first block, whose weight is then exactly 1.
+            self._out = torch.zeros_like(self._query, dtype=torch.float32)
+            self._log_sum = torch.full_like(self._out[..., 0], -torch.inf)
+        # In place: these pass through memory once per block, which is what merging costs.
+        self._out = self._out.float()
+        part = slice(first, first + out.shape[1])
+        old = self._log_sum[:, part]
+        weight = torch.sigmoid(log_sum - old)
+        self._out[:, part].lerp_(out.float(), weight[..., None])
+        self._log_sum[:, part] = torch.logaddexp(old, log_sum)
+
+
+def compute_type(query: torch.Tensor) -> torch.dtype:
+    """Attention computes in the model's type, but FP16 kernels are slow and coarse on a CPU."""
+    if query.dtype == torch.float16 and query.device.type == "cpu":
+        return torch.float32
+    return query.dtype

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.attention.native import NativeAttention, described, host_attention
+from hillinfer.attention.kernels import NativeAttention, described, host_attention
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.library import Variant, native_library
 
