@@ -20,9 +20,8 @@ from hillinfer.devices.opening import OpenDevice, make_scorer
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.checksums import RowSums
 from hillinfer.drive.engine_table import open_engine
-from hillinfer.drive.files import IOMode, buffered_warning, round_up
+from hillinfer.drive.files import IOMode, buffered_warning, round_up, sweep
 from hillinfer.drive.landing import LandingArea, RowBuffers
-from hillinfer.drive.leftovers import sweep
 from hillinfer.drive.read_engines import ReadEngine
 from hillinfer.drive.regions import GroupTable
 from hillinfer.drive.shared_files import OpenFiles

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hillinfer.drive.calls import DriveCalls
-from hillinfer.drive.leftovers import ScratchPath, sweep
+from hillinfer.drive.files import ScratchPath, sweep
 from hillinfer.errors import FetchError, ModelError
 from hillinfer.system.files import user_cache_dir
 from hillinfer.system.processes import SessionGuard, end_session

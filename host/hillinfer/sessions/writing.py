@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.calls import DriveCalls
-from hillinfer.drive.leftovers import ScratchPath, sweep
+from hillinfer.drive.files import ScratchPath, sweep
 from hillinfer.errors import SessionError, reason_of, way_out
 from hillinfer.sessions.manifest import MANIFEST_FILE, Manifest
 from hillinfer.system.files import make_folders

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hillinfer.drive.calls import DriveCalls
-from hillinfer.drive.leftovers import ScratchPath, sweep
+from hillinfer.drive.files import ScratchPath, sweep
 from hillinfer.errors import reason_of, way_out
 from hillinfer.store.keys import STORE_VERSION
 from hillinfer.store.pool_files import ABOUT, Span, StoreError, StorePlaces

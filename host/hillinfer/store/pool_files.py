@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from hillinfer.drive.calls import DriveCalls, Reads
 from hillinfer.drive.directories import filesystem_of, is_network
-from hillinfer.drive.files import PAGE_BYTES, IOMode, aligned_buffer, round_up
-from hillinfer.drive.leftovers import sweep
+from hillinfer.drive.files import PAGE_BYTES, IOMode, aligned_buffer, round_up, sweep
 from hillinfer.drive.read_turns import QUANTUM_BYTES, Apart, Patience, ReadTurns
 from hillinfer.errors import HillInferError, reason_of, way_out
 from hillinfer.native.library import native_library

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from hillinfer.drive.files import PAGE_BYTES, aligned_buffer
-from hillinfer.drive.leftovers import sweep
+from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, sweep
 from hillinfer.statistics import StoreMeter
 from hillinfer.store.database import Chunk, Database, State
 from hillinfer.store.eviction import (

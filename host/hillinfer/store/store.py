@@ -11,7 +11,7 @@ from pathlib import Path
 from weakref import WeakSet
 
 from hillinfer.drive.calls import DriveCalls
-from hillinfer.drive.leftovers import ScratchPath
+from hillinfer.drive.files import ScratchPath
 from hillinfer.errors import HillInferError, reason_of, way_out
 from hillinfer.secrecy.key_sources import KeySource, WithoutKey
 from hillinfer.secrecy.library import SecrecyError

@@ -15,7 +15,7 @@ import time
 import pytest
 
 from hillinfer.drive.calls import DriveCalls
-from hillinfer.drive.leftovers import ScratchPath, sweep
+from hillinfer.drive.files import ScratchPath, sweep
 
 OURS = ".hillinfer-0123456789abcdef01234567.scratch"
 
@@ -67,7 +67,7 @@ def test_a_killed_process_leaves_what_the_next_sweep_takes_and_a_living_one_keep
         import sys, time
         from pathlib import Path
         from hillinfer.drive.calls import DriveCalls
-        from hillinfer.drive.leftovers import ScratchPath
+        from hillinfer.drive.files import ScratchPath
         held = [make(Path(sys.argv[1]), DriveCalls())
                 for make in (ScratchPath.make_file, ScratchPath.make_directory)]
         print(*(one.path for one in held), flush=True)

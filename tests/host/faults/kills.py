@@ -22,7 +22,7 @@ from going_on import Witness
 from lives import Life, Places
 
 from hillinfer.drive.calls import DriveCalls
-from hillinfer.drive.leftovers import ScratchPath, sweep
+from hillinfer.drive.files import ScratchPath, sweep
 from hillinfer.generate.answering import Generation
 
 HANG_SECONDS = 120

@@ -13,7 +13,7 @@ from fault_scenarios import CHUNK, Scenario
 from going_on import Witness
 
 from hillinfer.drive.calls import DriveCalls
-from hillinfer.drive.leftovers import sweep
+from hillinfer.drive.files import sweep
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from generation_runs import attached_with, run
 from session_runs import PROMPT, TINY, answer, feed
 from tiny_models import prompts
 
-from hillinfer.drive.leftovers import sweep
+from hillinfer.drive.files import sweep
 from hillinfer.errors import ColdPoolError, HillInferError, SessionError
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.sessions.writing import SessionWriter, prepare_target

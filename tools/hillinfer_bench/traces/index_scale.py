@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from hillinfer.drive.calls import DriveCalls
-from hillinfer.drive.leftovers import ScratchPath
+from hillinfer.drive.files import ScratchPath
 from hillinfer.store.extent import Header
 from hillinfer.store.keys import (
     CHUNK_GROUPS,
