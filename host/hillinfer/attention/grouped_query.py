@@ -47,16 +47,12 @@ def grouped_query_attention(
 
     Parameters
     ----------
-    module
-        The attention module of a model.
     query
         (batch, query_heads, tokens, head_dim).
     key, value
         (batch, kv_heads, all_tokens, head_dim).
     attention_mask
         (batch, 1, tokens, all_tokens) or None.
-    kwargs
-        As transformers passes them on.
 
     Returns
     -------

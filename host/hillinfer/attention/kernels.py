@@ -110,8 +110,6 @@ class PromptMerge:
     ----------
     query
         (query_heads, queries, head_dim) of any type, on the processor.
-    scaling
-        Factor on inner products.
     variant
         What products are made with; None for the fastest that the processor has.
 
@@ -217,8 +215,6 @@ def attend_block(
         (query_heads, queries, head_dim) in the type attention computes in.
     keys, values
         (kv_heads, tokens, head_dim), the same type and device.
-    scaling
-        Factor on inner products.
 
     Returns
     -------
@@ -276,8 +272,6 @@ def attend_explicitly(
         (any, rows, head_dim); every leading dimension is the keys', too.
     keys, values
         (any, tokens, head_dim).
-    scaling
-        Factor on inner products.
     hidden
         Bool (rows, tokens), true where a row must not look; None where it may everywhere.
 
@@ -309,8 +303,6 @@ class SoftmaxMerge:
     ----------
     query
         (query_heads, queries, head_dim) in the type attention computes in.
-    scaling
-        Factor on inner products.
     attend
         The kernel for a block that all of some queries see.
     """

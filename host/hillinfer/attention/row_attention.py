@@ -29,15 +29,7 @@ from hillinfer_model.choices import Rule
 
 
 class RowStates:
-    """Brings rows to a model's device and takes keys and values out of them.
-
-    Parameters
-    ----------
-    layout
-        Says what is in a row.
-    counters
-        Where copies to the model's device are counted.
-    """
+    """Brings rows to a model's device and takes keys and values out of them."""
 
     def __init__(self, layout: RowLayout, counters: Counters) -> None:
         self._layout = layout
@@ -52,8 +44,6 @@ class RowStates:
         ----------
         rows
             uint8 (rows, row_bytes).
-        like
-            The tensor.
 
         Returns
         -------
@@ -92,14 +82,8 @@ class DenseAttention:
 
     Parameters
     ----------
-    gather
-        Brings rows together.
-    states
-        Takes keys and values out of them.
     block_rows
         Past rows that it brings at a time.
-    recorder
-        Notes how long attention itself takes, once rows are there.
     windows
         Told when layers want rows and have them; None where nobody asks.
     layers
@@ -153,8 +137,6 @@ class DenseAttention:
             (query_heads, tokens, head_dim) on the model's device.
         keys, values
             The new tokens', stored type, (kv_heads, tokens, head_dim), on the model's device.
-        scaling
-            Factor on inner products.
         among
             The one set of past rows that are attended to, int64 and ascending; None for all.
 
@@ -195,8 +177,6 @@ class DenseAttention:
 
         Parameters
         ----------
-        layer, sequence
-            Whose.
         look
             Is given the uint64 addresses of each block, in ascending position from the first row
             on, which are valid until it returns.
@@ -250,15 +230,6 @@ class RowAttention:
 
     For what the native library does not do: groups larger than it has room for, and everything
     selected, where output is that of an ordinary cache to the last bit.
-
-    Parameters
-    ----------
-    gather
-        Brings rows together, or tells where they lie.
-    states
-        Takes keys and values out of them.
-    recorder
-        Notes how long attention itself takes, once rows are there.
     """
 
     def __init__(
@@ -285,16 +256,10 @@ class RowAttention:
 
         Parameters
         ----------
-        layer, sequence
-            Whose rows.
         query
             (query_heads, 1, head_dim) on the model's device.
         sets
             Ascending int64 positions: one set for the layer, or one per KV head.
-        scaling
-            Factor on inner products.
-        step
-            The current step.
         landed
             What of their cold rows was read ahead, or None.
 
@@ -354,18 +319,12 @@ class OneSet:
 
     Parameters
     ----------
-    scorer
-        Scores one query after the other.
     wanted
         Returns how much is selected of so many tokens of a sequence that lacks so many.
-    shadow
-        Codes what is not coded yet.
     manager
         Counts what is selected as hits, once.
     scoring, make_room
         Held by whoever codes or scores, and counts what scoring so many tokens takes.
-    recorder
-        Notes how long it takes.
     """
 
     def __init__(
@@ -396,8 +355,6 @@ class OneSet:
             Where the chunk's tokens were just appended.
         query
             Theirs, (query_heads, tokens, head_dim), on the model's device.
-        scaling
-            Factor on inner products.
 
         Raises
         ------

@@ -191,11 +191,6 @@ class TorchCodedAttention:
 
     Output bits are those of the golden model on any device, for any NaN one NaN. It is for models
     on a GPU, and for machines without the native library; on a CPU `CodedAttention` is faster.
-
-    Parameters
-    ----------
-    device
-        Where all tensors are.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -410,8 +405,6 @@ def unpack_code_rows(rows: torch.Tensor, spec: KernelSpec) -> tuple[torch.Tensor
     ----------
     rows
         uint8 of shape (tokens, code row and kv exponents).
-    spec
-        Shape.
 
     Returns
     -------

@@ -17,15 +17,7 @@ ROW_SUM_BYTES = 4
 
 
 class RowSums:
-    """A checksum of every row of the cold pool; any thread may use it.
-
-    Parameters
-    ----------
-    layers
-        Layers of the model.
-    accountant
-        Counts the tables.
-    """
+    """A checksum of every row of the cold pool; any thread may use it."""
 
     def __init__(self, layers: int, accountant: Accountant) -> None:
         self._accountant = accountant
@@ -126,8 +118,6 @@ class RowStream:
         What they should be.
     layer, first_row
         Whose, and the number of the first one.
-    row_bytes
-        Bytes of a row.
     """
 
     def __init__(self, sums: RowSums, layer: int, first_row: int, row_bytes: int) -> None:

@@ -87,8 +87,6 @@ class DriveFacts:
 
     Parameters
     ----------
-    directory
-        The directory asked about.
     filesystem
         Type of the file system as the kernel calls it.
     free_bytes
@@ -108,8 +106,6 @@ class DriveFacts:
 
         Parameters
         ----------
-        directory
-            Where.
         calls
             How the drive is reached; the operating system itself where None.
 

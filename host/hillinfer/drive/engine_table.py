@@ -26,8 +26,6 @@ class IORing:
     ----------
     depth
         Most reads in flight, a power of two.
-    calls
-        How the kernel is reached.
 
     Raises
     ------
@@ -63,8 +61,6 @@ class UringEngine(NativeThreadEngine):
     ----------
     threads
         Reads in flight where a ring does not serve.
-    calls
-        How the drive is reached.
     depth
         Reads in flight in a ring, a power of two.
 
@@ -131,12 +127,8 @@ def open_engine(choice: IOChoice, threads: int, calls: DriveCalls) -> ReadEngine
 
     Parameters
     ----------
-    choice
-        Which.
     threads
         Reads in flight without io_uring.
-    calls
-        How the drive is reached.
 
     Raises
     ------

@@ -85,8 +85,6 @@ class ScratchPath:
         Where it lies. It may be renamed: the lock stays with the file, not with the name.
     descriptor
         Of the file or directory, open for reading (a file for writing too).
-    calls
-        How the drive is reached.
     """
 
     path: Path

@@ -197,10 +197,6 @@ class ReadTurns:
         What those wait for who have no turn yet; one of its own where None.
     mixing
         What may be under way at once; reads are one at a time, and writes alone, where None.
-    patience
-        How long writes wait.
-    clock
-        Returns seconds.
 
     Attributes
     ----------

@@ -199,11 +199,6 @@ class Placement:
     A group lies in the cold pool's own file of its layer until it is placed elsewhere. Any thread
     may look while another places groups that nobody looks for. Where nothing ever lay elsewhere
     there are no tables.
-
-    Parameters
-    ----------
-    layers
-        Layers of the model.
     """
 
     def __init__(self, layers: int) -> None:
@@ -332,8 +327,6 @@ class OtherFiles:
 
     Parameters
     ----------
-    layers
-        Layers of the model.
     group_bytes
         Bytes of a group in one layer.
 

@@ -30,11 +30,6 @@ _SHARE = 4
 class OpenFiles:
     """Keeps at most so many descriptors open that nobody uses now; the longest unused close first.
 
-    Parameters
-    ----------
-    most
-        How many.
-
     Attributes
     ----------
     changing
@@ -89,8 +84,6 @@ class ReopenedFile:
         Opens it again and returns its descriptor.
     refused
         Makes an error of that which says why it cannot be opened.
-    close
-        Closes a descriptor.
     """
 
     def __init__(
@@ -229,10 +222,6 @@ class RowBase:
     ----------
     files
         One per layer; group i of them starts at byte i · 64 · row_bytes.
-    count
-        How many groups may be read.
-    io_mode
-        How the files are read.
     sums
         Checksums of the rows of each layer, uint32, from whoever verified the files; None where
         they are known to the store.
@@ -261,10 +250,6 @@ class ShadowBase:
     ----------
     file
         Slot i of them starts at byte i · slot_bytes.
-    count
-        How many there are.
-    slot_bytes
-        Size of a slot.
     sums
         Checksums of the slots, uint32, or None.
     key
@@ -284,13 +269,7 @@ class ShadowBase:
 
 @dataclass(frozen=True)
 class StoredBase:
-    """What a runtime may read of a saved session.
-
-    Parameters
-    ----------
-    rows, shadow
-        See there.
-    """
+    """What a runtime may read of a saved session."""
 
     rows: RowBase
     shadow: ShadowBase

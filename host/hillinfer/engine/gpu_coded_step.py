@@ -66,24 +66,10 @@ class GpuCodedStep:
 
     Parameters
     ----------
-    gpu
-        Copies, and attends.
-    weights
-        Computes L'.
     values, file
         Keep value codes; the file is None where none is.
     selection, shadow
         Who else uses shadows meanwhile, and who knows where they lie.
-    gather
-        Brings rows.
-    row_bytes
-        Of a row.
-    accountant
-        Counts memory that a step works in.
-    counters
-        Where tokens are counted.
-    recorder
-        Notes how long the parts take.
     """
 
     def __init__(

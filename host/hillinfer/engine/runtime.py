@@ -42,14 +42,6 @@ class Runtime:
 
     Parameters
     ----------
-    shape
-        The model's.
-    settings
-        How tokens are selected and where rows lie.
-    budget_bytes
-        M0.
-    cold_dir
-        Directory of the cold pool.
     observe
         Called with what happened to the pools of each layer and step, from any thread.
     calls
@@ -326,8 +318,6 @@ class Runtime:
         query
             Predicted, (query_heads, 1, head_dim) on the model's device, or what computes it as the
             only one of its batch: in the layer's turn where nothing is to be read before.
-        scaling
-            Factor on inner products.
         """
         is_quick = self._gpu is None and self._selection.is_quick(layer, sequence)
         is_quick = is_quick and self._pipeline.is_idle

@@ -149,13 +149,6 @@ class HillInferLayer(CacheLayerMixin):  # type: ignore[misc]
 
     Attention modules pass what `update` returns on to the attention function untouched, so the
     returned key carries the layer it belongs to.
-
-    Parameters
-    ----------
-    cache
-        The cache this layer is part of.
-    layer
-        Index of the decoder layer.
     """
 
     is_sliding = False

@@ -55,11 +55,6 @@ class Batch:
     """Which sequence each batch row continues, and by how much it is padded.
 
     Rows with the same tokens share one sequence until their tokens differ.
-
-    Parameters
-    ----------
-    runtime
-        Where the sequences live.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -412,15 +407,7 @@ class Expectation:
 
 
 class CacheFamily:
-    """A cache and its forks, of which statistics are told together.
-
-    Parameters
-    ----------
-    expectation
-        How long it is said to get.
-    layers
-        Layers of the model.
-    """
+    """A cache and its forks, of which statistics are told together."""
 
     def __init__(self, expectation: Expectation, layers: int) -> None:
         self.expectation = expectation

@@ -311,13 +311,6 @@ class HillInferCache(PassingCache):
         other caches of the same prompt have them there, too. All else stays: shadows, hot rows, and
         what was decoded. A forward pass that broke off is forgotten, and may begin again.
 
-        Parameters
-        ----------
-        error
-            That told so.
-        model
-            The one that is attached.
-
         Raises
         ------
         BudgetError

@@ -155,8 +155,6 @@ class _Part:
 
     Parameters
     ----------
-    family
-        That family.
     counters, hits
         The sequence's, which go on counting.
     """
@@ -298,11 +296,6 @@ class Engine:
         Its sequences are freed by `free_dropped`. After the last cache the runtime is closed
         instead: here, or where this is a runtime's thread, which would wait for itself, in a fresh
         one that the interpreter waits for at its exit.
-
-        Parameters
-        ----------
-        family, batch
-            That cache's, and its rows.
         """
         if self.is_inherited:
             return
@@ -341,8 +334,6 @@ class Engine:
 
         Parameters
         ----------
-        expectation
-            Of that cache.
         without
             Those that would be closed first.
         """

@@ -55,8 +55,6 @@ class ForwardPlan:
         Index of its first token, padding included.
     tokens
         Tokens of each batch row, padding included.
-    batch
-        Rows of the batch.
     shares
         The distinct sequences.
     """
@@ -98,11 +96,6 @@ class LayerLengths:
 
     Layers from some layer on may wait in a pass, while the others get its tokens, and get tokens of
     a stage of their own in its place.
-
-    Parameters
-    ----------
-    layers
-        Layers of the model.
 
     Attributes
     ----------

@@ -417,8 +417,6 @@ class QueryHooks:
     ----------
     model
         A decoder-only transformers model.
-    predictor
-        Of its family.
     """
 
     def __init__(self, model: PreTrainedModel, predictor: QueryPredictor) -> None:

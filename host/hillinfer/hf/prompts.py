@@ -167,8 +167,6 @@ class PromptCall:
 
     Parameters
     ----------
-    model
-        That is called.
     chunk_tokens
         Tokens of one forward pass; None: all of them.
     may_skip
@@ -251,11 +249,6 @@ def without_first(arguments: dict[str, Any], tokens: int) -> dict[str, Any]:
 
 class CachePrompts:
     """A cache's prompt that is under way, and the store that it is looked up in.
-
-    Parameters
-    ----------
-    store
-        Of the attached model.
 
     Attributes
     ----------

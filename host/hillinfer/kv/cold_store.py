@@ -55,20 +55,12 @@ class ColdStore:
 
     Parameters
     ----------
-    directory
-        Where the files lie.
-    shape
-        The model's.
     read_buffer_bytes
         Size of what reads go through; half of it is for rows that land beside their caller.
     engine
         Reads rows; the caller closes it after the store.
-    counters
-        Where bytes and waits are counted.
     calls
         How the drive is reached; the operating system itself where None.
-    recorder
-        Notes how long reads and writes take.
     sums
         Checksums of all rows, by which each one is known that does not come back as it was written;
         None where nobody looks.
@@ -241,8 +233,6 @@ class ColdStore:
 
         Parameters
         ----------
-        layer
-            Which file.
         groups
             int64 group numbers, one per 64 rows.
         rows
@@ -369,8 +359,6 @@ class ColdStore:
 
         Parameters
         ----------
-        layer
-            Which file.
         groups
             Group numbers, in the order wanted.
         """

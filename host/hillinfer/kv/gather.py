@@ -73,20 +73,10 @@ class Gather:
 
     Parameters
     ----------
-    store, pools
-        Where full groups lie.
-    manager
-        Counts hits, and promotes rows that were read.
-    prefetch
-        Reads rows ahead.
     buffers
         Where rows go that are read on demand, and copies.
     block_rows
         Most rows of a block of copies.
-    counters
-        Where waits are counted.
-    log
-        Takes the entry of each layer and step.
     """
 
     def __init__(
@@ -124,8 +114,6 @@ class Gather:
 
         Parameters
         ----------
-        layer, sequence
-            Whose rows.
         positions
             int64 logical positions, ascending.
         step
@@ -188,8 +176,6 @@ class Gather:
 
         Parameters
         ----------
-        layer, sequence
-            Whose rows.
         positions
             int64 logical positions, ascending.
         landed
@@ -258,8 +244,6 @@ class Gather:
 
         Parameters
         ----------
-        layer, sequence
-            Whose rows.
         start, stop
             Positions of the first one and behind the last one.
         """
@@ -282,8 +266,6 @@ class Gather:
 
         Parameters
         ----------
-        layer, sequence
-            Whose rows.
         positions
             int64, ascending.
         on_drive

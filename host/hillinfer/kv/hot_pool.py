@@ -31,12 +31,8 @@ class PoolMoment:
 
     Parameters
     ----------
-    step
-        The current step.
     length
         Context length N of the sequence whose rows are offered.
-    alpha
-        Importance rate α.
     kept_sinks, kept_recent
         First and newest tokens, which are always selected and never demoted for others.
     """
@@ -115,8 +111,6 @@ class HotPool:
 
     Parameters
     ----------
-    row_bytes
-        Bytes of a row.
     most_rows
         Slots that address space is reserved for.
     policy
@@ -187,12 +181,8 @@ class HotPool:
 
         Parameters
         ----------
-        layer, sequence
-            Whose rows.
         positions
             int64, ascending.
-        step
-            The current step.
 
         Returns
         -------
@@ -216,8 +206,6 @@ class HotPool:
 
         Parameters
         ----------
-        layer, sequence
-            Whose hits.
         settled
             Its tokens in full groups.
         length
@@ -246,8 +234,6 @@ class HotPool:
         ----------
         candidates
             Rows of this layer; those that became hot meanwhile are left alone.
-        moment
-            For the ranking.
         settled_before
             Rows selected or written in this step or later stay: someone may be about to read
             them.
@@ -374,11 +360,6 @@ class PendingHits(NotedHits):
     is told fewer of it: one of them that steps twice makes a round, and every second round fades
     them once. Its table keeps what it was, so its next step ranks by that. Of rows that sequences
     share the pool knows the hits of the one that was noted last.
-
-    Parameters
-    ----------
-    pools
-        One per layer.
     """
 
     most_fades: int = 40

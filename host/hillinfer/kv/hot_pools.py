@@ -35,8 +35,6 @@ class LayerShares:
 
     Parameters
     ----------
-    layers
-        Layers of the model.
     sizes
         Whether shares follow measured misses.
     """
@@ -96,16 +94,8 @@ class HotPools:
 
     Parameters
     ----------
-    shape
-        The model's.
-    accountant
-        Counts the memory and says how much is left.
     policy
         Ranks rows.
-    shares
-        How the memory is divided among the layers.
-    recorder
-        Notes how long promotions take.
     most_bytes
         Most that the budget may grow to, which address space is reserved for where the system
         lets it.

@@ -113,12 +113,6 @@ class SequenceOpener:
 
     Parameters
     ----------
-    shape
-        The model's.
-    store, groups, chunks
-        The cold pool, and which groups of it lie elsewhere.
-    pools, manager, shadow, rows
-        What sequences own.
     open_files
         Has descriptors for the files of sessions.
     """

@@ -30,8 +30,6 @@ class RowHistory:
     lengths
         int32, context length N of the sequence each row belongs to, at its last step; of a row
         that several sequences share, that of the one that went on last.
-    alpha
-        Importance rate α.
     """
 
     positions: NDArray[np.int32]

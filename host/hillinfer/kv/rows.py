@@ -39,14 +39,8 @@ class WriteBack:
 
     Parameters
     ----------
-    store
-        Writes the groups.
     buffer_rows
         Rows of one buffer, a multiple of 64.
-    row_bytes
-        Bytes of a row.
-    counters
-        Where waiting is counted.
     """
 
     def __init__(
@@ -89,8 +83,6 @@ class WriteBack:
         ----------
         layer, groups
             Where to: int64 group numbers, one per 64 rows.
-        buffer
-            From `buffer`.
         promoting
             Who else looks at it, until it is done.
         elsewhere
@@ -109,23 +101,7 @@ class WriteBack:
 
 
 class SequenceManager:
-    """Opens, forks, cuts and frees sequences and takes their new rows in.
-
-    Parameters
-    ----------
-    shape, layout
-        The model's, and that of its rows.
-    store, groups, write_back, gather
-        The drive's side.
-    pools, manager
-        The hot pools.
-    shadow
-        Gives way to what happens to rows.
-    accountant
-        Counts what each sequence holds.
-    chunks
-        Which groups lie in a store.
-    """
+    """Opens, forks, cuts and frees sequences and takes their new rows in."""
 
     def __init__(
         self,
@@ -327,8 +303,6 @@ class SequenceManager:
             Where they belong.
         keys, values
             Stored type, (kv_heads, tokens, head_dim), on the CPU.
-        step
-            The current step.
         """
         tail = sequence.tails[layer]
         tokens, done = keys.shape[1], 0

@@ -36,13 +36,7 @@ _ITEM_BYTES = 2
 
 
 class RowLayout:
-    """Packs and views rows: K of all KV heads, then V, in the stored type (design, section 2).
-
-    Parameters
-    ----------
-    shape
-        The model's.
-    """
+    """Packs and views rows: K of all KV heads, then V, in the stored type (design, section 2)."""
 
     def __init__(self, shape: ModelShape) -> None:
         self._kv_heads = shape.kv_heads
@@ -132,11 +126,6 @@ class HitRateTable:
     What they mean is the pool policy's matter; none lets them overflow. The native library owns
     them.
 
-    Parameters
-    ----------
-    tables
-        Whose.
-
     Attributes
     ----------
     counts
@@ -183,10 +172,6 @@ class Sequence:
 
     Parameters
     ----------
-    layers
-        Layers of the model.
-    row_bytes
-        Bytes of a row.
     tables
         What it begins with; empty ones where None.
     band
@@ -427,8 +412,6 @@ class RowPart:
 
         Parameters
         ----------
-        layer, sequence
-            Whose tail.
         first, stop
             Rows of it.
 
@@ -451,13 +434,7 @@ class RowPart:
 
 
 class NotedHits:
-    """Whose hits have changed since a layer's pool was told; steps where all is hot only add to it.
-
-    Parameters
-    ----------
-    layers
-        Layers of the model.
-    """
+    """Whose hits changed since a layer's pool was told; steps where all is hot only add to it."""
 
     def __init__(self, layers: int) -> None:
         # Notes so far.

@@ -31,14 +31,6 @@ class SequenceShadows:
 
     Parameters
     ----------
-    scorer
-        Takes statistics and codes keys.
-    layers
-        Layers of the model.
-    gather, layout
-        Bring back the keys of rows that were stored before.
-    memory
-        Holds shadows, in DRAM or on the drive.
     values
         Keeps value codes; None where no token is coded.
     file
@@ -75,8 +67,6 @@ class SequenceShadows:
 
         Parameters
         ----------
-        layer, sequence
-            Whose shadow.
         fresh
             Keys of the newest tokens, float16 (tokens, kv_heads, head_dim) on the CPU; saves
             reading them back.

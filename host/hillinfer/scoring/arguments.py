@@ -24,13 +24,7 @@ from hillinfer_model.statistics import DEFAULT_EXPONENT, LEAST_TOKENS, SINK_TOKE
 
 
 class ScoringArguments:
-    """Refuses arguments of another shape, type or order than a spec's.
-
-    Parameters
-    ----------
-    spec
-        Shape and key mode.
-    """
+    """Refuses arguments of another shape, type or order than a spec's."""
 
     def __init__(self, spec: KernelSpec) -> None:
         self._spec = spec
@@ -112,8 +106,6 @@ def statistics_tokens(
 
     Parameters
     ----------
-    spec
-        Gives the segment length.
     keys
         float16 of shape (tokens, kv_heads, head_dim): the segment's tokens so far.
     first_position
@@ -184,8 +176,6 @@ class SegmentWords:
 
     Parameters
     ----------
-    segment_tokens
-        Of a full segment.
     check
         Called with every segment that is described anew; raises ValueError where its arrays are
         of no use.

@@ -67,8 +67,6 @@ class NativeValueCoder:
         ----------
         values
             float16 of shape (tokens, kv_heads, head_dim), strided as it may be.
-        statistics
-            Of the segment's values.
         rows
             uint8 of shape (tokens, at least row_bytes), C-contiguous.
 
@@ -156,8 +154,6 @@ class AlignedWeights:
 
     Parameters
     ----------
-    spec
-        Shape and key mode.
     variant
         Instructions to use; None for the best that this processor has.
 
@@ -184,8 +180,6 @@ class AlignedWeights:
         ----------
         query
             float32 of the same shape, on the CPU.
-        scaling
-            Factor on inner products.
 
         Raises
         ------

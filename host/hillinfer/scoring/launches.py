@@ -52,8 +52,6 @@ class LaunchThread:
 
         Parameters
         ----------
-        variant
-            Instructions to use.
         sequence
             A reference to a `Sequence`, of which shape and threads are looked at.
         pieces, count
@@ -190,8 +188,6 @@ class NativePieces:
         described
             Five words of each segment, in order, from `SegmentWords`; one whose shadow the host has
             not is full and holds none of the recent tokens.
-        threads
-            To use.
         coming
             As for `Scorer.score`.
 
@@ -271,8 +267,6 @@ class NativePieces:
             Of the first token, the first of a group.
         tuples
             uint32 of shape (sets, tokens), each set's in one piece; filled.
-        threads
-            To use.
         """
         weights, exponents = known
         self._library.call(
@@ -299,8 +293,6 @@ class NativePieces:
             Contiguous arrays.
         pieces
             What to score; their shadows stay where they are until the call is over.
-        threads
-            To use.
         """
         described, tuples = self._described(queries, pieces)
         self._call(described, threads)
@@ -324,8 +316,6 @@ class NativePieces:
             its first token, the first of that group, and its tokens.
         tuples
             uint32 of shape (sets, N), contiguous.
-        threads
-            To use.
         """
         codes, exponents = queries.codes.ctypes.data, queries.exponents.ctypes.data
         addends, out = queries.addends.ctypes.data, tuples.ctypes.data
@@ -354,8 +344,6 @@ class NativePieces:
         ----------
         queries, pieces
             As for `score`; nobody may write to what they hold until the thread is done.
-        thread
-            Scores.
         """
         described, tuples = self._described(queries, pieces)
         sequence = self._sequence(None, None, 1)

@@ -155,8 +155,6 @@ class ProbeShadow:
 
     Parameters
     ----------
-    layout
-        Of the segment's shadow.
     number
         Of the segment: number 0 has the sinks.
 

@@ -105,8 +105,6 @@ class NativeScorer:
     spec
         Shape, key mode and rule. Key mode `fp16` keeps a shadow of the INT8 codes that the
         kernel would make on the fly.
-    scope
-        What shares one selected set.
     variant
         Instructions to use; None for the best that this processor has.
 

@@ -68,8 +68,6 @@ class SegmentShadow:
     shadow
         uint8 of shape (segment_beats, 64), in the layout of contract section 9. Groups lie at
         fixed places, so a short segment is the prefix of a full one, its last group included.
-    statistics
-        The segment's channel statistics.
     probe_copy
         A copy of the probe tokens among `tokens`, kept beside a full shadow in DRAM, or None. A
         scorer that looks at them first then need not pass over the shadow twice.
@@ -150,8 +148,6 @@ class Scorer(Protocol):
         ----------
         keys
             float16 of shape (tokens, kv_heads, head_dim) on the CPU.
-        statistics
-            The segment's.
         shadow
             uint8 of shape (segment_beats, 64).
         first_token
@@ -318,17 +314,8 @@ class ImportanceEvaluation:
 
     Parameters
     ----------
-    scorer
-        Executes the scoring contract.
     settings
         α, kept tokens, the upper bound and how many tokens are exact.
-
-    Attributes
-    ----------
-    has_coded
-        Whether tokens may be coded.
-    sets
-        How many sets are selected.
     """
 
     def __init__(self, scorer: Scorer, settings: Settings) -> None:
@@ -386,8 +373,6 @@ class ImportanceEvaluation:
         ----------
         query
             float32 (query_heads, head_dim) on the CPU.
-        scaling
-            Factor on inner products.
         segments
             All segments of the sequence in this layer.
         coming

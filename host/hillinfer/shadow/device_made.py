@@ -74,8 +74,6 @@ class DeviceMaking:
         Who holds shadows, and of which segments.
     places
         Where rows lie; None where a device cannot read them.
-    spec
-        Fixes sizes.
     """
 
     def __init__(
@@ -104,8 +102,6 @@ class DeviceMaking:
 
         Parameters
         ----------
-        layer, segments
-            Of a sequence.
         rows
             Returns the numbers of rows by positions.
         settled

@@ -34,16 +34,8 @@ class ShadowMemory:
 
     Parameters
     ----------
-    store
-        The drive's side.
-    spec
-        Fixes sizes.
     limit_bytes
         Most bytes of full shadows in DRAM, the copies of their probe tokens aside.
-    accountant
-        Counts shadows, statistics and buffers.
-    counters
-        Where bytes are counted.
     announce
         Called once, before the first shadow goes to the drive.
     device
@@ -123,8 +115,6 @@ class ShadowMemory:
 
         Parameters
         ----------
-        layer, segments
-            Whose.
         remake
             Codes the segment of a number again after the device that held it was lost.
         """

@@ -140,8 +140,6 @@ class ResidentShadows:
     ----------
     device
         Holds shadows that the host need not; None where there is none, and nothing is done then.
-    accountant
-        Counts the copies of probe tokens.
     staging
         Returns memory for one shadow, the same at each call.
     """
@@ -267,8 +265,6 @@ class ResidentShadows:
         ----------
         base
             Position of its first token.
-        own
-            The segment.
         remake
             Codes it again after the device was lost.
         """
@@ -306,10 +302,6 @@ class LeavingShadows:
 
     Parameters
     ----------
-    store
-        Where they go.
-    counters
-        Where bytes are counted.
     written
         Called with each that the drive has.
     stays

@@ -43,18 +43,8 @@ class ShadowStore:
 
     Parameters
     ----------
-    directory
-        Where the file lies.
-    mode
-        Direct or buffered I/O.
-    spec
-        Fixes the size of a shadow.
     engine
         Reads shadows; the caller closes it after the store.
-    calls
-        How the drive is reached.
-    recorder
-        Notes how long reads and writes take.
     pages
         What seals the pages of the store's own file; None where they are plain.
     """
@@ -184,8 +174,6 @@ class ShadowStore:
 
         Parameters
         ----------
-        slots
-            Whose.
         into
             Memory for as many, uint8, from a page on.
         """
@@ -366,13 +354,6 @@ class ShadowStream:
 
     Small shadows are read several at once: to hand a read to another thread and to wait for it
     takes longer than to score one of them.
-
-    Parameters
-    ----------
-    store
-        Where they lie.
-    counters
-        Where bytes and waits are counted.
     """
 
     def __init__(self, store: ShadowStore, counters: Counters) -> None:
