@@ -45,11 +45,11 @@ from hillinfer.hf.features import (
     check_versions,
 )
 from hillinfer.hf.hooks import (
-    ForwardHooks,
     GuardedForward,
-    QueryHooks,
+    forward_hooks,
     named,
     predictor_of,
+    query_hooks,
     regaining,
     with_named_query,
 )
@@ -132,9 +132,10 @@ class Attachment:
         model.set_attn_implementation(NAME)
         check_uses_interface(model, NAME)
         model.config._attn_implementation = AttachedName(self._previous)
-        self._query_hooks = None if predictor is None else QueryHooks(model, predictor)
-        self._hooks = ForwardHooks(model)
-        self._guards = GuardedForward(model), GuardedGenerate(model)
+        hooks = [] if predictor is None else query_hooks(model, predictor)
+        hooks += forward_hooks(model)
+        # What is taken off the model again.
+        self._put_on = [*hooks, GuardedForward(model), GuardedGenerate(model)]
         self._model_in_use = ModelInUse(model)
         # One at a time opens it: what is open is shared by all caches.
         self._opening = threading.Lock()
@@ -404,11 +405,8 @@ class Attachment:
         if not self._model_in_use.attached:
             return
         self._model_in_use.attached = False
-        self._hooks.remove()
-        if self._query_hooks is not None:
-            self._query_hooks.remove()
-        for guard in self._guards:
-            guard.remove()
+        while self._put_on:
+            self._put_on.pop(0).remove()
         self.model.set_attn_implementation(self._previous)
         if self._prompts is not None:
             engine = self._shared_engine

@@ -63,25 +63,12 @@ _TORCH_CALLS = "torch.nn.modules.module"
 _Result = TypeVar("_Result")
 
 
-class ForwardHooks:
-    """The hooks of a whole model.
-
-    Parameters
-    ----------
-    model
-        A decoder-only transformers model.
-    """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._hooks = [
-            model.register_forward_pre_hook(_Before(), with_kwargs=True),
-            model.register_forward_hook(_After(), with_kwargs=True, always_call=True),
-        ]
-
-    def remove(self) -> None:
-        """Take the hooks off."""
-        for hook in self._hooks:
-            hook.remove()
+def forward_hooks(model: PreTrainedModel) -> list[Any]:
+    """Put the hooks of a whole model on it, and return what takes them off."""
+    return [
+        model.register_forward_pre_hook(_Before(), with_kwargs=True),
+        model.register_forward_hook(_After(), with_kwargs=True, always_call=True),
+    ]
 
 
 class _Before(ModelHook):
@@ -410,35 +397,24 @@ def with_named_query(settings: Settings, model_type: str) -> Settings:
 FIRST_PREDICTED = 2
 
 
-class QueryHooks:
-    """Hooks on decoder layers that predict the query of the layer behind each (APP).
+def query_hooks(model: PreTrainedModel, predictor: QueryPredictor) -> list[Any]:
+    """Put hooks on decoder layers that predict the query of the layer behind each (APP).
 
-    Parameters
-    ----------
-    model
-        A decoder-only transformers model.
+    Returns what takes them off. The predictor is that of the model's family.
     """
-
-    def __init__(self, model: PreTrainedModel, predictor: QueryPredictor) -> None:
-        layers = list(model.get_decoder().layers)
-        self._hooks = []
-        self._norms: list[SharedNorm] = []
-        for number in range(FIRST_PREDICTED, len(layers)):
-            before, following = layers[number - 1 : number + 1]
-            coming = dict[int, weakref.ref[AttachedCache]]()
-            norm = SharedNorm.between(before, following)
-            self._norms += [] if norm is None else [norm]
-            announce = _Announce(predictor, number, following, coming, norm)
-            self._hooks += [
-                before.register_forward_pre_hook(announce, with_kwargs=True),
-                following.self_attn.v_proj.register_forward_hook(_Begin(number, coming)),
-            ]
-
-    def remove(self) -> None:
-        """Take the hooks off."""
-        for one in (*self._hooks, *self._norms):
-            one.remove()
-        self._hooks, self._norms = [], []
+    layers = list(model.get_decoder().layers)
+    made: list[Any] = []
+    for number in range(FIRST_PREDICTED, len(layers)):
+        before, following = layers[number - 1 : number + 1]
+        coming = dict[int, weakref.ref[AttachedCache]]()
+        norm = SharedNorm.between(before, following)
+        announce = _Announce(predictor, number, following, coming, norm)
+        made += [
+            before.register_forward_pre_hook(announce, with_kwargs=True),
+            following.self_attn.v_proj.register_forward_hook(_Begin(number, coming)),
+        ]
+        made += [] if norm is None else [norm]
+    return made
 
 
 # In which cache a layer was announced last, by thread.
