@@ -164,11 +164,7 @@ class Gather:
     # --- rows that nobody selected ---------------------------------------------------------
 
     def stream(
-        self,
-        layer: int,
-        sequence: Sequence,
-        positions: NDArray[np.int64],
-        landed: LandedRows | None = None,
+        self, layer: int, sequence: Sequence, positions: NDArray[np.int64]
     ) -> Generator[NDArray[np.uint8], None, None]:
         """Yield blocks of copies of rows, uint8 (at most block_rows, row_bytes).
 
@@ -178,10 +174,8 @@ class Gather:
         ----------
         positions
             int64 logical positions, ascending.
-        landed
-            What of them `land` has read ahead; given up here.
         """
-        for one, buffer, _ in self._streamed(layer, sequence, positions, landed):
+        for one, buffer, _ in self._streamed(layer, sequence, positions, None):
             yield _together(one, buffer)
 
     def bring(
@@ -191,7 +185,10 @@ class Gather:
         positions: NDArray[np.int64],
         landed: LandedRows | None = None,
     ) -> Generator[NDArray[np.uint8], None, None]:
-        """Yield what `stream` does; rows that were cold become hot where pools have room."""
+        """Yield what `stream` does; rows that were cold become hot where pools have room.
+
+        `landed` is what `land` has read of them ahead; it is given up here.
+        """
         with self._manager.seeing(layer, sequence) as offer:
             for one, buffer, which in self._streamed(layer, sequence, positions, landed):
                 rows = _together(one, buffer)
