@@ -200,8 +200,7 @@ class NativeScorer:
         All tokens are scored before the first block; blocks come in position order, for each of
         them one per KV head in scope `kv_head`.
         """
-        prepared = self._prepared(query, scaling, segments, coming)
-        return self._blocks(prepared, self._scale(prepared), segments)
+        return self._blocks(self.tuples(query, scaling, segments, coming))
 
     def check(self, query: torch.Tensor, segments: Sequence[SegmentShadow]) -> None:
         """Raise ValueError as `score` does, but for arrays, which are checked once described."""
@@ -339,10 +338,7 @@ class NativeScorer:
         )
         return scaled
 
-    def _blocks(
-        self, prepared: _Prepared, scaled: torch.Tensor, segments: Sequence[SegmentShadow]
-    ) -> Iterator[ScoreBlock]:
-        tuples = self._scored(prepared, scaled, segments)
+    def _blocks(self, tuples: NDArray[np.uint32]) -> Iterator[ScoreBlock]:
         length, tokens = self.spec.block_tokens, tuples.shape[1]
         for window in range(0, tokens, WINDOW_TOKENS):
             window_stop = min(window + WINDOW_TOKENS, tokens)
