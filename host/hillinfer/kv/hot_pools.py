@@ -197,11 +197,8 @@ class HotPools:
 
     def wait(self) -> None:
         """Wait until all promotions are done, whatever became of them."""
-        for under_way in self._under_way:
-            for exchange in list(under_way):
-                # Not `wait` of the library, which waits for ever for one that `close` cancelled.
-                with suppress(CancelledError):
-                    exchange.exception()
+        for layer in range(len(self.layers)):
+            self.wait_for(layer)
 
     def cover(self, rows: int) -> None:
         """Make room in all tables for row numbers below `rows`."""
@@ -312,6 +309,7 @@ class HotPools:
         For a thread that only looks.
         """
         for exchange in list(self._under_way[layer]):
+            # Not `wait` of the library, which waits for ever for one that `close` cancelled.
             with suppress(CancelledError):
                 exchange.exception()
 
