@@ -156,7 +156,8 @@ class ShadowStore:
     def write(self, slot: int, shadow: NDArray[np.uint8]) -> Future[None]:
         """Write a shadow that `buffer` made, in the background; leave it alone until it is done."""
         file = self._opened()
-        memory = _whole(shadow, self.slot_bytes)
+        # With the rest of its last page.
+        memory = _memory(shadow).data[: self.slot_bytes]
         return self._writer.submit(self._noted_write, file, memory, slot)
 
     def read(self, slot: int, into: NDArray[np.uint8]) -> Future[None]:
@@ -297,11 +298,6 @@ def sealed_bytes(spec: KernelSpec, count: int) -> tuple[int, int]:
     size = shadow_bytes(spec)
     # The table of tags grows by an eighth, and while it does the old one is there as well.
     return size, 2 * table_bytes(count * size + count * size // 4)
-
-
-def _whole(shadow: NDArray[np.uint8], byte_count: int) -> memoryview:
-    """Return a shadow's memory with the rest of its last page."""
-    return _memory(shadow).data[:byte_count]
 
 
 def _memory(shadow: NDArray[np.uint8]) -> NDArray[np.uint8]:
