@@ -49,7 +49,6 @@ class Mixing(Protocol):
 
     def may_start(self, own: IOClass, running: Sequence[IOClass]) -> bool:
         """Return whether a transfer may begin beside those that are under way."""
-        ...
 
 
 class Apart:
@@ -95,11 +94,9 @@ class WithoutTurns(Protocol):
 
     def hold(self) -> None:
         """Stand still, behind what is under way, until told to go on or somebody waits for it."""
-        ...
 
     def go_on(self) -> None:
         """Go on reading."""
-        ...
 
 
 class Window(Protocol):
@@ -107,7 +104,6 @@ class Window(Protocol):
 
     def is_open(self, byte_count: int) -> bool:
         """Return whether so many bytes can be written now."""
-        ...
 
 
 class AlwaysOpen:

@@ -190,28 +190,22 @@ class ReadFile(Protocol):
     @property
     def descriptor(self) -> int:
         """Number of the open file, for who reads it by itself; it stays open until `close`."""
-        ...
 
     @property
     def read_unit(self) -> int:
         """Bytes that offsets and lengths of reads are multiples of, at most a page."""
-        ...
 
     def lend(self, use: Callable[[int], Result]) -> Result:
         """Call `use` with a descriptor that stays open meanwhile, and return what it returns."""
-        ...
 
     def changed(self, byte_count: int, offset: int) -> HillInferError:
         """Return the error that says that bytes are not those that were written."""
-        ...
 
     def read(self, into: memoryview, offset: int) -> None:
         """Fill all of `into` from `offset`, or raise an error naming file and bytes."""
-        ...
 
     def close(self) -> None:
         """Close the file; harmless when done twice."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,6 @@ class Scorer(Protocol):
     @property
     def is_fast(self) -> bool:
         """Whether the processor scores by itself, in C++ and with vectors."""
-        ...
 
     @property
     def table_variant(self) -> Variant | None:
@@ -117,7 +116,6 @@ class Scorer(Protocol):
 
         None where this scorer is to be asked.
         """
-        ...
 
     def statistics(
         self, keys: torch.Tensor, first_position: int, preceding: ChannelStatistics | None
@@ -133,7 +131,6 @@ class Scorer(Protocol):
         preceding
             Statistics of the segment before, None for the first.
         """
-        ...
 
     def encode(
         self,
@@ -153,7 +150,6 @@ class Scorer(Protocol):
         first_token
             Index of the first of `keys` within the segment.
         """
-        ...
 
     def choose(
         self,
@@ -182,7 +178,6 @@ class Scorer(Protocol):
         ValueError
             More is wanted than there is, or less than is kept.
         """
-        ...
 
     def choose_each(
         self,
@@ -196,7 +191,6 @@ class Scorer(Protocol):
 
         Parameters and errors are those of `choose`.
         """
-        ...
 
     def score(
         self,
@@ -225,7 +219,6 @@ class Scorer(Protocol):
         hillinfer_model.errors.NonFiniteQueryError
             Before anything is scored, where the query holds an infinity or a NaN.
         """
-        ...
 
 
 # --- Shadows that are read while they are scored ---
