@@ -114,8 +114,6 @@ class RowStream:
 
     Parameters
     ----------
-    sums
-        What they should be.
     layer, first_row
         Whose, and the number of the first one.
     """

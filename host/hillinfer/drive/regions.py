@@ -216,8 +216,6 @@ class Placement:
         ----------
         layers, groups
             Whose; int64, one at least.
-        file
-            Its number.
         starts
             int64 (layers, groups), bytes.
         """
@@ -323,18 +321,7 @@ class FileSeals(Protocol):
 
 
 class OtherFiles:
-    """The files that groups of a cold pool lie in beside its own, and which lie where.
-
-    Parameters
-    ----------
-    group_bytes
-        Bytes of a group in one layer.
-
-    Attributes
-    ----------
-    placement
-        Which group lies in which.
-    """
+    """The files that groups of a cold pool lie in beside its own, and which lie where."""
 
     def __init__(self, layers: int, group_bytes: int) -> None:
         self.placement = Placement(layers)

@@ -86,22 +86,14 @@ class RuntimeParts:
 
     Parameters
     ----------
-    counters, layer_hits, accountant
-        What is counted.
     timeline, recorder
         What is written down; the timeline is None where nobody asked for one.
     calls, engine, key, store, shadow_store
         The drive, and what is on it; the key is None where that is plain.
-    layout, spec
-        How a row and a shadow are laid out.
     device
         What holds segments of its own, or None.
-    pools, manager
-        Hot rows.
     following
         Raises the budget with the context; None where it is fixed.
-    prefetch, buffers, gather
-        Rows on their way from the drive.
     groups, rows, shadow, shadow_memory, values
         What sequences own; `values` are codes, None where no token is coded.
     opener, recording
@@ -112,8 +104,6 @@ class RuntimeParts:
         coded.
     codes_file
         Codes on the drive; None where no token is coded, or rows are sealed.
-    windows
-        When the drive is free beside passes of several tokens.
     gpu
         What there is only because the model computes on a GPU, or None.
     """

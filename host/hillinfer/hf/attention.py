@@ -30,11 +30,6 @@ class AttachedCache(Cache):  # type: ignore[misc]
 
     A forward pass is `begin_forward`, then `store` and `attend` of every layer, then `end_forward`,
     which is left out where the pass broke off.
-
-    Attributes
-    ----------
-    spans
-        Where the time of its calls is noted.
     """
 
     spans: ForwardSpans

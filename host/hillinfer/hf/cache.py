@@ -347,12 +347,8 @@ class HillInferCache(PassingCache):
 
         Parameters
         ----------
-        model, sequence
-            Who reads, and what.
         chunk
             Tokens of one pass, as they were read; 0 where nobody knows.
-        dense
-            How many tokens were read densely.
         """
         with self._alone_as_is(Use(sys._getframe())):
             self._runtime.settle()

@@ -265,8 +265,6 @@ class Engine:
 
         Parameters
         ----------
-        family
-            Of the cache that is made of it.
         saved, tokens
             As for `Runtime.resume`.
         """

@@ -27,8 +27,6 @@ class SequenceShare:
 
     Parameters
     ----------
-    sequence
-        Where its rows go.
     batch_rows
         Rows of the batch that hold it; more than one where prompts or beams are identical.
     tokens
@@ -55,8 +53,6 @@ class ForwardPlan:
         Index of its first token, padding included.
     tokens
         Tokens of each batch row, padding included.
-    shares
-        The distinct sequences.
     """
 
     start: int
@@ -237,8 +233,6 @@ class LoneToken:
 
     Parameters
     ----------
-    sequence
-        Whose token.
     plan, lengths, fresh
         Of the cache, which learns what was done.
     """

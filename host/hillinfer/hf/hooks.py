@@ -202,8 +202,6 @@ class QueryPredictor(ABC):
 
         Parameters
         ----------
-        layer
-            A decoder layer of transformers.
         hidden
             (batch, tokens, hidden_size), before the layer's norm.
         rotary
@@ -350,13 +348,6 @@ _FAMILIES = {
 
 def predictor_of(model_type: str, wanted: QuerySource) -> QueryPredictor | None:
     """Return what predicts the queries of a family, or None where true queries are to be used.
-
-    Parameters
-    ----------
-    model_type
-        As the model's config names it.
-    wanted
-        What the settings say.
 
     Raises
     ------

@@ -403,10 +403,6 @@ class CachePrompts:
         ----------
         cache
             Of one row.
-        made
-            How its rows were made.
-        seconds
-            What computing them took.
         """
         self._facts, self._reading = self.facts or StoreFacts(made.dense), None
         self._seconds, self._computed = seconds, made.dense

@@ -230,8 +230,6 @@ class StoredCache(HillInferCache):
 
         Parameters
         ----------
-        store
-            Of the prompt.
         keys
             Padding and tokens of each row.
         chunk_tokens

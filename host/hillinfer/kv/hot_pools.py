@@ -31,13 +31,7 @@ _TRIMMED_ROWS = 16_384
 
 
 class LayerShares:
-    """The share of each layer, equal at first.
-
-    Parameters
-    ----------
-    sizes
-        Whether shares follow measured misses.
-    """
+    """The share of each layer, equal at first."""
 
     # Half of the memory is divided equally, so that no layer starves while it happens to hit.
     _EQUAL_PART = 0.5
@@ -107,10 +101,6 @@ class HotPools:
 
     Attributes
     ----------
-    layers
-        The pools.
-    hits
-        Learns what the hits of their rows are.
     tails_bytes
         Of the open groups of all sequences, which are counted as hot.
     quick_bytes

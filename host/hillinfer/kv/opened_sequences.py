@@ -43,8 +43,6 @@ class StoredRows:
     ----------
     store, prefix
         The prefix, leased while it is opened.
-    ids
-        Token numbers of its prompt.
     tokens
         How many of them to take, whole groups.
     slot
@@ -67,10 +65,6 @@ class OpenedRows:
 
     Parameters
     ----------
-    tokens
-        How many are there.
-    read_bytes
-        Bytes that were read for it.
     failure
         Why there are no more; None where all are there.
     """

@@ -299,8 +299,6 @@ class SequenceManager:
 
         Parameters
         ----------
-        layer, sequence
-            Where they belong.
         keys, values
             Stored type, (kv_heads, tokens, head_dim), on the CPU.
         """
@@ -362,12 +360,8 @@ class SequenceManager:
 
         Parameters
         ----------
-        layer, sequence
-            Where it belongs.
         keys, values
             (batch, kv_heads, 1, head_dim) of the model's type.
-        batch_row
-            Whose token.
 
         Returns
         -------

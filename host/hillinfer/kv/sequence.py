@@ -364,8 +364,6 @@ class Sequence:
         ----------
         reads, byte_count
             Calls to the drive, and the bytes that they brought.
-        rows
-            How many rows were wanted.
         """
         self.counters.cold_reads += reads
         self.counters.cold_read_bytes += byte_count

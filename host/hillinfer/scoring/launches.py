@@ -130,10 +130,6 @@ class Piece:
         uint8 (beats, 64): the segment's.
     first_token
         A multiple of 64.
-    tokens
-        How many.
-    position
-        Of the first of them.
     """
 
     query: int
@@ -145,11 +141,6 @@ class Piece:
 
 class NativePieces:
     """Does a launch's work on the host with the native library; calls share nothing.
-
-    Parameters
-    ----------
-    spec, scope
-        Shape and rule; what shares one selected set.
 
     Attributes
     ----------
@@ -259,8 +250,6 @@ class NativePieces:
 
         Parameters
         ----------
-        offsets
-            From `start`.
         known
             From `log_weights`, from the group of the first token on.
         position

@@ -29,8 +29,6 @@ class Wanted:
 
     Parameters
     ----------
-    count
-        Tokens of a set.
     sinks, recent
         How many of the first and of the newest tokens are kept.
     """

@@ -66,8 +66,6 @@ class HugeRun:
     ----------
     place_bytes
         Of each place, whole pages.
-    places
-        How many.
     system
         What is asked for memory; this machine's where None.
 

@@ -37,8 +37,6 @@ class RowPlaces:
         Returns that of a layer's own file.
     settle
         Waits until groups of a layer are on the drive.
-    group_bytes
-        Of a group in one layer.
     """
 
     placement: Placement
@@ -70,8 +68,6 @@ class DeviceMaking:
 
     Parameters
     ----------
-    device, residents
-        Who holds shadows, and of which segments.
     places
         Where rows lie; None where a device cannot read them.
     """

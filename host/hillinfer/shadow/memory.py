@@ -268,13 +268,9 @@ class ShadowMemory:
         ----------
         own, number
             Empty; of which segment.
-        statistics, coded_tokens
-            As saved.
         slot
             Where the shadow lies in a base of the store; there it stays where DRAM has no room.
             None where it lies in none.
-        read
-            Fills memory with it.
         """
         self.changes += 1
         full = coded_tokens == self._size
