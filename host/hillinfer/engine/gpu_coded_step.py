@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.engine.budget_plan import most_coded, weighed_bytes
-from hillinfer.engine.coded_call import ChoiceAhead
 from hillinfer.engine.coded_step import CodedStep
-from hillinfer.engine.queries import Ahead, Prediction, Sets, explained, host_query
+from hillinfer.engine.queries import Ahead, Sets, explained, host_query
 from hillinfer.engine.selection import TokenSelection
 from hillinfer.gpu.attention import CodedSet, GpuSide
 from hillinfer.kv.gather import Gather
@@ -110,18 +109,6 @@ class GpuCodedStep:
     def chosen(self) -> Sets:
         """The sets that the last `step` chose: there is none."""
         return []
-
-    def choose_next(
-        self, layer: int, sequence: Sequence, query: torch.Tensor | Prediction, scaling: float
-    ) -> Ahead | None:
-        """Leave it to others; see `CodedStep`."""
-        return None
-
-    def choose_late(
-        self, layer: int, sequence: Sequence, query: torch.Tensor | Prediction, scaling: float
-    ) -> ChoiceAhead | None:
-        """Leave it to others; see `CodedStep`."""
-        return None
 
     def begin_to_read(
         self, layer: int, sequence: Sequence, past: int, sets: Sets, exact: Sets

@@ -14,6 +14,7 @@ from hillinfer.devices.device_scorer import EngineScorer
 from hillinfer.devices.opening import DEVICES, OpenDevice
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.engine.budget_growth import BudgetGrowth, say_nothing
+from hillinfer.engine.coded_step import CodedStep
 from hillinfer.engine.opening import open_parts
 from hillinfer.engine.queries import Prediction, Sets
 from hillinfer.gpu.copies import packed_rows
@@ -322,12 +323,13 @@ class Runtime:
         is_quick = self._gpu is None and self._selection.is_quick(layer, sequence)
         is_quick = is_quick and self._pipeline.is_idle
         given = layer, sequence, query, scaling
-        coded, decode = self.coded if is_quick else None, self.decode
-        for choose in () if coded is None else (coded.choose_late, coded.choose_next):
-            chosen = choose(*given)
-            if chosen is not None:
-                self._pipeline.keep(layer, sequence, chosen)
-                return
+        coded, decode = self.coded, self.decode
+        if is_quick and isinstance(coded, CodedStep):
+            for choose in (coded.choose_late, coded.choose_next):
+                chosen = choose(*given)
+                if chosen is not None:
+                    self._pipeline.keep(layer, sequence, chosen)
+                    return
         if decode is not None and decode.keep(*given):
             return
         past = sequence.lengths[layer]
