@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -77,20 +76,6 @@ def native_top(
 # --- The scorer ---
 
 _NOTHING = Wanted(0, 0, 0)
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """Arguments of one call: the query, and five words of each segment unless one is on the drive.
-
-    `kept` holds copies that the words point to.
-    """
-
-    query: torch.Tensor
-    factor: float
-    described: array[int] | None
-    kept: list[NDArray[Any]]
-    coming: int
 
 
 class NativeScorer:
@@ -225,8 +210,10 @@ class NativeScorer:
         -------
         uint32 of shape (sets, N): one set, or one per KV head in scope `kv_head`.
         """
-        prepared = self._prepared(query, scaling, segments, coming)
-        return self._scored(prepared, self._scale(prepared), segments)
+        self._arguments.check_query(query)
+        kept: list[NDArray[Any]] = []
+        described = self._described(segments, kept)
+        return self._scored(described, self.scaled(query, scaling), segments, coming)
 
     def scaled(self, query: torch.Tensor, scaling: float) -> torch.Tensor:
         """Bring a query to units of log2 of the weight (contract, section 4).
@@ -241,7 +228,13 @@ class NativeScorer:
         float32 of shape (kv_heads, G or 1, head_dim).
         """
         self._arguments.check_query(query)
-        return self._scale(_Prepared(_rows(query), query_factor(scaling), None, [], 0))
+        spec, rows = self.spec, _rows(query)
+        scaled = torch.empty(spec.kv_heads, spec.scored_heads // spec.kv_heads, spec.head_dim)
+        choice = self._choice(rows, scaling, _NOTHING)
+        self._library.call_holding(
+            "hillinfer_scale", self._bare(), ctypes.byref(choice), scaled.data_ptr()
+        )
+        return scaled
 
     def choose(
         self,
@@ -253,18 +246,19 @@ class NativeScorer:
     ) -> list[NDArray[np.int64]]:
         """Return the selected sets in one call of the library; see `Scorer`."""
         wanted.check(total_tokens(segments) + coming, coming)
-        prepared = self._prepared(query, scaling, segments, coming)
-        if prepared.described is None:
+        self._arguments.check_query(query)
+        kept: list[NDArray[Any]] = []
+        described, rows = self._described(segments, kept), _rows(query)
+        if described is None:
             # Shadows are there one after the other, so all of them are scored first.
-            return native_top(
-                self._scored(prepared, self._scale(prepared), segments), wanted, coming
-            )
-        choice = self._choice(prepared, wanted)
+            tuples = self._scored(None, self.scaled(rows, scaling), segments, coming)
+            return native_top(tuples, wanted, coming)
+        choice = self._choice(rows, scaling, wanted)
         chosen = np.empty((self._sets, wanted.count), dtype=np.int64)
         self._library.call(
             "hillinfer_choose",
             self._number,
-            self._sequence(None, prepared.described, coming),
+            self._sequence(None, described, coming),
             ctypes.byref(choice),
             chosen.ctypes.data,
         )
@@ -303,40 +297,16 @@ class NativeScorer:
         words = self._words.join(full, kept)
         return array("q", b"".join([words, *(self._words.of(one, kept) for one in segments[-1:])]))
 
-    def _prepared(
-        self,
-        query: torch.Tensor,
-        scaling: float,
-        segments: Sequence[SegmentShadow],
-        coming: int,
-    ) -> _Prepared:
-        """Check everything, and describe what can be described before it is scored."""
-        self._arguments.check_query(query)
-        kept: list[NDArray[Any]] = []
-        described = self._described(segments, kept)
-        return _Prepared(_rows(query), query_factor(scaling), described, kept, coming)
-
-    def _choice(self, prepared: _Prepared, wanted: Wanted) -> Choice:
-        query = prepared.query
+    def _choice(self, query: torch.Tensor, scaling: float, wanted: Wanted) -> Choice:
         return Choice(
             query.data_ptr(),
             query.stride(0),
             self.spec.group_size,
-            prepared.factor,
+            query_factor(scaling),
             wanted.sinks,
             wanted.recent,
             wanted.count,
         )
-
-    def _scale(self, prepared: _Prepared) -> torch.Tensor:
-        """Bring the query to units of log2 of the weight (contract, section 4)."""
-        spec = self.spec
-        scaled = torch.empty(spec.kv_heads, spec.scored_heads // spec.kv_heads, spec.head_dim)
-        choice = self._choice(prepared, _NOTHING)
-        self._library.call_holding(
-            "hillinfer_scale", self._bare(), ctypes.byref(choice), scaled.data_ptr()
-        )
-        return scaled
 
     def _blocks(self, tuples: NDArray[np.uint32]) -> Iterator[ScoreBlock]:
         length, tokens = self.spec.block_tokens, tuples.shape[1]
@@ -348,19 +318,23 @@ class NativeScorer:
                     yield ScoreBlock(row, window, tuples[row, start:stop])
 
     def _scored(
-        self, prepared: _Prepared, scaled: torch.Tensor, segments: Sequence[SegmentShadow]
+        self,
+        described: array[int] | None,
+        scaled: torch.Tensor,
+        segments: Sequence[SegmentShadow],
+        coming: int,
     ) -> NDArray[np.uint32]:
         tokens = sum(segment.tokens for segment in segments)
         tuples = np.empty((self._sets, tokens), dtype=np.uint32)
         if not tokens:
             return tuples
-        if prepared.described is None:
-            self._score_passing(prepared.coming, scaled, segments, tuples)
+        if described is None:
+            self._score_passing(coming, scaled, segments, tuples)
             return tuples
         self._library.call(
             "hillinfer_score",
             self._number,
-            self._sequence(scaled, prepared.described, prepared.coming),
+            self._sequence(scaled, described, coming),
             tuples.ctypes.data,
         )
         return tuples
