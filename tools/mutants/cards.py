@@ -81,7 +81,7 @@ CARDS: tuple[Mutant, ...] = (
     Mutant(
         "rows-of-others-in-the-own-file",
         "Groups that lie in files of others are read from the cold pool's own.",
-        "host/hillinfer/shadow/device_made.py",
+        "host/hillinfer/shadow/segments.py",
         "if (self.placement.of(layer, groups) != OWN_FILE).any():",
         "if (self.placement.of(layer, groups) != OWN_FILE).all():",
         (f"{_MADE}::test_rows_lie_where_the_drive_has_them",),

@@ -19,8 +19,8 @@ from hillinfer.secrecy.cold_pages import table_bytes
 from hillinfer.settings import HOST_DEVICES, Encryption, Settings
 from hillinfer.shadow.code_file import buffer_bytes as code_buffer_bytes
 from hillinfer.shadow.code_file import table_bytes as code_table_bytes
-from hillinfer.shadow.segments import LEAVING_SHADOWS
 from hillinfer.shadow.store import (
+    LEAVING_SHADOWS,
     STREAM_BUFFERS,
     held_bytes,
     sealed_bytes,

@@ -68,8 +68,8 @@ from hillinfer.scoring.scorer import ImportanceEvaluation, Scorer
 from hillinfer.secrecy.cold_pages import PoolKey, SealedRowPages
 from hillinfer.settings import Encryption, Settings
 from hillinfer.shadow.code_file import CodeFile
-from hillinfer.shadow.device_made import RowPlaces
 from hillinfer.shadow.memory import ShadowMemory
+from hillinfer.shadow.segments import RowPlaces
 from hillinfer.shadow.store import ShadowStore
 from hillinfer.shadow.values import ValueCodes
 from hillinfer.statistics import Counters, LayerHits

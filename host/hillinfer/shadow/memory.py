@@ -18,9 +18,21 @@ from hillinfer.memory_budget import Accountant, Part
 from hillinfer.scoring.layout import ProbeShadow, ShadowLayout, probe_bytes
 from hillinfer.scoring.scorer import SegmentShadow, StreamedShadow
 from hillinfer.shadow.arena import ComingShadows, ShadowArena
-from hillinfer.shadow.device_made import DeviceMaking, RowPlaces, making_of
-from hillinfer.shadow.segments import LeavingShadows, ResidentShadows, Segment, SegmentLayer
-from hillinfer.shadow.store import NO_SINKS, ShadowStore, ShadowStream, statistics_bytes
+from hillinfer.shadow.segments import (
+    DeviceMaking,
+    ResidentShadows,
+    RowPlaces,
+    Segment,
+    SegmentLayer,
+    making_of,
+)
+from hillinfer.shadow.store import (
+    NO_SINKS,
+    LeavingShadows,
+    ShadowStore,
+    ShadowStream,
+    statistics_bytes,
+)
 from hillinfer.statistics import Counters
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import KernelSpec

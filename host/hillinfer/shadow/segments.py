@@ -1,31 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shadow of one segment in all layers: what it takes, and who holds it."""
+"""The shadow of one segment in all layers: what it takes, who holds it, and what a device makes."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from hillinfer.devices.device import ResidentShadow, StoredRows
+from hillinfer.devices.device import FilePiece, ResidentShadow, StoredRows
 from hillinfer.devices.device_shadows import DeviceShadows, Resident
-from hillinfer.errors import ColdPoolError
+from hillinfer.devices.slots import given_rows
+from hillinfer.drive.regions import OWN_FILE, Placement
+from hillinfer.errors import DeviceError
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.scoring.layout import ProbeShadow
 from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer.shadow.arena import ShadowArena
-from hillinfer.shadow.store import ShadowStore
 from hillinfer.shadow.values import SegmentValues
-from hillinfer.statistics import Counters
 from hillinfer_model.channel_statistics import ChannelStatistics
-from hillinfer_model.kernel_spec import GROUP_TOKENS
+from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 # --- Segments ---
 
@@ -291,86 +290,162 @@ class ResidentShadows:
         return staging if self.read(own, staging) else remake()
 
 
-# --- Shadows that are being written to the drive ---
+# --- Shadows that a device makes, and keys that it casts, of rows on its drive (HillInfer, CEC) ---
 
-# DRAM still holds them.
-LEAVING_SHADOWS = 4
+# Returns row numbers by positions, int64.
+RowsOf = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+# Returns keys of a range of positions, float16 (tokens, kv_heads, head_dim).
+KeysOf = Callable[[int, int], torch.Tensor]
 
 
-class LeavingShadows:
-    """Writes full shadows, a few at a time, and tells when DRAM may forget one.
+@dataclass(frozen=True)
+class RowPlaces:
+    """Where a device finds rows of full groups on the drive, as the model's keys and values.
 
     Parameters
     ----------
-    written
-        Called with each that the drive has.
-    stays
-        Called with each that the drive did not take, and that has no slot any more.
+    placement
+        Groups that lie in other files are not found.
+    descriptor
+        Returns that of a layer's own file.
+    settle
+        Waits until groups of a layer are on the drive.
+    """
+
+    placement: Placement
+    descriptor: Callable[[int], int]
+    settle: Callable[[int, NDArray[np.int64]], None]
+    group_bytes: int
+
+    def of(self, layer: int, groups: NDArray[np.int64]) -> list[FilePiece] | None:
+        """Return where groups lie, one behind the other; None where a device cannot read them.
+
+        `groups` is int64, one at least.
+        """
+        # Where a group went is known when it is written.
+        self.settle(layer, groups)
+        if (self.placement.of(layer, groups) != OWN_FILE).any():
+            return None
+        file, size = self.descriptor(layer), self.group_bytes
+        ends = [0, *(np.flatnonzero(np.diff(groups) != 1) + 1).tolist(), len(groups)]
+        return [
+            FilePiece(file, int(groups[begin]) * size, (end - begin) * size)
+            for begin, end in pairwise(ends)
+        ]
+
+
+class DeviceMaking:
+    """Lets a device make the shadows of full segments from their rows.
+
+    The host has coded these segments, too, because it looks at their probe tokens first.
+
+    Parameters
+    ----------
+    places
+        Where rows lie; None where a device cannot read them.
     """
 
     def __init__(
         self,
-        store: ShadowStore,
-        counters: Counters,
-        written: Callable[[SegmentLayer], None],
-        stays: Callable[[SegmentLayer], None],
+        device: DeviceShadows,
+        residents: ResidentShadows,
+        places: RowPlaces | None,
+        spec: KernelSpec,
     ) -> None:
-        self._store = store
-        self._counters = counters
-        self._written = written
-        self._stays = stays
-        self._leaving: deque[tuple[SegmentLayer, Future[None]]] = deque()
+        self._device = device
+        self._residents = residents
+        self._places = places
+        self._spec = spec
+        self._size = spec.segment_tokens
+        residents.wait_for_rows(self._size)
 
-    def make_room(self) -> None:
-        """Wait until another may leave.
+    def make(
+        self,
+        layer: int,
+        segments: Sequence[Segment],
+        rows: RowsOf,
+        settled: int,
+        keys: KeysOf,
+    ) -> None:
+        """Let the device take what waits for it of a layer, as far as rows have left the tail.
 
-        Raises
-        ------
-        ColdPoolError
-            Where one that left before could not be written.
+        Parameters
+        ----------
+        rows
+            Returns the numbers of rows by positions.
+        settled
+            Positions below it have left the tail.
+        keys
+            Reads keys of positions below it.
         """
-        while len(self._leaving) >= LEAVING_SHADOWS:
-            self._end_first()
+        together = self._device.rows_together
+        waiting = [*self._waiting(layer, segments, settled)]
+        for start in range(0, len(waiting), together or 1):
+            batch: list[tuple[SegmentLayer, StoredRows]] = []
+            for number, own in waiting[start : start + (together or 1)]:
+                base = number * self._size
+                pieces = self._pieces(layer, base, rows) if together else None
+                if pieces is None:
+                    self._send(own, base, keys)
+                    continue
+                assert own.resident is not None
+                assert own.statistics is not None
+                stored = StoredRows(own.resident.slot, base, own.statistics, pieces)
+                batch.append((own, stored))
+            if batch:
+                self._residents.made([own for own, _ in batch], [stored for _, stored in batch])
 
-    def send(self, own: SegmentLayer) -> None:
-        """Begin to write a full shadow, for which there is room; it has a slot from here on."""
-        assert own.shadow is not None
-        slot = self._store.take()
+    def _pieces(self, layer: int, base: int, rows: RowsOf) -> list[FilePiece] | None:
+        """Return where the rows of a segment lie; None where a device cannot read them."""
+        if self._places is None:
+            return None
+        first = np.arange(base, base + self._size, GROUP_TOKENS)
+        return self._places.of(layer, rows(first) // GROUP_TOKENS)
+
+    def _send(self, own: SegmentLayer, base: int, keys: KeysOf) -> None:
+        """Send the device the shadow of a segment, from some position on."""
+        self._residents.send(own)
+
+    def _waiting(
+        self, layer: int, segments: Sequence[Segment], settled: int
+    ) -> Iterator[tuple[int, SegmentLayer]]:
+        for number, segment in enumerate(segments[: settled // self._size]):
+            own = segment.layers[layer]
+            if self._residents.waits(own):
+                yield number, own
+
+
+class DeviceCasting(DeviceMaking):
+    """Gives a device the rows of full segments, whose keys it casts when it scores them.
+
+    Those that it cannot read on the drive the host reads, and hands over their keys.
+    """
+
+    def _send(self, own: SegmentLayer, base: int, keys: KeysOf) -> None:
+        if self._device.lost:
+            return
+        assert own.resident is not None
+        assert own.statistics is not None
+        known = self._spec, own.resident.slot, base, own.statistics
         try:
-            writing = self._store.write(slot, own.shadow)
-        except BaseException:
-            # A slot that nothing is written to must never be read.
-            self._store.give(slot)
-            raise
-        own.slot = slot
-        self._leaving.append((own, writing))
-        self._counters.shadow_write_bytes += self._store.slot_bytes
+            with given_rows(*known, keys(base, base + self._size)) as given:
+                self._residents.made([own], [given])
+        except DeviceError as error:
+            self._device.lose(error)
 
-    def end_done(self) -> None:
-        """Tell of those that are written by now."""
-        while self._leaving and self._leaving[0][1].done():
-            self._end_first()
 
-    def settle(self) -> None:
-        """Wait for all; raises as `make_room`."""
-        while self._leaving:
-            self._end_first()
+def making_of(
+    device: DeviceShadows,
+    residents: ResidentShadows,
+    places: RowPlaces | None,
+    spec: KernelSpec,
+) -> DeviceMaking | None:
+    """Return what lets a device take rows; None where it takes none.
 
-    def settle_quietly(self) -> None:
-        """Wait for all; what was not written is told by whoever still needs it."""
-        while self._leaving:
-            with suppress(ColdPoolError):
-                self._end_first()
-
-    def _end_first(self) -> None:
-        own, writing = self._leaving.popleft()
-        try:
-            writing.result()
-        except BaseException:
-            # Its codes stay in DRAM, so nothing is lost but the room that was hoped for.
-            assert own.slot is not None
-            self._store.give(own.slot)
-            own.slot = None
-            self._stays(own)
-            raise
-        self._written(own)
+    Parameters are those of `DeviceMaking`.
+    """
+    if not device.rows_together:
+        return None
+    if device.takes_rows:
+        return DeviceCasting(device, residents, places, spec)
+    return None if places is None else DeviceMaking(device, residents, places, spec)

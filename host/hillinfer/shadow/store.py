@@ -6,8 +6,9 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,9 +22,11 @@ from hillinfer.drive.landing import MAX_READ_BYTES
 from hillinfer.drive.read_engines import ReadEngine
 from hillinfer.drive.regions import GroupTable
 from hillinfer.drive.shared_files import ReadFile, ShadowBase, begins_like
+from hillinfer.errors import ColdPoolError
 from hillinfer.scoring.layout import probe_bytes
 from hillinfer.secrecy.cold_pages import ColdPages, table_bytes
 from hillinfer.secrecy.library import WrongTagError
+from hillinfer.shadow.segments import SegmentLayer
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
@@ -80,11 +83,6 @@ class ShadowStore:
         # Checksums by slot, counted with the statistics of what the slot holds; below 0 where a
         # slot's is not known.
         self._sums = array("q")
-
-    @property
-    def slots_in_use(self) -> int:
-        """Slots that somebody owns, those of bases too."""
-        return self._slots.groups_in_use
 
     @property
     def streaming_bytes(self) -> int:
@@ -382,7 +380,9 @@ class ShadowStream:
         The last one may be asked for again; any other only in the order that was announced.
         """
         if self._current is None or slot not in self._current.slots:
-            self._give_current()
+            if self._current is not None:
+                self._free.append(self._current.buffers)
+                self._current = None
             self._read_ahead()
             if not self._ahead or self._ahead[0].slots[0] != slot:
                 # Whoever scores again, or in another order, starts over from here.
@@ -394,11 +394,6 @@ class ShadowStream:
             self._current = self._ahead.popleft()
             self._counters.drive_wait_seconds += time.perf_counter() - started
         return self._current.buffers.shadows[self._current.slots.index(slot)]
-
-    def _give_current(self) -> None:
-        if self._current is not None:
-            self._free.append(self._current.buffers)
-            self._current = None
 
     def _read_ahead(self) -> None:
         while self._free and self._next < len(self._slots):
@@ -417,3 +412,88 @@ def together_of(slot_bytes: int) -> int:
     while together > 1 and together * slot_bytes > MAX_READ_BYTES:
         together //= 2
     return together
+
+
+# --- Shadows that are being written to the drive ---
+
+# DRAM still holds them.
+LEAVING_SHADOWS = 4
+
+
+class LeavingShadows:
+    """Writes full shadows, a few at a time, and tells when DRAM may forget one.
+
+    Parameters
+    ----------
+    written
+        Called with each that the drive has.
+    stays
+        Called with each that the drive did not take, and that has no slot any more.
+    """
+
+    def __init__(
+        self,
+        store: ShadowStore,
+        counters: Counters,
+        written: Callable[[SegmentLayer], None],
+        stays: Callable[[SegmentLayer], None],
+    ) -> None:
+        self._store = store
+        self._counters = counters
+        self._written = written
+        self._stays = stays
+        self._leaving: deque[tuple[SegmentLayer, Future[None]]] = deque()
+
+    def make_room(self) -> None:
+        """Wait until another may leave.
+
+        Raises
+        ------
+        ColdPoolError
+            Where one that left before could not be written.
+        """
+        while len(self._leaving) >= LEAVING_SHADOWS:
+            self._end_first()
+
+    def send(self, own: SegmentLayer) -> None:
+        """Begin to write a full shadow, for which there is room; it has a slot from here on."""
+        assert own.shadow is not None
+        slot = self._store.take()
+        try:
+            writing = self._store.write(slot, own.shadow)
+        except BaseException:
+            # A slot that nothing is written to must never be read.
+            self._store.give(slot)
+            raise
+        own.slot = slot
+        self._leaving.append((own, writing))
+        self._counters.shadow_write_bytes += self._store.slot_bytes
+
+    def end_done(self) -> None:
+        """Tell of those that are written by now."""
+        while self._leaving and self._leaving[0][1].done():
+            self._end_first()
+
+    def settle(self) -> None:
+        """Wait for all; raises as `make_room`."""
+        while self._leaving:
+            self._end_first()
+
+    def settle_quietly(self) -> None:
+        """Wait for all; what was not written is told by whoever still needs it."""
+        while self._leaving:
+            with suppress(ColdPoolError):
+                self._end_first()
+
+    def _end_first(self) -> None:
+        own, writing = self._leaving.popleft()
+        try:
+            writing.result()
+        except BaseException:
+            # Its codes stay in DRAM, so nothing is lost but the room that was hoped for.
+            assert own.slot is not None
+            self._store.give(own.slot)
+            own.slot = None
+            self._stays(own)
+            raise
+        self._written(own)

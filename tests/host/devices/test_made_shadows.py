@@ -14,7 +14,7 @@ from hillinfer.drive.regions import Placement
 from hillinfer.errors import HillInferWarning
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.scoring.native import NativeScorer
-from hillinfer.shadow.device_made import RowPlaces
+from hillinfer.shadow.segments import RowPlaces
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 from hillinfer_model.launch_shape import query_beats
