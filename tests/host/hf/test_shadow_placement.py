@@ -144,7 +144,7 @@ def test_a_budget_that_cannot_hold_the_shadow_warns_and_gives_the_same_bits(cold
 def test_a_cache_of_unknown_length_says_when_it_begins_to_stream(model, cold_dir):
     ids, _ = prompts([2300])
     with attached(
-        model, cold_dir, **(SELECTION | {"block_rows": 2000}), shadow="int8", dram_budget="5600KiB"
+        model, cold_dir, **(SELECTION | {"block_rows": 2000}), shadow="int8", dram_budget="4100KiB"
     ) as hill:
         cache = hill.new_cache()
         run(model, cache, ids[:, :600], None, 2)

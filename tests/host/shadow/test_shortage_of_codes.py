@@ -54,17 +54,18 @@ def test_what_many_sequences_wanted_gives_way_in_time(sequences):
 
 def test_the_last_codes_of_a_long_context_fit_too():
     """The tables grow by less than a sixteenth of it: what is missing is taken all the same."""
-    codes = ValueCodes(SPEC, 1, Accountant(1 << 30), lambda: 0, lambda _: None)
+    accountant = Accountant(1 << 30)
+    codes = ValueCodes(SPEC, 1, accountant, lambda: 0, lambda _: None)
     for rows in (20 * TABLE_GROWTH_ROWS, 20 * TABLE_GROWTH_ROWS + 1):
         codes.cover(rows)
         assert codes.hold_all
-    # The twin: memory for all but the newest of them, of which a sixteenth is not worth it.
-    held = codes.held_bytes
-    short = ValueCodes(SPEC, 1, accountant := Accountant(1 << 30), lambda: 0, lambda _: None)
-    short.cover(20 * TABLE_GROWTH_ROWS)
-    accountant.budget_bytes = held + accountant.held()[Part.OTHER]
-    short.cover(20 * TABLE_GROWTH_ROWS + 1)
-    assert not short.hold_all
+    # The twin lacks one byte for them.
+    short = Accountant(sum(accountant.held().values()) - 1)
+    codes = ValueCodes(SPEC, 1, short, lambda: 0, lambda _: None)
+    for rows in (20 * TABLE_GROWTH_ROWS, 20 * TABLE_GROWTH_ROWS + 1):
+        assert codes.hold_all
+        codes.cover(rows)
+    assert not codes.hold_all
 
 
 def test_who_looks_takes_no_memory():
