@@ -77,7 +77,7 @@ class KeptCodes:
 
     def make_room(self, rows: int) -> None:
         """Have memory for codes of row numbers below that, as far as there is some."""
-        with self._values.changing, suppress(BudgetError):
+        with suppress(BudgetError):
             self._values.cover(rows)
             self._values.fit()
 

@@ -425,20 +425,21 @@ class ValueCodes:
 
     def fit(self) -> None:
         """Take as much memory as codes may have now, or give back what they may not."""
-        layers, changes, least = len(self.layers), self._accountant.changes, self._least_hot()
-        left = self._accountant.bytes_for_hot_rows - least
-        all_codes = self._covered * self._slot_bytes * layers
-        granted = all_codes if all_codes <= left else int(max(0, left) * CODE_SHARE)
-        slots = min(granted // (layers * self._slot_bytes), self._covered)
-        capacity = slots // CHUNK_SLOTS * CHUNK_SLOTS
-        # Each change has hot rows ranked. The last slots that are missing are taken, however few.
-        is_worth_it = min(self._capacity + self._capacity // 16, self._covered)
-        is_changed = capacity < self._capacity or is_worth_it <= capacity != self._capacity
-        if is_changed or not self._is_whole:
-            self._resize(capacity)
-        # Where others took the memory first, the next step tries again.
-        is_had = not is_changed or self._capacity == capacity
-        self._fitted = changes if is_had else -1, least
+        with self._changing:
+            layers, changes, least = len(self.layers), self._accountant.changes, self._least_hot()
+            left = self._accountant.bytes_for_hot_rows - least
+            all_codes = self._covered * self._slot_bytes * layers
+            granted = all_codes if all_codes <= left else int(max(0, left) * CODE_SHARE)
+            slots = min(granted // (layers * self._slot_bytes), self._covered)
+            capacity = slots // CHUNK_SLOTS * CHUNK_SLOTS
+            # A change has hot rows ranked. The last slots that are missing are taken, however few.
+            is_worth_it = min(self._capacity + self._capacity // 16, self._covered)
+            is_changed = capacity < self._capacity or is_worth_it <= capacity != self._capacity
+            if is_changed or not self._is_whole:
+                self._resize(capacity)
+            # Where others took the memory first, the next step tries again.
+            is_had = not is_changed or self._capacity == capacity
+            self._fitted = changes if is_had else -1, least
 
     def _cover(self, rows: int) -> None:
         """Have tables for row numbers below that."""
