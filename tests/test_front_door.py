@@ -2,6 +2,7 @@
 """Tests look through the front door: how often they look at private parts of something."""
 
 import ast
+import gc
 from pathlib import Path
 
 import pytest
@@ -28,10 +29,40 @@ def is_own(value):
     return getattr(value, "id", None) in OWN
 
 
-def looks(source):
-    """Return the private names of other objects that a module reads, sets, imports or replaces."""
+SAYING = (ast.Attribute, ast.Call, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Subscript)
+
+
+def nodes(tree):
+    """Return the parts of a module that say something here; they are looked for once."""
+    if not hasattr(tree, "saying"):
+        tree.saying = [one for one in ast.walk(tree) if isinstance(one, SAYING)]
+    return tree.saying
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_collections():
+    """Parse without garbage collections, which would take three quarters of the time.
+
+    Trees are large and stay: each collection would look through all that were made before.
+    """
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture(scope="module")
+def trees(_no_collections):
+    """Return all modules of tests, parsed."""
+    return {file: ast.parse(file.read_text()) for file in FILES}
+
+
+def looks(tree):
+    """Return the private names of other objects that a module reads, sets, imports or replaces.
+
+    `tree` is the module, or its text.
+    """
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(ast.parse(tree) if isinstance(tree, str) else tree):
         if isinstance(node, ast.Attribute) and not is_own(node.value):
             found.append(node.attr)
         elif isinstance(node, ast.ImportFrom):
@@ -42,20 +73,10 @@ def looks(source):
     return [name for name in found if is_private(name)]
 
 
-def test_tests_seldom_look_at_private_parts():
-    counts = {str(file): len(looks(file.read_text())) for file in FILES}
+def test_tests_seldom_look_at_private_parts(trees):
+    counts = {str(file): len(looks(tree)) for file, tree in trees.items()}
     print(sum(counts.values()), "looks in", sum(map(bool, counts.values())), "files")
     assert sum(counts.values()) <= MOST_LOOKS, counts
-
-
-SAYING = (ast.Attribute, ast.Call, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Subscript)
-
-
-def nodes(tree):
-    """Return the parts of a module that say something here; they are looked for once."""
-    if not hasattr(tree, "saying"):
-        tree.saying = [one for one in ast.walk(tree) if isinstance(one, SAYING)]
-    return tree.saying
 
 
 def members(tree):
@@ -176,8 +197,7 @@ def product_names():
     return set().union(*(members(one) | at_the_top(one) for one in trees))
 
 
-def test_tests_seldom_put_something_in_the_place_of_what_is_not_theirs():
-    trees = {file: ast.parse(file.read_text()) for file in FILES}
+def test_tests_seldom_put_something_in_the_place_of_what_is_not_theirs(trees):
     own = {file: members(tree) for file, tree in trees.items()}
     named, product, found = {}, product_names(), {}
     for file in FILES:
