@@ -25,6 +25,20 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
+_FOLDERS = pytest.StashKey[dict[tuple[pytest.Collector, Path], pytest.Collector]]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_directory(path, parent):
+    """Have one node of each folder, whatever is named in whichever order.
+
+    For a file that is named, pytest 9.1 collects its folder anew. The nodes of folders beside the
+    file are then others than before, and fixtures of a `conftest.py` belong to the first one.
+    """
+    made = yield
+    return parent.config.stash.setdefault(_FOLDERS, {}).setdefault((parent, path), made)
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_collection():
     """Collect tests without garbage collections, each of which would look through all of them."""
