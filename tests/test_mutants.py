@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -72,16 +73,22 @@ CASES = {
 }
 
 
+@cache
+def text_of(file):
+    """Return a file of the project; mutants share files, and so do their killers."""
+    return (ROOT / file).read_text()
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_fits_the_sources(mutant):
-    text = (ROOT / mutant.file).read_text()
+    text = text_of(mutant.file)
     assert mutant.applied_to(text) != text
     assert mutant.fault.endswith(".")
     assert mutant.killers
     for killer in mutant.killers:
         file, _, test = killer.partition("::")
         assert (ROOT / file).is_file(), killer
-        assert f"def {test.split('[')[0]}" in (ROOT / file).read_text(), killer
+        assert f"def {test.split('[')[0]}" in text_of(file), killer
 
 
 def test_every_killer_is_there(request, collected_tests):

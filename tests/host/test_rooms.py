@@ -3,6 +3,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ MOST_MODULES = 12
 MOST_LINES = 500
 
 
+@cache
 def imported(source):
     """Return every module that a module imports, wherever it does, of whatever package."""
     names = set()
