@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import itertools
+from itertools import product
 
 import golden_scalar as scalar
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from golden_inputs import bit_flipped, random_keys, random_query, same_statistics
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pairwise import pairwise
 
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.coded_segment import CodedSegment
@@ -30,22 +32,24 @@ def with_nans(keys):
     return keys
 
 
-@pytest.mark.parametrize("scope", SCOPES)
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("mode", MODES)
+# (head_dim, kv_heads, group_size); default statistics, own, preceding's, own in both segments.
+TOKENS_AND_SHAPES = [
+    (20, (80, 2, 3)),
+    (60, (16, 3, 5)),
+    (530, (6, 2, 2)),
+    (800, (4, 1, 3)),
+    (10, (64, 40, 1)),
+    (12, (256, 1, 7)),
+]
+
+
+# Rule and scope meet in one function, so they come as one here.
 @pytest.mark.parametrize(
-    ("tokens", "shape"),
-    # (head_dim, kv_heads, group_size); default statistics, own, preceding's, own in both segments.
-    [
-        (20, (80, 2, 3)),
-        (60, (16, 3, 5)),
-        (530, (6, 2, 2)),
-        (800, (4, 1, 3)),
-        (10, (64, 40, 1)),
-        (12, (256, 1, 7)),
-    ],
+    ("keys_of", "mode", "scores"),
+    pairwise([TOKENS_AND_SHAPES, MODES, list(product(RULES, SCOPES))]),
 )
-def test_whole_chain_equals_the_scalar_restatement(tokens, shape, mode, rule, scope):
+def test_whole_chain_equals_the_scalar_restatement(keys_of, mode, scores):
+    (tokens, shape), (rule, scope) = keys_of, scores
     head_dim, kv_heads, group = shape
     spec = KernelSpec(*shape, key_mode=mode, rule=rule, segment_tokens=512)
     keys = with_nans(random_keys(tokens, tokens, kv_heads, head_dim))

@@ -8,6 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from pairwise import pairwise
 from twins.query_path import scale_query
 from twins.torch_part import TorchPart
 from twins.torch_scorer import TorchScorer
@@ -64,7 +65,10 @@ def started(part, spec, segments, coming=0):
     return part.start(scale_query(spec, 2 * query, spec.head_dim**-0.5), segments, coming)
 
 
-@pytest.fixture(params=[1, 3])
+THREADS = [1, 3]
+
+
+@pytest.fixture(params=THREADS)
 def threads(request):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
@@ -72,20 +76,26 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("rule", "scope"), list(product(Rule, Scope)))
-@pytest.mark.parametrize("mode", MODES)
+# Rule and scope meet in one function, so they come as one here.
+SCORES = list(product(Rule, Scope))
+# Segments, tokens of the last one, and which of them a device has.
+HELD = [
+    (4, 700, {0, 2}),
+    (3, 300, {0, 1, 2}),
+    (3, 301, {0, 1, 2}),
+    (2, 1024, set()),
+    (1, 5, set()),
+    (3, 256, {1}),
+]
+
+
 @pytest.mark.parametrize(
-    ("count", "last", "on_device"),
-    [
-        (4, 700, {0, 2}),
-        (3, 300, {0, 1, 2}),
-        (3, 301, {0, 1, 2}),
-        (2, 1024, set()),
-        (1, 5, set()),
-        (3, 256, {1}),
-    ],
+    ("held", "scores", "mode", "threads"),
+    pairwise([HELD, SCORES, list(MODES), THREADS]),
+    indirect=["threads"],
 )
-def test_query_blocks_and_tuples_are_the_same(threads, rule, scope, mode, count, last, on_device):
+def test_query_blocks_and_tuples_are_the_same(held, scores, mode, threads):
+    (count, last, on_device), (rule, scope) = held, scores
     spec = KernelSpec(24, 2, 2, mode, rule=rule)
     segments = sequence(spec, count, last, on_device)
     coming = last % 2
@@ -211,16 +221,17 @@ def all_of_the_host(segments):
 
 
 # Segments on the drive: long gone ones, and such as hold some of the newest 256 tokens.
+ON_DRIVE = [(700, (1, 3), {0}), (100, (0, 2, 3), {1}), (255, (3,), {0, 1}), (256, (3,), set())]
+
+
+# A token that comes moves the newest ones: it meets all of their numbers.
 @pytest.mark.parametrize(
-    ("last", "numbers", "on_device"),
-    [(700, (1, 3), {0}), (100, (0, 2, 3), {1}), (255, (3,), {0, 1}), (256, (3,), set())],
+    ("lying", "scores", "mode", "threads"),
+    pairwise([list(product(ON_DRIVE, (0, 1))), SCORES, list(MODES), THREADS]),
+    indirect=["threads"],
 )
-@pytest.mark.parametrize(("rule", "scope"), list(product(Rule, Scope)))
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("coming", [0, 1])
-def test_shadows_on_the_drive_are_read_once(
-    threads, last, numbers, on_device, rule, scope, mode, coming
-):
+def test_shadows_on_the_drive_are_read_once(lying, scores, mode, threads):
+    ((last, numbers, on_device), coming), (rule, scope) = lying, scores
     spec = KernelSpec(24, 2, 2, mode, rule=rule)
     segments = sequence(spec, 5, last, on_device)
     length = 4 * 1024 + last

@@ -27,4 +27,5 @@ def _variants():
 
 
 # Which ones it lacks one test of each says, in test_native_scorer.py: hundreds that do take longer.
-every_variant = pytest.mark.parametrize("variant", _variants())
+VARIANTS = _variants()
+every_variant = pytest.mark.parametrize("variant", VARIANTS)

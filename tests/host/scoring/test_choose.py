@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One operation, many executions: what is chosen for a query is the same in each."""
 
+from itertools import product
+
 import numpy as np
 import pytest
-from native_variants import every_variant, native_scorer
+from native_variants import VARIANTS, native_scorer
+from pairwise import pairwise
 from scorer_cases import plain_keys, plain_query, segments_of
 from twins.torch_scorer import TorchScorer
 
@@ -62,20 +65,17 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.fixture(params=CASES)
-def case(request):
-    tokens, wanted = CASES[request.param]
-    return plain_keys(tokens, tokens, 2, 24), wanted
+# What is added up to scores by its kind: they meet in one function.
+SCORES = list(product(Rule, Scope, (0, 1)))
+MODES = [KeyMode.INT8, KeyMode.INT4, KeyMode.INT2]
 
 
-@pytest.mark.parametrize("mode", [KeyMode.INT8, KeyMode.INT4, KeyMode.INT2])
-@pytest.mark.parametrize("rule", Rule)
-@pytest.mark.parametrize("scope", Scope)
-@pytest.mark.parametrize("coming", [0, 1])
-@every_variant
-def test_every_execution_chooses_the_same(case, variant, coming, scope, rule, mode):
-    keys, wanted = case
-    spec = spec_of(rule, mode)
+@pytest.mark.parametrize(
+    ("case", "scores", "variant", "mode"), pairwise([list(CASES), SCORES, list(VARIANTS), MODES])
+)
+def test_every_execution_chooses_the_same(case, scores, variant, mode):
+    (tokens, wanted), (rule, scope, coming) = CASES[case], scores
+    keys, spec = plain_keys(tokens, tokens, 2, 24), spec_of(rule, mode)
     native = native_scorer(variant, spec, scope)
     segments, query = segments_of(native, keys), plain_query(3, spec)
     length = total_tokens(segments) + coming

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A predicted query: N counts the token that comes, whose key nobody has (contract, section 6)."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
-from native_variants import every_variant, native_scorer
+from native_variants import VARIANTS, native_scorer
+from pairwise import pairwise
 from scorer_cases import assert_same_blocks, plain_keys, plain_query, segments_of
 from test_native_scorer import streamed, with_copies
 from twins.query_path import offset_tokens
@@ -61,11 +64,11 @@ def test_torch_equals_golden(tokens, scope, rule):
     assert_same_blocks(list(TorchScorer(spec, scope).score(query, 0.1, segments, 1)), golden)
 
 
-@every_variant
-@pytest.mark.parametrize("rule", Rule)
-@pytest.mark.parametrize("scope", Scope)
-@pytest.mark.parametrize("tokens", LENGTHS)
-def test_native_equals_golden(tokens, scope, rule, variant):
+@pytest.mark.parametrize(
+    ("tokens", "scores", "variant"), pairwise([LENGTHS, list(product(Rule, Scope)), list(VARIANTS)])
+)
+def test_native_equals_golden(tokens, scores, variant):
+    rule, scope = scores
     spec = spec_of(rule)
     scorer = native_scorer(variant, spec, scope)
     segments, query = case(spec, tokens)

@@ -3,13 +3,14 @@
 
 import threading
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from native_variants import every_variant, native_scorer
+from native_variants import VARIANTS, every_variant, native_scorer
 from pairwise import pairwise
 from scorer_cases import (
     KEY_KINDS,
@@ -33,6 +34,8 @@ from hillinfer_model.kernel_spec import KernelSpec
 
 SHAPES = [(1, 1, 16), (3, 3, 64), (1, 7, 80), (2, 2, 256), (1, 64, 128), (40, 1, 64), (3, 2, 100)]
 INTEGER_MODES = [KeyMode.INT8, KeyMode.INT4, KeyMode.INT2]
+# Rule and scope meet in one function, so they come as one below.
+SCORES = list(product(Rule, Scope))
 
 
 def with_copies(spec, segments):
@@ -146,13 +149,14 @@ def test_any_case(data, variant):
     assert_scores_equal_golden(scorer, segments, query, scaling)
 
 
-@every_variant
-@pytest.mark.parametrize("scope", Scope)
-@pytest.mark.parametrize("rule", Rule)
-@pytest.mark.parametrize("key_mode", INTEGER_MODES)
-@pytest.mark.parametrize("scale", [1e-30, 1e-2, 1e2, 1e30])
-def test_any_shadow_and_statistics(key_mode, rule, scope, scale, variant):
+# A variant has a loop for each key mode.
+@pytest.mark.parametrize(
+    ("loop", "scores", "scale"),
+    pairwise([list(product(VARIANTS, INTEGER_MODES)), SCORES, [1e-30, 1e-2, 1e2, 1e30]]),
+)
+def test_any_shadow_and_statistics(loop, scores, scale):
     """Every byte a shadow can hold: all exponents, codes that no key has, all shifts."""
+    (variant, key_mode), (rule, scope) = loop, scores
     spec = KernelSpec(64, 2, 3, key_mode, rule, segment_tokens=512)
     generator = np.random.default_rng(9)
     segments = [
@@ -185,13 +189,12 @@ def test_largest_products(key_mode, sign, byte, variant):
         assert_scores_equal_golden(scorer, segments, query, 1.0)
 
 
-@every_variant
-@pytest.mark.parametrize("scope", Scope)
-@pytest.mark.parametrize("rule", Rule)
-@pytest.mark.parametrize(
-    "tokens", [1, 2, 4, 5, 16, 17, 63, 64, 65, 255, 256, 257, 260, 261, 272, 273, 512, 513, 575]
-)
-def test_few_tokens(tokens, rule, scope, variant):
+FEW = [1, 2, 4, 5, 16, 17, 63, 64, 65, 255, 256, 257, 260, 261, 272, 273, 512, 513, 575]
+
+
+@pytest.mark.parametrize(("tokens", "scores", "variant"), pairwise([FEW, SCORES, list(VARIANTS)]))
+def test_few_tokens(tokens, scores, variant):
+    rule, scope = scores
     spec = KernelSpec(16, 2, 2, rule=rule, segment_tokens=512)
     scorer = native_scorer(variant, spec, scope)
     segments = segments_of(scorer, KEY_KINDS["rare"](tokens, tokens, 2, 16))
