@@ -68,6 +68,22 @@ def shadow_rows():
             yield pytest.param(entry, spec, case, id=name, marks=same_build(spec))
 
 
+def flipped_rows(rows):
+    """Return the rows in which flipped bits must show.
+
+    Of golden one for each case: it is what flipped launches are compared with, so that no shape or
+    mode can make a difference.
+    """
+    met = set()
+    for row in rows:
+        entry, *_, case = row.values
+        if entry.name != "golden":
+            yield row
+        elif case not in met:
+            met.add(case)
+            yield row
+
+
 def same(one, other):
     return np.array_equal(one.output, other.output) and np.array_equal(one.status, other.status)
 
@@ -132,7 +148,7 @@ def test_scores_are_equal(entry, spec, scope, case):
     assert_same(execution_of(entry.name).score(spec, launch), expected)
 
 
-@pytest.mark.parametrize(("entry", "spec", "scope", "case"), [*score_rows()])
+@pytest.mark.parametrize(("entry", "spec", "scope", "case"), [*flipped_rows(score_rows())])
 def test_a_flipped_bit_of_a_score_launch_shows(entry, spec, scope, case):
     launch = SCORE_CASES[case](spec, scope, entry.tokens(spec))
     assert_flips_show(entry, spec, launch, "score")
@@ -145,6 +161,6 @@ def test_shadows_are_equal(entry, spec, case):
     assert_same(execution_of(entry.name).make_shadow(spec, launch), expected)
 
 
-@pytest.mark.parametrize(("entry", "spec", "case"), [*shadow_rows()])
+@pytest.mark.parametrize(("entry", "spec", "case"), [*flipped_rows(shadow_rows())])
 def test_a_flipped_bit_of_a_shadow_launch_shows(entry, spec, case):
     assert_flips_show(entry, spec, SHADOW_CASES[case](spec, entry.tokens(spec)), "make_shadow")
