@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle_arrays import flipped, same
+from pairwise import pairwise
 
 from hillinfer_model.choices import Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec
@@ -104,13 +105,14 @@ def any_aligned(seed, heads, tokens, spread):
     return generator.integers(-spread, spread + 1, (heads, tokens), dtype=np.int64)
 
 
-@pytest.mark.parametrize(("rule", "scope"), KINDS)
-@pytest.mark.parametrize("length", LENGTHS)
-def test_offsets_of_every_length(rule, scope, length):
+@pytest.mark.parametrize(
+    ("length", "kind", "spread"), pairwise([LENGTHS, KINDS, [0, 40, 3000, L_LIMIT]])
+)
+def test_offsets_of_every_length(length, kind, spread):
+    rule, scope = kind
     heads = 4 if rule is Rule.WEIGHT_SUM else 2
-    for spread in (0, 40, 3000, L_LIMIT):
-        aligned = any_aligned(length, heads, length, spread)
-        assert offsets_alike(aligned, valid(length, 2), rule, scope, 2, 2)
+    aligned = any_aligned(length, heads, length, spread)
+    assert offsets_alike(aligned, valid(length, 2), rule, scope, 2, 2)
 
 
 @pytest.mark.parametrize(("rule", "scope"), KINDS)
