@@ -233,9 +233,9 @@ def test_statistics_once_taken_stay():
     assert not np.array_equal(*scores)
 
 
-@pytest.mark.parametrize("scope", SCOPES)
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("segment_tokens", [1024, 65_536])
+@pytest.mark.parametrize(
+    ("segment_tokens", "rule", "scope"), pairwise([[1024, 65_536], RULES, SCOPES])
+)
 def test_contexts_beyond_a_window(segment_tokens, rule, scope):
     tokens = 65_536 + 4500
     spec = KernelSpec(
