@@ -165,10 +165,12 @@ class GpuCodedStep:
             for one, of in zip(coded, weighed, strict=True)
         ]
         union = _union(exact)
+        # Before anybody looks at rows, which to take memory may move.
+        together = self._together.take(len(union))
         out = query
         runs = self._gather.in_place(layer, sequence, union, step, landed, GROUP_TOKENS)
         with closing(runs):
-            for addresses in self._at_once(runs, len(union)):
+            for addresses in _at_once(runs, together):
                 with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
                     rows = union, addresses
                     out = self._gpu.coded.attend(scaled, query, rows, exact, given, own, self._spec)
@@ -179,21 +181,6 @@ class GpuCodedStep:
         return out.view(query.shape).to(query.dtype)
 
     # --- inside ----------------------------------------------------------------------------
-
-    def _at_once(
-        self, runs: Iterable[NDArray[np.uint64]], count: int
-    ) -> Iterator[NDArray[np.uint64]]:
-        """Yield addresses of all rows at once; those of runs are there until the next run is."""
-        at = 0
-        for addresses in runs:
-            if len(addresses) == count:
-                yield addresses
-                continue
-            rows = self._together.take(count)
-            native_library().copy_rows(addresses, rows[at:])
-            at += len(addresses)
-            if at == count:
-                yield row_addresses(rows, np.arange(count))
 
     def _codes(
         self,
@@ -259,6 +246,21 @@ class GpuCodedStep:
                     coded = self._values.encode(values[first:stop], own[int(segments[first])])
                     arrived[places[at + first : at + stop]] = coded
                 at += len(rows)
+
+
+def _at_once(
+    runs: Iterable[NDArray[np.uint64]], rows: NDArray[np.uint8]
+) -> Iterator[NDArray[np.uint64]]:
+    """Yield addresses of as many rows at once; those of runs are there until the next run is."""
+    at = 0
+    for addresses in runs:
+        if len(addresses) == len(rows):
+            yield addresses
+            continue
+        native_library().copy_rows(addresses, rows[at:])
+        at += len(addresses)
+        if at == len(rows):
+            yield row_addresses(rows, np.arange(at))
 
 
 def _union(sets: Sets) -> Positions:

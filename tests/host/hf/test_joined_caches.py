@@ -93,7 +93,7 @@ CODED = {"alpha": 0.3, "exact": 0.04, "exact_floor": 20}
 
 
 @pytest.mark.parametrize("query", ["true", "predicted"])
-@pytest.mark.parametrize("place", [{}, {"dram_budget": "3MiB"}])
+@pytest.mark.parametrize("place", [{}, {"dram_budget": "2800KiB"}])
 def test_rows_with_coded_tokens_answer_as_alone(row_by_row, cold_dir, monkeypatch, query, place):
     """Bit by bit too, in one call a layer: whatever of it was kept as codes, and counted alike."""
     calls = []

@@ -22,7 +22,7 @@ SELECTION = {
     "query": "predicted",
 }
 TINY = TinyModel(layers=4)
-IDS, _ = prompts([150])
+IDS, _ = prompts([200])
 # Behind steps in which something was cold it is chosen ahead for a while.
 NEW = 18
 

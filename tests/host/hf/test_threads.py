@@ -76,11 +76,11 @@ class Place:
 
 MEMORY = Place(DOCUMENT, 24 << 20, rows_from_drive=False)
 # Each has room for buffers, open shadows and less than half of the rows.
-OF_FORKS = Place(DOCUMENT, 1_384_000)
-OF_ONE_CACHE = Place(DOCUMENT, 890_000)
-OF_TWO_CACHES = Place(DOCUMENT, 1_364_000)
+OF_FORKS = Place(DOCUMENT, 1_280_000)
+OF_ONE_CACHE = Place(DOCUMENT, 816_000)
+OF_TWO_CACHES = Place(DOCUMENT, 1_300_000)
 STREAMED = Place(
-    prompts([1100])[0], 3_200_000, shadow_from_drive=True, block_rows=2000, ahead=530_000
+    prompts([1100])[0], 2_650_000, shadow_from_drive=True, block_rows=2000, ahead=530_000
 )
 
 
