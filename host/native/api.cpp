@@ -71,7 +71,7 @@ int32_t guarded(int32_t variant, Call call) {
 }  // namespace
 
 // Changes with the interface or with the contract: 100 * contract version + interface version.
-HILLINFER_API int32_t hillinfer_version() { return 133; }
+HILLINFER_API int32_t hillinfer_version() { return 134; }
 
 HILLINFER_API int32_t hillinfer_has_variant(int32_t variant) { return scoring_kernels(variant) != nullptr; }
 

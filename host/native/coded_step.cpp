@@ -428,11 +428,11 @@ HILLINFER_API int32_t hillinfer_choose_split(int32_t variant, LayerTable* table,
 
 // Lists what is to be read of sets that are told, or that another thread chooses, which is waited for, of
 // so many tokens of which those from `held` on are not: kCold where that is something. Any thread may ask.
-HILLINFER_API int32_t hillinfer_list_cold(ChoiceAhead* ahead, const LayerTable* table,
+HILLINFER_API int32_t hillinfer_list_cold(ChoiceAhead** ahead, const LayerTable* table,
                                           const PoolTable* pool, const CodeSlots* slots,
                                           int32_t segment_tokens, int64_t length, int64_t held,
                                           SplitSelection* split) {
-    const int32_t chosen = ahead ? end_choice(ahead) : kDone;
+    const int32_t chosen = ahead ? end_choice(*ahead) : kDone;
     if (chosen != kDone) {
         return chosen;
     }

@@ -292,9 +292,13 @@ struct ChoiceAhead {
     Errand errand;
 };
 
-int32_t end_choice(ChoiceAhead* ahead) {
+int32_t end_choice(ChoiceAhead*& ahead) {
+    if (!ahead) {
+        return kDone;
+    }
     const std::unique_ptr<ChoiceAhead> own(ahead);
     own->errand.end();
+    ahead = nullptr;
     return own->outcome;
 }
 
@@ -353,7 +357,8 @@ HILLINFER_API int32_t hillinfer_choose_begin(int32_t variant, LayerTable* table,
     });
 }
 
-HILLINFER_API int32_t hillinfer_choose_end(ChoiceAhead* ahead) { return end_choice(ahead); }
+// See end_choice.
+HILLINFER_API int32_t hillinfer_choose_end(ChoiceAhead** ahead) { return end_choice(*ahead); }
 
 // Counts rows of selected sets as hits, finds them and, where all of them are in memory, attends to
 // the sets; else kCold, or kMisplaced for a position that is nowhere. What was not hot is listed as
@@ -398,13 +403,14 @@ HILLINFER_API int32_t hillinfer_decode_step(int32_t variant, LayerTable* table,
 }
 
 // Ends a choice that was begun with the memory of these sets, and attends to them.
-HILLINFER_API int32_t hillinfer_attend_chosen(ChoiceAhead* ahead, int32_t variant,
+HILLINFER_API int32_t hillinfer_attend_chosen(ChoiceAhead** ahead, int32_t variant,
                                               const LayerTable* table, const PoolTable* pool,
                                               const DecodeStep* step, SelectedSets* selected,
                                               Misses* misses, float* out) {
     misses->count = misses->arrived = 0;
-    const std::unique_ptr<ChoiceAhead> own(ahead);
+    const std::unique_ptr<ChoiceAhead> own(*ahead);
     own->errand.end();
+    *ahead = nullptr;
     if (own->outcome != kDone) {
         return own->outcome;
     }

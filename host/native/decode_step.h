@@ -116,7 +116,8 @@ int32_t outcome_of(Found found);
 // A choice that another thread makes.
 struct ChoiceAhead;
 
-// Waits for it and forgets it; kNotFinite where the query was not.
-int32_t end_choice(ChoiceAhead* ahead);
+// Waits for it and forgets it, where there is one; kNotFinite where the query was not. Whoever is
+// interrupted behind it sees that it is gone.
+int32_t end_choice(ChoiceAhead*& ahead);
 
 }  // namespace hillinfer

@@ -681,20 +681,26 @@ CODED: tuple[Mutant, ...] = (
         "a-choice-is-ended-apart",
         "Who lists what is cold of a choice waits for it in a call before.",
         "host/hillinfer/engine/coded_call.py",
-        "return self._read(self._taken)",
-        "self._library.end_choice(self._taken() or 0)\n"
-        "                return self._read(self._taken)",
+        "return self._read(ctypes.addressof(self._handle))",
+        "self._library.end_choice(self._handle)\n"
+        "                return self._read(ctypes.addressof(self._handle))",
         (_COLD_CALLS,),
     ),
     Mutant(
         "a-choice-is-nobodys-after-an-interrupt",
         "Ctrl-C while its layer's rows move leaves a thread writing to memory that is used again.",
-        "host/hillinfer/engine/cold_rows.py",
-        "        split.tell_values(sequence.known_words(layer).words)\n        self._pools",
-        "        split.tell_values(sequence.known_words(layer).words)\n"
-        "        own = choice()\n"
-        "        choice = lambda: own\n"
-        "        self._pools",
+        "host/hillinfer/engine/coded_call.py",
+        "return self._read(ctypes.addressof(self._handle))",
+        "own, self._handle = self._handle, ctypes.c_void_p()\n"
+        "                return self._read(ctypes.addressof(own))",
+        (_COLD_CALLS,),
+    ),
+    Mutant(
+        "a-choice-that-nobody-kept-goes-on",
+        "Ctrl-C before a choice is kept leaves a thread writing to memory that is freed.",
+        "host/hillinfer/engine/coded_call.py",
+        "        if self._handle:\n            with suppress",
+        "        if not self._handle:\n            with suppress",
         (_COLD_CALLS,),
     ),
     Mutant(

@@ -232,7 +232,7 @@ _CAUGHT = (
         "blocks-that-an-interrupt-left-stay-taken",
         "Ctrl-C as attention ends leaves the blocks that it looked at taken for good.",
         "host/hillinfer/kv/prefetch_buffer.py",
-        "            self._claimed.append(landed)\n",
+        "            self.claimed.append(landed)\n",
         "",
         (_INTERRUPTED,),
     ),
@@ -243,6 +243,33 @@ _CAUGHT = (
         "(self.landing.give_all if landed.ahead is None else self.landing.free_all)(landed.blocks)",
         "while landed.blocks:\n            self.landing.give(landed.blocks.pop())",
         (_INTERRUPTED,),
+    ),
+    Mutant(
+        "what-is-left-in-line-takes-a-turn",
+        "Ctrl-C before the thread that reads is told leaves a set that takes the next one's call.",
+        "host/hillinfer/kv/prefetch_buffer.py",
+        "if (one := self._line.popleft()).landed.reading.set_running_or_notify_cancel():\n"
+        "                    together.append(one)\n",
+        "together.append(self._line.popleft())\n"
+        "        together = [one for one in together "
+        "if one.landed.reading.set_running_or_notify_cancel()]\n",
+        (f"{_TESTS}/kv/test_prefetch_buffer.py",),
+    ),
+    Mutant(
+        "a-demand-is-left-for-good",
+        "Ctrl-C as a demand is taken back keeps everybody from reading ahead.",
+        "host/hillinfer/engine/runtime.py",
+        "            turns.forget_demands()\n",
+        "            pass\n",
+        (f"{_TESTS}/engine/test_cold_calls.py",),
+    ),
+    Mutant(
+        "what-nobody-noted-is-not-waited-for",
+        "Ctrl-C as a layer is announced leaves a thread scoring tables that change.",
+        "host/hillinfer/engine/selection.py",
+        "        if self._is_announcing:\n",
+        "        if False:\n",
+        (f"{_TESTS}/engine/test_prefetch_pipeline.py",),
     ),
     Mutant(
         "rows-land-while-they-are-written",
@@ -269,7 +296,7 @@ _CAUGHT = (
         "reads-ahead-do-not-give-way",
         "Reads ahead go on while attention waits for rows.",
         "host/hillinfer/drive/read_turns.py",
-        "if rank[0] is IOClass.AHEAD and self._demands:",
+        "if rank[0] is IOClass.AHEAD and self.demands:",
         "if False:",
         (
             f"{_TESTS}/drive/test_read_turns.py"

@@ -200,6 +200,8 @@ class ReadTurns:
         When writes that nobody waits for may begin; anybody may replace it.
     mixing
         As given; anybody may replace it, as by what was measured of the drive.
+    demands
+        Who has several reads on demand, each by a mark of its own; to be looked at only.
     without_turns
         Who reads ahead and takes none. Writes do not see these reads.
     """
@@ -219,8 +221,8 @@ class ReadTurns:
         self._clock = clock
         self._turns: list[_Turn] = []
         self._numbers = itertools.count()
-        # Who has several reads on demand, and who waits for writes; each by a mark of its own.
-        self._demands: list[object] = []
+        self.demands: list[object] = []
+        # Who waits for writes; each by a mark of its own.
         self._hurries: set[object] = set()
         self._counts = TurnCounts()
 
@@ -229,11 +231,11 @@ class ReadTurns:
         mark = object()
         try:
             with self._changed:
-                self._demands.append(mark)
+                self.demands.append(mark)
             self._hold_others()
         except BaseException:
-            if mark in self._demands:
-                self._demands.remove(mark)
+            if mark in self.demands:
+                self.demands.remove(mark)
             self._hold_others()
             self.wake()
             raise
@@ -241,9 +243,15 @@ class ReadTurns:
     def satisfy(self) -> None:
         """Take a demand back."""
         with self._changed:
-            self._demands.pop()
+            self.demands.pop()
             self._changed.notify_all()
         self._hold_others()
+
+    def forget_demands(self) -> None:
+        """Take back what an interrupt left, and let all look again; nobody reads on demand."""
+        self.demands.clear()
+        self._hold_others()
+        self.wake()
 
     def on_demand(self, read: Callable[[], _Result]) -> _Result:
         """Wait for the end of the turn under way, at most, and read in the next one."""
@@ -339,7 +347,7 @@ class ReadTurns:
     def _hold_others(self) -> None:
         """Hold those who take no turns while somebody demands; else let them go on."""
         for one in self.without_turns:
-            if self._demands:
+            if self.demands:
                 one.hold()
             else:
                 one.go_on()
@@ -369,10 +377,10 @@ class ReadTurns:
         if not self.mixing.may_start(turn.kind, running):
             return False
         rank = self._rank(turn)
-        if rank[0] is IOClass.AHEAD and self._demands:
+        if rank[0] is IOClass.AHEAD and self.demands:
             return False
         if rank[0] is IOClass.SLACK:
-            if self.mixing.defers_writes and self._demands:
+            if self.mixing.defers_writes and self.demands:
                 return False
             if not self.window.is_open(turn.byte_count):
                 return False

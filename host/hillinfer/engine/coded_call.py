@@ -77,8 +77,8 @@ class ChoiceAhead:
     own
         The layer's last segment, which learns how many of its tokens are coded.
     read
-        Begins to read what is cold of it, given what the library is to end before; None where
-        hardly anything is, which is read in its turn.
+        Begins to read what is cold of it, given where the library finds what it is to end before;
+        None where hardly anything is, which is read in its turn.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ChoiceAhead:
         split: SplitRows,
         asked: AskedStep,
         own: SegmentLayer,
-        read: Callable[[Callable[[], int | None]], Ahead] | None,
+        read: Callable[[int], Ahead] | None,
     ) -> None:
         self._library = library
         self._layer = layer
@@ -100,7 +100,7 @@ class ChoiceAhead:
         self._held = [one.layers[layer].shadow for one in sequence.segments]
         self._read = read
         split.expect(asked.count, int(asked.step.exact))
-        self._handle: int | None = None
+        self._handle = ctypes.c_void_p()
         self._later: Callable[[], None] | None = None
 
     def begin(self, variant: int, past: int, step: int) -> None:
@@ -117,7 +117,8 @@ class ChoiceAhead:
         """
         table = self._sequence.table_addresses[self._layer]
         sets = self._split.table.sets, self._split.exact.table.sets
-        self._handle = self._library.begin_choice(variant, table, past, step, *sets)
+        given = variant, table, past, step
+        self._library.begin_choice(*given, *sets, choice=self._handle)
 
     def wait(self, begin: Callable[[], None]) -> None:
         """Have it begin by calling that, once its layer's products are made or somebody asks."""
@@ -146,10 +147,9 @@ class ChoiceAhead:
         try:
             if self._read is not None:
                 # What is cold is listed by the call that ends the choice.
-                return self._read(self._taken)
-            handle = self._taken()
-            if handle is not None:
-                self._library.end_choice(handle)
+                return self._read(ctypes.addressof(self._handle))
+            if self._handle:
+                self._library.end_choice(self._handle)
         except NonFiniteQueryError as error:
             raise explained(self._layer, error) from error
         finally:
@@ -163,10 +163,11 @@ class ChoiceAhead:
         with suppress(Exception):
             self.ahead()
 
-    def _taken(self) -> int | None:
-        """Return what the library is to end, once; None where it has, or nothing was begun."""
-        handle, self._handle = self._handle, None
-        return handle
+    def __del__(self) -> None:
+        """Wait where an interrupt left it to nobody: a thread writes to memory that goes now."""
+        if self._handle:
+            with suppress(Exception):
+                self._library.end_choice(self._handle)
 
 
 # --- The calls ---

@@ -368,10 +368,6 @@ class ColdRows:
 # --- Before its turn ---
 
 
-def _no_choice() -> None:
-    """Say that nobody chooses any more."""
-
-
 class ReadsAhead:
     """Begins to read what is cold of exact and coded tokens that are chosen before their turn.
 
@@ -417,7 +413,7 @@ class ReadsAhead:
         sequence: Sequence,
         past: int,
         split: SplitRows,
-        choice: Callable[[], int | None] = _no_choice,
+        choice: int | None = None,
     ) -> Ahead:
         """Begin to read what is cold of a split.
 
@@ -428,8 +424,8 @@ class ReadsAhead:
         split
             The tokens, once they are chosen.
         choice
-            Hands over what the library is to end before, as `begin_choice` returns it, where a
-            thread of its own chooses them.
+            Where the library finds what it is to end before, as `begin_choice` filled it in; None
+            where no thread of its own chooses them.
 
         Raises
         ------
@@ -446,7 +442,7 @@ class ReadsAhead:
         name, pool = "hillinfer_list_cold", hot.table_address
 
         def listed(slots: int) -> bool:
-            return self._library.decode(name, choice(), table, pool, slots, *rest)
+            return self._library.decode(name, choice, table, pool, slots, *rest)
 
         is_here = self._values.look(layer, listed)
         del kept

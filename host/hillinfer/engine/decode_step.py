@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import time
 from contextlib import suppress
@@ -170,8 +171,9 @@ class NativeDecode:
         out, count = torch.empty(self._query_shape), both.count
         decode, ahead = self._functions.hillinfer_decode_step, tuple[int, ...]()
         asking_for: tuple[int, ...] = (both.address,)
-        if kept is not None and kept.choice is not None:
-            decode, ahead = self._functions.hillinfer_attend_chosen, (kept.choice,)
+        if kept is not None and kept.choice:
+            decode = self._functions.hillinfer_attend_chosen
+            ahead = (ctypes.addressof(kept.choice),)
         elif kept is not None:
             self._tell_before(kept.asked)
             product = kept.query.before_positions()
@@ -188,8 +190,6 @@ class NativeDecode:
                 self._calls.settle(layer, sequence, length)
                 with self._pools.attending:
                     started = time.perf_counter_ns()
-                    if kept is not None:
-                        kept.choice = None
                     outcome = decode(
                         *ahead,
                         self._number,
@@ -350,19 +350,20 @@ class NativeDecode:
         product = kept.query.before_positions()
         kept.told = self._calls.tell_prediction(before.step, kept.query, product)
         self._is_choosing = True
-        kept.choice = self._library.begin_choice(
+        self._library.begin_choice(
             self._number,
             sequence.table_addresses[layer],
             kept.asked[0],
             before.address,
             int(self._selected.table.sets),
             None,
+            choice=kept.choice,
         )
 
     def forget(self) -> None:
         """Forget predicted queries that nobody asked for, because the pass broke off."""
         for kept in self.kept.values():
-            if kept.choice is not None:
+            if kept.choice:
                 with suppress(Exception):
                     self._library.end_choice(kept.choice)
         self.kept.clear()

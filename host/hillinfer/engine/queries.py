@@ -185,7 +185,7 @@ class KeptQuery:
     query: Prediction
     own: SegmentLayer
     held: object
-    choice: int | None = None
+    choice: ctypes.c_void_p = field(default_factory=ctypes.c_void_p)
     told: object = None
 
 

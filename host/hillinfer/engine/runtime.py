@@ -463,6 +463,9 @@ class Runtime:
 
     def _forget_ahead(self) -> None:
         """Forget what was announced, and wait until nothing is on its way from a GPU."""
+        # What is waited for here may wait for a demand itself that an interrupt left.
+        if (turns := self._store.turns).demands or self.prefetch.unclaimed:
+            turns.forget_demands()
         self._pipeline.drop()
         if self.decode is not None and self.decode.kept:
             self.decode.forget()

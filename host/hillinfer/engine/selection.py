@@ -6,8 +6,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -337,6 +337,8 @@ class PrefetchPipeline:
             initargs=(threads,),
         )
         self._ahead: dict[tuple[int, int], Future[Ahead]] = {}
+        # An interrupt may come when the thread has it, and nobody else knows.
+        self._is_announcing = False
         # Chosen in the caller's own thread.
         self._known: dict[tuple[int, int], Ahead] = {}
         # In one of the native library's.
@@ -356,9 +358,11 @@ class PrefetchPipeline:
         select
             Returns the selected sets; called from the scoring thread.
         """
+        self._is_announcing = True
         self._ahead[layer, id(sequence)] = self._scoring.submit(
             self._work, layer, sequence, past, select
         )
+        self._is_announcing = False
 
     @property
     def is_idle(self) -> bool:
@@ -452,6 +456,11 @@ class PrefetchPipeline:
                 under_way.cancel()
             wait(self._ahead.values())
             self._ahead.clear()
+        if self._is_announcing:
+            # Closed, nothing is under way.
+            with suppress(CancelledError, RuntimeError):
+                self._scoring.submit(int).result()
+            self._is_announcing = False
         self._known.clear()
         self._drop_choices()
         if self._copies is not None:

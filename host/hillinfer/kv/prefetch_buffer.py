@@ -369,8 +369,7 @@ class PrefetchBuffer:
         """
         for landed in self._claimed.copy():
             self.let_go(landed)
-        while self._unclaimed:
-            landed = self._unclaimed[-1]
+        for landed in self._unclaimed[::-1]:
             # Its turn may never come: an interrupt may have come before it stood in line.
             if landed.ahead is None and landed.reading.cancel():
                 self.landing.free_all(landed.blocks)
@@ -427,8 +426,9 @@ class PrefetchBuffer:
         together: list[_Waiting] = []
         with self._beginning:
             while self._line and self._line[0].layer == (together or self._line)[0].layer:
-                together.append(self._line.popleft())
-        together = [one for one in together if one.landed.reading.set_running_or_notify_cancel()]
+                # What an interrupt left there has no call of its own: it takes nobody else's.
+                if (one := self._line.popleft()).landed.reading.set_running_or_notify_cancel():
+                    together.append(one)
         try:
             while together:
                 self._land(together)

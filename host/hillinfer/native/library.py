@@ -57,7 +57,7 @@ HOW_TO_BUILD = (
     "tree or install HillInfer again"
 )
 
-_INTERFACE_VERSION = 33
+_INTERFACE_VERSION = 34
 PROMPT_ROUNDING = 1
 """Grows where a prompt's attention (prompt_attention_kernels.h) comes to round otherwise."""
 _KEY_BYTES = 32
@@ -398,7 +398,9 @@ class NativeLibrary:
             self.check(name, outcome)
         return not outcome
 
-    def begin_choice(self, variant: int, table: int, past: int, *asked: int | None) -> int:
+    def begin_choice(
+        self, variant: int, table: int, past: int, *asked: int | None, choice: ctypes.c_void_p
+    ) -> None:
         """Begin to choose tokens in a thread of the library's; see host/native/decode_step.cpp.
 
         Parameters
@@ -407,21 +409,17 @@ class NativeLibrary:
             Number of the instruction set.
         table, past, asked
             Address, stored tokens; addresses of what is asked, sets, exact ones or None. They live.
-
-        Returns
-        -------
-        What `end_choice` is to be given, once.
+        choice
+            Gets what `end_choice` is to be given. The library fills and empties it: wherever an
+            interrupt comes, it says whether a thread is choosing.
         """
-        ahead = ctypes.c_void_p()
         # It takes a few microseconds.
-        begin, out = self.tables.hillinfer_choose_begin, ctypes.byref(ahead)
+        begin, out = self.tables.hillinfer_choose_begin, ctypes.byref(choice)
         self.check("hillinfer_choose_begin", begin(variant, table, past, *asked, out))
-        assert ahead.value is not None
-        return ahead.value
 
-    def end_choice(self, choice: int) -> None:
-        """Return once tokens are chosen; raises as `call` does."""
-        outcome = self.functions.hillinfer_choose_end(choice)
+    def end_choice(self, choice: ctypes.c_void_p) -> None:
+        """Return once tokens are chosen, where that was begun; raises as `call` does."""
+        outcome = self.functions.hillinfer_choose_end(ctypes.byref(choice))
         if outcome:
             self.check("hillinfer_choose_end", outcome)
 

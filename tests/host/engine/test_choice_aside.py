@@ -344,11 +344,11 @@ def test_what_is_being_chosen_is_ended_where_a_pass_breaks_off(tmp_path, two_thr
     announced(run)
     run.runtime.decode.begin(1, run.sequence)
     (kept,) = run.runtime.decode.kept.values()
-    assert kept.choice is not None
+    assert kept.choice
     # A second one would be written over it.
     run.runtime.announce(2, run.sequence, query(5), SCALING)
     run.runtime.decode.begin(2, run.sequence)
-    assert [one.choice is None for one in run.runtime.decode.kept.values()] == [False, True]
+    assert [bool(one.choice) for one in run.runtime.decode.kept.values()] == [True, False]
     assert torch.equal(begun(run).step(1), expected.step(1))
     announced(run)
     run.runtime.decode.begin(1, run.sequence)

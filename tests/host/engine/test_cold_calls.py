@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """How often a cold layer with coded tokens calls the native library when its turn has come."""
 
+import gc
 import os
 import sys
 import threading
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path as FilePath
 
 import numpy as np
@@ -16,10 +17,12 @@ from interrupts import interrupted
 from placement_matrix import Budget, Path, Way
 
 from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.read_turns import ReadTurns
 from hillinfer.engine.queries import LayerCalls
+from hillinfer.engine.selection import PrefetchPipeline
 from hillinfer.errors import ColdPoolError, HillInferWarning
 from hillinfer.kv.hot_pools import HotPools
-from hillinfer.native.library import native_library
+from hillinfer.native.library import NativeLibrary, native_library
 from hillinfer.native.signatures import SIGNATURES
 
 TEXT = Text(prompt=1090, steps=4)
@@ -174,20 +177,52 @@ def heard(function):
 
 
 class Interrupted(Steps):
-    """The same, and Ctrl-C comes before what is cold of a choice is listed."""
+    """The same, and Ctrl-C comes at a function, before what is cold of a choice is listed."""
+
+    def __init__(self, cold_dir, function):
+        self.function = function
+        super().__init__(cold_dir)
 
     def step(self, *given):
-        with interrupted(HotPools.wait_for, "call"):
+        with interrupted(self.function, "call"):
             return super().step(*given)
 
 
+# It is not kept yet, waits for rows that move, or is about to be ended.
+BEFORE = [PrefetchPipeline.keep, HotPools.wait_for, NativeLibrary.decode]
+
+
 @pytest.mark.parametrize("threads", [2], indirect=True)
-def test_a_choice_is_ended_though_an_interrupt_comes_before(threads, cold_dir):
+@pytest.mark.parametrize("function", BEFORE)
+def test_a_choice_is_ended_though_an_interrupt_comes_before(function, threads, cold_dir):
     """Its thread writes to memory that nobody else may have meanwhile."""
-    with counted() as calls, pytest.raises(KeyboardInterrupt):
-        Interrupted(cold_dir)
+    with counted() as calls:
+        # Nothing of the error is kept: what it left to nobody is gone behind the block.
+        with suppress(KeyboardInterrupt):
+            Interrupted(cold_dir, function)
+        gc.collect()
     assert calls["hillinfer_choose_end"] == 1
     assert calls["hillinfer_choose_begin"] == 1
+
+
+def test_a_demand_that_an_interrupt_left_keeps_nobody_from_reading_ahead(demanded, cold_dir):
+    """Ctrl-C comes as it is taken back; attention of the next pass waits for rows read ahead."""
+    way = Way(Budget.LEAST, path=Path.PREFETCHED)
+    runtime = way.open(SHAPE, OWN, cold_dir, TEXT.prompt + TEXT.steps, calls=Seen())
+    sequence = runtime.open_sequence()
+    TEXT.read(runtime, sequence)
+    with interrupted(ReadTurns.satisfy, "call"), pytest.raises(KeyboardInterrupt):
+        TEXT.decode(runtime, sequence, 0)
+    runtime.truncate(sequence, TEXT.prompt)
+    found = []
+    beside = threading.Thread(
+        target=lambda: found.append(TEXT.decode(runtime, sequence, 0, announced=True)), daemon=True
+    )
+    beside.start()
+    beside.join(60)
+    assert not beside.is_alive(), "a thread waits for ever"
+    assert np.array_equal(found[0], demanded.found[0])
+    runtime.close()
 
 
 # A call that looks, and one more where something was not read ahead; to begin takes a microsecond.

@@ -4,6 +4,7 @@
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from waiting import until
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.landing import BlockState, LandingArea
+from hillinfer.engine import selection
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import CacheUseError, ColdPoolError
 from hillinfer.kv import prefetch_buffer
@@ -275,6 +277,27 @@ def test_an_interrupt_while_reading_begins_hangs_nobody(cold_dir, function, even
     assert made.blocks == {"free"}
     made.announce(1, seed=1)
     made.attend(1, made.append(1, 0), seed=1)
+    assert made.blocks == {"free"}
+    made.runtime.close()
+
+
+def test_what_an_interrupt_left_to_the_thread_that_scores_is_waited_for(cold_dir):
+    """It looks at tables of the sequence, which may be cut short or given back next."""
+    threads, gate = [], threading.Event()
+
+    class Held(noting(threads, Unhurried)):
+        def select_next(self, *given):
+            assert gate.wait(30)
+            return super().select_next(*given)
+
+    made = Filled(cold_dir, evaluate=Held)
+    made.runtime.begin_step()
+    interrupt = interrupted(ThreadPoolExecutor.submit, "return", selection.__file__)
+    with pytest.raises(KeyboardInterrupt), interrupt:
+        made.announce(1, seed=1)
+    threading.Timer(0.2, gate.set).start()
+    made.runtime.truncate(made.sequence, TOKENS)
+    assert len(threads) == 1
     assert made.blocks == {"free"}
     made.runtime.close()
 

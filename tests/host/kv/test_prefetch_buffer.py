@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 from drive_fixtures import in_the_place_of
+from interrupts import interrupted
 from waiting import until
 
 from hillinfer.drive.calls import DriveCalls
@@ -17,7 +18,7 @@ from hillinfer.drive.files import aligned_buffer
 from hillinfer.drive.landing import BlockState, LandingArea
 from hillinfer.errors import ColdPoolError
 from hillinfer.kv.cold_store import ColdStore
-from hillinfer.kv.prefetch_buffer import PrefetchBuffer
+from hillinfer.kv.prefetch_buffer import LandingThread, PrefetchBuffer
 from hillinfer.memory_budget import Accountant
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.settings import IOChoice
@@ -277,6 +278,17 @@ def test_what_is_dropped_in_line_is_not_read(line):
     line.buffer.abandon_unclaimed()
     assert first.reading.done()
     assert line.calls.landed == [3]
+    assert set(line.buffer.landing.states()) == {BlockState.FREE}
+
+
+def test_what_an_interrupt_left_in_line_takes_nobodys_turn(line):
+    """It stands there, and nobody was told: the next one, of another layer, is read."""
+    with interrupted(LandingThread.submit, "call"), pytest.raises(KeyboardInterrupt):
+        line.begin(*FIRST)
+    line.buffer.abandon_unclaimed()
+    second = line.begin(1, [5, 6])
+    line.assert_landed(second, 1, [5, 6])
+    line.give_back(second)
     assert set(line.buffer.landing.states()) == {BlockState.FREE}
 
 
