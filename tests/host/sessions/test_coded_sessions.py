@@ -212,7 +212,7 @@ class GroupsLost(SingleReads):
         return super().preadv(descriptor, into, offset)
 
 
-SMALL = "2.5MiB"
+SMALL = "2.3MiB"
 
 
 def test_an_older_session_gets_codes_in_the_file_where_dram_has_no_room_for_all(
@@ -381,7 +381,7 @@ def test_codes_go_on_from_session_to_session(long_session, tmp_path, cold_dir):
 
 def test_caches_of_one_session_have_the_same_codes(long_session, cold_dir):
     """The second one writes none, and takes none from the first."""
-    made = {"dram_budget": "3MiB", "alpha": 0.5, **CODED}
+    made = {"dram_budget": "2.7MiB", "alpha": 0.5, **CODED}
     asked = torch.cat([LONG, QUESTION], dim=1)
     with attached(TINY.build(), cold_dir, **made) as hill:
         first = hill.load_session(long_session)
