@@ -167,6 +167,19 @@ _CAUGHT = (
         (f"{_SLOW}[forks take turns-most]",),
     ),
     Mutant(
+        "rows-ahead-counted-in-bytes-of-groups",
+        "Where kernels can read keys from rows, as many rows are read ahead as blocks have bytes.",
+        "host/hillinfer/engine/opening.py",
+        "            places = RowPlaces(\n",
+        """            ahead = ahead // size * (GROUP_TOKENS * shape.row_bytes)
+            places = RowPlaces(
+""",
+        (
+            f"{_TESTS}/attention/test_look_ahead.py::"
+            "test_behind_rows_that_stay_hot_no_more_is_looked_at_than_eight_times_what_lands[1]",
+        ),
+    ),
+    Mutant(
         "merge-takes-the-maximum",
         "The merge of two blocks takes the larger log-sum for the log of both.",
         "host/hillinfer/attention/kernels.py",

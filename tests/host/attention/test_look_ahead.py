@@ -80,6 +80,22 @@ def test_rows_of_the_next_layer_come_while_the_one_before_computes(
     assert not torch.equal(found, generated(model, cold_dir, least, alpha=0.05)[0])
 
 
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_behind_rows_that_stay_hot_no_more_is_looked_at_than_eight_times_what_lands(
+    model, cold_dir, least_budget, tmp_path, blocks
+):
+    """FP16 rows suit kernels, and what tells these where rows lie must not change how many land."""
+    # The first tokens are kept, so they are hot. They are all that is looked at for a block of 16
+    # rows, and half of it for two.
+    changes = CHANGES | {"kept_sinks": 128, "block_rows": 16, "prefetch_blocks": blocks}
+    budget = least_budget(TINY, LENGTH + NEW, **changes)
+    _, statistics = generated(model, cold_dir, budget, tmp_path / "ahead.json", **changes)
+    assert statistics.cold_useful_bytes > 0
+    early = read_early(tmp_path / "ahead.json")
+    assert early == (set() if blocks == 1 else set(range(1, LAYERS)))
+
+
 def test_several_rows_of_a_batch_look_ahead_each(model, cold_dir, least, tmp_path):
     lengths = (LENGTH, 450)
     found, _ = generated(model, cold_dir, "4MiB", None, lengths)
