@@ -254,6 +254,14 @@ CODED: tuple[Mutant, ...] = (
         ("tests/host/shadow/test_value_codes.py",),
     ),
     Mutant(
+        "the-last-codes-never-fit",
+        "The last codes that are missing are not taken where they are less than a sixteenth.",
+        _VALUES,
+        "min(self._capacity + self._capacity // 16, self._covered)",
+        "self._capacity + self._capacity // 16",
+        (f"{_SHORTAGE}::test_the_last_codes_of_a_long_context_fit_too",),
+    ),
+    Mutant(
         "codes-are-counted-as-before-an-interrupt",
         "What Ctrl-C left half given up is not looked at again.",
         _VALUES,
