@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hillinfer.kv.hot_pool import SLOT_BYTES, PendingHits
-from hillinfer.kv.hot_pools import HotPools, LayerShares
+from hillinfer.kv.hot_pool import SLOT_BYTES
+from hillinfer.kv.hot_pools import HotPools, PendingHits
 from hillinfer.kv.pool_manager import PoolManager
-from hillinfer.kv.pool_policies import make_pool_policy
+from hillinfer.kv.pool_policies import LayerShares, make_pool_policy
 from hillinfer.kv.sequence import Sequence as Document
 from hillinfer.memory_budget import Accountant
 from hillinfer.model_shape import ModelShape, StoredType

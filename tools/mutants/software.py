@@ -159,7 +159,7 @@ _CAUGHT = (
         "forgotten-while-promoted",
         "Groups are forgotten while rows of theirs are being promoted.",
         "host/hillinfer/kv/hot_pools.py",
-        """        self._wait()
+        """        self._promotions.end()
         for pool in self.layers:
             pool.forget(""",
         """        for pool in self.layers:
@@ -521,7 +521,7 @@ _HARD_TO_SEE = (
     Mutant(
         "hits-of-an-idle-document-stay",
         "Hits of a sequence that takes no steps never fade.",
-        "host/hillinfer/kv/hot_pool.py",
+        "host/hillinfer/kv/hot_pools.py",
         "is_other, one.fades = fades != one.fades or sequence in noted, fades",
         "is_other, one.fades = fades < one.fades or sequence in noted, fades",
         (f"{_PENDING}::test_hits_of_an_idle_sequence_fade_by_rounds_of_the_others",),
@@ -529,7 +529,7 @@ _HARD_TO_SEE = (
     Mutant(
         "hits-fade-between-turns",
         "Hits fade while sequences take turns by single steps.",
-        "host/hillinfer/kv/hot_pool.py",
+        "host/hillinfer/kv/hot_pools.py",
         "max(0, rounds - _GRACE_ROUNDS) // _FADING_ROUNDS",
         "rounds",
         (f"{_PENDING}::test_no_hits_fade_while_sequences_take_turns_by_single_steps",),
@@ -537,7 +537,7 @@ _HARD_TO_SEE = (
     Mutant(
         "hits-that-fade-change-untold",
         "Hits of an idle sequence change before the pool was told how they had faded.",
-        "host/hillinfer/kv/hot_pool.py",
+        "host/hillinfer/kv/hot_pools.py",
         "            if one.of() is sequence:\n                #",
         "            if sequence in self._pending[layer]:\n                #",
         (f"{_PENDING}::test_pools_told_late_hold_what_pools_told_at_once_hold",),
@@ -545,7 +545,7 @@ _HARD_TO_SEE = (
     Mutant(
         "hits-that-were-tallied-stay-untold",
         "What hits became that nobody noted the pool hears or not, by when it was told of others.",
-        "host/hillinfer/kv/hot_pool.py",
+        "host/hillinfer/kv/hot_pools.py",
         "one.fades = -1",
         "pass",
         (f"{_PENDING}::test_pools_told_late_hold_what_pools_told_at_once_hold",),
@@ -553,7 +553,7 @@ _HARD_TO_SEE = (
     Mutant(
         "shared-rows-have-hits-of-who-faded",
         "Of shared rows the hits of a sequence that faded count, and not those noted last.",
-        "host/hillinfer/kv/hot_pool.py",
+        "host/hillinfer/kv/hot_pools.py",
         "if is_other or any(sequence.shares_groups(before) for before, _ in changed):",
         "if is_other:",
         (f"{_PENDING}::test_of_shared_rows_the_hits_noted_last_count_whoever_fades",),
@@ -561,7 +561,7 @@ _HARD_TO_SEE = (
     Mutant(
         "hits-come-back-with-another-document",
         "Hits of an idle document that have faded come back when one more takes a step.",
-        "host/hillinfer/kv/hot_pool.py",
+        "host/hillinfer/kv/hot_pools.py",
         "return max(self.rounds, (clock - self.at) // others) if others else self.rounds",
         "return (clock - self.at) // others if others else 0",
         (f"{_PENDING}::test_hits_that_have_faded_do_not_come_back_when_another_document_steps",),
@@ -569,7 +569,7 @@ _HARD_TO_SEE = (
     Mutant(
         "steps-of-closed-documents-make-rounds-of-others",
         "Steps of a document that is closed become rounds of those that are left.",
-        "host/hillinfer/kv/hot_pool.py",
+        "host/hillinfer/kv/hot_pools.py",
         "one.rounds, one.at = max(one.rounds, rounds), clock - rounds * others",
         "pass",
         (f"{_PENDING}::test_a_document_that_is_closed_takes_part_in_no_round",),

@@ -50,10 +50,10 @@ from hillinfer.gpu.attention import GpuSide
 from hillinfer.gpu.staging import CopyLane, StagingPlan
 from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.gather import Gather
-from hillinfer.kv.hot_pools import HotPools, LayerShares
+from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.opened_sequences import SequenceOpener
 from hillinfer.kv.pool_manager import LayerStepLog, PoolManager
-from hillinfer.kv.pool_policies import make_pool_policy
+from hillinfer.kv.pool_policies import LayerShares, make_pool_policy
 from hillinfer.kv.prefetch_buffer import PrefetchBuffer
 from hillinfer.kv.rows import SequenceManager, WriteBack
 from hillinfer.kv.sequence import RowLayout

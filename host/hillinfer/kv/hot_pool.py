@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of rows in DRAM, for one layer."""
+"""Copies of rows in DRAM, for one layer, and the promotions of all layers that are under way."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from hillinfer.kv.pool_policies import (
     RowHistory,
     native_worth,
 )
-from hillinfer.kv.sequence import NotedHits, Sequence
+from hillinfer.kv.sequence import Sequence
 from hillinfer.native.library import native_library
 from hillinfer.native.structures import Promotion, address_of, row_addresses
 from hillinfer.native.tables import PoolTables
@@ -323,123 +324,116 @@ def _moment(moment: PoolMoment, worth: int, slot_keys: NDArray[np.int64] | None)
     )
 
 
-# --- hits as pools are told of them ---
+# --- promotions that are under way ---
 
-# Rounds of others' steps that a sequence's hits do not fade in, and rounds in which they then fade
-# once. Of caches that take turns by single steps none fades.
-_GRACE_ROUNDS = 1
-_FADING_ROUNDS = 2
+Exchange = Future[tuple[int, int]]
 
 
-@dataclass(eq=False)
-class _Told:
-    """What a pool is told of a sequence: as `note` was given it, when, and faded how often."""
+class Promotions:
+    """Promotions of all layers that are under way, and the thread that makes those of many rows.
 
-    of: ref[Sequence]
-    settled: int = 0
-    length: int = 0
-    # Later where others were forgotten since.
-    at: int = 0
-    # Those of others since then, as many as there were when their number changed last.
-    rounds: int = 0
-    # As the pool knows its hits, below 0 where it knows others.
-    fades: int = 0
+    What goes wrong the next who settles is told, whoever moved rows.
 
-    def rounds_of(self, others: int, clock: int) -> int:
-        """Return the rounds of so many others until then; they never become fewer."""
-        return max(self.rounds, (clock - self.at) // others) if others else self.rounds
-
-
-class PendingHits(NotedHits):
-    """Tells pools what hits are now only once they are about to rank their rows.
-
-    To tell costs as much as looking at every hot row, and as long as all selected rows are hot
-    nothing is ranked. Ranks are those of pools that are told at once.
-
-    Hits of a sequence fade with its own steps. While others take steps and it takes none, the pool
-    is told fewer of it: one of them that steps twice makes a round, and every second round fades
-    them once. Its table keeps what it was, so its next step ranks by that. Of rows that sequences
-    share the pool knows the hits of the one that was noted last.
+    Attributes
+    ----------
+    under_way
+        Of each layer what has begun and nobody has waited for; to be looked at.
+    failure
+        What went wrong and nobody was told; None for nothing.
     """
 
-    most_fades: int = 40
-    """How often hits fade beside what their own steps let fade; of any number 3 are left then."""
+    def __init__(self, layers: int) -> None:
+        self.under_way: list[list[Exchange]] = [[] for _ in range(layers)]
+        self.failure: BaseException | None = None
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-pool")
 
-    def __init__(self, pools: list[HotPool]) -> None:
-        super().__init__(len(pools))
-        self._pools = pools
-        # The last noted at the end. Other threads may look at a list, so none is changed.
-        self._known: list[list[_Told]] = [[] for _ in pools]
+    def begin(self, layer: int, exchange: Callable[[], tuple[int, int]]) -> Exchange:
+        """Have the background thread make a layer's promotion."""
+        begun = self._background.submit(exchange)
+        self.under_way[layer].append(begun)
+        return begun
 
-    def forget(self, sequence: Sequence) -> None:
-        """Let a sequence that is closed take part in nobody's rounds any more."""
-        for layer, clock in enumerate(self._clock):
-            self._end_turn(layer)
-            self._pending[layer].pop(sequence, None)
-            known, before = self._without(layer, sequence)
-            for others, one in enumerate(reversed(known[:before]), len(known) - before):
-                # Until now there were as many rounds as there were with it.
-                rounds = (clock - one.at) // (others + 1)
-                one.rounds, one.at = max(one.rounds, rounds), clock - rounds * others
-            self._known[layer] = known
+    def make(self, layer: int, exchange: Callable[[], tuple[int, int]]) -> Exchange:
+        """Make a layer's promotion at once, in the calling thread; errors are kept."""
+        made: Exchange = Future()
+        try:
+            made.set_result(exchange())
+        except Exception as error:
+            made.set_exception(error)
+        self.under_way[layer].append(made)
+        return made
 
-    def tell(self, layer: int) -> None:
-        """Tell a layer's pool everything noted, in that order."""
-        pending = self._pending[layer]
-        if pending:
-            self._end_turn(layer)
-            self._pending[layer] = {}
-            for sequence, one in self._changed(layer, pending):
-                pool = self._pools[layer]
-                pool.refresh(layer, sequence, one.settled, one.length, one.fades)
+    def settle(self, layer: int) -> None:
+        """Wait until a layer's promotions are done; raise what went wrong, once."""
+        self._end_of(layer)
+        self._raise_failure()
 
-    def tell_of(self, layer: int, sequence: Sequence) -> None:
-        """Do so before a sequence's hits or rows change in a way that is not noted."""
-        for one in self._known[layer]:
-            if one.of() is sequence:
-                # Where others were noted since, its own may have faded.
-                self.tell(layer)
-                # What they become the pool hears when it is told of anybody.
-                one.fades = -1
+    def settle_all(self) -> None:
+        """Wait until all promotions are done; raise what went wrong, once."""
+        self.end()
+        self._raise_failure()
 
-    def _changed(self, layer: int, noted: Container[Sequence]) -> list[tuple[Sequence, _Told]]:
-        """Let hits fade while others take steps; return what the pool does not know, in order.
+    def end(self) -> None:
+        """Wait until all promotions are done; what went wrong is left for the next who settles.
 
-        That is of those noted, and of idle ones whose hits faded. Either may write to shared rows,
-        which those that were noted later write to again.
+        Whoever gives groups or memory up must not stop half-way.
         """
-        alive = [(one.of(), one) for one in self._known[layer]]
-        known = [(sequence, one) for sequence, one in alive if sequence is not None]
-        is_fading = bool(self._pools[layer].policy.fade_shift)
-        changed: list[tuple[Sequence, _Told]] = []
-        for number, (sequence, one) in enumerate(known, 1):
-            others = len(known) - number
-            rounds = one.rounds_of(others, self._clock[layer]) * is_fading
-            fades = min(max(0, rounds - _GRACE_ROUNDS) // _FADING_ROUNDS, self.most_fades)
-            is_other, one.fades = fades != one.fades or sequence in noted, fades
-            if is_other or any(sequence.shares_groups(before) for before, _ in changed):
-                changed.append((sequence, one))
-        return changed
+        for layer in range(len(self.under_way)):
+            self._end_of(layer)
 
-    def _begin_turn(self, layer: int, sequence: Sequence) -> None:
-        self._end_turn(layer)
-        known, before = self._without(layer, sequence)
-        # From here on one more takes part in the rounds of those that it overtakes.
-        for others, one in enumerate(reversed(known[before:])):
-            one.rounds = one.rounds_of(others, self._clock[layer] - 1)
-        self._known[layer] = [*known, _Told(ref(sequence), at=self._clock[layer])]
+    def wait_for(self, layer: int) -> None:
+        """Wait until what is under way in a layer is done; what went wrong is left for `settle`.
 
-    def _end_turn(self, layer: int) -> None:
-        """Learn what was noted last of who was noted last."""
-        for one in self._known[layer][-1:]:
-            sequence = one.of()
-            if sequence is not None and sequence in self._pending[layer]:
-                one.settled, one.length, one.at = self._pending[layer][sequence]
+        For a thread that only looks.
+        """
+        for exchange in list(self.under_way[layer]):
+            # Not `wait` of the library, which waits for ever for one that `close` cancelled.
+            with suppress(CancelledError):
+                exchange.exception()
 
-    def _without(self, layer: int, sequence: Sequence) -> tuple[list[_Told], int]:
-        """Return who is known beside a sequence, and how many of them were noted before it."""
-        known = [one for one in self._known[layer] if one.of() is not None]
-        for number, one in enumerate(known):
-            if one.of() is sequence:
-                return known[:number] + known[number + 1 :], number
-        return known, 0
+    def finish(self) -> None:
+        """Wait until whatever the background thread was given is done, noted here or not.
+
+        For a thread that was interrupted while it began a promotion.
+        """
+        # Closed, nothing is under way.
+        with suppress(CancelledError, RuntimeError):
+            self._background.submit(int).exception()
+
+    def when_settled(self, layer: int, done: Callable[[], None]) -> None:
+        """Call `done` from the background thread after what is under way in a layer.
+
+        What it raises there, the next `settle` raises.
+        """
+
+        def settled(exchange: Exchange) -> None:
+            # A future only logs what its callbacks raise.
+            try:
+                done()
+            except BaseException as error:
+                self.failure = self.failure or error
+
+        if self.under_way[layer]:
+            # Also called where `close` cancels it.
+            self.under_way[layer][-1].add_done_callback(settled)
+        else:
+            done()
+
+    def close(self) -> None:
+        """Stop the background thread; nothing is under way afterwards."""
+        self._background.shutdown(cancel_futures=True)
+        self.under_way = [[] for _ in self.under_way]
+
+    def _end_of(self, layer: int) -> None:
+        # Two threads may wait for the same ones, and neither goes on before they are done.
+        for exchange in list(self.under_way[layer]):
+            with suppress(CancelledError):
+                failure = exchange.exception()
+                self.failure = self.failure or failure
+            with suppress(ValueError):
+                self.under_way[layer].remove(exchange)
+
+    def _raise_failure(self) -> None:
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure

@@ -1,24 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hot pools of all layers, inside what the budget leaves."""
+"""The hot pools of all layers, inside what the budget leaves, and what they are told of hits."""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.errors import BudgetError, reason_of
-from hillinfer.kv.hot_pool import SLOT_BYTES, Candidates, HotPool, PendingHits, PoolMoment
-from hillinfer.kv.pool_policies import RANKED_BY_PYTHON, PoolPolicy, native_worth
-from hillinfer.kv.sequence import HitRateTable
+from hillinfer.kv.hot_pool import (
+    SLOT_BYTES,
+    Candidates,
+    Exchange,
+    HotPool,
+    PoolMoment,
+    Promotions,
+)
+from hillinfer.kv.pool_policies import RANKED_BY_PYTHON, LayerShares, PoolPolicy, native_worth
+from hillinfer.kv.sequence import HitRateTable, Sequence
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.model_shape import ModelShape
-from hillinfer.settings import PoolSizes
 from hillinfer.system.kept_memory import give_free_memory_back
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
 from hillinfer.values import format_bytes
@@ -27,47 +33,149 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS
 # Rows after which the heap is looked through.
 _TRIMMED_ROWS = 16_384
 
-# --- How the memory for hot rows is divided among layers ---
+# --- hits as pools are told of them ---
+
+# Rounds of others' steps that a sequence's hits do not fade in, and rounds in which they then fade
+# once. Of caches that take turns by single steps none fades.
+_GRACE_ROUNDS = 1
+_FADING_ROUNDS = 2
 
 
-class LayerShares:
-    """The share of each layer, equal at first."""
+@dataclass(eq=False)
+class _Told:
+    """What a pool is told of a sequence: as `note` was given it, when, and faded how often."""
 
-    # Half of the memory is divided equally, so that no layer starves while it happens to hit.
-    _EQUAL_PART = 0.5
-    _MOST = 3.0
-    # How much of what was known before still counts.
-    _MEMORY = 0.5
+    of: ref[Sequence]
+    settled: int = 0
+    length: int = 0
+    # Later where others were forgotten since.
+    at: int = 0
+    # Those of others since then, as many as there were when their number changed last.
+    rounds: int = 0
+    # As the pool knows its hits, below 0 where it knows others.
+    fades: int = 0
 
-    def __init__(self, layers: int, sizes: PoolSizes) -> None:
-        self.sizes = sizes
-        self._misses = np.zeros(layers)
-        self._shares = np.full(layers, 1 / layers)
+    def rounds_of(self, others: int, clock: int) -> int:
+        """Return the rounds of so many others until then; they never become fewer."""
+        return max(self.rounds, (clock - self.at) // others) if others else self.rounds
 
-    @property
-    def largest(self) -> float:
-        """The largest share there can be, as a multiple of an equal one."""
-        return self._MOST if self.sizes is PoolSizes.MISSES else 1.0
 
-    def share(self, layer: int) -> float:
-        """Return a layer's share of all slots, 1 in all."""
-        return float(self._shares[layer])
+class PendingHits:
+    """Notes whose hits changed, and tells pools what they are once these are about to rank rows.
 
-    def note_misses(self, misses: NDArray[np.int64]) -> None:
-        """Learn how many cold rows each layer wanted since the last time, int64 (layers,)."""
-        if self.sizes is PoolSizes.EQUAL:
-            return
-        self._misses = self._MEMORY * self._misses + misses
-        total = float(self._misses.sum())
-        layers = len(self._misses)
-        by_misses = self._misses / total if total else np.full(layers, 1 / layers)
-        shares = self._EQUAL_PART / layers + (1 - self._EQUAL_PART) * by_misses
-        most = min(self._MOST / layers, 1.0)
-        shares = np.minimum(shares, most)
-        # What was cut off goes to the others, as far as each is from the most.
-        room = most - shares
-        left = 1 - float(shares.sum())
-        self._shares = shares + room * (left / float(room.sum()) if left > 0 else 0)
+    To tell costs as much as looking at every hot row, and as long as all selected rows are hot
+    nothing is ranked. Ranks are those of pools that are told at once.
+
+    Hits of a sequence fade with its own steps. While others take steps and it takes none, the pool
+    is told fewer of it: one of them that steps twice makes a round, and every second round fades
+    them once. Its table keeps what it was, so its next step ranks by that. Of rows that sequences
+    share the pool knows the hits of the one that was noted last.
+    """
+
+    most_fades: int = 40
+    """How often hits fade beside what their own steps let fade; of any number 3 are left then."""
+
+    def __init__(self, pools: list[HotPool]) -> None:
+        self._pools = pools
+        # Notes so far.
+        self._clock = [0] * len(pools)
+        # Tokens in full groups, context length, and clock of each sequence, the last noted at the
+        # end.
+        self._pending: list[dict[Sequence, tuple[int, int, int]]] = [{} for _ in pools]
+        # The last noted at the end. Other threads may look at a list, so none is changed.
+        self._known: list[list[_Told]] = [[] for _ in pools]
+
+    def note(self, layer: int, sequence: Sequence, settled: int, length: int) -> None:
+        """Note that a sequence's hits in a layer have changed.
+
+        Parameters
+        ----------
+        layer, sequence
+            Whose hits; they stay as they are until the next note, or pools are told first.
+        settled, length
+            Its tokens in full groups, and its context length N.
+        """
+        pending = self._pending[layer]
+        self._clock[layer] += 1
+        if next(reversed(pending), None) is not sequence:
+            self._begin_turn(layer, sequence)
+            # Of rows that several sequences share the pool knows what it was told last.
+            pending.pop(sequence, None)
+        pending[sequence] = settled, length, self._clock[layer]
+
+    def forget(self, sequence: Sequence) -> None:
+        """Let a sequence that is closed take part in nobody's rounds any more."""
+        for layer, clock in enumerate(self._clock):
+            self._end_turn(layer)
+            self._pending[layer].pop(sequence, None)
+            known, before = self._without(layer, sequence)
+            for others, one in enumerate(reversed(known[:before]), len(known) - before):
+                # Until now there were as many rounds as there were with it.
+                rounds = (clock - one.at) // (others + 1)
+                one.rounds, one.at = max(one.rounds, rounds), clock - rounds * others
+            self._known[layer] = known
+
+    def tell(self, layer: int) -> None:
+        """Tell a layer's pool everything noted, in that order."""
+        pending = self._pending[layer]
+        if pending:
+            self._end_turn(layer)
+            self._pending[layer] = {}
+            for sequence, one in self._changed(layer, pending):
+                pool = self._pools[layer]
+                pool.refresh(layer, sequence, one.settled, one.length, one.fades)
+
+    def tell_of(self, layer: int, sequence: Sequence) -> None:
+        """Do so before a sequence's hits or rows change in a way that is not noted."""
+        for one in self._known[layer]:
+            if one.of() is sequence:
+                # Where others were noted since, its own may have faded.
+                self.tell(layer)
+                # What they become the pool hears when it is told of anybody.
+                one.fades = -1
+
+    def _changed(self, layer: int, noted: Container[Sequence]) -> list[tuple[Sequence, _Told]]:
+        """Let hits fade while others take steps; return what the pool does not know, in order.
+
+        That is of those noted, and of idle ones whose hits faded. Either may write to shared rows,
+        which those that were noted later write to again.
+        """
+        alive = [(one.of(), one) for one in self._known[layer]]
+        known = [(sequence, one) for sequence, one in alive if sequence is not None]
+        is_fading = bool(self._pools[layer].policy.fade_shift)
+        changed: list[tuple[Sequence, _Told]] = []
+        for number, (sequence, one) in enumerate(known, 1):
+            others = len(known) - number
+            rounds = one.rounds_of(others, self._clock[layer]) * is_fading
+            fades = min(max(0, rounds - _GRACE_ROUNDS) // _FADING_ROUNDS, self.most_fades)
+            is_other, one.fades = fades != one.fades or sequence in noted, fades
+            if is_other or any(sequence.shares_groups(before) for before, _ in changed):
+                changed.append((sequence, one))
+        return changed
+
+    def _begin_turn(self, layer: int, sequence: Sequence) -> None:
+        """Learn who is noted, where another one or nobody was since the pool was told."""
+        self._end_turn(layer)
+        known, before = self._without(layer, sequence)
+        # From here on one more takes part in the rounds of those that it overtakes.
+        for others, one in enumerate(reversed(known[before:])):
+            one.rounds = one.rounds_of(others, self._clock[layer] - 1)
+        self._known[layer] = [*known, _Told(ref(sequence), at=self._clock[layer])]
+
+    def _end_turn(self, layer: int) -> None:
+        """Learn what was noted last of who was noted last."""
+        for one in self._known[layer][-1:]:
+            sequence = one.of()
+            if sequence is not None and sequence in self._pending[layer]:
+                one.settled, one.length, one.at = self._pending[layer][sequence]
+
+    def _without(self, layer: int, sequence: Sequence) -> tuple[list[_Told], int]:
+        """Return who is known beside a sequence, and how many of them were noted before it."""
+        known = [one for one in self._known[layer] if one.of() is not None]
+        for number, one in enumerate(known):
+            if one.of() is sequence:
+                return known[:number] + known[number + 1 :], number
+        return known, 0
 
 
 # --- the pools of all layers ---
@@ -77,7 +185,6 @@ _SPARE_PART = 64
 # It takes no longer than to wake a thread to rank so many rows; only where all slots are taken they
 # are ranked.
 _QUICK_RANKED_ROWS = 32_768
-Exchange = Future[tuple[int, int]]
 
 
 class HotPools:
@@ -134,9 +241,7 @@ class HotPools:
         )
         self.hits = PendingHits(self.layers)
         self._moments = [PoolMoment(0, 0, 1.0, 0, 0)] * shape.layers
-        self._background = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-pool")
-        self._under_way: list[list[Exchange]] = [[] for _ in range(shape.layers)]
-        self._failure: BaseException | None = None
+        self._promotions = Promotions(shape.layers)
         # Held by whoever attends to rows in their slots, which must not move meanwhile. What moves
         # is waited for before it is taken: the thread that moves rows also calls observers of
         # earlier steps, and they may wait for it.
@@ -199,7 +304,7 @@ class HotPools:
         # While one of them moves the old one is there as well.
         old = self._covered_rows * np.dtype(np.int32).itemsize
         self._accountant.take(Part.OTHER, added * self._shape.layers + old)
-        self._wait()
+        self._promotions.end()
         for pool in self.layers:
             pool.cover(grown)
         self._accountant.give(Part.OTHER, old)
@@ -279,66 +384,34 @@ class HotPools:
             if grown and self._take_slots(layer, grown * self._slot_bytes):
                 pool.grow(grown)
             if self._is_quick(pool, candidates):
-                under_way = _made(exchange)
-            else:
-                under_way = self._background.submit(exchange)
-            # What went wrong is told by the next who settles, whoever moved rows.
-            self._under_way[layer].append(under_way)
-        return under_way
+                return self._promotions.make(layer, exchange)
+            return self._promotions.begin(layer, exchange)
 
     def settle(self, layer: int) -> None:
         """Wait until a layer's promotions are done; raise what went wrong, once."""
-        if self._under_way[layer]:
-            self._wait_for(layer)
-        if self._failure is not None:
-            self._raise_failure()
-
-    def wait_for(self, layer: int) -> None:
-        """Wait until what is under way in a layer is done; what went wrong is left for `settle`.
-
-        For a thread that only looks.
-        """
-        for exchange in list(self._under_way[layer]):
-            # Not `wait` of the library, which waits for ever for one that `close` cancelled.
-            with suppress(CancelledError):
-                exchange.exception()
+        # Every layer of every step asks, and as a rule nothing moves.
+        if self._promotions.under_way[layer] or self._promotions.failure is not None:
+            self._promotions.settle(layer)
 
     def is_still(self, layer: int) -> bool:
         """Say whether nothing is under way in a layer."""
-        return all(one.done() for one in self._under_way[layer])
+        return all(one.done() for one in self._promotions.under_way[layer])
+
+    def wait_for(self, layer: int) -> None:
+        """Wait until what is under way in a layer is done; see `Promotions.wait_for`."""
+        self._promotions.wait_for(layer)
 
     def finish(self) -> None:
-        """Wait until whatever the background thread was given is done, noted here or not.
-
-        For a thread that was interrupted while it began a promotion.
-        """
-        # Closed, nothing is under way.
-        with suppress(CancelledError, RuntimeError):
-            self._background.submit(int).exception()
+        """Wait for whatever the background thread was given; see `Promotions.finish`."""
+        self._promotions.finish()
 
     def when_settled(self, layer: int, done: Callable[[], None]) -> None:
-        """Call `done` from the background thread after what is under way in a layer.
-
-        What it raises there, the next `settle` raises.
-        """
-
-        def settled(exchange: Exchange) -> None:
-            # A future only logs what its callbacks raise.
-            try:
-                done()
-            except BaseException as error:
-                self._failure = self._failure or error
-
-        if self._under_way[layer]:
-            # Also called where `close` cancels it.
-            self._under_way[layer][-1].add_done_callback(settled)
-        else:
-            done()
+        """Call `done` after what is under way in a layer; see `Promotions.when_settled`."""
+        self._promotions.when_settled(layer, done)
 
     def settle_all(self) -> None:
         """Wait until all promotions are done; raise what went wrong, once."""
-        self._wait()
-        self._raise_failure()
+        self._promotions.settle_all()
 
     def redistribute(self, misses: NDArray[np.int64]) -> None:
         """Divide the memory anew after so many cold rows were wanted in each layer."""
@@ -347,14 +420,13 @@ class HotPools:
 
     def forget_group(self, group: int) -> None:
         """Drop a group's rows from all layers."""
-        self._wait()
+        self._promotions.end()
         for pool in self.layers:
             pool.forget(group * GROUP_TOKENS, (group + 1) * GROUP_TOKENS)
 
     def close(self) -> None:
         """Stop the background thread; nothing is under way afterwards."""
-        self._background.shutdown(cancel_futures=True)
-        self._under_way = [[] for _ in self.layers]
+        self._promotions.close()
 
     def _is_quick(self, pool: HotPool, candidates: Candidates) -> bool:
         """Say whether to promote takes no longer than to have another thread do it."""
@@ -366,26 +438,6 @@ class HotPools:
         others = self.tails_bytes + self._aside_bytes
         left = self._accountant.bytes_for_hot_rows - others
         return max(0, left // self._slot_bytes)
-
-    def _wait(self) -> None:
-        # Whoever gives groups or memory up must not stop half-way, so what went wrong waits for
-        # the next who settles.
-        for layer in range(len(self.layers)):
-            self._wait_for(layer)
-
-    def _wait_for(self, layer: int) -> None:
-        # Two threads may wait for the same ones, and neither goes on before they are done.
-        for exchange in list(self._under_way[layer]):
-            with suppress(CancelledError):
-                failure = exchange.exception()
-                self._failure = self._failure or failure
-            with suppress(ValueError):
-                self._under_way[layer].remove(exchange)
-
-    def _raise_failure(self) -> None:
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
 
     def _take_slots(self, layer: int, byte_count: int) -> bool:
         """Count a layer's new slots; others give way for them, but never its own."""
@@ -417,9 +469,9 @@ class HotPools:
 
     def _shrink(self, layers: Iterable[int]) -> None:
         """Let layers give back what they hold beyond their capacity."""
-        self._wait()
+        self._promotions.end()
         with self.attending:
-            self._wait()
+            self._promotions.end()
             for layer in layers:
                 pool = self.layers[layer]
                 before, capacity = pool.used_rows, self.capacity(layer)
@@ -427,13 +479,3 @@ class HotPools:
                     self.hits.tell(layer)
                     pool.shrink(capacity, self._moments[layer])
                 self._accountant.give(Part.HOT, (before - pool.used_rows) * self._slot_bytes)
-
-
-def _made(exchange: Callable[[], tuple[int, int]]) -> Exchange:
-    """Return a promotion that the calling thread makes at once; errors are kept."""
-    made: Exchange = Future()
-    try:
-        made.set_result(exchange())
-    except Exception as error:
-        made.set_exception(error)
-    return made

@@ -426,39 +426,3 @@ class RowPart:
     @staticmethod
     def _half(states: torch.Tensor) -> torch.Tensor:
         return states if states.dtype is torch.float16 else states.half()
-
-
-# --- hits that pools do not know of yet ---
-
-
-class NotedHits:
-    """Whose hits changed since a layer's pool was told; steps where all is hot only add to it."""
-
-    def __init__(self, layers: int) -> None:
-        # Notes so far.
-        self._clock = [0] * layers
-        # Tokens in full groups, context length, and clock of each sequence, the last noted at the
-        # end.
-        self._pending: list[dict[Sequence, tuple[int, int, int]]] = [{} for _ in range(layers)]
-
-    def note(self, layer: int, sequence: Sequence, settled: int, length: int) -> None:
-        """Note that a sequence's hits in a layer have changed.
-
-        Parameters
-        ----------
-        layer, sequence
-            Whose hits; they stay as they are until the next note, or pools are told first.
-        settled, length
-            Its tokens in full groups, and its context length N.
-        """
-        pending = self._pending[layer]
-        self._clock[layer] += 1
-        if next(reversed(pending), None) is not sequence:
-            self._begin_turn(layer, sequence)
-            # Of rows that several sequences share the pool knows what it was told last.
-            pending.pop(sequence, None)
-        pending[sequence] = settled, length, self._clock[layer]
-
-    def _begin_turn(self, layer: int, sequence: Sequence) -> None:
-        """Learn who is noted, where another one or nobody was since the pool was told."""
-        raise NotImplementedError

@@ -17,7 +17,7 @@ from tiny_models import TinyModel, prompts
 
 from hillinfer.hf.attach import Attachment
 from hillinfer.hf.engine import RUNTIME_THREADS
-from hillinfer.kv import hot_pools
+from hillinfer.kv import hot_pool
 from hillinfer.kv.pool_policies import PoolPolicy
 from hillinfer.settings import Settings
 
@@ -320,7 +320,7 @@ class Noted(ThreadPoolExecutor):
 
 
 def test_statistics_after_close(cold_dir, calls, monkeypatch):
-    monkeypatch.setattr(hot_pools, "ThreadPoolExecutor", Noted)
+    monkeypatch.setattr(hot_pool, "ThreadPoolExecutor", Noted)
     model = TINY.build()
     with attached(model, cold_dir, calls) as hill:
         cache = hill.new_cache()

@@ -11,8 +11,8 @@ from pool_cases import at, candidates, content
 
 from hillinfer.errors import BudgetError
 from hillinfer.kv.hot_pool import SLOT_BYTES
-from hillinfer.kv.hot_pools import HotPools, LayerShares
-from hillinfer.kv.pool_policies import LeastRecentlyUsed, PoolPolicy
+from hillinfer.kv.hot_pools import HotPools
+from hillinfer.kv.pool_policies import LayerShares, LeastRecentlyUsed, PoolPolicy
 from hillinfer.kv.sequence import Sequence
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.model_shape import ModelShape, StoredType

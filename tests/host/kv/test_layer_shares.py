@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hillinfer.kv.hot_pools import LayerShares
+from hillinfer.kv.pool_policies import LayerShares
 from hillinfer.settings import PoolSizes
 
 

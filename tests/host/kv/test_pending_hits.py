@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from pool_cases import content
 
-from hillinfer.kv.hot_pool import SLOT_BYTES, PendingHits
-from hillinfer.kv.hot_pools import HotPools, LayerShares
+from hillinfer.kv.hot_pool import SLOT_BYTES
+from hillinfer.kv.hot_pools import HotPools, PendingHits
 from hillinfer.kv.pool_manager import PoolManager
-from hillinfer.kv.pool_policies import POOL_POLICIES, make_pool_policy
+from hillinfer.kv.pool_policies import POOL_POLICIES, LayerShares, make_pool_policy
 from hillinfer.kv.sequence import Sequence
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.model_shape import ModelShape, StoredType

@@ -7,9 +7,9 @@ from broken_policy import BrokenPolicy
 from pool_cases import content
 
 from hillinfer.kv.hot_pool import SLOT_BYTES
-from hillinfer.kv.hot_pools import HotPools, LayerShares
+from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_manager import REDISTRIBUTION_STEPS, PoolManager
-from hillinfer.kv.pool_policies import make_pool_policy
+from hillinfer.kv.pool_policies import LayerShares, make_pool_policy
 from hillinfer.kv.sequence import Sequence
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.model_shape import ModelShape, StoredType

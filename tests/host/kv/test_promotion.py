@@ -9,10 +9,11 @@ from pool_cases import FAR, at, candidates
 from twins.numpy_hot_pool import NumpyHotPool
 
 from hillinfer.kv.hot_pool import NOWHERE, SLOT_BYTES, Candidates, HotPool, PoolMoment
-from hillinfer.kv.hot_pools import HotPools, LayerShares
+from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_policies import (
     POOL_POLICIES,
     RANKED_BY_PYTHON,
+    LayerShares,
     PoolPolicy,
     make_pool_policy,
     native_worth,

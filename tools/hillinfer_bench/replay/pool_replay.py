@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from hillinfer.drive.files import round_up
 from hillinfer.kv.hot_pool import SLOT_BYTES
-from hillinfer.kv.hot_pools import HotPools, LayerShares
+from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_manager import PoolManager
-from hillinfer.kv.pool_policies import PoolPolicy
+from hillinfer.kv.pool_policies import LayerShares, PoolPolicy
 from hillinfer.kv.sequence import HIT_BYTES, Sequence, room_for
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.model_shape import ModelShape, StoredType
