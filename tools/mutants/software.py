@@ -400,6 +400,22 @@ _CAUGHT = (
         (f"{_REUSE}::test_rows_made_under_selection_are_not_stored",),
     ),
     Mutant(
+        "rows-come-to-memory-that-nobody-counts",
+        "Rows of a stored tail come to memory of their own while their checksums are taken.",
+        "host/hillinfer/kv/opened_sequences.py",
+        "memory = self._buffers.take_both()",
+        "memory = RowBuffers(self._buffers.rows, self._buffers.row_bytes).take_both()",
+        (f"{_REUSE}::test_rows_whose_checksums_are_taken_come_through_counted_buffers",),
+    ),
+    Mutant(
+        "a-tail-has-checksums-of-its-beginning",
+        "Where a stored tail comes in several reads, rows of the first are read again and again.",
+        "host/hillinfer/kv/opened_sequences.py",
+        "stored.prefix.read_groups(part.chunk, layer, first, rows)",
+        "stored.prefix.read_groups(part.chunk, layer, 0, rows)",
+        (f"{_REUSE}::test_rows_whose_checksums_are_taken_come_through_counted_buffers[12]",),
+    ),
+    Mutant(
         "rows-of-a-store-with-other-checksums",
         "Checksums of rows that a store has are taken for others.",
         "host/hillinfer/kv/opened_sequences.py",

@@ -360,6 +360,7 @@ def open_parts(
             manager,
             shadow,
             rows,
+            buffers,
             OpenFiles.of_process(),
         )
         recording = EngineSide(chunks, store.behind_writes, store.sums_of, shadow.stored_codes)

@@ -156,11 +156,6 @@ class ColdStore:
         if self._sums is not None:
             self._sums.take(layer, _rows_of(groups), sums)
 
-    def adopt_rows(self, layer: int, groups: NDArray[np.int64], rows: NDArray[np.uint8]) -> None:
-        """Take the checksums of rows of groups that lie elsewhere, (64 · groups, row_bytes)."""
-        if self._sums is not None:
-            self._sums.note(layer, _rows_of(groups), rows)
-
     def sums_of(self, layer: int, groups: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Return the checksums of the rows of groups that are written, uint32 (64 · groups,)."""
         assert self._sums is not None, "an engine has them"

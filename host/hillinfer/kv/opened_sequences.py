@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.drive.files import aligned_buffer
-from hillinfer.drive.landing import WantedRows
+from hillinfer.drive.checksums import sums_of
+from hillinfer.drive.landing import RowBuffers, WantedRows
 from hillinfer.drive.regions import OWN_FILE, GroupTable
 from hillinfer.drive.shared_files import OpenFiles, RowBase, ShadowBase
 from hillinfer.errors import BudgetError
@@ -121,12 +121,13 @@ class SequenceOpener:
         manager: PoolManager,
         shadow: SequenceShadows,
         rows: SequenceManager,
+        buffers: RowBuffers,
         open_files: OpenFiles,
     ) -> None:
         self._shape = shape
         self._store, self._groups, self._chunks = store, groups, chunks
         self._pools, self._manager, self._shadow, self._rows = pools, manager, shadow, rows
-        self._open_files = open_files
+        self._buffers, self._open_files = buffers, open_files
 
     # --- saved sessions --------------------------------------------------------------------
 
@@ -334,19 +335,19 @@ class SequenceOpener:
         """Append one chunk's groups to a sequence; return the bytes that were read for it."""
         shape, layers = part.chunk.shape, range(self._shape.layers)
         shadows: list[StoredShadow] = []
-        rows: list[NDArray[np.uint8]] = []
+        sums: list[NDArray[np.uint32]] = []
+        read_bytes = 0
         # Whatever the drive may refuse comes before anything of the sequence changes.
         if part.chunk.pages.wants_tags:
             stored.prefix.pages_of(part.chunk)
         if part.reads_shadow:
             _, plane = next(planes)
             shadows = [stored.slot.unpack(own) for own in plane]
+            sums = [shadow.sums[: part.count * GROUP_TOKENS] for shadow in shadows]
+            read_bytes = len(shadows) * shape.shadow_bytes
         elif part.segment is None and not part.is_open:
-            size = part.count * shape.group_bytes
-            for layer in layers:
-                memory = aligned_buffer(size)[:size].reshape(-1, shape.row_bytes)
-                stored.prefix.read_groups(part.chunk, layer, 0, memory)
-                rows.append(memory)
+            sums = [self._row_sums(stored, part, layer) for layer in layers]
+            read_bytes = len(layers) * part.count * shape.group_bytes
         try:
             numbers = self._chunks.open(stored.store, part.chunk, part.count)
         except BudgetError as error:
@@ -355,10 +356,8 @@ class SequenceOpener:
         self._pools.cover(self._groups.groups * GROUP_TOKENS)
         self._store.cover(self._groups.groups)
         own = np.array(numbers, np.int64)
-        for layer, shadow in enumerate(shadows):
-            self._store.adopt_sums(layer, own, shadow.sums[: part.count * GROUP_TOKENS])
-        for layer, memory in enumerate(rows):
-            self._store.adopt_rows(layer, own, memory)
+        for layer, of_rows in enumerate(sums):
+            self._store.adopt_sums(layer, own, of_rows)
         # Segments come in order: behind one that is to be coded all are.
         if part.count == CHUNK_GROUPS and len(sequence.segments) == part.number:
             if part.segment is not None:
@@ -367,4 +366,20 @@ class SequenceOpener:
                 made = [(one.statistics, one.codes) for one in shadows]
                 segment = self._shadow.adopt_stored(sequence, made, stored.tokens)
                 self._chunks.note_segment(stored.store, part.chunk.record.number, segment)
-        return sum(one.nbytes for one in rows) + len(shadows) * shape.shadow_bytes
+        return read_bytes
+
+    def _row_sums(self, stored: StoredRows, part: _Part, layer: int) -> NDArray[np.uint32]:
+        """Return the checksums of a chunk's rows in a layer, uint32 (64 · groups,).
+
+        The rows come through the buffers that all reads take turns with: memory of their own nobody
+        would count.
+        """
+        self._buffers.settle()
+        memory = self._buffers.take_both()
+        at_once, sums = len(memory) // GROUP_TOKENS, []
+        for first in range(0, part.count, at_once):
+            groups = min(at_once, part.count - first)
+            rows = memory[: groups * GROUP_TOKENS]
+            stored.prefix.read_groups(part.chunk, layer, first, rows)
+            sums.append(sums_of(rows, np.arange(len(rows))))
+        return np.concatenate(sums)

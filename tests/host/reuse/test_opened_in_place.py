@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from generation_runs import SETTINGS
@@ -21,6 +22,7 @@ from transformers import DynamicCache
 from waiting import until
 
 from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.files import PAGE_BYTES
 from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.engine.runtime import Runtime
 from hillinfer.generate.answering import Generation
@@ -40,6 +42,7 @@ from hillinfer.store.maintenance import Parts
 from hillinfer.store.store import Store
 from hillinfer.values import ByteSize
 from hillinfer_model.choices import KeyMode
+from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 MIB = 1 << 20
 # Few passes: what a pass costs depends little on how many tokens it reads.
@@ -406,6 +409,50 @@ def test_tags_are_counted_as_long_as_a_cache_has_their_rows(model, store, cold_d
     assert len(made) == 1
     assert held[1] == held[0]
     assert held[2] == held[0]
+
+
+class Filled(DriveCalls):
+    """Notes the pages of memory that single reads of whole groups fill."""
+
+    def __init__(self, group_bytes):
+        self.pages, self._group_bytes = set(), group_bytes
+
+    def preadv(self, descriptor, into, offset):
+        if len(into) % self._group_bytes == 0:
+            first = np.frombuffer(into, np.uint8).ctypes.data
+            self.pages.update(range(first, first + len(into), PAGE_BYTES))
+        return super().preadv(descriptor, into, offset)
+
+
+@pytest.mark.parametrize("groups", [4, 12])
+def test_rows_whose_checksums_are_taken_come_through_counted_buffers(
+    groups, model, store, cold_dir, plain_answer
+):
+    """A tail has no shadow that has them. Its rows in all layers nobody would count."""
+    # The buffers hold six groups together.
+    ids, made = ids_of(groups * GROUP_TOKENS + 1), []
+
+    def opened(*given, **named):
+        made.append(Runtime(*given, **named))
+        return made[-1]
+
+    with Attachment(model, small(cold_dir), open_runtime=opened) as hill, torch.no_grad():
+        plain = plain_answer(hill, ids)
+        first = through(model, hill, store)
+        first.read(ids)
+        assert told(first).stored_tokens == len(ids) - 1
+        first.close()
+        filled = Filled(GROUP_TOKENS * made[-1].shape.row_bytes)
+        with Store(store.places.directory, calls=filled) as again:
+            generation = through(model, hill, again)
+            assert answer(model, generation, ids) == plain
+            assert told(generation).found_tokens == len(ids) - 1
+            assert again.counts.quarantined_chunks == 0
+            buffers = made[-1].parts.buffers.take_both()
+            generation.close()
+    first = buffers.ctypes.data
+    assert filled.pages
+    assert filled.pages <= set(range(first, first + buffers.nbytes, PAGE_BYTES))
 
 
 def test_chunks_are_found_while_the_prompt_is_being_read(model, store, cold_dir):
