@@ -165,6 +165,14 @@ LATER_PROMPTS: tuple[Mutant, ...] = (
         (f"{_BLOCKS}::test_a_gpu_is_sent_rows_once_it_is_told_which",),
     ),
     Mutant(
+        "ranking-blocks-forgets-what-is-read-ahead",
+        "What was announced of a band is forgotten when the blocks before it are ranked.",
+        "host/hillinfer/pruning/caches.py",
+        "        if runtime.decode is None or sequence.of(layer + 1).told is None:\n",
+        "        if True:\n",
+        (f"{_BLOCKS}::test_blocks_are_read_while_the_layer_before_computes",),
+    ),
+    Mutant(
         "told-rows-are-read-in-their-turn",
         "What a token before attended to is not read ahead for the next one.",
         "host/hillinfer/engine/selection.py",

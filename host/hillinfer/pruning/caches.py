@@ -267,7 +267,9 @@ class CacheOnDrive(StagedCache):
         runtime, (sequence,) = self._cache.engine.runtime, self._cache.sequences
         own, found = sequence.of(layer), self._expected.pop(layer, None)
         tokens = own.lengths[layer]
-        runtime.settle()
+        # Of a band that was told its rows a token before, these are read ahead meanwhile.
+        if runtime.decode is None or sequence.of(layer + 1).told is None:
+            runtime.settle()
         if found is None:
             found = self._deciding(tokens)
         try:
@@ -393,6 +395,9 @@ class CacheOnDrive(StagedCache):
     def attend_to(self, layers: range, rows: torch.Tensor, coming: int = 1) -> None:
         """Let the layers attend to these in place of what they would."""
         (sequence,) = self._cache.sequences
+        if coming > 1:
+            # What was announced is for a single token, and these come before it.
+            self._cache.engine.runtime.settle()
         own = sequence.of(layers.start)
         own.tell_rows(own.lengths[layers.start] + coming, rows.cpu().numpy())
 
