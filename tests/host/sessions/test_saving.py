@@ -177,7 +177,11 @@ def test_a_cache_goes_on_while_its_failed_saving_is_still_held(faulty, tmp_path)
     more, _ = prompts([70], seed=9)
     held = []
     # Each of the first writes is of another part.
+    store = cache.engine.runtime.parts.store
     for index in range(6):
+        # Else it is a write of the tokens before that fails.
+        for layer in range(TINY.layers):
+            store.settle_all(layer)
         calls.begin(Injection("pwrite", index, Fault.EIO))
         # With its traceback, as by whoever reports it later: nothing in it may hold the cache.
         held.append(outcome(cache, tmp_path))
