@@ -245,7 +245,7 @@ _CAUGHT = (
         "blocks-that-an-interrupt-left-stay-taken",
         "Ctrl-C as attention ends leaves the blocks that it looked at taken for good.",
         "host/hillinfer/kv/prefetch_buffer.py",
-        "            self.claimed.append(landed)\n",
+        "            self._claimed.append(landed)\n",
         "",
         (_INTERRUPTED,),
     ),

@@ -166,15 +166,15 @@ def room_for(byte_count):
 
 
 # Of four bytes each, more than what other tests have left free in the heap. A power of two that
-# holds them is 256 MiB.
-MANY = 40 << 20
+# holds them is 512 MiB.
+MANY = 80 << 20
 
 
 def test_where_no_address_space_is_left_the_heap_has_the_entries():
     table = GrowingTable(np.int32, -1)
     own = table.grown(np.zeros(0, np.int32), 1024)
     own[:] = 7
-    with room_for(200 << 20):
+    with room_for(400 << 20):
         more = table.grown(own, MANY)
         with pytest.raises(MemoryError):
             table.grown(more, 8 * MANY)
@@ -193,7 +193,7 @@ def test_sums_that_the_system_has_no_memory_for_are_not_counted():
     sums.take(0, slice(None), np.arange(TABLE_GROWTH_ROWS, dtype=np.uint32))
     before = accountant.held()
     # For one layer's table, and not for two.
-    with room_for(320 << 20), pytest.raises(MemoryError):
+    with room_for(640 << 20), pytest.raises(MemoryError):
         sums.cover(MANY)
     assert accountant.held() == before
     assert [len(sums.expected(layer, 0)) for layer in range(2)] == [TABLE_GROWTH_ROWS] * 2
@@ -209,7 +209,7 @@ def test_codes_tables_that_the_system_has_no_memory_for_are_not_counted():
     codes.cover(TABLE_GROWTH_ROWS)
     before = accountant.held()
     # The rows' slots fit, and neither what they are worth nor those of the other layer.
-    with room_for(280 << 20), pytest.raises(MemoryError):
+    with room_for(560 << 20), pytest.raises(MemoryError):
         codes.cover(MANY)
     assert accountant.held() == before
     codes.cover(2 * TABLE_GROWTH_ROWS)
