@@ -42,11 +42,19 @@ FRONTIER: tuple[Mutant, ...] = (
     ),
     Mutant(
         "goals-judged-with-the-loop",
-        "A goal counts as reached where the model's loop leaves little, though bytes allow more.",
+        "What the model's loop leaves is told as what bytes and rates allow.",
         f"{_FOLDER}/goals.py",
         "made = cls.of(record, bound, reached, allowed.by_rates)",
         "made = cls.of(record, bound, reached, allowed.with_loop)",
-        (f"{_GOAL_TESTS}::test_goals_say_what_the_models_loop_leaves_and_are_not_judged_by_it",),
+        (f"{_GOAL_TESTS}::test_goals_say_what_the_models_loop_leaves_beside_what_rates_allow",),
+    ),
+    Mutant(
+        "own-row-of-other-turns",
+        "A rival is compared with HillInfer's row of other turns.",
+        f"{_FOLDER}/times.py",
+        "one.row.system == CODED and one.row.part == row.part",
+        "one.row.system == CODED",
+        (f"{_GOAL_TESTS}::test_a_rival_is_compared_with_the_row_of_its_own_turns",),
     ),
     Mutant(
         "loop-of-other-turns",
@@ -54,7 +62,7 @@ FRONTIER: tuple[Mutant, ...] = (
         f"{_FOLDER}/times.py",
         "one.row.system == FLOOR and one.row.part == row.part",
         "one.row.system == FLOOR",
-        (f"{_GOAL_TESTS}::test_goals_say_what_the_models_loop_leaves_and_are_not_judged_by_it",),
+        (f"{_GOAL_TESTS}::test_goals_say_what_the_models_loop_leaves_beside_what_rates_allow",),
     ),
     Mutant(
         "slower-four-bits-judge",
@@ -86,7 +94,7 @@ FRONTIER: tuple[Mutant, ...] = (
         "tools/hillinfer_bench/report/rows.py",
         "max(self.limit_ms, floor.min_ms + from_memory)",
         "max(self.limit_ms, floor.min_ms, from_memory)",
-        (f"{_GOAL_TESTS}::test_goals_say_what_the_models_loop_leaves_and_are_not_judged_by_it",),
+        (f"{_GOAL_TESTS}::test_goals_say_what_the_models_loop_leaves_beside_what_rates_allow",),
     ),
     Mutant(
         "kl-beyond-the-settings-extrapolated",
@@ -186,8 +194,8 @@ FRONTIER: tuple[Mutant, ...] = (
         "flagged-limit-reached",
         "A flagged row reaches a limit.",
         f"{_FOLDER}/goals.py",
-        "self.forbidden and not self.record.flagged and",
-        "self.forbidden and",
+        "if not self.record.flagged:",
+        "if self.record.met is False:",
         (
             f"{_GOAL_TESTS}::"
             "test_a_goal_that_bytes_forbid_is_reached_from_four_fifths_of_its_limit_on",

@@ -153,7 +153,7 @@ def test_times_are_taken_at_the_settings_of_equal_quality(frontier, tmp_path, co
     assert "hillinfer-today" not in at
     assert list(report["equal_quality_at"]) == [f"{reached:g}"]
     assert report["equal_quality_at"][f"{reached:g}"][report["model"]]["full-drive"]["value"] > 0
-    rows = {row["system"]: row for row in report["times"] if row["at_kl"] == own_kl}
+    rows = {row["system"]: row for row in reversed(report["times"]) if row["at_kl"] == own_kl}
     assert rows.keys() >= {"floor", "hillinfer-today", "full-drive", "full-memory", "leoam"}
     # A 4-bit cache at its own quality, both ways; what a KL takes is there on the drive, too.
     assert rows["four-bit-memory"]["median_ms"] > 0
@@ -189,13 +189,15 @@ def test_times_are_taken_at_the_settings_of_equal_quality(frontier, tmp_path, co
         assert report["equal_quality_from"]["full-drive"]["source"].startswith("modelled")
     modelled = report["sweep"][0]["modelled_ms"]
     assert all(place.endswith("on the drive") for place in modelled)
-    # What is in memory has turns and a floor of its own.
-    floors = [
-        row["median_ms"]
-        for row in report["times"]
-        if row["system"] == "floor" and row["at_kl"] == own_kl
-    ]
-    assert len(floors) == 3
+    # Rivals two at a time, and what is in memory, have turns, HillInfer and a floor of their own.
+    own = [row for row in report["times"] if row["at_kl"] == own_kl]
+    parts = {row["part"]: row["system"] for row in own}
+    floors = [row["median_ms"] for row in own if row["system"] == "floor"]
+    assert len(floors) == len(parts) > 3
+    rivals = [part for part in parts if part.startswith("beside ")]
+    assert {"", "in memory", "in memory, coded", *rivals} == parts.keys()
+    beside = [row["part"] for row in own if row["system"] == "hillinfer-coded"]
+    assert beside == ["", *rivals]
     assert min(modelled.values()) > floors[0]
     four = [row for row in report["sweep"] if row["system"] == "four-bit"]
     assert {place.split(", ")[1] for row in four for place in row["modelled_ms"]} == {

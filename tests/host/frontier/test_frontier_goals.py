@@ -192,24 +192,31 @@ def test_what_bytes_allow_counts_whole_units_and_what_memory_holds_beside_rows()
 
 
 @pytest.mark.parametrize(
-    ("own_limit", "flagged", "verdict"),
+    ("own_limit", "flagged", "floor_ms", "verdict"),
     [
-        (50.0, 0.1, "limit reached"),
-        (50.0, 0.5, "missed"),
+        (50.0, 0.1, None, "limit reached"),
+        (50.0, 0.5, None, "missed"),
         # Of a limit of 7.3 times 0.82 were reached, of one of 8 three quarters, and 10 is no limit.
-        (41.0, 0.1, "limit reached"),
-        (37.5, 0.1, "missed"),
-        (30.0, 0.1, "missed"),
+        (41.0, 0.1, None, "limit reached"),
+        (37.5, 0.1, None, "missed"),
+        (30.0, 0.1, None, "missed"),
+        # A loop whose fastest step takes 0.9 of this leaves 6.7, 8 or 10 times.
+        (30.0, 0.1, 50.0, "limit with the loop reached"),
+        (30.0, 0.5, 50.0, "missed"),
+        (30.0, 0.1, 41.6, "missed"),
+        (30.0, 0.1, 33.3, "missed"),
+        # What bytes and rates forbid by themselves is told so.
+        (41.0, 0.1, 50.0, "limit reached"),
     ],
 )
 def test_a_goal_that_bytes_forbid_is_reached_from_four_fifths_of_its_limit_on(
-    own_limit, flagged, verdict
+    own_limit, flagged, floor_ms, verdict
 ):
     rows = [
-        replace(one, row=replace(one.row, limit_ms=own_limit, spread=flagged))
+        replace(one, row=replace(one.row, limit_ms=own_limit, spread=flagged, dram_read_bytes=0.0))
         if one.row.system == "hillinfer-coded"
         else one
-        for one in timed()
+        for one in timed(floor=floor_ms)
     ]
     made = report(timed_models=[TimedModel("opt-6.7b", False, rows, MACHINE)])
     found = goal(made, "speed over h2o-all-keys")
@@ -231,7 +238,7 @@ def test_a_goal_that_bytes_forbid_is_reached_from_four_fifths_of_its_limit_on(
         (None, 500.0, 50.0),
     ],
 )
-def test_goals_say_what_the_models_loop_leaves_and_are_not_judged_by_it(floor_ms, theirs, own):
+def test_goals_say_what_the_models_loop_leaves_beside_what_rates_allow(floor_ms, theirs, own):
     rows = []
     for one in timed(floor=floor_ms):
         row = replace(one.row, dram_read_bytes=3e9 if one.row.system == "full-memory" else 1e9)
@@ -253,6 +260,11 @@ def test_goals_say_what_the_models_loop_leaves_and_are_not_judged_by_it(floor_ms
     ratio = made["equal_quality_from"]["full-drive"]
     assert (ratio["allowed"], ratio["allowed_with_loop"]) == (10.0, pytest.approx(theirs / own))
     told = f"; with the model's loop {found['allowed_with_loop']:g} are left"
+    if found["allowed_with_loop"] < 8.56:
+        assert found["share_with_loop"] == pytest.approx(10 / found["allowed_with_loop"], abs=2e-3)
+        told += f", and {found['share_with_loop']:.0%} of that is reached"
+    else:
+        assert found["share_with_loop"] is None
     assert told in report_text(made)
     found = goal(made, "16-bit full cache, all in DRAM")
     loop = None if floor_ms is None else 2 * 0.9 * floor_ms
@@ -385,11 +397,39 @@ def test_what_lies_in_memory_has_turns_of_its_own():
     names = ("hillinfer-coded", "five-bit-drive", "full-memory", "five-bit-memory")
     # A paper's shape has no room for all of them at once.
     assert parts_of((*names, "four-bit-memory", ALL_CODED)) == {
-        "": ("hillinfer-coded", "five-bit-drive"),
+        "": ("hillinfer-coded",),
+        "beside five-bit-drive": ("hillinfer-coded", "five-bit-drive"),
         "in memory": ("full-memory", "four-bit-memory"),
         "in memory, coded": ("five-bit-memory", ALL_CODED),
     }
-    assert list(parts_of(names[:3])) == ["", "in memory"]
+    assert list(parts_of(("full-memory", "hillinfer-coded"))) == ["", "in memory"]
+
+
+def test_rivals_on_the_drive_take_turns_with_hillinfer_two_at_a_time():
+    rivals = ("h2o-all-keys", "infinigen", "leoam")
+    assert parts_of((*rivals, "hillinfer-coded", "full-drive", "full-memory")) == {
+        "": ("hillinfer-coded", "full-drive"),
+        "beside h2o-all-keys and infinigen": ("hillinfer-coded", *rivals[:2]),
+        "beside leoam": ("hillinfer-coded", "leoam"),
+        "in memory": ("full-memory",),
+    }
+
+
+def test_a_rival_is_compared_with_the_row_of_its_own_turns():
+    turns = [
+        TimedRow(measured_row(name, ms, model="opt-6.7b", part="beside quest"), "some setting")
+        for name, ms in (("floor", 60.0), ("hillinfer-coded", 120.0), ("quest", 600.0))
+    ]
+    rows = [one for one in timed() if one.row.system != "quest"]
+    models = [TimedModel("opt-6.7b", False, [*rows, *turns], MACHINE)]
+    made = report(timed_models=models)
+    assert made["equal_quality"]["quest"] == pytest.approx(5.0)
+    # Those of other turns keep theirs.
+    assert made["equal_quality"]["full-drive"] == pytest.approx(10.0)
+    # The twin: without such a row it is the first one's.
+    alone = [TimedModel("opt-6.7b", False, [*rows, turns[0], turns[2]], MACHINE)]
+    assert report(timed_models=alone)["equal_quality"]["quest"] == pytest.approx(6.0)
+    assert "| opt-6.7b | quest, beside quest |" in report_text(made)
 
 
 def test_no_sweep_of_the_default_leaves_the_told_kls():
@@ -403,7 +443,7 @@ def test_the_tables_have_every_system_and_goal():
     made = report()
     text = report_text(made)
     for name in (*KLS, *MS):
-        assert f" {name} |" in text
+        assert f" {name} |" in text or f" {name}, in memory |" in text
     # Infinigen's row allows three times and no more, and that is what was reached.
     assert "- limit reached: speed over infinigen" in text
     assert "bytes and rates allow 3, which forbids the goal, and 100% of it is reached" in text
@@ -427,7 +467,10 @@ def test_the_table_of_times_has_m0_and_what_a_process_grew_beyond_it():
     rows.append(replace(rows[0], row=replace(rows[0].row, system="leoam", median_ms=None)))
     text = report_text(report(timed_models=[TimedModel("opt-6.7b", False, rows, MACHINE)]))
     table = [line for line in text.splitlines() if line.startswith(("| opt-6.7b ", "| model "))]
-    cells = {tuple(line.split(" | "))[1]: line.strip("| ").split(" | ") for line in table}
+    cells = {
+        tuple(line.split(" | "))[1].removesuffix(", in memory"): line.strip("| ").split(" | ")
+        for line in reversed(table)
+    }
     assert cells["system"][6:9] == ["M0", "counted", "beyond M0"]
     assert cells["hillinfer-coded"][6:9] == ["46.0 MiB", "45.0 MiB", "4.0 MiB"]
     # M0 does not bound what has no drive.

@@ -44,8 +44,12 @@ def frontier(
     ] = None,
     shape_context: Annotated[int, typer.Option(help="Tokens of these.")] = 32_768,
     shape_layers: Annotated[
-        int, typer.Option(help="Layers of these that are built; the first two are never predicted.")
-    ] = 6,
+        int,
+        typer.Option(
+            help="Layers of these that are built, half as many in memory; the first two are never "
+            "predicted."
+        ),
+    ] = 12,
     real_budget: Annotated[
         float, typer.Option(help="DRAM budget of the real model, as a share of its KV.")
     ] = 0.25,

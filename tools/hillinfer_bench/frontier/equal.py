@@ -18,7 +18,8 @@ from hillinfer_bench.frontier.times import (
     Allowed,
     TimedRow,
     few_bits,
-    median_of,
+    first_rows,
+    own_beside,
 )
 
 # Beside HillInfer's own.
@@ -142,7 +143,7 @@ def time_ratios(
     machine
         For what is modelled; None where no rates were measured.
     """
-    by_name = {one.row.system: one.row for one in rows}
+    by_name = first_rows(rows)
     made = []
     for rival in (*FULL, *RIVALS, FOUR_BIT):
         if rival == FULL[1]:
@@ -157,8 +158,9 @@ def time_ratios(
         row = rival
         if rival == FOUR_BIT and crossing is not None and crossing.value is not None:
             row = few_bits(crossing.value, DRIVE) or rival
-        own, other = by_name.get(CODED), by_name.get(row)
-        theirs, ours = median_of(rows, row), median_of(rows, CODED)
+        other = by_name.get(row)
+        own = None if other is None else own_beside(rows, other)
+        theirs, ours = (None if one is None else one.median_ms for one in (other, own))
         if own is not None and other is not None and theirs is not None and ours is not None:
             source = f"{rows[0].row.selection}, {model}"
             allowed = Allowed.of(rows, other, own)

@@ -19,6 +19,7 @@ from hillinfer_bench.frontier.times import (
     TODAY_ALPHA,
     Allowed,
     TimedRow,
+    first_rows,
 )
 from hillinfer_bench.report.goal_record import (
     AtLeast,
@@ -59,8 +60,10 @@ class FrontierGoal:
     forbidden
         Whether what is allowed does not reach the goal.
     with_loop
-        Of a speed, what is left where both also take what the model's loop takes alone. It judges
-        nothing.
+        Of a speed, what is left where both also take what the model's loop takes alone in the same
+        turns: measured, and so no bound of bytes and rates. Verdicts tell the two apart.
+    share_with_loop
+        What was reached of that; None likewise.
     """
 
     record: GoalRecord
@@ -68,6 +71,7 @@ class FrontierGoal:
     share: float | None = None
     forbidden: bool = False
     with_loop: float | None = None
+    share_with_loop: float | None = None
 
     @classmethod
     def of(
@@ -95,29 +99,37 @@ class FrontierGoal:
         if allowed is None:
             return cls(record)
         made = cls.of(record, bound, reached, allowed.by_rates)
-        return replace(made, with_loop=allowed.with_loop)
+        left = allowed.with_loop
+        if bound.reached(left):
+            return replace(made, with_loop=left)
+        return replace(made, with_loop=left, share_with_loop=reached / left)
 
     @property
     def verdict(self) -> str:
-        """In words: what is forbidden counts as reached from four fifths of the limit on."""
+        """In words: what is forbidden counts as reached from four fifths of a limit on."""
         if self.record.met:
             return "met"
-        within = self.forbidden and not self.record.flagged and (self.share or 0.0) >= _ENOUGH
-        if within and self.record.met is not None:
-            return "limit reached"
-        return "not judged" if self.record.met is None else "missed"
+        if self.record.met is None:
+            return "not judged"
+        if not self.record.flagged:
+            if self.forbidden and (self.share or 0.0) >= _ENOUGH:
+                return "limit reached"
+            if (self.share_with_loop or 0.0) >= _ENOUGH:
+                return "limit with the loop reached"
+        return "missed"
 
     def as_record(self) -> dict[str, Any]:
         """Return what the report says of it."""
-        allowed, with_loop, share = (
-            None if one is None else round(one, 3)
-            for one in (self.allowed, self.with_loop, self.share)
+        known = self.allowed, self.with_loop, self.share, self.share_with_loop
+        allowed, with_loop, share, share_with_loop = (
+            None if one is None else round(one, 3) for one in known
         )
         return {
             **asdict(self.record),
             "allowed": allowed,
             "allowed_with_loop": with_loop,
             "share_of_allowed": share,
+            "share_with_loop": share_with_loop,
             "forbidden": self.forbidden,
             "verdict": self.verdict,
         }
@@ -148,17 +160,13 @@ def figures(swept: Sequence[SweptRow], real: Sequence[TimedRow]) -> Figures:
     """Return the figures of a sweep and of the real model's timed rows."""
     own = default_row(swept)
     today = today_row(swept)
-    rows = _by_name(real)
+    rows = first_rows(real)
     return Figures(
         own.kl / today.kl if own is not None and today is not None and today.kl else None,
         _quotient(rows, CODED, TODAY, "drive_read_bytes"),
         _quotient(rows, TODAY, CODED, "median_ms"),
         _quotient(rows, "full-drive", CODED, "median_ms"),
     )
-
-
-def _by_name(rows: Sequence[TimedRow]) -> dict[str, BenchRow]:
-    return {one.row.system: one.row for one in rows}
 
 
 def _quotient(rows: dict[str, BenchRow], over: str, under: str, field: str) -> float | None:
@@ -188,7 +196,7 @@ def frontier_goals(
     machines
         What the timed models were modelled with.
     """
-    found, rows = figures(swept, real), _by_name(real)
+    found, rows = figures(swept, real), first_rows(real)
     made = [
         _goal("KL of the default over that of α 0.1, all exact", found.kl_share, _KL),
         _bytes_goal(swept, rows, found.drive_bytes_share, machines),
@@ -261,7 +269,7 @@ def _speed_goal(
     name: str, reached: float | None, real: Sequence[TimedRow], slower: str
 ) -> FrontierGoal:
     """Return a goal of the default's speed over another system's, on the real model."""
-    other, own = _both(_by_name(real), slower, CODED)
+    other, own = _both(first_rows(real), slower, CODED)
     made = _goal(name, reached, _SPEED, other, own)
     if reached is None or other is None or own is None:
         return made
@@ -296,7 +304,7 @@ def _memory_goal(shapes: Sequence[Sequence[TimedRow]]) -> FrontierGoal:
     words = "speed over the fastest 16-bit full cache, all in DRAM: at least 2"
     points, allowed, reasons = [], [], []
     for shape in shapes:
-        rows = _by_name(shape)
+        rows = first_rows(shape)
         own, full = rows.get(IN_MEMORY), rows.get("full-memory")
         reached = _quotient(rows, "full-memory", IN_MEMORY, "median_ms")
         if own is None or full is None or reached is None:
@@ -320,7 +328,7 @@ def _four_bit_goal(shapes: Sequence[Sequence[TimedRow]]) -> FrontierGoal:
     words = "speed over a 4-bit full cache at its own quality, all in DRAM: more than 1"
     points, allowed, reasons = [], [], []
     for shape in shapes:
-        rows = _by_name(shape)
+        rows = first_rows(shape)
         own, others = rows.get(IN_MEMORY), _both(rows, FOUR_BIT_IN_MEMORY, ALL_CODED)
         timed = [one for one in others if one is not None and one.median_ms is not None]
         if own is None or own.median_ms is None or not timed:

@@ -13,7 +13,7 @@ from hillinfer_bench.frontier.goals import FrontierGoal, figures, frontier_goals
 from hillinfer_bench.frontier.modelled import LABEL, Machine, places
 from hillinfer_bench.frontier.sweep import SweptRow
 from hillinfer_bench.frontier.swept import CODED, HILLINFER
-from hillinfer_bench.frontier.times import TimedRow
+from hillinfer_bench.frontier.times import TimedRow, lies_in_memory
 from hillinfer_bench.systems.table import FLOOR
 
 
@@ -194,7 +194,8 @@ def _time_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         "|---|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
-        start = f"| {row['model'].rstrip('/').split('/')[-1]} | {row['system']} "
+        part = f", {row['part']}" if row["part"] else ""
+        start = f"| {row['model'].rstrip('/').split('/')[-1]} | {row['system']}{part} "
         if row["median_ms"] is None:
             lines.append(f"{start}| {row['skipped']} | | | | | | | |")
             continue
@@ -213,7 +214,7 @@ def _memory_cells(row: Mapping[str, Any]) -> str:
     What has no drive is not bound by M0, and its growth is its own.
     """
     counted = format_bytes(row["held_bytes"])
-    if row["part"] or row["system"] == FLOOR:
+    if lies_in_memory(row["part"]) or row["system"] == FLOOR:
         return f" | {counted} | {format_bytes(row['rss_bytes'])} in all"
     budget = row["budget_bytes"]
     beyond = format_bytes(max(0, row["rss_bytes"] - budget))
@@ -231,5 +232,7 @@ def _goal_line(goal: Mapping[str, Any]) -> str:
         )
         if goal["allowed_with_loop"] is not None:
             limit += f"; with the model's loop {goal['allowed_with_loop']:g} are left"
+        if goal["share_with_loop"] is not None:
+            limit += f", and {goal['share_with_loop']:.0%} of that is reached"
     flagged = ", flagged" if goal["flagged"] else ""
     return f"- {goal['verdict']}{flagged}: {goal['goal']}: {reached}{limit}"

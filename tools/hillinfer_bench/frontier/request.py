@@ -34,7 +34,8 @@ class TimedPlan:
         What shapes compute in.
     shape_layers
         Layers of theirs that are built, at most. The first two never have a predicted query, so
-        that fewer say less of the whole model.
+        that fewer say less of the whole model. In memory, where nothing waits for a prediction,
+        they are half as many: all rows of several caches lie there.
     real_kls, shape_kls
         Where times of the real model and of shapes are taken, too, beside HillInfer's own KL.
 
@@ -51,7 +52,7 @@ class TimedPlan:
     shape_budget: float = 0.2
     steps: int = 12
     shape_type: NumberType = NumberType.AUTO
-    shape_layers: int = 6
+    shape_layers: int = 12
     real_kls: tuple[float, ...] = TOLD_KLS
     shape_kls: tuple[float, ...] = ()
 
@@ -83,6 +84,11 @@ class TimedPlan:
         """Return a shape with the layers that are built of it."""
         shape = SHAPES[name]
         return replace(shape, layers=min(shape.all_layers, self.shape_layers))
+
+    def built_in_memory(self, name: str) -> BenchShape:
+        """Return a shape with the layers that are built of it where all rows lie in memory."""
+        shape = self.built(name)
+        return replace(shape, layers=max(1, shape.layers // 2))
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ from hillinfer_bench.frontier.times import (
     TODAY_ALPHA,
     WHATEVER_KL,
     TimedRow,
+    lies_in_memory,
     measure_times,
     parts_of,
     timed_systems,
@@ -62,6 +63,7 @@ from hillinfer_bench.systems.case import (
 )
 from hillinfer_bench.systems.kv_source import RandomKV
 from hillinfer_bench.systems.replayed_selections import SelectionRecorder
+from hillinfer_bench.systems.shapes import BenchShape
 from hillinfer_bench.systems.table import FLOOR
 
 WARM_UP = 4
@@ -229,55 +231,64 @@ class _Times:
         """Take times of one model at a KL; None is HillInfer's own."""
         plan, request = self.request.timed, self.request
         real = name == request.texts.model
-        cold_dir = prepared_cold_dir(request.cold_dir)
         crossings = self._at(at_kl).crossings
         beside = WHATEVER_KL if at_kl is None else ()
         systems = timed_systems(crossings, partial(self._selections, name), *beside)
+        told = (
+            f"{request.texts.model} at {request.texts.context} tokens with a KL of "
+            f"{next(iter(crossings.values())).kl:.2g}"
+        )
         parts = parts_of(systems)
-        on_drive = parts[""]
+        on_drive = [one for one in parts if not lies_in_memory(one)]
+        in_memory = [one for one in parts if lies_in_memory(one)]
         case = Case(
             name,
             plan.real_context if real else plan.shape_context,
-            on_drive,
+            (FLOOR,),
             budget_share=plan.real_budget if real else plan.shape_budget,
             # What ranks in the sweep, whatever room there is.
             shadow="int4",
             steps=plan.steps,
             warm_up=WARM_UP,
         )
-        if real:
-            model, shape, built = self.loaded.model, self.loaded.shape, None
-            weights = sum(one.numel() for one in model.parameters()) * model.dtype.itemsize
-        else:
-            dtype = table_type(plan.shape_type)
-            shape, built = None, plan.built(name)
-            model = built.build(case.context + case.all_steps, dtype)
-            weights = built.layer_weights * built.layers * dtype.itemsize
-        positions = model.config.max_position_embeddings
-        setting = case_setting(case, model, shape, positions, cold_dir, built=built)
-        next_ids = None
-        if real:
-            source: Any = read_text(model, self.text.token_ids, case.context)
-            first = case.context + 1
-            next_ids = self.text.token_ids[first : first + case.all_steps]
-        else:
-            source = RandomKV(setting.shape, case.context, case.batch)
-        bed = Bed(setting, setting.all_layers, int(weights), source, next_ids)
-        told = (
-            f"{request.texts.model} at {request.texts.context} tokens with a KL of "
-            f"{next(iter(crossings.values())).kl:.2g}"
-        )
+        of_text = self._real_bed(case) if real else None
         rows: list[TimedRow] = []
-        for part, names in parts.items():
-            own = replace(
-                bed, setting=replace(setting, case=replace(case, systems=names, part=part))
-            )
-            rows += measure_times(own, systems, self.rates, self.stage, told)
-            return_freed_memory()
-        machine = _machine(bed, rows)
-        del bed, model, setting
-        gc.collect()
+        machine: Machine | None = None
+        for own, build in ((on_drive, plan.built), (in_memory, plan.built_in_memory)):
+            bed = of_text or self._shape_bed(case, build(name))
+            for part in own:
+                of_part = replace(bed.setting.case, systems=parts[part], part=part)
+                setting = replace(bed.setting, case=of_part)
+                given = replace(bed, setting=setting), systems, self.rates, self.stage, told
+                rows += measure_times(*given)
+                del setting, given
+                return_freed_memory()
+            machine = machine or _machine(bed, rows)
+            del bed
+            gc.collect()
         return TimedModel(name, real, rows, machine, at_kl)
+
+    def _real_bed(self, case: Case) -> Bed:
+        """Return what the model itself is timed on."""
+        model, cold_dir = self.loaded.model, prepared_cold_dir(self.request.cold_dir)
+        weights = sum(one.numel() for one in model.parameters()) * model.dtype.itemsize
+        positions = model.config.max_position_embeddings
+        setting = case_setting(case, model, self.loaded.shape, positions, cold_dir)
+        first = case.context + 1
+        next_ids = self.text.token_ids[first : first + case.all_steps]
+        source = read_text(model, self.text.token_ids, case.context)
+        return Bed(setting, setting.all_layers, int(weights), source, next_ids)
+
+    def _shape_bed(self, case: Case, built: BenchShape) -> Bed:
+        """Return a shape with random weights and rows."""
+        dtype = table_type(self.request.timed.shape_type)
+        model = built.build(case.context + case.all_steps, dtype)
+        cold_dir = prepared_cold_dir(self.request.cold_dir)
+        weights = built.layer_weights * built.layers * dtype.itemsize
+        positions = model.config.max_position_embeddings
+        setting = case_setting(case, model, None, positions, cold_dir, built=built)
+        source = RandomKV(setting.shape, case.context, case.batch)
+        return Bed(setting, setting.all_layers, int(weights), source, None)
 
     def _selections(self, name: str, system: str, alpha: float) -> Selections | None:
         """Return what a system on a shape replays at an importance rate; None on the real model."""

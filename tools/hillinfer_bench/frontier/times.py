@@ -33,6 +33,9 @@ RIVALS = ("h2o-all-keys", "infinigen", "leoam", "quest", "h2o-drop")
 # A cache of few bits with the product's own kernels: every token is coded or exact.
 ALL_CODED = "hillinfer-all-coded-in-memory"
 DRIVE, MEMORY = "drive", "memory"
+_IN_MEMORY = "in memory"
+# Rivals of a part on the drive: files and buffers of all of them would not fit there at once.
+_TOGETHER = 2
 _FEW_BITS = {4: "four-bit", 5: "five-bit"}
 # At a quality of its own, which nobody chose.
 FOUR_BIT_IN_MEMORY = f"{_FEW_BITS[4]}-{MEMORY}"
@@ -213,16 +216,33 @@ def _few_bits_at(crossing: Crossing | None) -> dict[str, System]:
 def parts_of(systems: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Return the parts of a comparison that have turns of their own, and the systems of each.
 
-    Not all have room beside each other, and what lies in memory is compared with the like. What
-    goals are about stands beside HillInfer.
+    Not all have room beside each other: rivals on the drive take turns with HillInfer two at a
+    time. What lies in memory is compared with the like. What goals are about stands beside
+    HillInfer.
     """
-    goals = (IN_MEMORY, FOUR_BIT_IN_MEMORY, "full-memory")
+    goals = (IN_MEMORY, FOUR_BIT_IN_MEMORY, FULL[1])
+    first = (CODED, TODAY, HILLINFER, FULL[0])
     parts: dict[str, tuple[str, ...]] = {}
+    rivals: list[str] = []
     for name in systems:
-        part = "" if not name.endswith(f"-{MEMORY}") else "in memory, coded"
-        part = "in memory" if name in goals else part
+        if name in first:
+            part = ""
+        elif not name.endswith(f"-{MEMORY}"):
+            rivals.append(name)
+            continue
+        else:
+            part = _IN_MEMORY if name in goals else f"{_IN_MEMORY}, coded"
         parts[part] = (*parts.get(part, ()), name)
-    return parts
+    on_drive = {"": parts.pop("")} if "" in parts else {}
+    for number in range(0, len(rivals), _TOGETHER):
+        own = rivals[number : number + _TOGETHER]
+        on_drive[f"beside {' and '.join(own)}"] = (CODED, *own)
+    return on_drive | parts
+
+
+def lies_in_memory(part: str) -> bool:
+    """Say whether systems of a part have everything in memory."""
+    return part.startswith(_IN_MEMORY)
 
 
 @dataclass(frozen=True)
@@ -349,6 +369,15 @@ def floor_of(rows: Sequence[TimedRow], row: BenchRow) -> BenchRow | None:
     return next(own, None)
 
 
-def median_of(rows: Sequence[TimedRow], system: str) -> float | None:
-    """Return a system's median milliseconds; None where it was not measured."""
-    return next((one.row.median_ms for one in rows if one.row.system == system), None)
+def first_rows(rows: Sequence[TimedRow]) -> dict[str, BenchRow]:
+    """Return a row of each system, by name: the first, where it took turns in several parts."""
+    found: dict[str, BenchRow] = {}
+    for one in rows:
+        found.setdefault(one.row.system, one.row)
+    return found
+
+
+def own_beside(rows: Sequence[TimedRow], row: BenchRow) -> BenchRow | None:
+    """Return HillInfer's row of the same turns as another system's; else its first one."""
+    own = (one.row for one in rows if one.row.system == CODED and one.row.part == row.part)
+    return next(own, None) or first_rows(rows).get(CODED)
