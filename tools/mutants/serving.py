@@ -112,8 +112,8 @@ SERVING: tuple[Mutant, ...] = (
         "coded-tokens-of-joined-steps-are-not-counted",
         "A step of several sequences forgets how many coded tokens each attended to.",
         "host/hillinfer/engine/joined_step.py",
-        "        self._coded.end_attended(sequence, split)\n",
-        "",
+        "counts = self._coded.count(sequence, split)",
+        "counts = 0, 0",
         ("tests/host/hf/test_joined_caches.py::test_rows_with_coded_tokens_answer_as_alone",),
     ),
     Mutant(

@@ -236,6 +236,11 @@ class FollowingBudget:
         Has the budget.
     raise_shadow_limit
         Called with the bytes of full shadows that may stay in DRAM.
+
+    Attributes
+    ----------
+    covered
+        Distinct tokens that the budget is for: `cover` does nothing for as many.
     """
 
     def __init__(
@@ -247,14 +252,14 @@ class FollowingBudget:
         self._growth = growth
         self._accountant = accountant
         self._raise_shadow_limit = raise_shadow_limit
-        self._covered = growth.planned_tokens
+        self.covered = growth.planned_tokens
 
     def cover(self, tokens: int) -> None:
         """Make the budget that of so many distinct tokens, in steps of 1,024."""
-        if tokens <= self._covered:
+        if tokens <= self.covered:
             return
-        self._covered = round_up(tokens, GROWTH_TOKENS)
-        budget_bytes, limit_bytes = self._growth.at(self._covered)
+        self.covered = round_up(tokens, GROWTH_TOKENS)
+        budget_bytes, limit_bytes = self._growth.at(self.covered)
         self._accountant.raise_to(budget_bytes)
         self._raise_shadow_limit(limit_bytes)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,12 +15,20 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.drive.landing import LandingTable
-from hillinfer.engine.queries import Ahead, AskedStep, LayerCalls, explained, host_query
+from hillinfer.engine.queries import (
+    AsideChoice,
+    AskedStep,
+    LayerCalls,
+    Sets,
+    explained,
+    host_query,
+)
+from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import Sequence
-from hillinfer.native.library import NativeLibrary, native_library
+from hillinfer.native.library import native_library
 from hillinfer.native.selected import MissList, SelectedRows
 from hillinfer.native.signatures import SplitLanding
-from hillinfer.native.split import ColdTokens, SplitRows
+from hillinfer.native.split import ColdTokens, SplitRows, with_more
 from hillinfer.native.structures import ReadWay, address_of
 from hillinfer.scoring.coded import AlignedWeights
 from hillinfer.scoring.scorer import SegmentShadow
@@ -58,7 +67,99 @@ class JoinedPart:
     split: SplitRows | None = None
 
 
-# --- A choice that another thread makes ---
+# --- Tokens that are chosen before their layer's turn ---
+
+
+class SplitPool:
+    """Memory that the library chooses in for a layer, while what it chose for others waits.
+
+    Any thread may ask. All of it has room for as many, so that a step asks for that once.
+
+    Parameters
+    ----------
+    sets, code_bytes
+        As in `SplitRoom`.
+
+    Attributes
+    ----------
+    room
+        As that of `SplitRows`; it never becomes less.
+    """
+
+    def __init__(self, sets: int, code_bytes: int) -> None:
+        self._sets, self._code_bytes = sets, code_bytes
+        self.room = 0, 0, 0
+        self._growing, self._spare = threading.Lock(), list[SplitRows]()
+
+    def expect(self, count: int, exact: int, tokens: int) -> None:
+        """Have room for sets of so many positions, so many of them exact, of so many tokens."""
+        room = self.room
+        if count > room[0] or exact > room[1] or tokens > room[2]:
+            with self._growing:
+                # Each token makes it a little more.
+                own, more = self.room, [with_more(one) for one in (count, exact, tokens)]
+                self.room = max(own[0], more[0]), max(own[1], more[1]), max(own[2], more[2])
+
+    def take(self, count: int, exact: int) -> SplitRows:
+        """Return memory for sets of so many positions, so many of them exact."""
+        room = self.room
+        try:
+            # Another thread may take what is seen here. What was made for less is dropped.
+            while (split := self._spare.pop()).room != room:
+                pass
+        except IndexError:
+            split = SplitRows(self._sets, *room, self._code_bytes)
+        split.table.set_rows, split.exact.table.set_rows = count, exact
+        return split
+
+    def told(self, sets: Sets, exact: Sets, tokens: int) -> SplitRows:
+        """Return memory that is told what is selected of so many tokens; as `SplitRows.tell`."""
+        count, best = len(sets[0]), len(exact[0])
+        self.expect(count, best, tokens)
+        split = self.take(count, best)
+        split.tell(sets, exact)
+        return split
+
+    def give(self, split: SplitRows) -> None:
+        """Have it used again; who keeps it for good need not say so."""
+        if len(self._spare) < _SPARE_SPLITS:
+            self._spare.append(split)
+
+
+# Of the layer that attends, and of the next one.
+_SPARE_SPLITS = 2
+
+
+@dataclass(frozen=True)
+class SplitAhead:
+    """What a layer attends to, as `Ahead`, where the library has it: nobody asks which it is.
+
+    Parameters
+    ----------
+    landed
+        Rows that are read ahead of exact tokens, and of those without codes in a file; or None.
+    split
+        The tokens, valid until they are attended to.
+    """
+
+    landed: LandedRows | None
+    split: SplitRows
+
+    @property
+    def sets(self) -> Sets:
+        """The selected sets."""
+        return self.split.in_place[0]
+
+    @property
+    def exact(self) -> Sets:
+        """The exact tokens of each."""
+        return self.split.in_place[1]
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many sets there are, and how many tokens in all of them."""
+        sets = self.split.exact.table.set_count
+        return sets, sets * self.split.table.set_rows
 
 
 class ChoiceAhead:
@@ -68,12 +169,10 @@ class ChoiceAhead:
 
     Parameters
     ----------
-    library
-        Chooses.
     layer, sequence
         Whose tokens.
-    split, asked
-        Becomes what is chosen, and says how much that is.
+    split
+        Says how much is chosen, and becomes what is.
     own
         The layer's last segment, which learns how many of its tokens are coded.
     read
@@ -83,15 +182,12 @@ class ChoiceAhead:
 
     def __init__(
         self,
-        library: NativeLibrary,
         layer: int,
         sequence: Sequence,
         split: SplitRows,
-        asked: AskedStep,
         own: SegmentLayer,
-        read: Callable[[int], Ahead] | None,
+        read: Callable[[int], SplitAhead] | None,
     ) -> None:
-        self._library = library
         self._layer = layer
         self._sequence = sequence
         self._split = split
@@ -99,8 +195,7 @@ class ChoiceAhead:
         # What else the library looks at until it has chosen.
         self._held = [one.layers[layer].shadow for one in sequence.segments]
         self._read = read
-        split.expect(asked.count, int(asked.step.exact))
-        self._handle = ctypes.c_void_p()
+        self._choice = AsideChoice()
         self._later: Callable[[], None] | None = None
 
     def begin(self, variant: int, past: int, step: int) -> None:
@@ -117,8 +212,7 @@ class ChoiceAhead:
         """
         table = self._sequence.table_addresses[self._layer]
         sets = self._split.table.sets, self._split.exact.table.sets
-        given = variant, table, past, step
-        self._library.begin_choice(*given, *sets, choice=self._handle)
+        self._choice.begin(variant, table, past, step, *sets)
 
     def wait(self, begin: Callable[[], None]) -> None:
         """Have it begin by calling that, once its layer's products are made or somebody asks."""
@@ -135,7 +229,7 @@ class ChoiceAhead:
         """Whether something may have to be read of what is chosen."""
         return self._read is not None
 
-    def ahead(self) -> Ahead:
+    def ahead(self) -> SplitAhead:
         """Return what is chosen, once it is, and begin to read what is cold of it.
 
         Raises
@@ -147,15 +241,13 @@ class ChoiceAhead:
         try:
             if self._read is not None:
                 # What is cold is listed by the call that ends the choice.
-                return self._read(ctypes.addressof(self._handle))
-            if self._handle:
-                self._library.end_choice(self._handle)
+                return self._read(self._choice.address)
+            self._choice.end()
         except NonFiniteQueryError as error:
             raise explained(self._layer, error) from error
         finally:
             self._own.coded_tokens = self._sequence.tables.coded[self._layer]
-        sets, exact = self._split.in_place
-        return Ahead(sets, None, None, exact, self._split)
+        return SplitAhead(None, self._split)
 
     def drop(self) -> None:
         """Wait until nothing is under way; what is chosen, or what went wrong, is forgotten."""
@@ -165,9 +257,8 @@ class ChoiceAhead:
 
     def __del__(self) -> None:
         """Wait where an interrupt left it to nobody: a thread writes to memory that goes now."""
-        if self._handle:
-            with suppress(Exception):
-                self._library.end_choice(self._handle)
+        with suppress(Exception):
+            self._choice.end()
 
 
 # --- The calls ---
@@ -350,16 +441,15 @@ class Weighing:
         self.weights = weights
         self._recorder = recorder
 
-    def of(
+    def tell(
         self,
         layer: int,
         query: torch.Tensor,
         scaling: float,
-        sets: list[NDArray[np.int64]],
-        exact: list[NDArray[np.int64]],
+        split: SplitRows,
         shadows: Callable[[], list[SegmentShadow]],
-    ) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
-        """Return L' of each set's coded tokens, and which keys are invalid.
+    ) -> None:
+        """Tell a split what its coded tokens weigh; see `SplitRows.tell_weights`.
 
         Parameters
         ----------
@@ -369,8 +459,8 @@ class Weighing:
             (query_heads, 1, head_dim).
         scaling
             Factor on inner products.
-        sets, exact
-            int64 positions of each set, ascending, and the exact ones among them.
+        split
+            The tokens.
         shadows
             Brings the layer's shadows.
 
@@ -379,11 +469,12 @@ class Weighing:
         CacheUseError
             Where the query is not finite.
         """
-        coded = [np.setdiff1d(*one, assume_unique=True) for one in zip(sets, exact, strict=True)]
+        both = zip(*split.in_place, strict=True)
+        coded = [np.setdiff1d(*one, assume_unique=True) for one in both]
         try:
             scaled = self.weights.scaled(host_query(query), scaling)
         except NonFiniteQueryError as error:
             raise explained(layer, error) from error
         with self._recorder.span(Lane.HOST_SCORING, "weigh", layer=layer):
             found = self.weights.of_each(scaled, shadows(), coded)
-        return [(one.aligned, one.invalid) for one in found]
+        split.tell_weights([(one.aligned, one.invalid) for one in found])

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from hillinfer.drive.files import round_up
 from hillinfer.engine.budget_plan import kept_product_bytes, most_coded, weighed_bytes, weight_bytes
-from hillinfer.engine.coded_call import ChoiceAhead, SplitCall, Weighing
+from hillinfer.engine.coded_call import ChoiceAhead, SplitAhead, SplitCall, SplitPool, Weighing
 from hillinfer.engine.cold_rows import ColdRows, ReadsAhead
 from hillinfer.engine.queries import (
-    Ahead,
     AskedStep,
     LayerCalls,
     Prediction,
@@ -34,7 +33,7 @@ from hillinfer.kv.sequence import Sequence
 from hillinfer.kv.sequence_shadows import SequenceShadows
 from hillinfer.memory_budget import Accountant
 from hillinfer.native.library import native_library
-from hillinfer.native.split import CountedMemory, ReusedRows, SplitPool, SplitRoom, SplitRows
+from hillinfer.native.split import CountedMemory, ReusedRows, SplitRoom, SplitRows
 from hillinfer.native.structures import address_of
 from hillinfer.scoring.coded import AlignedWeights
 from hillinfer.scoring.scorer import ImportanceEvaluation
@@ -118,8 +117,8 @@ class CodedStep:
         self._splits = SplitPool(evaluation.sets, self._sizes[0])
         # Coded tokens of each set, and tokens, that there is room for.
         self._room, self._arrived_at, self._newest_step = (0, 0), 0, 0
-        self._chosen = self._splits.take(0, 0, 0)
-        self._reads = ReadsAhead(values, file, pools, prefetch, self._splits, weights.spec)
+        self._chosen = self._splits.take(0, 0)
+        self._reads = ReadsAhead(values, file, pools, prefetch, weights.spec)
 
     @property
     def chosen(self) -> Sets:
@@ -134,15 +133,7 @@ class CodedStep:
     def look(
         self, layer: int, splits: Iterable[tuple[Sequence, SplitRows]], call: Callable[[int], bool]
     ) -> None:
-        """Have a call of the library look at codes of a layer, given the address of their table.
-
-        Parameters
-        ----------
-        layer
-            Which one.
-        splits, call
-            Whose tokens are looked at, and the call.
-        """
+        """Have a call look at codes of a layer's tokens, given the address of their table."""
         for sequence, split in splits:
             split.tell_values(self._shadow.complete_values(layer, sequence).words)
         # They stay, whoever makes room meanwhile.
@@ -150,14 +141,20 @@ class CodedStep:
         self._values.look(layer, call)
         del chunks
 
-    def end_attended(self, sequence: Sequence, split: SplitRows) -> None:
-        """Count coded tokens that a layer attended to."""
-        coded, missing = split.coded_counts
+    def count(self, sequence: Sequence, split: SplitRows) -> tuple[int, int]:
+        """Count coded tokens that a layer attended to; return them and those without codes."""
+        table, missing = split.coded.table, int(split.table.missing_count)
+        coded = table.set_count * table.set_rows
         for counters in (self._counters, sequence.counters):
             counters.coded_tokens += coded
             counters.coded_arrivals += missing
-        # Not while anybody looks at codes: to make room may take some away.
-        self._values.cover(int(split.table.rows_end))
+        return coded, missing
+
+    def cover(self, split: SplitRows) -> None:
+        """Have tables for what was attended to, and codes, for which others may go."""
+        rows = int(split.table.rows_end)
+        if rows > self._values.covered:
+            self._values.cover(rows)
 
     def begin_step(self) -> None:
         """Note that a forward pass begins; what one that broke off began to read is dropped."""
@@ -170,7 +167,7 @@ class CodedStep:
 
     def choose_next(
         self, layer: int, sequence: Sequence, query: torch.Tensor | Prediction, scaling: float
-    ) -> Ahead | ChoiceAhead | None:
+    ) -> SplitAhead | ChoiceAhead | None:
         """Choose for the token that is about to come to a layer, and begin to read what is cold.
 
         Parameters and errors as in `NativeDecode.choose_next`.
@@ -198,17 +195,18 @@ class CodedStep:
                 own = self._shadow.described(layer, sequence, past)
                 if own is None:
                     return None
-                split = self._splits.take(ahead.count, int(ahead.step.exact), past + 1)
+                split = self._splits.take(ahead.count, int(ahead.step.exact))
                 is_hot = self._newest_step >= self._calls.aside_from
                 # What several read of a layer they begin to read together.
                 is_aside = is_hot or not self._prefetch.gathers
                 if is_aside and self._may_choose_aside(past, ahead):
-                    given = layer, sequence, past, split
-                    read = None if is_hot else partial(self._reads.begin, *given)
-                    choice = ChoiceAhead(self._library, layer, sequence, split, ahead, own, read)
+                    reads = partial(self._reads.begin, layer, sequence, past, split)
+                    read = None if is_hot else reads
+                    choice = ChoiceAhead(layer, sequence, split, own, read)
                     choice.begin(number, past, ahead.address)
                     return choice
-                split.tell_values(sequence.known_words(layer).words)
+                words = sequence.known_words(layer)
+                split.table.segments, split.table.segment_count = words.words, len(words.values)
                 # While rows of the layer move nobody may look where they are.
                 self._pools.wait_for(layer)
                 pool = self._pools.layers[layer].table_address
@@ -220,8 +218,7 @@ class CodedStep:
         except NonFiniteQueryError as error:
             raise explained(layer, error) from error
         landed = None if is_here else self._reads.cold(layer, sequence, split)
-        sets, exact = split.in_place
-        return Ahead(sets, landed, None, exact, split)
+        return SplitAhead(landed, split)
 
     def choose_late(
         self, layer: int, sequence: Sequence, query: torch.Tensor | Prediction, scaling: float
@@ -246,8 +243,8 @@ class CodedStep:
             own, number = self._shadow.described(layer, sequence, past), self._choosing_number
         if own is None or number is None:
             return None
-        split = self._splits.take(late.count, int(late.step.exact), past + 1)
-        choice = ChoiceAhead(self._library, layer, sequence, split, late, own, None)
+        split = self._splits.take(late.count, int(late.step.exact))
+        choice = ChoiceAhead(layer, sequence, split, own, None)
 
         def begin() -> None:
             # Another sequence may have asked meanwhile; what was predicted is copied.
@@ -261,9 +258,13 @@ class CodedStep:
 
     def begin_to_read(
         self, layer: int, sequence: Sequence, past: int, sets: Sets, exact: Sets
-    ) -> Ahead:
-        """Begin to read what is cold of tokens that are chosen; see `ReadsAhead.begin_told`."""
-        return self._reads.begin_told(layer, sequence, past, sets, exact)
+    ) -> SplitAhead:
+        """Begin to read what is cold of chosen tokens, in any thread; see `ReadsAhead.begin`.
+
+        They are ascending int64 positions of each set, and the exact ones among them.
+        """
+        split = self._splits.told(sets, exact, past + 1)
+        return self._reads.begin(layer, sequence, past, split)
 
     # --- in its turn -----------------------------------------------------------------------
 
@@ -287,8 +288,8 @@ class CodedStep:
             if own is None:
                 return None
             count, best = both.count, both.step.exact
-            if not self._chosen.holds(count, best, length):
-                self._chosen = self._splits.take(count, best, length)
+            if self._chosen.room != self._splits.room:
+                self._chosen = self._splits.take(count, best)
             split = self._chosen
             self._expect(split, words, count, best, length)
             # Where something is cold keys are read anew once it is there.
@@ -302,7 +303,7 @@ class CodedStep:
             given = layer, sequence, both, split, query, step, None
             out = self._attended("hillinfer_decode_split", *given)
             own.coded_tokens = sequence.tables.coded[layer]
-        self.end_attended(sequence, split)
+        self.cover(split)
         sets = self._evaluation.sets
         for counters in (self._counters, sequence.counters):
             counters.scored_tokens += length * sets
@@ -319,9 +320,24 @@ class CodedStep:
         step: int,
         landed: LandedRows | None,
         exact: Sets,
-        split: SplitRows | None = None,
     ) -> torch.Tensor:
-        """Attend to what is selected, and let exact rows that were cold become hot.
+        """Attend to what is selected, ascending int64 positions of each set, and the exact ones.
+
+        Other parameters, result and errors as in `attend_split`.
+        """
+        split = self._splits.told(sets, exact, sequence.lengths[layer])
+        return self.attend_split(layer, sequence, query, scaling, step, SplitAhead(landed, split))
+
+    def attend_split(
+        self,
+        layer: int,
+        sequence: Sequence,
+        query: torch.Tensor,
+        scaling: float,
+        step: int,
+        ahead: SplitAhead,
+    ) -> torch.Tensor:
+        """Attend to what is chosen, and let exact rows that were cold become hot.
 
         Parameters
         ----------
@@ -329,18 +345,10 @@ class CodedStep:
             Where.
         query
             (query_heads, 1, head_dim): the true one, whichever ranked.
-        sets
-            What is selected, ascending int64 positions of each set.
-        scaling
-            Factor on inner products.
-        step
-            The current step.
-        landed
-            What was read ahead of exact rows, and of those of tokens without codes; or None.
-        exact
-            The exact tokens among `sets`.
-        split
-            Has both already; given up here.
+        scaling, step
+            Factor on inner products, and the current step.
+        ahead
+            What is chosen, and what was read ahead of it; given up here.
 
         Returns
         -------
@@ -351,9 +359,9 @@ class CodedStep:
         CacheUseError
             Where the query is not finite.
         """
-        asked, length = self._rows, sequence.lengths[layer]
+        asked, length, split = self._rows, sequence.lengths[layer], ahead.split
         self._newest_step = step
-        count, best = len(sets[0]), len(exact[0])
+        count, best = int(split.table.set_rows), int(split.exact.table.set_rows)
         given = query
         if not self._calls.tell_query(asked.step, query):
             given = host_query(query)[:, None].contiguous()
@@ -364,22 +372,20 @@ class CodedStep:
         asked.count, asked.step.exact, asked.step.threads = count, best, torch.get_num_threads()
         with self._selection.scoring:
             words = self._shadow.complete_values(layer, sequence)
-            if split is None:
-                split = self._splits.take(count, best, length)
-                split.tell(sets, exact)
             if self._shadow.described(layer, sequence, length) is None:
                 shadows = partial(self._shadow.shadows, layer, sequence)
-                weighed = self._weighing.of(layer, given, scaling, sets, exact, shadows)
-                split.tell_weights(weighed)
+                self._weighing.tell(layer, given, scaling, split, shadows)
                 kept = None
             else:
                 # They stay while the library looks at them, whoever makes room meanwhile.
                 kept = [one.layers[layer].shadow for one in sequence.segments]
         self._expect(split, words, count, best, length)
         self._calls.settle(layer, sequence, length)
-        told = layer, sequence, asked, split, query, step, landed
+        told = layer, sequence, asked, split, query, step, ahead.landed
         out = self._attended("hillinfer_attend_split", *told)
-        self.end_attended(sequence, split)
+        self.cover(split)
+        if kept is None:
+            split.tell_weights(None)
         self._splits.give(split)
         del kept
         return out
@@ -401,6 +407,7 @@ class CodedStep:
         wanted.check(length, coming)
         exact.check(length, coming)
         self._selection.make_room(stored)
+        self._splits.expect(wanted.count, exact.count, length)
         asked.tell((stored, lacking, scaling), coming, wanted, exact.count)
         return True
 
@@ -481,7 +488,7 @@ class CodedStep:
         except NonFiniteQueryError as error:
             raise explained(layer, error) from error
         del chunks
-        coded = split.coded_counts
+        coded = self.count(sequence, split)
         if entry is None:
             self._log.end_hot(layer, sequence, step, split.exact.table.count, coded)
         else:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.landing import LandingTable, RowBuffers, WantedRows
-from hillinfer.engine.queries import Ahead, Sets
+from hillinfer.engine.coded_call import SplitAhead
 from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.gather import tile_runs
 from hillinfer.kv.hot_pool import Candidates
@@ -22,7 +22,7 @@ from hillinfer.kv.prefetch_buffer import LandedRows, PrefetchBuffer
 from hillinfer.kv.sequence import Sequence
 from hillinfer.native.library import native_library
 from hillinfer.native.selected import Coming, ComingAttention, MissedRows, MissList
-from hillinfer.native.split import SplitPool, SplitRows
+from hillinfer.native.split import SplitRows
 from hillinfer.native.structures import ReadWay, row_addresses
 from hillinfer.shadow.code_file import CodeFile
 from hillinfer.shadow.values import ValueCodes
@@ -381,8 +381,6 @@ class ReadsAhead:
         Have hot rows.
     prefetch
         Reads rows.
-    splits
-        Has memory for tokens that are told.
     spec
         Of the shadows.
 
@@ -398,12 +396,11 @@ class ReadsAhead:
         file: CodeFile | None,
         pools: HotPools,
         prefetch: PrefetchBuffer,
-        splits: SplitPool,
         spec: KernelSpec,
     ) -> None:
         self._values, self._file = values, file
         self._pools, self._prefetch = pools, prefetch
-        self._splits, self._segment_tokens = splits, spec.segment_tokens
+        self._segment_tokens = spec.segment_tokens
         self._library = native_library()
         self.has_begun = False
 
@@ -414,7 +411,7 @@ class ReadsAhead:
         past: int,
         split: SplitRows,
         choice: int | None = None,
-    ) -> Ahead:
+    ) -> SplitAhead:
         """Begin to read what is cold of a split.
 
         Parameters
@@ -424,8 +421,8 @@ class ReadsAhead:
         split
             The tokens, once they are chosen.
         choice
-            Where the library finds what it is to end before, as `begin_choice` filled it in; None
-            where no thread of its own chooses them.
+            Where the library finds what it is to end before, as `AsideChoice` says; None where no
+            thread of its own chooses them.
 
         Raises
         ------
@@ -447,26 +444,7 @@ class ReadsAhead:
         is_here = self._values.look(layer, listed)
         del kept
         landed = None if is_here else self.cold(layer, sequence, split)
-        sets, exact = split.in_place
-        return Ahead(sets, landed, None, exact, split)
-
-    def begin_told(
-        self, layer: int, sequence: Sequence, past: int, sets: Sets, exact: Sets
-    ) -> Ahead:
-        """Begin to read what is cold of tokens that are chosen for the one that is about to come.
-
-        Parameters
-        ----------
-        layer, sequence
-            Whose.
-        past
-            Tokens that are stored.
-        sets, exact
-            Ascending int64 positions of each set, and the exact ones among them.
-        """
-        split = self._splits.take(len(sets[0]), len(exact[0]), past + 1)
-        split.tell(sets, exact)
-        return self.begin(layer, sequence, past, split)
+        return SplitAhead(landed, split)
 
     def cold(self, layer: int, sequence: Sequence, split: SplitRows) -> LandedRows | None:
         """Begin to read codes that lie in a file, and rows of what else a split lists as cold."""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import time
 from contextlib import suppress
@@ -16,6 +15,7 @@ from hillinfer.attention.kernels import NativeAttention
 from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.queries import (
     Ahead,
+    AsideChoice,
     GivenQuery,
     KeptQuery,
     LayerCalls,
@@ -171,9 +171,9 @@ class NativeDecode:
         out, count = torch.empty(self._query_shape), both.count
         decode, ahead = self._functions.hillinfer_decode_step, tuple[int, ...]()
         asking_for: tuple[int, ...] = (both.address,)
-        if kept is not None and kept.choice:
+        if kept is not None and kept.choice is not None:
             decode = self._functions.hillinfer_attend_chosen
-            ahead = (ctypes.addressof(kept.choice),)
+            ahead = (kept.choice.address,)
         elif kept is not None:
             self._tell_before(kept.asked)
             product = kept.query.before_positions()
@@ -350,22 +350,23 @@ class NativeDecode:
         product = kept.query.before_positions()
         kept.told = self._calls.tell_prediction(before.step, kept.query, product)
         self._is_choosing = True
-        self._library.begin_choice(
+        # Noted first: an interrupt must not leave a thread that nobody ends.
+        kept.choice = AsideChoice()
+        kept.choice.begin(
             self._number,
             sequence.table_addresses[layer],
             kept.asked[0],
             before.address,
             int(self._selected.table.sets),
             None,
-            choice=kept.choice,
         )
 
     def forget(self) -> None:
         """Forget predicted queries that nobody asked for, because the pass broke off."""
         for kept in self.kept.values():
-            if kept.choice:
+            if kept.choice is not None:
                 with suppress(Exception):
-                    self._library.end_choice(kept.choice)
+                    kept.choice.end()
         self.kept.clear()
         self._is_choosing = False
 

@@ -455,9 +455,9 @@ class JoinedStep:
         if not is_hot:
             return False
         self._pools.hits.note(layer, sequence, length & -GROUP_TOKENS, length)
-        self._coded.end_attended(sequence, split)
-        given = layer, sequence, self._step, split.exact.count
-        self._log.end_hot(*given, split.coded_counts)
+        self._coded.cover(split)
+        counts = self._coded.count(sequence, split)
+        self._log.end_hot(layer, sequence, self._step, split.exact.count, counts)
         return True
 
     def _attend_cold(

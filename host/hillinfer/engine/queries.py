@@ -22,9 +22,9 @@ from hillinfer.kv.pool_policies import PoolPolicy
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import NUMBER_TYPES, Sequence
 from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.native.library import native_library
 from hillinfer.native.selected import MissList, SelectedRows
 from hillinfer.native.signatures import RowStates
-from hillinfer.native.split import SplitRows
 from hillinfer.native.structures import DecodeStep, Shape
 from hillinfer.scoring.arguments import query_factor
 from hillinfer.scoring.scorer import Wanted
@@ -150,15 +150,63 @@ class Ahead:
         What of them is on its way to the model's GPU; None where it has none.
     exact
         Exact tokens of each set where others are coded; `landed` has rows of coded ones, too.
-    split
-        Where the native library has both, which are valid until it is attended to; or None.
     """
 
     sets: Sets
     landed: LandedRows | None
     copied: Future[CopiedRows] | None
     exact: Sets | None = None
-    split: SplitRows | None = None
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many sets there are, and how many tokens in all of them."""
+        return len(self.sets), sum(map(len, self.sets))
+
+
+class AsideChoice:
+    """Tokens that a thread of the library's chooses, from `begin` to `end`.
+
+    The library fills and empties what stands for it: wherever an interrupt comes, that says whether
+    a thread is choosing.
+
+    Attributes
+    ----------
+    address
+        Where a call of the library finds what it is to end.
+    """
+
+    def __init__(self) -> None:
+        self._library, self._handle = native_library(), ctypes.c_void_p()
+        self.address = ctypes.addressof(self._handle)
+
+    def begin(self, variant: int, table: int, past: int, *asked: int | None) -> None:
+        """Begin to choose; see host/native/decode_step.cpp.
+
+        Parameters
+        ----------
+        variant
+            Number of the instruction set.
+        table, past, asked
+            Address, stored tokens; addresses of what is asked, sets, exact ones or None. They live.
+        """
+        # It takes a few microseconds.
+        begin = self._library.tables.hillinfer_choose_begin
+        outcome = begin(variant, table, past, *asked, self.address)
+        if outcome:
+            self._library.check("hillinfer_choose_begin", outcome)
+
+    def end(self) -> None:
+        """Return once tokens are chosen, where that was begun and nobody ended it.
+
+        Raises
+        ------
+        NonFiniteQueryError
+            Where the query was not finite.
+        """
+        if self._handle:
+            outcome = self._library.functions.hillinfer_choose_end(self.address)
+            if outcome:
+                self._library.check("hillinfer_choose_end", outcome)
 
 
 @dataclass
@@ -176,7 +224,7 @@ class KeptQuery:
     held
         What else the library looks at until it has chosen.
     choice
-        What the library is to end, where a thread of its own chooses already.
+        Where a thread of the library's chooses already; None where none does.
     told
         What lives until the library has read it.
     """
@@ -185,7 +233,7 @@ class KeptQuery:
     query: Prediction
     own: SegmentLayer
     held: object
-    choice: ctypes.c_void_p = field(default_factory=ctypes.c_void_p)
+    choice: AsideChoice | None = None
     told: object = None
 
 

@@ -14,9 +14,10 @@ from hillinfer.devices.device_scorer import EngineScorer
 from hillinfer.devices.opening import DEVICES, OpenDevice
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.engine.budget_growth import BudgetGrowth, say_nothing
+from hillinfer.engine.coded_call import SplitAhead
 from hillinfer.engine.coded_step import CodedStep
 from hillinfer.engine.opening import open_parts
-from hillinfer.engine.queries import Prediction, Sets
+from hillinfer.engine.queries import Ahead, Prediction, Sets
 from hillinfer.gpu.copies import packed_rows
 from hillinfer.gpu.staging import CopyLane, StagingKind
 from hillinfer.kv.opened_sequences import OpenedRows, StoredRows
@@ -253,7 +254,9 @@ class Runtime:
         if self._gpu is not None:
             return False
         if self._following is not None and layer == sequence.band.start:
-            self._following.cover(self._rows.tokens_with(sequence, 1))
+            tokens = self._rows.tokens_with(sequence, 1)
+            if tokens > self._following.covered:
+                self._following.cover(tokens)
         overflows = self._rows.append_token(layer, sequence, keys, values, batch_row)
         if overflows is None:
             return False
@@ -392,30 +395,35 @@ class Runtime:
             self._settle_arrivals()
             keys = self._rows.newest_keys(layer, sequence) if keys is None else keys
             ahead = self._selection.own(layer, sequence, query, keys, scaling, ahead)
-        selected = ahead.sets
         if self.observe_selected is not None:
-            self.observe_selected(layer, length, [one.copy() for one in selected])
+            self.observe_selected(layer, length, [one.copy() for one in ahead.sets])
+        sets, tokens = ahead.counts
         for counters in (self.counters, sequence.counters):
-            counters.scored_tokens += length * len(selected)
-            counters.selected_tokens += sum(len(positions) for positions in selected)
-        given = (layer, sequence, query, selected, scaling, self._step, ahead.landed)
-        out: torch.Tensor | None = None
-        if ahead.exact is not None and self.coded is not None:
-            out = self.coded.attend(*given, ahead.exact, ahead.split)
-        elif self.decode is not None:
-            out = self.decode.attend(*given)
-        if out is not None:
-            pass
-        elif self._gpu is None:
-            out = self._attention.selected(*given)
+            counters.scored_tokens += length * sets
+            counters.selected_tokens += tokens
+        if isinstance(ahead, SplitAhead):
+            assert isinstance(self.coded, CodedStep)
+            out = self.coded.attend_split(*own, self._step, ahead)
         else:
-            newest = self._gpu.arrivals.newest(layer, sequence)
-            if newest is None:
-                # It may have come by now, or not have come at all.
-                self._settle_arrivals()
-            out = self._gpu.attention.selected(*given, ahead.copied, newest)
+            out = self._attend_to(*own, ahead)
         self._rows.offer_filled(layer, sequence, self._step)
         return out
+
+    def _attend_to(
+        self, layer: int, sequence: Sequence, query: torch.Tensor, scaling: float, ahead: Ahead
+    ) -> torch.Tensor:
+        """Attend to sets that are known here."""
+        given = (layer, sequence, query, ahead.sets, scaling, self._step, ahead.landed)
+        if ahead.exact is not None and self.coded is not None:
+            return self.coded.attend(*given, ahead.exact)
+        if self.decode is not None and (out := self.decode.attend(*given)) is not None:
+            return out
+        if self._gpu is None:
+            return self._attention.selected(*given)
+        if (newest := self._gpu.arrivals.newest(layer, sequence)) is None:
+            # It may have come by now, or not have come at all.
+            self._settle_arrivals()
+        return self._gpu.attention.selected(*given, ahead.copied, newest)
 
     # --- the rest --------------------------------------------------------------------------
 

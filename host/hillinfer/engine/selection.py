@@ -17,6 +17,7 @@ import torch
 from hillinfer.devices.started_scoring import AskedScoring, ChoiceGroup
 from hillinfer.drive.files import round_up
 from hillinfer.engine.budget_plan import SCORE_GROWTH_TOKENS, score_bytes
+from hillinfer.engine.coded_call import ChoiceAhead, SplitAhead
 from hillinfer.engine.queries import Ahead, Choice, Explained, Sets, shadow_states
 from hillinfer.gpu.copies import CopiesAhead
 from hillinfer.kv.gather import Gather
@@ -31,7 +32,6 @@ from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 if TYPE_CHECKING:
-    from hillinfer.engine.coded_call import ChoiceAhead
     from hillinfer.engine.gpu_coded_step import AnyCodedStep
 
 # Scoring of one layer, as the native library counts it in bytes (`Shape::work_bytes`), that is done
@@ -132,7 +132,7 @@ class TokenSelection:
         query: torch.Tensor,
         keys: torch.Tensor,
         scaling: float,
-        before: Ahead | None = None,
+        before: Ahead | SplitAhead | None = None,
     ) -> Ahead:
         """Select for a token that was just appended, by its own query, or take what was told.
 
@@ -336,11 +336,11 @@ class PrefetchPipeline:
             initializer=torch.set_num_threads,
             initargs=(threads,),
         )
-        self._ahead: dict[tuple[int, int], Future[Ahead]] = {}
+        self._ahead: dict[tuple[int, int], Future[Ahead | SplitAhead]] = {}
         # An interrupt may come when the thread has it, and nobody else knows.
         self._is_announcing = False
         # Chosen in the caller's own thread.
-        self._known: dict[tuple[int, int], Ahead] = {}
+        self._known: dict[tuple[int, int], Ahead | SplitAhead] = {}
         # In one of the native library's.
         self._choices: dict[tuple[int, int], ChoiceAhead] = {}
 
@@ -377,27 +377,29 @@ class PrefetchPipeline:
         For what is selected sooner than another thread would begin to, while that is idle.
         Parameters as in `announce`, and errors wait for `take` as there.
         """
-        ahead: Future[Ahead] = Future()
+        ahead: Future[Ahead | SplitAhead] = Future()
         try:
             ahead.set_result(self._work(layer, sequence, past, select))
         except Exception as error:
             ahead.set_exception(error)
         self._ahead[layer, id(sequence)] = ahead
 
-    def keep(self, layer: int, sequence: Sequence, ahead: Ahead | ChoiceAhead) -> None:
+    def keep(self, layer: int, sequence: Sequence, ahead: Ahead | SplitAhead | ChoiceAhead) -> None:
         """Keep what was chosen for a layer that comes next until `take`, or who chooses it."""
-        if isinstance(ahead, Ahead):
-            self._known[layer, id(sequence)] = ahead
-        else:
+        if isinstance(ahead, ChoiceAhead):
             self._choices[layer, id(sequence)] = ahead
+        else:
+            self._known[layer, id(sequence)] = ahead
 
     def read_on(self) -> None:
         """Begin to read what is cold of layers that come next, once they are chosen.
 
         Errors wait for `take`.
         """
+        if not self._choices:
+            return
         for key in [key for key, choice in self._choices.items() if choice.reads]:
-            ahead: Future[Ahead] = Future()
+            ahead: Future[Ahead | SplitAhead] = Future()
             try:
                 ahead.set_result(self._choices[key].ahead())
             except Exception as error:
@@ -411,7 +413,7 @@ class PrefetchPipeline:
         if choice is not None:
             choice.begin_late()
 
-    def announced(self, layer: int, sequence: Sequence) -> Ahead | None:
+    def announced(self, layer: int, sequence: Sequence) -> Ahead | SplitAhead | None:
         """Return what was announced of a layer, once it is selected; None where nothing was.
 
         Raises
@@ -430,7 +432,7 @@ class PrefetchPipeline:
         ahead = self._ahead.get(key)
         return None if ahead is None else ahead.result()
 
-    def take(self, layer: int, sequence: Sequence) -> Ahead | None:
+    def take(self, layer: int, sequence: Sequence) -> Ahead | SplitAhead | None:
         """Return what `announced` does, of which nobody else is to know any more.
 
         Its rows are wanted now.
@@ -439,7 +441,7 @@ class PrefetchPipeline:
         key = layer, id(sequence)
         choice = self._choices.get(key)
         if choice is not None:
-            ahead: Ahead | None = choice.ahead()
+            ahead: Ahead | SplitAhead | None = choice.ahead()
             del self._choices[key]
         else:
             ahead = self.announced(layer, sequence)
@@ -480,7 +482,7 @@ class PrefetchPipeline:
 
     def _work(
         self, layer: int, sequence: Sequence, past: int, select: Callable[[], Sets | Split]
-    ) -> Ahead:
+    ) -> Ahead | SplitAhead:
         sets, exact = both_of(select())
         if exact is not None and self._coded is not None:
             return self._coded.begin_to_read(layer, sequence, past, sets, exact)

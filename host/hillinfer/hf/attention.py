@@ -32,7 +32,7 @@ class AttachedCache(Cache):  # type: ignore[misc]
     which is left out where the pass broke off.
     """
 
-    spans: ForwardSpans
+    spans: ForwardSpans | None
 
     @abstractmethod
     def index_length(self, layer: int) -> int:
@@ -175,8 +175,12 @@ class HillInferLayer(CacheLayerMixin):  # type: ignore[misc]
             stored: tuple[torch.Tensor, torch.Tensor] = self._left_out(key_states, value_states)
             return stored
         cache = self.cache
-        with cache.spans.store(self.layer):
+        spans = cache.spans
+        if spans is None:
             cache.store(self.layer, key_states, value_states)
+        else:
+            with spans.store(self.layer):
+                cache.store(self.layer, key_states, value_states)
         key_states._hillinfer_layer = self  # type: ignore[attr-defined]
         return key_states, value_states
 
@@ -294,9 +298,13 @@ def attention(
         scaling = query.shape[-1] ** -0.5
     # Scoring is exact in the types it chooses; autocast would choose others for it.
     cache, number = layer.cache, layer.layer
-    with without_autocast(query.device.type), cache.spans.attend(number):
-        attended = cache.attend(number, query, scaling)
-    cache.spans.resume(number)
+    spans = cache.spans
+    with without_autocast(query.device.type):
+        if spans is None:
+            return cache.attend(number, query, scaling), None
+        with spans.attend(number):
+            attended = cache.attend(number, query, scaling)
+    spans.resume(number)
     return attended, None
 
 

@@ -74,7 +74,7 @@ class PassingCache(AttachedCache):
         self._prompts = prompts
         # Of the pass under way: whether its tokens are where and as a prompt's own pass has them.
         self._is_in_place = True
-        self.spans = ForwardSpans(runtime.recorder)
+        self.spans = ForwardSpans.of(runtime.recorder)
         self.notes: Notes | None = None
         # Whether passes of several tokens attend to one set per layer.
         self.takes_one_set = False
@@ -173,7 +173,8 @@ class PassingCache(AttachedCache):
         CacheUseError
             Where a layer left the cache out; the pass is then forgotten.
         """
-        self.spans.end()
+        if self.spans is not None:
+            self.spans.end()
         use = self._pass
         try:
             self.end_joined()
@@ -388,7 +389,8 @@ class PassingCache(AttachedCache):
         plan = self._take_tokens(ids, mask, use)
         # Last, so that the ids are kept even where the drive failed since the step before.
         self._runtime.begin_step()
-        self.spans.begin(ids.shape[1])
+        if self.spans is not None:
+            self.spans.begin(ids.shape[1])
         return plan
 
     def _take_tokens(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> ForwardPlan:

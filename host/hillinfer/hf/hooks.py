@@ -440,10 +440,13 @@ class _Announce(ModelHook):
         if entered is None:
             entered = predictor.enter(following, hidden)
         predicted = _Predicted(predictor, following, entered, rotary)
-        cache.spans.announce()
+        spans = cache.spans
+        if spans is not None:
+            spans.announce()
         cache.announce(self._number, predicted, predictor.scaling(following))
         self._coming[threading.get_ident()] = weakref.ref(cache)
-        cache.spans.go_on()
+        if spans is not None:
+            spans.go_on()
 
     _left_out = torch.compiler.disable(__call__)  # type: ignore[no-untyped-call]
 

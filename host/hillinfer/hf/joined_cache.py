@@ -59,7 +59,7 @@ class JoinedCache(AttachedCache):
         layers = self._engine.runtime.shape.layers
         super().__init__(layers=[HillInferLayer(self, layer) for layer in range(layers)])
         self._family = CacheFamily(Expectation(), layers)
-        self.spans = ForwardSpans(self._engine.runtime.recorder)
+        self.spans = ForwardSpans.of(self._engine.runtime.recorder)
         self._use: Use | None = None
         # Of the pass under way: tokens that are stored and attended to together, by their row.
         self._together: dict[int, LoneToken] = {}
@@ -233,7 +233,8 @@ class JoinedCache(AttachedCache):
             use.end()
             raise
         self._use = use
-        self.spans.begin(ids.shape[1])
+        if self.spans is not None:
+            self.spans.begin(ids.shape[1])
 
     def regain(self, error: StoredRowsError, model: Any) -> bool:
         """Let each cache have its own lost rows computed."""
@@ -242,7 +243,8 @@ class JoinedCache(AttachedCache):
 
     def end_forward(self) -> None:
         """Learn in every cache that the pass got through."""
-        self.spans.end()
+        if self.spans is not None:
+            self.spans.end()
         use, self._use, self._together = self._use, None, {}
         try:
             for one in self._members:

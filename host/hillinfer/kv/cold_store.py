@@ -290,7 +290,8 @@ class ColdStore:
         longer, so a store that failed once stays failed.
         """
         for layer, pending in enumerate(self._pending):
-            self._pending[layer] = [one for one in pending if not one.written.done()]
+            if pending:
+                self._pending[layer] = [one for one in pending if not one.written.done()]
         self._raise_failure()
 
     def read_rows(self, wanted: WantedRows) -> ReadCost:

@@ -399,7 +399,8 @@ class HotPools:
 
     def wait_for(self, layer: int) -> None:
         """Wait until what is under way in a layer is done; see `Promotions.wait_for`."""
-        self._promotions.wait_for(layer)
+        if self._promotions.under_way[layer]:
+            self._promotions.wait_for(layer)
 
     def finish(self) -> None:
         """Wait for whatever the background thread was given; see `Promotions.finish`."""

@@ -398,31 +398,6 @@ class NativeLibrary:
             self.check(name, outcome)
         return not outcome
 
-    def begin_choice(
-        self, variant: int, table: int, past: int, *asked: int | None, choice: ctypes.c_void_p
-    ) -> None:
-        """Begin to choose tokens in a thread of the library's; see host/native/decode_step.cpp.
-
-        Parameters
-        ----------
-        variant
-            Number of the instruction set.
-        table, past, asked
-            Address, stored tokens; addresses of what is asked, sets, exact ones or None. They live.
-        choice
-            Gets what `end_choice` is to be given. The library fills and empties it: wherever an
-            interrupt comes, it says whether a thread is choosing.
-        """
-        # It takes a few microseconds.
-        begin, out = self.tables.hillinfer_choose_begin, ctypes.byref(choice)
-        self.check("hillinfer_choose_begin", begin(variant, table, past, *asked, out))
-
-    def end_choice(self, choice: ctypes.c_void_p) -> None:
-        """Return once tokens are chosen, where that was begun; raises as `call` does."""
-        outcome = self.functions.hillinfer_choose_end(ctypes.byref(choice))
-        if outcome:
-            self.check("hillinfer_choose_end", outcome)
-
 
 @cache
 def native_library() -> NativeLibrary:

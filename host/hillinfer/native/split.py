@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,6 +64,8 @@ class SplitRows:
     ----------
     table, address
         What the library is told, and where that lies.
+    room
+        Most positions of a set, most of them that are exact, and most tokens that they are of.
     exact, coded
         The exact tokens of the sets and their rows, and the coded ones.
     misses, byte_count
@@ -72,7 +73,7 @@ class SplitRows:
     """
 
     def __init__(self, sets: int, positions: int, exact: int, tokens: int, row_bytes: int) -> None:
-        self._room = positions, exact, tokens
+        self.room = positions, exact, tokens
         self._sets = np.empty(sets * positions, np.int64)
         self.exact = SelectedRows(sets, exact, tokens)
         self.coded = SelectedRows(sets, positions, tokens)
@@ -100,17 +101,13 @@ class SplitRows:
 
     def holds(self, positions: int, exact: int, tokens: int) -> bool:
         """Say whether there is room for so many."""
-        room = self._room
+        room = self.room
         return positions <= room[0] and exact <= room[1] and tokens <= room[2]
-
-    def expect(self, count: int, exact: int) -> None:
-        """Say how many positions each set is to have, and how many of them are exact."""
-        self.table.set_rows, self.exact.table.set_rows = count, exact
 
     def tell(self, sets: Sequence[Positions], exact: Sequence[Positions]) -> None:
         """Say what is selected, int64 positions, ascending, as many in each set."""
         count, best = len(sets[0]), len(exact[0])
-        self.expect(count, best)
+        self.table.set_rows, self.exact.table.set_rows = count, best
         np.concatenate(sets, out=self._sets[: len(sets) * count])
         np.concatenate(exact, out=self.exact.sets[: len(sets) * best])
 
@@ -150,12 +147,6 @@ class SplitRows:
     def exact_sets(self) -> list[Positions]:
         """The exact tokens of each, likewise."""
         return [one.copy() for one in self.in_place[1]]
-
-    @property
-    def coded_counts(self) -> tuple[int, int]:
-        """How many tokens of all sets are coded, and how many of them had no codes."""
-        coded = self.coded.table
-        return coded.set_count * coded.set_rows, int(self.table.missing_count)
 
     @property
     def cold_count(self) -> int:
@@ -312,44 +303,6 @@ class SplitRoom:
         self.split.table.arrived = self._codes.ctypes.data
         self.split.tell_weights(None)
         return self.split
-
-
-class SplitPool:
-    """Memory that the library chooses in for a layer, while what it chose for others waits.
-
-    Any thread may ask.
-
-    Parameters
-    ----------
-    sets, code_bytes
-        As in `SplitRoom`.
-    """
-
-    def __init__(self, sets: int, code_bytes: int) -> None:
-        self._sets, self._code_bytes = sets, code_bytes
-        self._spare: list[SplitRows] = []
-
-    def take(self, count: int, exact: int, tokens: int) -> SplitRows:
-        """Return room for sets of so many positions, so many of them exact, of so many tokens."""
-        # Another thread may take what is seen here.
-        with suppress(IndexError):
-            while True:
-                split = self._spare.pop()
-                if split.holds(count, exact, tokens):
-                    return split
-        # Each token makes it a little more.
-        room = with_more(count), with_more(exact), with_more(tokens)
-        return SplitRows(self._sets, *room, self._code_bytes)
-
-    def give(self, split: SplitRows) -> None:
-        """Have it used again; who keeps it for good need not say so."""
-        split.tell_weights(None)
-        if len(self._spare) < _SPARE_SPLITS:
-            self._spare.append(split)
-
-
-# Of the layer that attends, and of the next one.
-_SPARE_SPLITS = 2
 
 
 def with_more(count: int) -> int:

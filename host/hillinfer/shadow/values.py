@@ -302,6 +302,8 @@ class ValueCodes:
     ----------
     layers
         The pools.
+    covered
+        Row numbers that there are tables for: `cover` does nothing for as many.
     """
 
     def __init__(
@@ -319,7 +321,9 @@ class ValueCodes:
         self._set_aside = set_aside
         self._slot_bytes = slot_bytes(spec)
         self.layers = [CodePool(self.coder.row_bytes) for _ in range(layers)]
-        self._capacity = self._covered = self._counted = 0
+        self._capacity = self.covered = self._counted = 0
+        # Whether the last change of what there is got through: an interrupt may have come.
+        self._is_whole = True
         # The accountant's changes, and the least of hot rows, that the capacity was made for.
         self._fitted = -1, 0
         self._freed = FreedHeap()
@@ -336,7 +340,7 @@ class ValueCodes:
     @property
     def hold_all(self) -> bool:
         """Whether there is room for the codes of all rows."""
-        return self._capacity >= self._covered
+        return self._capacity >= self.covered
 
     def begin_step(self) -> None:
         """Note that a forward pass begins, and take or give back memory."""
@@ -391,7 +395,7 @@ class ValueCodes:
 
     def cover(self, rows: int) -> None:
         """Have tables for row numbers below that, and memory for codes."""
-        if rows > self._covered:
+        if rows > self.covered:
             with self._changing:
                 self._cover(rows)
                 self.fit()
@@ -428,12 +432,12 @@ class ValueCodes:
         with self._changing:
             layers, changes, least = len(self.layers), self._accountant.changes, self._least_hot()
             left = self._accountant.bytes_for_hot_rows - least
-            all_codes = self._covered * self._slot_bytes * layers
+            all_codes = self.covered * self._slot_bytes * layers
             granted = all_codes if all_codes <= left else int(max(0, left) * CODE_SHARE)
-            slots = min(granted // (layers * self._slot_bytes), self._covered)
+            slots = min(granted // (layers * self._slot_bytes), self.covered)
             capacity = slots // CHUNK_SLOTS * CHUNK_SLOTS
             # A change has hot rows ranked. The last slots that are missing are taken, however few.
-            is_worth_it = min(self._capacity + self._capacity // 16, self._covered)
+            is_worth_it = min(self._capacity + self._capacity // 16, self.covered)
             is_changed = capacity < self._capacity or is_worth_it <= capacity != self._capacity
             if is_changed or not self._is_whole:
                 self._resize(capacity)
@@ -444,15 +448,15 @@ class ValueCodes:
     def _cover(self, rows: int) -> None:
         """Have tables for row numbers below that."""
         with self._changing:
-            if rows <= self._covered:
+            if rows <= self.covered:
                 return
             covered = -(-rows // TABLE_GROWTH_ROWS) * TABLE_GROWTH_ROWS
-            more = (covered - self._covered) * ROW_TABLE_BYTES * len(self.layers)
+            more = (covered - self.covered) * ROW_TABLE_BYTES * len(self.layers)
             with self._accountant.taking(Part.OTHER, more):
                 for one in self.layers:
                     with one.changing:
                         one.cover(covered)
-            self._covered = covered
+            self.covered = covered
 
     def _make_room(self) -> None:
         """Give up what codes hold beyond their share, now that something else wants memory."""
@@ -466,10 +470,12 @@ class ValueCodes:
 
     def _resize(self, capacity: int) -> None:
         size = capacity * self._slot_bytes * len(self.layers)
+        self._is_whole = False
         self._set_aside(size)
         if size > self._counted:
             if not self._take(size - self._counted):
                 self._set_aside(self._counted)
+                self._is_whole = True
                 return
             self._counted = size
         self._capacity = capacity
@@ -479,12 +485,7 @@ class ValueCodes:
         before, self._counted = self._counted, size
         self._accountant.give(Part.HOT, before - size)
         self._freed.note(before - size)
-
-    @property
-    def _is_whole(self) -> bool:
-        """Whether the last change of what there is got through: an interrupt may have come."""
-        size = self._capacity * self._slot_bytes * len(self.layers)
-        return size == self._counted and all(one.capacity == self._capacity for one in self.layers)
+        self._is_whole = True
 
     def _take(self, byte_count: int) -> bool:
         """Count memory that hot rows give way for; it may be that others have taken it."""

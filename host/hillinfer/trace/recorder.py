@@ -124,10 +124,13 @@ class ForwardSpans:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        # Every layer calls nearly all of this at every step, and mostly nobody looks at it.
-        self._is_silent = recorder is SILENT
         self._details: dict[str, Detail] = {}
         self._started = self._resumed = self._tokens = 0
+
+    @classmethod
+    def of(cls, recorder: Recorder) -> ForwardSpans | None:
+        """Return what notes spans; None where nobody looks, which no layer then calls."""
+        return None if recorder is SILENT else cls(recorder)
 
     def begin(self, tokens: int) -> None:
         """Begin a forward pass of so many tokens a row."""
@@ -141,27 +144,19 @@ class ForwardSpans:
 
     def go_on(self) -> None:
         """Note that the model goes on after it."""
-        if self._is_silent:
-            return
         self._resumed = time.perf_counter_ns()
 
     def store(self, layer: int) -> AbstractContextManager[None]:
         """Leave the model, and return what encloses the storing of a layer's rows."""
-        if self._is_silent:
-            return _NOTHING
         self._leave_model()
         return self.recorder.span(Lane.COPIES, "store", layer=layer)
 
     def attend(self, layer: int) -> AbstractContextManager[None]:
         """Return what encloses a layer's attention; `resume` follows."""
-        if self._is_silent:
-            return _NOTHING
         return self.recorder.span(Lane.STEPS, "attend", layer=layer)
 
     def resume(self, layer: int) -> None:
         """Note that the model goes on after a layer's attention."""
-        if self._is_silent:
-            return
         self._details = {"layer": layer}
         self._resumed = time.perf_counter_ns()
 
@@ -172,8 +167,6 @@ class ForwardSpans:
         self.recorder.note(Lane.STEPS, "step", self._started, stop, tokens=self._tokens)
 
     def _leave_model(self) -> None:
-        if self._is_silent:
-            return
         stop = time.perf_counter_ns()
         self.recorder.note(Lane.COMPUTE, "model", self._resumed, stop, **self._details)
 

@@ -16,8 +16,8 @@ PACKAGES = [Path(one.__file__).parent for one in (hillinfer, hillinfer_model)]
 # Deep: a whole layer in the attention function and in the hook that announces, itself included.
 MOST_DEEP = 6
 # Of a whole step: what it asks once, and what every layer asks. Where tokens are coded it asks for
-# their values' codes, too, and who chooses ahead hands exact and coded tokens over.
-MOST_FILES = {"exact": 20, "coded": 23}
+# their values' codes, too, and for memory that exact and coded tokens are chosen in.
+MOST_FILES = {"exact": 18, "coded": 20}
 # Where a layer's turn begins, and which call of it that is.
 ENTRIES = {("hf/attention.py", "attention"): 1, ("hf/cache_pass.py", "announce"): 2}
 
@@ -81,8 +81,16 @@ def form(request):
     return request.param
 
 
+@pytest.fixture(params=[1, 2], ids=["one thread", "another thread chooses"])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(params=["32MiB", "400%"], ids=["budget in bytes", "budget that follows"])
-def steps(request, query, form, cold_dir):
+def steps(request, query, form, threads, cold_dir):
     """Return a function that takes one step of a tiny model, all rows of which are hot."""
     model = TinyModel(head_dim=32, layers=4).build()
     ids, _ = prompts([200])
