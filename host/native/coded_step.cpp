@@ -321,20 +321,27 @@ int32_t land_all(const ReadWay* way, Landing* landing, const Take& take) {
     return kDone;
 }
 
+int64_t now() {
+    return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+
 // Brings what is to be read, in an order in which codes come while rows do.
 int32_t bring(int32_t variant, const DecodeStep& step, SplitSelection& split,
               SplitLanding& landing) {
+    landing.begun_ns = now();
     int32_t outcome = land_all(landing.way, landing.exact, [&](int64_t i, uint64_t row) {
         split.exact->addresses[landing.numbers[i]] = row;
     });
     if (outcome != kDone) {
         return outcome;
     }
+    landing.exact_ns = now();
     RowCoder coder(*scoring_kernels(variant), step, split);
     outcome = land_all(landing.way, landing.coded, [&](int64_t i, uint64_t row) {
         coder.code(row, split.cold_positions[i],
                    split.arrived + split.cold_numbers[i] * split.row_bytes);
     });
+    landing.coded_ns = now();
     if (outcome != kDone || !landing.codes) {
         return outcome;
     }
@@ -505,10 +512,8 @@ HILLINFER_API int32_t hillinfer_land_split(int32_t variant, const LayerTable* ta
                                            SplitSelection* split, SplitLanding* landing, float* out) {
     int32_t outcome = kDone;
     const int32_t failed = guarded([&] {
-        const auto begun = std::chrono::steady_clock::now();
         outcome = bring(variant, *step, *split, *landing);
-        landing->nanoseconds =
-            (std::chrono::steady_clock::now() - begun) / std::chrono::nanoseconds(1);
+        landing->came_ns = now();
         if (outcome == kDone && !end_split(variant, *table, *slots, *step, *split, out)) {
             outcome = kNotFinite;
         }

@@ -80,7 +80,12 @@ struct SplitLanding {
     Landing* coded;          // Rows of all tokens that are to be read, which are coded; null where none is.
     ComingCodes* codes;      // Codes on their way, null where none are,
     const int64_t* filed;    // and which of the tokens without codes have them, one after the other.
-    int64_t nanoseconds;     // Written: how long all of it took to come.
+    // Written, by the clock that Python's `perf_counter_ns` reads: when the call began, when exact rows
+    // and when rows of other tokens were there, and when all was.
+    int64_t begun_ns;
+    int64_t exact_ns;
+    int64_t coded_ns;
+    int64_t came_ns;
 };
 
 // Tells the coded tokens of each set; false where an exact one is not selected.

@@ -711,6 +711,22 @@ CODED: tuple[Mutant, ...] = (
         (_COLD_CALLS,),
     ),
     Mutant(
+        "what-threads-read-at-once-has-one-line",
+        "A trace shows rows and codes that two threads read at once on the line of who waits.",
+        "host/hillinfer/trace/trace_file.py",
+        "threading.get_ident() if thread is None else thread",
+        "threading.get_ident()",
+        (_COLD_CALLS,),
+    ),
+    Mutant(
+        "a-traced-run-says-nothing-of-attention",
+        "A trace lacks attention to what a call of the library has landed.",
+        "host/hillinfer/engine/coded_call.py",
+        "            if is_here and self._recorder is not SILENT:",
+        "            if not is_here and self._recorder is not SILENT:",
+        (_COLD_CALLS,),
+    ),
+    Mutant(
         "memory-of-a-shorter-text-is-chosen-in",
         "Tokens are chosen in memory that was made for fewer of them.",
         "host/hillinfer/engine/coded_call.py",

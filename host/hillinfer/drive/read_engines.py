@@ -281,6 +281,11 @@ class LandingAhead:
         Keeps what is under way.
     file, wanted
         Of the rows.
+
+    Attributes
+    ----------
+    thread
+        As given: a number that no other thread has.
     """
 
     def __init__(
@@ -292,7 +297,7 @@ class LandingAhead:
         wanted: FileRows,
     ) -> None:
         self._engine = engine
-        self._thread = thread
+        self.thread = thread
         self._begun = begun
         self._file = file
         self._wanted = wanted
@@ -305,19 +310,19 @@ class LandingAhead:
     def begin(self) -> None:
         """Begin; `settle` or `result` must follow before the file is closed."""
         self._begun.add(self)
-        self._library.call_holding("hillinfer_lander_begin", self._thread, self._errand)
+        self._library.call_holding("hillinfer_lander_begin", self.thread, self._errand)
 
     def begin_first(self) -> None:
         """Begin before those that nobody waits for, whatever is under way; as `begin` otherwise."""
         self._begun.add(self)
-        self._library.call_holding("hillinfer_lander_begin_first", self._thread, self._errand)
+        self._library.call_holding("hillinfer_lander_begin_first", self.thread, self._errand)
 
     def settle(self) -> None:
         """Wait until nothing is under way; harmless when done twice, or before `begin`."""
         # Whoever closed the thread has waited, and it is gone.
         if self in self._begun:
             if self._awaited is None or not self._awaited.is_over:
-                self._library.functions.hillinfer_lander_wait(self._thread, self._errand)
+                self._library.functions.hillinfer_lander_wait(self.thread, self._errand)
             self._begun.discard(self)
 
     @property
@@ -326,7 +331,7 @@ class LandingAhead:
         if self not in self._begun:
             return None
         if self._awaited is None:
-            self._awaited = Awaited(self._thread, ctypes.addressof(self._errand))
+            self._awaited = Awaited(self.thread, ctypes.addressof(self._errand))
         return self._awaited
 
     def result(self) -> Landed:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -287,6 +288,7 @@ class SplitCall:
         self._split = split
         self.together = together
         self.waited_seconds = 0.0
+        self.times: list[tuple[int, int]] = []
         # Tokens whose codes lie in a file.
         self._filed: ColdTokens | None = None
         self._library = native_library()
@@ -350,8 +352,6 @@ class SplitCall:
     ) -> Callable[[ReadWay | None], int] | None:
         """Return a call that lands and attends to all; see `SplitAttention`."""
         filed, split, key = self._filed, self._split, id(self._sequence)
-        if self._recorder is not SILENT:
-            return None
         coming, codes = None, None
         if self._file is not None and filed is not None and len(filed.rows):
             coming = self._file.on_way(self._layer, key)
@@ -373,7 +373,13 @@ class SplitCall:
                 return not outcomes[0]
 
             is_here = self._values.look(self._layer, attend)
-            self.waited_seconds = landing.nanoseconds / 1e9
+            came = landing.came_ns
+            stamps = landing.begun_ns, landing.exact_ns, landing.coded_ns
+            self.times = list(pairwise(stamps))
+            self.waited_seconds = (came - landing.begun_ns) / 1e9
+            if is_here and self._recorder is not SILENT:
+                stop = time.perf_counter_ns()
+                self._recorder.note(Lane.COMPUTE, "attention", came, stop, layer=self._layer)
             if is_here and coming is not None and self._file is not None:
                 self._file.took(self._layer, key, self._sequence.counters)
             return outcomes[0]

@@ -39,10 +39,14 @@ class SplitAttention(Protocol):
         uint8 (rows, row_bytes): room for all exact rows where these are not read at once.
     waited_seconds
         How long it has waited for codes.
+    times
+        When rows of either table landed that `land` was given, where its call landed all: from
+        when to when, nanoseconds of `perf_counter_ns`.
     """
 
     together: NDArray[np.uint8]
     waited_seconds: float
+    times: list[tuple[int, int]]
 
     def look(self) -> bool:
         """Find rows and codes, list misses, and attend where all is here, or say that it is not."""
@@ -250,9 +254,9 @@ class ColdRows:
         if not self._library.are_here("hillinfer_land_split", outcome):
             return False
         entry.wait_seconds += coming.waited_seconds
-        for one, table in zip(sets, tables, strict=True):
+        for one, table, times in zip(sets, tables, coming.times, strict=True):
             if table is not None:
-                entry.note_reads(store.counted(one, table.landed.cost, len(one.rows)))
+                entry.note_reads(store.landed_by(one, table.landed, times))
         if first:
             offered = _candidates(part, memory, sets[0].places)
             self._buffers.lend_both(self._manager.offer_missed(entry, sequence, offered))

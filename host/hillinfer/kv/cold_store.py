@@ -343,8 +343,20 @@ class ColdStore:
 
     def landed_ahead(self, wanted: WantedRows, ahead: LandingAhead) -> ReadCost:
         """Return what it took, once rows that `ahead` returned are there; raises as `read_rows`."""
-        landed = ahead.result()
-        self._tell(wanted.layer, landed.cost, *ahead.times)
+        return self.landed_by(wanted, ahead.result(), ahead.times, ahead.thread)
+
+    def landed_by(
+        self,
+        wanted: WantedRows,
+        landed: Landed,
+        times: tuple[int, int],
+        thread: int | None = None,
+    ) -> ReadCost:
+        """Return what rows took that a thread has landed between two times; as above.
+
+        The calling one where it is None.
+        """
+        self._tell(wanted.layer, landed.cost, *times, thread)
         wrong = len(wanted.rows) if landed.wrong is None else landed.wrong
         return self.counted(wanted, landed.cost, wrong)
 
@@ -461,10 +473,12 @@ class ColdStore:
             self._file(layer, part.file).read_unit,
         )
 
-    def _tell(self, layer: int, cost: ReadCost, started: int, stop: int) -> None:
-        self._recorder.note(
-            Lane.READS, "rows", started, stop, layer=layer, reads=cost.reads, bytes=cost.byte_count
-        )
+    def _tell(
+        self, layer: int, cost: ReadCost, started: int, stop: int, thread: int | None = None
+    ) -> None:
+        if self._recorder is not SILENT:
+            own = {"layer": layer, "reads": cost.reads, "bytes": cost.byte_count}
+            self._recorder.note(Lane.READS, "rows", started, stop, thread=thread, **own)
 
     def _changed(self, layer: int, row: int) -> HillInferError:
         """Return the error that says that a row is not as it was written."""

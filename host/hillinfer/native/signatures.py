@@ -174,7 +174,10 @@ class SplitLanding(ctypes.Structure):
         ("coded", _POINTER),
         ("codes", _POINTER),
         ("filed", _POINTER),
-        ("nanoseconds", _LONG),
+        ("begun_ns", _LONG),
+        ("exact_ns", _LONG),
+        ("coded_ns", _LONG),
+        ("came_ns", _LONG),
     )
 
 

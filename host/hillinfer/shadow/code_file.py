@@ -420,7 +420,8 @@ class CodeFile:
         """Wait for what was begun, and note how long it was read."""
         landed = coming.landed.result()
         if isinstance(coming.landed, LandingAhead):
-            self._tell(coming.layer, landed, *coming.landed.times)
+            ahead = coming.landed
+            self._tell(coming.layer, landed, *ahead.times, ahead.thread)
         return landed
 
     def _count(self, landed: Landed, came: int, own: Counters) -> None:
@@ -481,8 +482,9 @@ class CodeFile:
         self._tell(layer, landed, started, time.perf_counter_ns())
         return landed
 
-    def _tell(self, layer: int, landed: Landed, started: int, stop: int) -> None:
-        cost = landed.cost
-        self._recorder.note(
-            Lane.READS, "codes", started, stop, layer=layer, reads=cost.reads, bytes=cost.byte_count
-        )
+    def _tell(
+        self, layer: int, landed: Landed, started: int, stop: int, thread: int | None = None
+    ) -> None:
+        if self._recorder is not SILENT:
+            own = {"layer": layer, "reads": landed.cost.reads, "bytes": landed.cost.byte_count}
+            self._recorder.note(Lane.READS, "codes", started, stop, thread=thread, **own)

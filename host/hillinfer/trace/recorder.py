@@ -57,10 +57,20 @@ class Recorder(Protocol):
         """
         ...
 
-    def note(self, lane: Lane, name: str, start: int, stop: int, **details: Detail) -> None:
+    def note(
+        self,
+        lane: Lane,
+        name: str,
+        start: int,
+        stop: int,
+        *,
+        thread: int | None = None,
+        **details: Detail,
+    ) -> None:
         """Note what took from `start` to `stop`, nanoseconds of `time.perf_counter_ns`.
 
-        The other parameters are those of `span`.
+        `thread` is a number of who did it, None for the caller itself. The other parameters are
+        those of `span`.
         """
         ...
 
@@ -83,7 +93,16 @@ class Silent:
         """Return what does nothing around a block."""
         return _NOTHING
 
-    def note(self, lane: Lane, name: str, start: int, stop: int, **details: Detail) -> None:
+    def note(
+        self,
+        lane: Lane,
+        name: str,
+        start: int,
+        stop: int,
+        *,
+        thread: int | None = None,
+        **details: Detail,
+    ) -> None:
         """Do nothing."""
 
     def close(self) -> None:
@@ -124,7 +143,7 @@ class ForwardSpans:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self._details: dict[str, Detail] = {}
+        self._details: dict[str, int] = {}
         self._started = self._resumed = self._tokens = 0
 
     @classmethod

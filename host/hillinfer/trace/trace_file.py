@@ -205,9 +205,19 @@ class Lanes:
         """Note how long a block takes; see `Recorder`."""
         return _Block(self, lane, name, details)
 
-    def note(self, lane: Lane, name: str, start: int, stop: int, **details: Detail) -> None:
+    def note(
+        self,
+        lane: Lane,
+        name: str,
+        start: int,
+        stop: int,
+        *,
+        thread: int | None = None,
+        **details: Detail,
+    ) -> None:
         """Note what took from `start` to `stop`; see `Recorder`."""
-        self._add(Span(lane, name, start, stop, threading.get_ident(), self._step, details))
+        own = threading.get_ident() if thread is None else thread
+        self._add(Span(lane, name, start, stop, own, self._step, details))
 
     def close(self) -> None:
         """Write what has been noted and close the file; harmless when done twice."""

@@ -15,6 +15,7 @@ import torch
 from coded_golden import SCALING, SETTINGS, SHAPE, Text
 from interrupts import interrupted
 from placement_matrix import Budget, Path, Way
+from trace_events import check, load, spans
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.read_turns import ReadTurns
@@ -350,6 +351,27 @@ def test_where_somebody_looks_at_reads_more_calls_do_the_same(announced, ahead, 
     names = "cold_reads", "cold_rows_read", "promoted_rows", "coded_reads", "coded_arrivals"
     counts = [[getattr(one.statistics, name) for name in names] for one in (as_before, seen)]
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_traced_run_makes_the_same_calls_and_says_what_they_did(
+    announced, ahead, demanded, cold_dir, tmp_path
+):
+    """Rows and codes that threads bring at once have a line each."""
+    as_before = ahead if announced else demanded
+    traced = Turns(cold_dir, announced=announced, own=OWN.changed(trace=tmp_path / "t.json"))
+    assert traced.calls == as_before.calls
+    assert np.array_equal(np.stack(traced.found), np.stack(as_before.found))
+    events = load(tmp_path / "t.json")
+    check(events)
+    for layer in range(SHAPE.layers):
+        own = {one["name"] for one in spans(events, "reads") if one["args"].get("layer") == layer}
+        assert {"rows", "codes"} <= own
+    # It looks for rows and codes, and attends; where something is missing that is apart.
+    once = 1 if announced else 2
+    assert len(spans(events, "compute", "attention")) >= once * len(traced.calls)
+    read = sum(one["args"].get("reads", 0) for one in spans(events, "reads"))
+    assert read == traced.statistics.cold_reads == as_before.statistics.cold_reads
 
 
 class Streamed(Way):
