@@ -28,14 +28,12 @@ struct Avx512 : RowsAvx512, WeightsAvx512 {
     using WeightsAvx512::kChunkHeads;
     static constexpr bool kAddsSums = true;
     using Added = AddedSums<kChunkHeads>;
-    static constexpr int kQuads = kBlockTokens / 4;
-    static constexpr int kMostVectors = kMostCodedChannels / 128;
 
-    // Where a head has two blocks of 16 bytes, a vector has two quads of tokens, else one quad and up
-    // to four blocks. Four vectors have the bytes of channels 0 to 3, 4 to 7, and so on, of each
-    // block, those of four tokens beside each other.
+    // Where codes lie. Each pass over them arranges them again, beside its products: to store them once
+    // costs more, as a store of 64 bytes holds products up for one or two cycles (Zen 4).
     struct Arranged {
-        __m512i codes[kMostVectors][4][kQuads];
+        const uint64_t* rows;
+        size_t start;
     };
 
     // Sums lie as their registers have them: by vectors, quarters and halves of 32 channels, and then
@@ -51,33 +49,8 @@ struct Avx512 : RowsAvx512, WeightsAvx512 {
                channel % 4;
     }
 
-    __attribute__((noinline)) static void arrange(const uint64_t* rows, size_t start, int blocks,
-                                                  int tokens, Arranged& out) {
-        if (blocks == 2) {
-            for (int octet = 0; octet < tokens / 8; ++octet) {
-                const uint64_t* own = rows + octet * 8;
-                __m512i of[4];
-#pragma GCC unroll 4
-                for (int i = 0; i < 4; ++i) {
-                    of[i] = _mm512_inserti64x4(_mm512_castsi256_si512(load_half(at(own[i]) + start)),
-                                               load_half(at(own[4 + i]) + start), 1);
-                }
-                transpose(of, &out.codes[0][0][octet]);
-            }
-            return;
-        }
-        for (int vector = 0; vector * 4 < blocks; ++vector) {
-            const int left = blocks - 4 * vector;
-            const __mmask16 here = left >= 4 ? 0xFFFF : __mmask16((1u << (4 * left)) - 1);
-            for (int quad = 0; quad < tokens / 4; ++quad) {
-                __m512i of[4];
-#pragma GCC unroll 4
-                for (int i = 0; i < 4; ++i) {
-                    of[i] = _mm512_maskz_loadu_epi32(here, at(rows[quad * 4 + i]) + start + vector * 64);
-                }
-                transpose(of, &out.codes[vector][0][quad]);
-            }
-        }
+    static void arrange(const uint64_t* rows, size_t start, int, int, Arranged& out) {
+        out = {rows, start};
     }
 
     static void sums(const Arranged& arranged, int blocks, int tokens, const Addends& addends, int heads,
@@ -124,16 +97,28 @@ private:
         return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
     }
 
-    // Bytes of four tokens beside each other; vectors of the four quarters of 16 bytes are kQuads apart.
-    static void transpose(const __m512i* of, __m512i* to) {
-        const __m512i low_even = _mm512_unpacklo_epi8(of[0], of[1]);
-        const __m512i low_odd = _mm512_unpacklo_epi8(of[2], of[3]);
-        const __m512i high_even = _mm512_unpackhi_epi8(of[0], of[1]);
-        const __m512i high_odd = _mm512_unpackhi_epi8(of[2], of[3]);
-        to[0] = _mm512_unpacklo_epi16(low_even, low_odd);
-        to[kQuads] = _mm512_unpackhi_epi16(low_even, low_odd);
-        to[2 * kQuads] = _mm512_unpacklo_epi16(high_even, high_odd);
-        to[3 * kQuads] = _mm512_unpackhi_epi16(high_even, high_odd);
+    // 64 bytes of a quad of tokens, or where a head has two blocks of 16 bytes, 32 of an octet.
+    template <bool kTwoBlocks>
+    static void load(const uint64_t* rows, size_t start, __mmask16 here, __m512i* of) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            if constexpr (kTwoBlocks) {
+                of[i] = _mm512_inserti64x4(_mm512_castsi256_si512(load_half(at(rows[i]) + start)),
+                                           load_half(at(rows[4 + i]) + start), 1);
+            } else {
+                of[i] = _mm512_maskz_loadu_epi32(here, at(rows[i]) + start);
+            }
+        }
+    }
+
+    // Bytes of four tokens beside each other: those of channels 0 to 3, 4 to 7, and so on, of each block.
+    static __m512i quarter_of(const __m512i* of, int quarter) {
+        const bool low = quarter < 2;
+        const __m512i even =
+            low ? _mm512_unpacklo_epi8(of[0], of[1]) : _mm512_unpackhi_epi8(of[0], of[1]);
+        const __m512i odd =
+            low ? _mm512_unpacklo_epi8(of[2], of[3]) : _mm512_unpackhi_epi8(of[2], of[3]);
+        return quarter % 2 ? _mm512_unpackhi_epi16(even, odd) : _mm512_unpacklo_epi16(even, odd);
     }
 
     template <class Take>
@@ -167,39 +152,64 @@ private:
     __attribute__((noinline)) static void sums_of_heads(const Arranged& arranged, int blocks, int tokens,
                                                         const Addends& addends, Ahead& ahead,
                                                         const Take& take) {
-        const int steps = tokens / (kTwoBlocks ? 8 : 4);
-        Ahead own_ahead = ahead;
         for (int vector = 0; vector * 4 < blocks; ++vector) {
-            for (int first = 0; first < 4; first += kQuarters) {
-                // Of low and high nibbles, by low and high bytes.
-                __m512i sums[kQuarters][kHeads][2][2];
+            const int left = blocks - 4 * vector;
+            const __mmask16 here = left >= 4 ? 0xFFFF : __mmask16((1u << (4 * left)) - 1);
+            const Arranged own{arranged.rows, arranged.start + size_t(vector) * 64};
+            pass<kTwoBlocks, kHeads, kQuarters, 0>(own, here, vector * 4, tokens, addends, ahead, take);
+            if constexpr (kQuarters < 4) {
+                pass<kTwoBlocks, kHeads, kQuarters, kQuarters>(own, here, vector * 4, tokens, addends,
+                                                               ahead, take);
+            }
+            if constexpr (kQuarters < 2) {
+                pass<kTwoBlocks, kHeads, kQuarters, 2>(own, here, vector * 4, tokens, addends, ahead,
+                                                       take);
+                pass<kTwoBlocks, kHeads, kQuarters, 3>(own, here, vector * 4, tokens, addends, ahead,
+                                                       take);
+            }
+        }
+    }
+
+    template <bool kTwoBlocks, int kHeads, int kQuarters, int kFirst, class Take>
+    [[gnu::always_inline]] static void pass(const Arranged& arranged, __mmask16 here, int base,
+                                            int tokens, const Addends& addends, Ahead& ahead,
+                                            const Take& take) {
+        constexpr int kTokens = kTwoBlocks ? 8 : 4;
+        const int steps = tokens / kTokens;
+        Ahead own_ahead = ahead;
+        // Of low and high nibbles, by low and high bytes.
+        __m512i sums[kQuarters][kHeads][2][2];
 #pragma GCC unroll 4
-                for (auto& quarter : sums) {
+        for (auto& quarter : sums) {
 #pragma GCC unroll 4
-                    for (auto& own : quarter) {
-                        own[0][0] = own[0][1] = own[1][0] = own[1][1] = _mm512_setzero_si512();
-                    }
-                }
-                const __m512i(*const codes)[kQuads] = arranged.codes[vector] + first;
-                for (int step = 0; step < steps; ++step) {
-                    own_ahead.touch();
-                    add_step<kTwoBlocks, kHeads, kQuarters>(codes, addends, step, sums);
-                }
+            for (auto& own : quarter) {
+                own[0][0] = own[0][1] = own[1][0] = own[1][1] = _mm512_setzero_si512();
+            }
+        }
+        for (int step = 0; step < steps; ++step) {
+            own_ahead.touch();
+            __m512i of[4], codes[kQuarters];
+            load<kTwoBlocks>(arranged.rows + step * kTokens, arranged.start, here, of);
 #pragma GCC unroll 4
-                for (int quarter = 0; quarter < kQuarters; ++quarter) {
-                    const int place = (vector * 4 + first + quarter) * (kTwoBlocks ? 16 : 32);
+            for (int quarter = 0; quarter < kQuarters; ++quarter) {
+                codes[quarter] = quarter_of(of, kFirst + quarter);
+            }
+            add_step<kTwoBlocks, kHeads, kQuarters>(codes, addends, step, sums);
+        }
 #pragma GCC unroll 4
-                    for (int head = 0; head < kHeads; ++head) {
-                        hand<kTwoBlocks>(sums[quarter][head], head, place, take);
-                    }
-                }
+        for (int quarter = 0; quarter < kQuarters; ++quarter) {
+            const int place = (base + kFirst + quarter) * (kTwoBlocks ? 16 : 32);
+#pragma GCC unroll 4
+            for (int head = 0; head < kHeads; ++head) {
+                hand<kTwoBlocks>(sums[quarter][head], head, place, take);
             }
         }
         ahead = own_ahead;
     }
 
     template <bool kTwoBlocks, class Take>
-    static void hand(const __m512i (*sums)[2], int head, int place, const Take& take) {
+    [[gnu::always_inline]] static void hand(const __m512i (*sums)[2], int head, int place,
+                                            const Take& take) {
         const __m512i low = joined(sums[0]), high = joined(sums[1]);
         if constexpr (kTwoBlocks) {
             // Of the first quads and the second ones.
@@ -216,13 +226,13 @@ private:
     }
 
     template <bool kTwoBlocks, int kHeads, int kQuarters>
-    static void add_step(const __m512i (*codes)[kQuads], const Addends& addends, int step,
+    [[gnu::always_inline]] static void add_step(const __m512i* codes, const Addends& addends, int step,
                          __m512i (*sums)[kHeads][2][2]) {
         const __m512i nibble = _mm512_set1_epi8(int8_t(0xF0));
         __m512i low[kQuarters], high[kQuarters];
 #pragma GCC unroll 4
         for (int quarter = 0; quarter < kQuarters; ++quarter) {
-            const __m512i own = codes[quarter][step];
+            const __m512i own = codes[quarter];
             low[quarter] = _mm512_and_si512(_mm512_slli_epi16(own, 4), nibble);
             high[quarter] = _mm512_and_si512(own, nibble);
         }
