@@ -41,11 +41,17 @@ _INTEL_CODED = {
     "2300": "f533bcdfaec2e0fe",
     "session": "5d89fc3c88c46830",
 }
+_ZEN_4_CODED = {
+    "150": "da109b40b685a5d6",
+    "1100": "a67a511eb04ba168",
+    "2300": "f533bcdfaec2e0fe",
+    "session": "5d89fc3c88c46830",
+}
 # By the processor's vendor and what the native library computes with, then by setting.
 RECORDED = {
     ("GenuineIntel", "avx512vnni"): {"exact": _AVX512, "coded": _INTEL_CODED},
-    # A Zen 4.
-    ("AuthenticAMD", "avx512vnni"): {"exact": _AVX512},
+    # A Zen 4; those of coded tokens at cc27fbdd.
+    ("AuthenticAMD", "avx512vnni"): {"exact": _AVX512, "coded": _ZEN_4_CODED},
     # A Zen 3; of today by a library that is told of no AVX-512, which had the bits before, too.
     ("AuthenticAMD", "avx2"): {
         "exact": {
