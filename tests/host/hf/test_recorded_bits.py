@@ -35,13 +35,7 @@ _AVX512 = {
     "2300": "b4606a64ecae2747",
     "session": "67b1d3c501a99b50",
 }
-_INTEL_CODED = {
-    "150": "da109b40b685a5d6",
-    "1100": "a67a511eb04ba168",
-    "2300": "f533bcdfaec2e0fe",
-    "session": "5d89fc3c88c46830",
-}
-_ZEN_4_CODED = {
+_AVX512_CODED = {
     "150": "da109b40b685a5d6",
     "1100": "a67a511eb04ba168",
     "2300": "f533bcdfaec2e0fe",
@@ -49,9 +43,9 @@ _ZEN_4_CODED = {
 }
 # By the processor's vendor and what the native library computes with, then by setting.
 RECORDED = {
-    ("GenuineIntel", "avx512vnni"): {"exact": _AVX512, "coded": _INTEL_CODED},
+    ("GenuineIntel", "avx512vnni"): {"exact": _AVX512, "coded": _AVX512_CODED},
     # A Zen 4; those of coded tokens at cc27fbdd.
-    ("AuthenticAMD", "avx512vnni"): {"exact": _AVX512, "coded": _ZEN_4_CODED},
+    ("AuthenticAMD", "avx512vnni"): {"exact": _AVX512, "coded": _AVX512_CODED},
     # A Zen 3; of today by a library that is told of no AVX-512, which had the bits before, too.
     ("AuthenticAMD", "avx2"): {
         "exact": {
