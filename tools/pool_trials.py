@@ -26,7 +26,7 @@ from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.kv.pool_policies import MOST_HITS, PoolPolicy
 from hillinfer.models.loader import ModelOutline
 from hillinfer.models.sources import ModelSource
-from hillinfer.scoring.scorer import SegmentShadow, total_tokens
+from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer.settings import PoolSizes, Settings
 from hillinfer.system.machine import NumberType, ProcessorFacts
 from hillinfer_bench.quality.forced_reading import Prefix, compute_threads, forced_logits, selecting
@@ -259,10 +259,8 @@ class _Scored(ContractSelection):
     def chosen(
         self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
     ) -> NDArray[np.int64]:
-        codes = np.zeros(total_tokens(segments), np.uint16)
-        for block in self._scorer.score(query, scaling, segments):
-            codes[block.positions] = block.codes
-        self._codes.append(codes)
+        (tuples,) = self._scorer.tuples(query, scaling, segments)
+        self._codes.append((tuples >> np.uint32(16)).astype(np.uint16))
         return super().chosen(query, scaling, segments)
 
 

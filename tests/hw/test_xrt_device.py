@@ -23,7 +23,7 @@ import pytest
 import torch
 from emulated_cards import ONE_PROCESS, SMALL, surround
 
-from hillinfer.devices.device import ResidentShadow, StoredShadow
+from hillinfer.devices.device import DeviceSegment, ResidentShadow, StoredShadow
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.opening import GoldenScorer
 from hillinfer.devices.xrt.device import CHUNK_BYTES
@@ -74,13 +74,7 @@ class Keys:
 
     def codes(self, scorer, segments=None):
         """The score code of every token and set, by position."""
-        sets = 1 if scorer.scope is Scope.LAYER else 2
-        last = self.segments[-1]
-        found = np.full((sets, last.base_position + last.tokens), -1)
-        for block in scorer.score(self.query, SCALING, segments or self.segments):
-            assert (found[block.kv_head, block.positions] == -1).all(), "each token comes once"
-            found[block.kv_head, block.positions] = block.codes
-        return found
+        return scorer.tuples(self.query, SCALING, segments or self.segments) >> 16
 
     def resident(self, scorer, change=lambda shadow: shadow, passed_over=0):
         """The segments with their full groups on a scorer's device and no whole copy here.
@@ -282,7 +276,9 @@ def test_a_launch_that_nobody_listens_to_does_not_disturb_the_next(cards, opened
     keys = Keys.random(600)
     scorer = opened(cards(Engine.RTL))
     segments = keys.resident(scorer)
-    next(iter(scorer.score(keys.query, SCALING, segments)))
+    given = [DeviceSegment(one.slot, one.base_position, one.device_tokens) for one in segments]
+    queries = scorer.start(keys.query, SCALING, segments).query_blocks(range(len(segments)))
+    next(iter(scorer.shadows.score(Scope.LAYER, queries, given)))
     np.testing.assert_array_equal(keys.codes(scorer, segments), keys.golden(Scope.LAYER))
 
 
@@ -421,27 +417,45 @@ def resting(scorer, rest):
         stay_at_rest()
 
 
+class FaultAtFirst:
+    """A card's shadows, with which something happens once the first part of a launch has come."""
+
+    def __init__(self, shadows, happen):
+        self._shadows, self._happen = shadows, happen
+
+    def __getattr__(self, name):
+        return getattr(self._shadows, name)
+
+    def score(self, *given):
+        for number, found in enumerate(self._shadows.score(*given)):
+            if number == 0:
+                self._happen()
+            yield found
+
+
 def with_fault_at_first_block(scorer, keys, segments, fault, rest):
     """The codes of a launch, and whether the host went on without a card that failed amid it."""
-    found, failed = np.full(100 * 512, -1), False
+    failed = []
     with warnings.catch_warnings(record=True) as told, resting(scorer, rest) as stay:
         warnings.simplefilter("always")
-        for number, block in enumerate(scorer.score(keys.query, SCALING, segments)):
-            if number == 0:
-                # A busy machine may take its time to the first block, but must get there.
-                impatient(scorer)
-                stay()
-                # Nobody waits for ever for one that gets no time.
-                if not scorer.shadows.lost:
-                    card, failed = device_process(scorer), True
-                    fault(scorer)
-                    if fault is not stop_card:
-                        tell(card, signal.SIGCONT)
-            assert (found[block.positions] == -1).all()
-            found[block.positions] = block.codes
+
+        def happen():
+            # A busy machine may take its time to the first block, but must get there.
+            impatient(scorer)
+            stay()
+            # Nobody waits for ever for one that gets no time.
+            if not scorer.shadows.lost:
+                card = device_process(scorer)
+                failed.append(card)
+                fault(scorer)
+                if fault is not stop_card:
+                    tell(card, signal.SIGCONT)
+
+        shadows = FaultAtFirst(scorer.shadows, happen)
+        (found,) = keys.codes(DeviceScorer(NativeScorer(SMALL, Scope.LAYER), shadows), segments)
     ours = [one for one in told if issubclass(one.category, HillInferWarning)]
     assert all("the host goes on scoring" in str(one.message) for one in ours)
-    return found, failed and bool(ours)
+    return found, bool(failed) and bool(ours)
 
 
 def test_a_kernel_that_says_it_is_another_is_refused_at_the_first_launch(cards, opened, tmp_path):

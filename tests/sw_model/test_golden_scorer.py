@@ -7,6 +7,7 @@ from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.golden import GoldenModel
 from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.score_tuples import make_tuples
 
 torch = pytest.importorskip("torch", reason="torch is missing: pip install 'hillinfer[run]'")
 
@@ -39,18 +40,16 @@ def shadows_of(scorer: Scorer, keys, step):
 @pytest.mark.parametrize("rule", list(Rule))
 @pytest.mark.parametrize("mode", list(KeyMode))
 def test_the_scorer_gives_what_the_model_gives(mode, rule, scope):
-    spec = KernelSpec(16, 2, 3, key_mode=mode, rule=rule, segment_tokens=512, block_tokens=100)
+    spec = KernelSpec(16, 2, 3, key_mode=mode, rule=rule, segment_tokens=512)
     scorer, model = GoldenScorer(spec, scope), GoldenModel(spec, scope)
     shadows = shadows_of(scorer, KEYS, 77)
     segments = model.encode_sequence(KEYS)
     for shadow, segment in zip(shadows, segments, strict=True):
         assert same_statistics(shadow.statistics, segment.statistics)
-    blocks = list(scorer.score(torch.from_numpy(QUERY), 0.25, shadows))
-    expected = list(model.score_blocks(QUERY, 0.25, segments))
-    assert len(blocks) == 13 * (1 if scope is Scope.LAYER else 2)
-    assert [(b.kv_head, b.window, b.tuples.tolist()) for b in blocks] == [
-        (b.kv_head, b.window, b.tuples.tolist()) for b in expected
-    ]
+    tuples = scorer.tuples(torch.from_numpy(QUERY), 0.25, shadows)
+    expected = model.score(QUERY, 0.25, segments)
+    assert tuples.shape == (1 if scope is Scope.LAYER else 2, 1300)
+    np.testing.assert_array_equal(tuples, make_tuples(expected, 0))
 
 
 def test_twin_a_flipped_shadow_bit_is_seen():
@@ -58,13 +57,13 @@ def test_twin_a_flipped_shadow_bit_is_seen():
     scorer = GoldenScorer(spec, Scope.LAYER)
     query = torch.from_numpy(QUERY / 64)
     *before, last = shadows_of(scorer, KEYS, 512)
-    whole = [b.tuples.tolist() for b in scorer.score(query, 0.25, [*before, last])]
+    whole = scorer.tuples(query, 0.25, [*before, last])
     # The first token's exponent in KV head 0, then the sign of one of its codes.
     for place, bit in (((0, 0), 1), ((2, 3), 6)):
         twin = SegmentShadow(
             last.base_position, last.tokens, bit_flipped(last.shadow, place, bit), last.statistics
         )
-        assert [b.tuples.tolist() for b in scorer.score(query, 0.25, [*before, twin])] != whole
+        assert not np.array_equal(scorer.tuples(query, 0.25, [*before, twin]), whole)
 
 
 def test_keys_of_any_strides_are_taken():
@@ -83,7 +82,7 @@ def test_a_non_finite_query_is_refused_at_the_call():
     query = torch.from_numpy(QUERY.copy())
     query[0, 0] = float("nan")
     with pytest.raises(NonFiniteQueryError):
-        scorer.score(query, 0.25, [])
+        scorer.tuples(query, 0.25, [])
 
 
 def test_other_types_are_refused():
@@ -91,4 +90,4 @@ def test_other_types_are_refused():
     with pytest.raises(TypeError, match="bfloat16"):
         scorer.statistics(tensor_of(KEYS[:9]).bfloat16(), 0, None)
     with pytest.raises(TypeError, match="float16"):
-        scorer.score(torch.from_numpy(QUERY).half(), 0.25, [])
+        scorer.tuples(torch.from_numpy(QUERY).half(), 0.25, [])

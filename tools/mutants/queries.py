@@ -84,12 +84,4 @@ QUERIES: tuple[Mutant, ...] = (
         "spec if is_single else spec",
         (f"{_PASSES}::test_launches_of_one_query_run_in_a_kernel_of_one",),
     ),
-    Mutant(
-        "pass-left-unread",
-        "A pass is read when its queries are chosen for, behind whatever else was launched.",
-        "host/hillinfer/devices/device_scorer.py",
-        "                    scores.tuples(0)\n",
-        "",
-        (f"{_PASSES}::test_a_launch_in_between_takes_nothing_from_a_pass",),
-    ),
 )

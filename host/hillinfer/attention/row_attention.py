@@ -23,7 +23,7 @@ from hillinfer.schedule.windows import PassWindows
 from hillinfer.scoring.scorer import Scorer, SegmentShadow, Wanted
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
-from hillinfer_model.choices import Rule
+from hillinfer_model.choices import Rule, Scope
 
 # --- Keys and values of rows ---
 
@@ -387,16 +387,14 @@ class OneSet:
     ) -> NDArray[np.float64]:
         """Return what each token is worth to each set, float64 (sets, past)."""
         adds = self._scorer.spec.rule is Rule.WEIGHT_SUM
-        heads: dict[int, NDArray[np.float64]] = {}
+        sets = 1 if self._scorer.scope is Scope.LAYER else self._scorer.spec.kv_heads
+        worth = np.zeros((sets, past))
         for query in queries:
-            for block in self._scorer.score(query, scaling, segments):
-                own = heads.setdefault(block.kv_head, np.zeros(past))
-                positions, codes = block.positions, block.codes
-                # A segment that the chunk made full has its tokens, too.
-                inside = positions < past
-                places, given = positions[inside], codes[inside]
-                if adds:
-                    own[places] += code_weights(given)
-                else:
-                    own[places] = np.maximum(own[places], given)
-        return np.stack([heads[head] for head in sorted(heads)])
+            # A segment that the chunk made full has its tokens, too.
+            tuples = self._scorer.tuples(query, scaling, segments)[:, :past]
+            codes = (tuples >> np.uint32(16)).astype(np.uint16)
+            if adds:
+                worth += code_weights(codes)
+            else:
+                np.maximum(worth, codes, out=worth)
+        return worth

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -18,9 +17,9 @@ from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.started_scoring import (
     AskedScoring,
     NativePart,
-    SharedScores,
     StartedScoring,
     shared_passes,
+    shared_tuples,
 )
 from hillinfer.errors import DeviceError
 from hillinfer.native.library import Variant
@@ -36,17 +35,15 @@ from hillinfer.trace.recorder import SILENT, Lane, Recorder
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
-from hillinfer_model.score_block import ScoreBlock
-from hillinfer_model.score_tuples import WINDOW_TOKENS
 
 
 @dataclass(frozen=True)
 class _Begun:
-    """A query whose scoring began with others', and what waits for its tuples by segment."""
+    """A query that was scored with others, and its tuples by number of segment."""
 
     query: torch.Tensor
     started: StartedScoring
-    tuples: Callable[[], Mapping[int, NDArray[np.uint32]]]
+    tuples: Mapping[int, NDArray[np.uint32]]
 
 
 class EngineScorer(Scorer, Protocol):
@@ -95,21 +92,23 @@ class DeviceScorer:
         """Write codes and exponents into a segment's shadow; see `Scorer`."""
         self._host.encode(keys, statistics, shadow, first_token)
 
-    def score(
+    def tuples(
         self,
         query: torch.Tensor,
         scaling: float,
         segments: Sequence[SegmentShadow],
         coming: int = 0,
-    ) -> Iterator[ScoreBlock]:
-        """Score every token of consecutive segments; see `Scorer`.
-
-        Blocks of different segments come in any order.
-        """
+    ) -> NDArray[np.uint32]:
+        """Score every token of consecutive segments, on whichever side; see `Scorer`."""
         if self._host_alone(segments):
-            return self._host.score(query, scaling, segments, coming)
-        parts = self._scored(self.start(query, scaling, segments, coming), segments, self._on_host)
-        return (block for first, tuples in parts for block in self._cut(first, tuples))
+            return self._host.tuples(query, scaling, segments, coming)
+        tuples = np.empty((self._sets, total_tokens(segments)), dtype=np.uint32)
+        begun = self._take_begun(query)
+        if begun is None:
+            self._fill(self.start(query, scaling, segments, coming), segments, {}, tuples)
+        else:
+            self._fill(begun.started, segments, begun.tuples, tuples)
+        return tuples
 
     def start(
         self,
@@ -120,7 +119,7 @@ class DeviceScorer:
     ) -> StartedScoring:
         """Return the host's part of scoring, whose offsets a launch needs; see `NativePart`.
 
-        Parameters and errors are those of `score`.
+        Parameters and errors are those of `tuples`.
         """
         # Arrays are checked where they are described.
         self._host.check(query, segments)
@@ -157,7 +156,7 @@ class DeviceScorer:
             sets = self._host.choose(query, scaling, segments, coming, wanted)
         else:
             wanted.check(total_tokens(segments) + coming, coming)
-            sets = native_top(self._tuples(query, scaling, segments, coming), wanted, coming)
+            sets = native_top(self.tuples(query, scaling, segments, coming), wanted, coming)
         self._note_selected(segments, sets)
         return sets
 
@@ -175,7 +174,7 @@ class DeviceScorer:
         else:
             for one in wanted:
                 one.check(total_tokens(segments) + coming, coming)
-            tuples = self._tuples(query, scaling, segments, coming)
+            tuples = self.tuples(query, scaling, segments, coming)
             each = [native_top(tuples, one, coming) for one in wanted]
         self._note_selected(segments, each[0])
         return each
@@ -185,7 +184,7 @@ class DeviceScorer:
 
         What comes of it is used when the same queries are chosen for next. It is read here: a
         device forgets a launch that nobody reads when it is given another. Errors are those of
-        `score`; where the device fails nothing has begun.
+        `tuples`; where the device fails nothing has begun.
         """
         self._begun = []
         most = self.shadows.queries_together
@@ -195,32 +194,19 @@ class DeviceScorer:
             scored = {"segments": len(shared.segments), "queries": len(own)}
             try:
                 with self._recorder.span(Lane.DEVICE_SCORING, "launch", **scored):
-                    scores = SharedScores(self.spec, self.scope, self.shadows, shared, started)
-                    scores.tuples(0)
+                    found = shared_tuples(self.spec, self.scope, self.shadows, shared, started)
             except DeviceError as error:
                 self.shadows.lose(error)
                 self._begun = []
                 return
-            for number, (one, begun) in enumerate(zip(own, started, strict=True)):
-                self._begun.append(_Begun(one.query, begun, partial(scores.tuples, number)))
+            for one, begun, tuples in zip(own, started, found, strict=True):
+                self._begun.append(_Begun(one.query, begun, tuples))
 
     def _take_begun(self, query: torch.Tensor) -> _Begun | None:
         for number, one in enumerate(self._begun):
             if one.query is query:
                 return self._begun.pop(number)
         return None
-
-    def _tuples(
-        self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow], coming: int
-    ) -> NDArray[np.uint32]:
-        """Return the tuples of all tokens, whoever scores them."""
-        tuples = np.empty((self._sets, total_tokens(segments)), dtype=np.uint32)
-        begun = self._take_begun(query)
-        started = begun.started if begun else self.start(query, scaling, segments, coming)
-        known = begun.tuples if begun else None
-        for first, own in self._scored(started, segments, partial(self._fill, tuples), known):
-            tuples[:, first : first + own.shape[1]] = own
-        return tuples
 
     def _host_alone(self, segments: Sequence[SegmentShadow]) -> bool:
         return self.shadows.lost or not any(one.device_tokens for one in segments)
@@ -243,16 +229,16 @@ class DeviceScorer:
             scored = int(own.searchsorted(total))
             self.shadows.note_selected(total - on_device, scored - taken, on_device, taken)
 
-    def _scored(
+    def _fill(
         self,
         started: StartedScoring,
         segments: Sequence[SegmentShadow],
-        on_host: Callable[..., Iterable[tuple[int, NDArray[np.uint32]]]],
-        known: Callable[[], Mapping[int, NDArray[np.uint32]]] | None = None,
-    ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
-        """Yield a position and the tuples from there on, uint32 (sets, tokens), in any order.
+        known: Mapping[int, NDArray[np.uint32]],
+        tuples: NDArray[np.uint32],
+    ) -> None:
+        """Put tuples where they belong, uint32 (sets, N), whoever scores them.
 
-        `known` waits for what the device was asked for already, by number of segment.
+        `known` are those that the device gave already, by number of segment.
         """
         given = [number for number, one in enumerate(segments) if one.device_tokens]
         own = [
@@ -261,15 +247,19 @@ class DeviceScorer:
             if one.device_tokens < one.tokens
         ]
         done = dict.fromkeys(given, 0)
+
+        def take(number: int, first: int, found: NDArray[np.uint32]) -> None:
+            start, done[number] = segments[number].base_position + first, first + found.shape[1]
+            tuples[:, start : start + found.shape[1]] = found
+
         # What the next launch scores comes from the drive while this one scores.
         overlaps = len(self.shadows.staging) > 1
         try:
-            if known is not None:
-                yield from on_host(started, segments, own)
+            if known:
+                started.fill(own, tuples)
                 own = []
-                for number, tuples in known().items():
-                    yield segments[number].base_position, tuples
-                    done[number] = tuples.shape[1]
+                for number, found in known.items():
+                    take(number, 0, found)
             launches = [*self._launches(segments, [one for one in given if not done[one]])]
             places = [self._placed(segments, *one) for one in launches]
             for index, (launch, _) in enumerate(launches):
@@ -280,13 +270,10 @@ class DeviceScorer:
                 ahead = places[index + 1][1] if overlaps and index + 1 < len(places) else ()
                 began = time.perf_counter_ns()
                 scoring = self.shadows.score(self.scope, queries, placed, ahead)
-                yield from on_host(started, segments, own)
+                started.fill(own, tuples)
                 own = []
-                for found in scoring:
-                    number = launch[found.segment]
-                    base = segments[number].base_position
-                    yield base + found.first_token, found.tuples
-                    done[number] = found.first_token + found.tuples.shape[1]
+                for part in scoring:
+                    take(launch[part.segment], part.first_token, part.tuples)
                 self._recorder.note(
                     Lane.DEVICE_SCORING,
                     "launch",
@@ -303,28 +290,7 @@ class DeviceScorer:
                 for number in given
                 if done[number] < segments[number].device_tokens
             ]
-            yield from on_host(started, segments, own)
-
-    @staticmethod
-    def _on_host(
-        started: StartedScoring,
-        segments: Sequence[SegmentShadow],
-        wanted: Sequence[tuple[int, range]],
-    ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
-        if wanted:
-            for (number, tokens), tuples in zip(wanted, started.tuples(wanted), strict=True):
-                yield segments[number].base_position + tokens.start, tuples
-
-    @staticmethod
-    def _fill(
-        tuples: NDArray[np.uint32],
-        started: StartedScoring,
-        segments: Sequence[SegmentShadow],
-        wanted: Sequence[tuple[int, range]],
-    ) -> Iterable[tuple[int, NDArray[np.uint32]]]:
-        """Put the host's tuples where they belong, so that none are left to hand out."""
-        started.fill(wanted, tuples)
-        return ()
+            started.fill(own, tuples)
 
     def _launches(
         self, segments: Sequence[SegmentShadow], given: Sequence[int]
@@ -367,10 +333,3 @@ class DeviceScorer:
             # All at once: their blocks are in flight together.
             with self._recorder.span(Lane.READS, "shadows to device", segments=len(stored)):
                 self.shadows.load(stored)
-
-    def _cut(self, first: int, tuples: NDArray[np.uint32]) -> Iterator[ScoreBlock]:
-        """Yield blocks of tuples of one segment, which never crosses a window."""
-        window = first // WINDOW_TOKENS * WINDOW_TOKENS
-        for start in range(0, tuples.shape[1], self.spec.block_tokens):
-            for row, own in enumerate(tuples[:, start : start + self.spec.block_tokens]):
-                yield ScoreBlock(row, window, own)

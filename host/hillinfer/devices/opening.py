@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -45,7 +45,7 @@ from hillinfer.errors import SettingsError, warn_of_loss
 from hillinfer.native.library import Variant
 from hillinfer.scoring.launches import LaunchThread, NativePieces, Piece
 from hillinfer.scoring.native import NativeScorer
-from hillinfer.scoring.scorer import SegmentShadow, Wanted, total_tokens
+from hillinfer.scoring.scorer import SegmentShadow, Wanted
 from hillinfer.settings import DeviceOptions
 from hillinfer.trace.recorder import SILENT, Recorder
 from hillinfer_model.beats import Beats
@@ -56,8 +56,8 @@ from hillinfer_model.golden import GoldenModel
 from hillinfer_model.hardware_spec import HardwareSpecError, check_hardware_spec, most_queries
 from hillinfer_model.kernel_spec import BEAT_BYTES, MOST_QUERIES, KernelSpec
 from hillinfer_model.layout import read_codes, write_codes
-from hillinfer_model.score_block import ScoreBlock
-from hillinfer_model.selection import kept_positions
+from hillinfer_model.score_tuples import make_tuples
+from hillinfer_model.selection import kept_positions, select_positions
 
 # --- The device `core` ---
 
@@ -115,7 +115,7 @@ class CoreDevice(HostSlots):
         given = unpack_query_blocks(self._spec, queries, each * len(segments))
         # A shadow is in the cache when the next query comes to it.
         pieces = [
-            Piece(each * number + query, self._view(one.slot), 0, one.tokens, one.base_position)
+            Piece(each * number + query, self._view(one.slot), one.tokens, one.base_position)
             for number, one in enumerate(segments)
             for query in range(each)
         ]
@@ -243,7 +243,7 @@ class GoldenScorer:
         coming: int,
         wanted: Wanted,
     ) -> list[NDArray[np.int64]]:
-        """Select from score blocks, merged as they come; see `Scorer`."""
+        """Select by score codes, fully sorted; see `Scorer`."""
         return self.choose_each(query, scaling, segments, coming, (wanted,))[0]
 
     def choose_each(
@@ -255,16 +255,16 @@ class GoldenScorer:
         wanted: Sequence[Wanted],
     ) -> list[list[NDArray[np.int64]]]:
         """Select sets of several sizes likewise; see `Scorer`."""
-        blocks = self.score(query, scaling, segments, coming)
-        return top_of_blocks(blocks, self.spec, self.scope, segments, coming, wanted)
+        tuples = self.tuples(query, scaling, segments, coming)
+        return [sorted_top(tuples, one, coming) for one in wanted]
 
-    def score(
+    def tuples(
         self,
         query: torch.Tensor,
         scaling: float,
         segments: Sequence[SegmentShadow],
         coming: int = 0,
-    ) -> Iterator[ScoreBlock]:
+    ) -> NDArray[np.uint32]:
         """Score every token of consecutive segments (contract, sections 4 to 11); see `Scorer`."""
         if query.dtype != torch.float32:
             raise TypeError(f"a query is float32, not {query.dtype}; use query.float()")
@@ -276,67 +276,26 @@ class GoldenScorer:
             )
             for segment in segments
         ]
-        return self._model.score_blocks(query.detach().numpy(), scaling, coded, coming)
+        return make_tuples(self._model.score(query.detach().numpy(), scaling, coded, coming), 0)
 
 
-# What a position is subtracted from, below the code.
-_LAST_POSITION = (1 << 40) - 1
+def sorted_top(tuples: NDArray[np.uint32], wanted: Wanted, coming: int) -> list[NDArray[np.int64]]:
+    """Return the selected sets of a scorer that only scores, by a sort of all tokens.
 
-
-class TopAlpha:
-    """Keeps the best tokens of all score blocks seen so far (HillInfer section 4.2, HIE).
-
-    Ranking is (score code descending, position ascending), so the result does not depend on how
-    scores were cut into blocks nor on the order the blocks came in. `count` tokens are selected,
-    among them those at `kept`, int64 and ascending, whatever their score.
+    Parameters
+    ----------
+    tuples
+        uint32 of shape (sets, N), in the order of positions.
+    wanted, coming
+        As for `Scorer.choose`, whose result and errors these are.
     """
-
-    def __init__(self, count: int, kept: NDArray[np.int64]) -> None:
-        self._kept = kept
-        self._wanted = count - len(kept)
-        self._keys = [np.empty(0, np.int64)]
-
-    def merge(self, block: ScoreBlock) -> None:
-        """Take one score block into account."""
-        # One integer orders as (code descending, position ascending) when sorted descending. Kept
-        # positions do not take part, so that they cannot push anything out.
-        own = ~np.isin(block.positions, self._kept)
-        keys = (block.codes.astype(np.int64) << 40) + _LAST_POSITION - block.positions
-        self._keys.append(keys[own])
-
-    def positions(self) -> NDArray[np.int64]:
-        """Return the selected positions, int64, ascending, the kept ones among them."""
-        keys = np.sort(np.concatenate(self._keys))
-        best = keys[len(keys) - min(self._wanted, len(keys)) :]
-        return np.sort(np.concatenate([self._kept, _LAST_POSITION - (best & _LAST_POSITION)]))
-
-
-def top_of_blocks(
-    blocks: Iterable[ScoreBlock],
-    spec: KernelSpec,
-    scope: Scope,
-    segments: Sequence[SegmentShadow],
-    coming: int,
-    wanted: Sequence[Wanted],
-) -> list[list[NDArray[np.int64]]]:
-    """Return the selected sets of a scorer that only scores; see `Scorer.choose_each`.
-
-    `blocks` are all of `segments`, in any order; errors are as there.
-    """
-    length = total_tokens(segments) + coming
-    sets = 1 if scope is Scope.LAYER else spec.kv_heads
-    tops = []
-    for one in wanted:
-        one.check(length, coming)
-        kept = kept_positions(length, one.sinks, one.recent)
-        # One that is coming is among the newest, which are kept.
-        kept = kept[: len(kept) - coming]
-        tops.append([TopAlpha(one.count - coming, kept) for _ in range(sets)])
-    for block in blocks:
-        for own in tops:
-            own[block.kv_head].merge(block)
-    newest = np.arange(length - coming, length)
-    return [[np.append(top.positions(), newest) for top in own] for own in tops]
+    tokens = tuples.shape[1]
+    wanted.check(tokens + coming, coming)
+    kept = kept_positions(tokens + coming, wanted.sinks, wanted.recent)
+    # One that is coming is among the newest, which are kept.
+    kept, newest = kept[: len(kept) - coming], np.arange(tokens, tokens + coming)
+    codes = (tuples >> np.uint32(16)).astype(np.uint16)
+    return [np.append(select_positions(own, wanted.count - coming, kept), newest) for own in codes]
 
 
 def _fp16_codes(keys: torch.Tensor) -> NDArray[np.uint16]:

@@ -17,7 +17,7 @@ from hillinfer.devices.device import DeviceSegment, ResidentShadow, pack_query_b
 from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.native.structures import SEGMENT_WORDS
 from hillinfer.scoring.arguments import ScoringArguments, SegmentWords
-from hillinfer.scoring.launches import LaunchQueries, NativePieces, Piece
+from hillinfer.scoring.launches import LaunchQueries, NativePieces
 from hillinfer.scoring.layout import ProbeShadow, ShadowLayout
 from hillinfer.scoring.scorer import SegmentShadow, total_tokens
 from hillinfer_model.beats import Beats
@@ -46,7 +46,7 @@ class NativePart:
 
         A shadow on the drive that the host looks at is read once, in the order of `segments`: of
         one that the host scores L' stays, and of one with recent tokens a copy. `scaled` comes from
-        `NativeScorer.scaled`; the rest is as for `Scorer.score`, with all segments of the sequence.
+        `NativeScorer.scaled`; the rest is as for `Scorer.tuples`, all segments of the sequence.
         """
         threads = torch.get_num_threads()
         recent = total_tokens(segments) + coming - RECENT_TOKENS
@@ -103,48 +103,35 @@ class StartedScoring:
             LaunchQueries(queries.codes[own], queries.exponents[own], queries.addends[own]),
         )
 
-    def tuples(self, wanted: Sequence[tuple[int, range]]) -> Iterator[NDArray[np.uint32]]:
-        """Score tokens on the host, those of all shadows in memory at once.
-
-        `wanted` are numbers of segments, and which tokens of each. Yields of each in turn uint32 of
-        shape (sets, tokens) (contract, section 11).
-        """
-        if all(self.addresses[number] for number, _ in wanted):
-            yield from self._scored(wanted)
-            return
-        for number, tokens in wanted:
-            if number in self.passed:
-                first = tokens.start // GROUP_TOKENS * GROUP_TOKENS
-                own = np.empty((self.pieces.sets, tokens.stop - first), dtype=np.uint32)
-                self._finish(number, first, own)
-                yield own[:, tokens.start - first :]
-            else:
-                # Brought back one at a time, after a device was lost.
-                yield from self._scored([(number, tokens)])
-
     def fill(self, wanted: Sequence[tuple[int, range]], tuples: NDArray[np.uint32]) -> None:
-        """Score tokens as `tuples` does, into their places among those of the whole sequence.
+        """Score tokens on the host into their places among the tuples of the whole sequence.
 
-        What is wanted is as there, each from the start of a group on or after what others have left
-        there; `tuples` is uint32 of shape (sets, N), contiguous.
+        `wanted` are numbers of segments, and which tokens of each, whose groups are filled from
+        their start on, with what others have left there. Of all shadows in memory at once. `tuples`
+        is uint32 of shape (sets, N), contiguous (contract, section 11).
         """
-        spec, pieces = self.pieces.spec, []
+        pieces = []
         for number, tokens in wanted:
             address, base = self.addresses[number], self.segments[number].base_position
-            group = tokens.start // GROUP_TOKENS
-            first = group * GROUP_TOKENS
+            first = tokens.start // GROUP_TOKENS * GROUP_TOKENS
             if number in self.passed:
                 self._finish(number, first, tuples[:, base + first : base + tokens.stop])
-            elif not address:
-                # Brought back one at a time, after a device was lost.
-                for own in self._scored([(number, tokens)]):
-                    start = base + tokens.start
-                    tuples[:, start : start + len(tokens)] = own
+            elif address:
+                pieces.append(self._piece(number, address, tokens))
             else:
-                address += group * spec.group_beats * BEAT_BYTES
-                pieces.append((number, address, base + first, tokens.stop - first))
+                # Brought back one at a time, after a device was lost.
+                shadow = self.segments[number].shadow
+                piece = self._piece(number, shadow.ctypes.data, tokens)
+                self.pieces.fill(self.queries, [piece], tuples, self.threads)
         if pieces:
             self.pieces.fill(self.queries, pieces, tuples, self.threads)
+
+    def _piece(self, number: int, address: int, tokens: range) -> tuple[int, int, int, int]:
+        """Return what is filled of a segment whose shadow lies at an address."""
+        group, base = tokens.start // GROUP_TOKENS, self.segments[number].base_position
+        first = group * GROUP_TOKENS
+        address += group * self.pieces.spec.group_beats * BEAT_BYTES
+        return number, address, base + first, tokens.stop - first
 
     def _finish(self, number: int, first_token: int, tuples: NDArray[np.uint32]) -> None:
         group = first_token // GROUP_TOKENS
@@ -155,19 +142,6 @@ class StartedScoring:
             self.segments[number].base_position + first_token,
             tuples,
             self.threads,
-        )
-
-    def _scored(self, wanted: Sequence[tuple[int, range]]) -> Iterator[NDArray[np.uint32]]:
-        pieces = [self._piece(number, tokens) for number, tokens in wanted]
-        made = self.pieces.score(self.queries, pieces, self.threads)
-        for (_, tokens), own in zip(wanted, made, strict=True):
-            yield own[:, tokens.start % GROUP_TOKENS :]
-
-    def _piece(self, number: int, tokens: range) -> Piece:
-        segment = self.segments[number]
-        first = tokens.start // GROUP_TOKENS * GROUP_TOKENS
-        return Piece(
-            number, segment.shadow, first, tokens.stop - first, segment.base_position + first
         )
 
 
@@ -182,7 +156,7 @@ def _here(segment: SegmentShadow, shadow: NDArray[np.uint8]) -> SegmentShadow:
 
 @dataclass(frozen=True)
 class AskedScoring:
-    """What one sequence's scores are asked for with; as `Scorer.score` takes it."""
+    """What one sequence's scores are asked for with; as `Scorer.tuples` takes it."""
 
     query: torch.Tensor
     scaling: float
@@ -266,52 +240,35 @@ def shared_passes(asked: Sequence[AskedScoring], most: int) -> Iterator[SharedPa
             yield SharedPass(askers, numbers, segments)
 
 
-class SharedScores:
-    """A launch for several queries, under way or read.
+def shared_tuples(
+    spec: KernelSpec,
+    scope: Scope,
+    shadows: DeviceShadows,
+    shared: SharedPass,
+    started: Sequence[StartedScoring],
+) -> list[dict[int, NDArray[np.uint32]]]:
+    """Launch a pass on a device, wait for it, and return each asker's tuples of its segments.
 
-    It is begun on the device of `shadows`; `started` is the query of each asker. Raises DeviceError
-    where the device fails; `tuples` may raise it, too.
+    They are uint32 of shape (sets, tokens) by number of segment (contract, section 17). `started`
+    is the query of each asker. Raises DeviceError where the device fails.
     """
-
-    def __init__(
-        self,
-        spec: KernelSpec,
-        scope: Scope,
-        shadows: DeviceShadows,
-        shared: SharedPass,
-        started: Sequence[StartedScoring],
-    ) -> None:
-        self._shared = shared
-        self._sets = 1 if scope is Scope.LAYER else spec.kv_heads
-        self._made: list[dict[int, NDArray[np.uint32]]] | None = None
-        count = len(shared.segments)
-        own = zip(started, shared.numbers, strict=True)
-        blocks = [one.query_blocks(numbers).reshape(count, -1) for one, numbers in own]
-        # Of each segment the queries of all askers, one behind the other.
-        queries = np.concatenate(blocks, axis=1).reshape(-1, BEAT_BYTES)
-        self._scoring = shadows.score(scope, queries, shared.segments)
-
-    def tuples(self, asker: int) -> dict[int, NDArray[np.uint32]]:
-        """Wait for the launch; return an asker's tuples of each segment by its number.
-
-        They are uint32 of shape (sets, tokens) (contract, section 17).
-        """
-        if self._made is None:
-            self._made = self._read()
-        return self._made[asker]
-
-    def _read(self) -> list[dict[int, NDArray[np.uint32]]]:
-        shared = self._shared
-        made: list[dict[int, NDArray[np.uint32]]] = [
-            {
-                number: np.empty((self._sets, segment.tokens), dtype=np.uint32)
-                for number, segment in zip(numbers, shared.segments, strict=True)
-            }
-            for numbers in shared.numbers
-        ]
-        for found in self._scoring:
-            stop = found.first_token + found.tuples.shape[1]
-            parts = found.tuples.reshape(len(made), self._sets, -1)
-            for tuples, numbers, part in zip(made, shared.numbers, parts, strict=True):
-                tuples[numbers[found.segment]][:, found.first_token : stop] = part
-        return made
+    count, sets = len(shared.segments), 1 if scope is Scope.LAYER else spec.kv_heads
+    blocks = [
+        one.query_blocks(numbers).reshape(count, -1)
+        for one, numbers in zip(started, shared.numbers, strict=True)
+    ]
+    # Of each segment the queries of all askers, one behind the other.
+    queries = np.concatenate(blocks, axis=1).reshape(-1, BEAT_BYTES)
+    made: list[dict[int, NDArray[np.uint32]]] = [
+        {
+            number: np.empty((sets, segment.tokens), dtype=np.uint32)
+            for number, segment in zip(numbers, shared.segments, strict=True)
+        }
+        for numbers in shared.numbers
+    ]
+    for found in shadows.score(scope, queries, shared.segments):
+        stop = found.first_token + found.tuples.shape[1]
+        parts = found.tuples.reshape(len(made), sets, -1)
+        for tuples, numbers, part in zip(made, shared.numbers, parts, strict=True):
+            tuples[numbers[found.segment]][:, found.first_token : stop] = part
+    return made

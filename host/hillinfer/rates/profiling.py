@@ -32,6 +32,7 @@ from hillinfer.settings import Settings
 from hillinfer.shadow.store import shadow_bytes
 from hillinfer.system.machine import largest_cache_bytes
 from hillinfer_model.channel_statistics import ChannelStatistics
+from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 
 # --- Sample shadows ---
@@ -107,8 +108,7 @@ class PlainProfiling:
 
         def score() -> None:
             for segments in stretches:
-                for _ in self.scorer.score(query, SCALING, segments):
-                    pass
+                self.scorer.tuples(query, SCALING, segments)
 
         return self._pace(sum(map(len, stretches)) * spec.segment_tokens, score)
 
@@ -211,19 +211,20 @@ class Profiling(PlainProfiling):
 
     def host_scoring(self) -> float:
         """Return fc: tokens per second that the host scores while a device would score others."""
-        spec, tokens, parts = self.scorer.spec, range(self.scorer.spec.segment_tokens), []
+        spec, scope, parts = self.scorer.spec, self.scorer.scope, []
+        tokens, sets = range(spec.segment_tokens), 1 if scope is Scope.LAYER else spec.kv_heads
         query = torch.from_numpy(sample_query(spec.query_heads, spec.head_dim))
         for count in self._stretches():
             segments = sample_shadows(spec, count)
             started = self.scorer.start(query, SCALING, segments)
-            parts.append((started, [(number, tokens) for number in range(count)]))
+            wanted = [(number, tokens) for number in range(count)]
+            parts.append((started, wanted, np.empty((sets, count * len(tokens)), np.uint32)))
 
         def score() -> None:
-            for started, wanted in parts:
-                for _ in started.tuples(wanted):
-                    pass
+            for started, wanted, tuples in parts:
+                started.fill(wanted, tuples)
 
-        return self._pace(sum(len(wanted) for _, wanted in parts) * len(tokens), score)
+        return self._pace(sum(len(wanted) for _, wanted, _ in parts) * len(tokens), score)
 
     def device_scoring(self) -> float:
         """Return fs: tokens per second of a device's launches over shadows that it holds.

@@ -8,7 +8,7 @@ import weakref
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from hillinfer.native.library import NativeError, NativeLibrary, Variant, native
 from hillinfer.native.structures import PIECE_WORDS, SEGMENT_WORDS, Addresses, Shape
 from hillinfer.native.structures import Sequence as NativeSequence
 from hillinfer_model.choices import Rule, Scope
-from hillinfer_model.kernel_spec import BEAT_BYTES, GROUP_TOKENS, KernelSpec
+from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 from hillinfer_model.scores import offset_count
 
 # --- The scoring thread ---
@@ -120,7 +120,7 @@ class LaunchQueries:
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens of one segment, from the start of a group on.
+    """The first tokens of one segment.
 
     Parameters
     ----------
@@ -128,13 +128,12 @@ class Piece:
         Index into `LaunchQueries`.
     shadow
         uint8 (beats, 64): the segment's.
-    first_token
-        A multiple of 64.
+    position
+        Of its first token.
     """
 
     query: int
     shadow: NDArray[np.uint8]
-    first_token: int
     tokens: int
     position: int
 
@@ -180,7 +179,7 @@ class NativePieces:
             Five words of each segment, in order, from `SegmentWords`; one whose shadow the host has
             not is full and holds none of the recent tokens.
         coming
-            As for `Scorer.score`.
+            As for `Scorer.tuples`.
 
         Returns
         -------
@@ -271,22 +270,6 @@ class NativePieces:
             tuples.strides[0] // tuples.itemsize,
         )
 
-    def score(
-        self, queries: LaunchQueries, pieces: Sequence[Piece], threads: int
-    ) -> list[NDArray[np.uint32]]:
-        """Return the tuples of pieces, uint32 of shape (sets, tokens) each.
-
-        Parameters
-        ----------
-        queries
-            Contiguous arrays.
-        pieces
-            What to score; their shadows stay where they are until the call is over.
-        """
-        described, tuples = self._described(queries, pieces)
-        self._call(described, threads)
-        return tuples
-
     def fill(
         self,
         queries: LaunchQueries,
@@ -306,23 +289,15 @@ class NativePieces:
         tuples
             uint32 of shape (sets, N), contiguous.
         """
-        codes, exponents = queries.codes.ctypes.data, queries.exponents.ctypes.data
-        addends, out = queries.addends.ctypes.data, tuples.ctypes.data
-        heads, total = self.spec.scored_heads, tuples.shape[1]
-        code_bytes = heads * self.spec.padded_head_dim
-        words: list[int] = []
-        for query, address, position, tokens in wanted:
-            words += (
-                address,
-                codes + query * code_bytes,
-                exponents + 4 * query * heads,
-                addends + 4 * query * heads,
-                position,
-                tokens,
-                out + 4 * position,
-                total,
-            )
-        self._call(array("q", words), threads)
+        places = [position for _, _, position, _ in wanted]
+        described = self._described(queries, wanted, places, tuples)
+        self._library.call(
+            "hillinfer_score_pieces",
+            self._number,
+            self._sequence(None, None, threads),
+            described.buffer_info()[0],
+            len(described) // PIECE_WORDS,
+        )
 
     def begin(
         self, queries: LaunchQueries, pieces: Sequence[Piece], thread: LaunchThread
@@ -332,56 +307,48 @@ class NativePieces:
         Parameters
         ----------
         queries, pieces
-            As for `score`; nobody may write to what they hold until the thread is done.
+            Contiguous arrays; nobody may write to what they hold until the thread is done.
         """
-        described, tuples = self._described(queries, pieces)
-        sequence = self._sequence(None, None, 1)
+        starts = [0, *accumulate(piece.tokens for piece in pieces)]
+        tuples = np.empty((self.sets, starts[-1]), dtype=np.uint32)
+        wanted = [
+            (one.query, self._addresses.of(one.shadow), one.position, one.tokens) for one in pieces
+        ]
+        described = self._described(queries, wanted, starts, tuples)
         held = queries, list(pieces), described, tuples
+        sequence = self._sequence(None, None, 1)
         thread.begin(self._variant, sequence, described.buffer_info()[0], len(pieces), held)
 
         def wait() -> list[NDArray[np.uint32]]:
             thread.wait()
-            return tuples
+            return [tuples[:, first:stop] for first, stop in pairwise(starts)]
 
         return wait
 
-    def _call(self, described: array[int], threads: int) -> None:
-        self._library.call(
-            "hillinfer_score_pieces",
-            self._number,
-            self._sequence(None, None, threads),
-            described.buffer_info()[0],
-            len(described) // PIECE_WORDS,
-        )
-
     def _described(
-        self, queries: LaunchQueries, pieces: Sequence[Piece]
-    ) -> tuple[array[int], list[NDArray[np.uint32]]]:
-        """Return the words of pieces, and where their tuples come."""
-        sets = self.sets
-        total = sum(piece.tokens for piece in pieces)
-        tuples = np.empty((sets, total), dtype=np.uint32)
+        self,
+        queries: LaunchQueries,
+        wanted: Sequence[tuple[int, int, int, int]],
+        places: Sequence[int],
+        tuples: NDArray[np.uint32],
+    ) -> array[int]:
+        """Return the words of pieces as `fill` wants them, and where in each set tuples begin."""
         codes, exponents = queries.codes.ctypes.data, queries.exponents.ctypes.data
         addends, out = queries.addends.ctypes.data, tuples.ctypes.data
-        heads = self.spec.scored_heads
-        group_bytes = self.spec.group_beats * BEAT_BYTES
+        heads, total = self.spec.scored_heads, tuples.shape[1]
         words: list[int] = []
-        starts = [0]
-        for piece in pieces:
-            group = piece.first_token // GROUP_TOKENS
+        for (query, address, position, tokens), place in zip(wanted, places, strict=False):
             words += (
-                self._addresses.of(piece.shadow) + group * group_bytes,
-                codes + piece.query * heads * self.spec.padded_head_dim,
-                exponents + 4 * piece.query * heads,
-                addends + 4 * piece.query * heads,
-                piece.position,
-                piece.tokens,
-                out + 4 * starts[-1],
+                address,
+                codes + query * heads * self.spec.padded_head_dim,
+                exponents + 4 * query * heads,
+                addends + 4 * query * heads,
+                position,
+                tokens,
+                out + 4 * place,
                 total,
             )
-            starts.append(starts[-1] + piece.tokens)
-        described = array("q", words)
-        return described, [tuples[:, first:stop] for first, stop in pairwise(starts)]
+        return array("q", words)
 
     def _sequence(
         self, scaled: int | None, segments: array[int] | None, threads: int, coming: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,6 @@ from hillinfer.scoring.scorer import SegmentShadow, Wanted, total_tokens
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
-from hillinfer_model.score_block import ScoreBlock
-from hillinfer_model.score_tuples import WINDOW_TOKENS
 
 # --- The exact top of tuples ---
 
@@ -43,7 +41,7 @@ def native_top(
     wanted
         Of N and what is coming.
     coming
-        As for `Scorer.score`; what is coming is the last of each set.
+        As for `Scorer.tuples`; what is coming is the last of each set.
 
     Returns
     -------
@@ -173,22 +171,8 @@ class NativeScorer:
             tokens,
         )
 
-    def score(
-        self,
-        query: torch.Tensor,
-        scaling: float,
-        segments: Sequence[SegmentShadow],
-        coming: int = 0,
-    ) -> Iterator[ScoreBlock]:
-        """Score every token of consecutive segments (sections 4 to 11); see `Scorer`.
-
-        All tokens are scored before the first block; blocks come in position order, for each of
-        them one per KV head in scope `kv_head`.
-        """
-        return self._blocks(self.tuples(query, scaling, segments, coming))
-
     def check(self, query: torch.Tensor, segments: Sequence[SegmentShadow]) -> None:
-        """Raise ValueError as `score` does, but for arrays, which are checked once described."""
+        """Raise ValueError as `tuples` does, but for arrays, which are checked once described."""
         self._arguments.check_query(query)
         self._arguments.check_segments(segments)
 
@@ -199,17 +183,7 @@ class NativeScorer:
         segments: Sequence[SegmentShadow],
         coming: int = 0,
     ) -> NDArray[np.uint32]:
-        """Return the tuples of every token at once (contract, section 11).
-
-        Parameters
-        ----------
-        query, scaling, segments, coming
-            As for `score`, whose errors it raises.
-
-        Returns
-        -------
-        uint32 of shape (sets, N): one set, or one per KV head in scope `kv_head`.
-        """
+        """Score every token of consecutive segments (sections 4 to 11); see `Scorer`."""
         self._arguments.check_query(query)
         kept: list[NDArray[Any]] = []
         described = self._described(segments, kept)
@@ -221,7 +195,7 @@ class NativeScorer:
         Parameters
         ----------
         query, scaling
-            As for `score`, whose errors it raises.
+            As for `tuples`, whose errors it raises.
 
         Returns
         -------
@@ -307,15 +281,6 @@ class NativeScorer:
             wanted.recent,
             wanted.count,
         )
-
-    def _blocks(self, tuples: NDArray[np.uint32]) -> Iterator[ScoreBlock]:
-        length, tokens = self.spec.block_tokens, tuples.shape[1]
-        for window in range(0, tokens, WINDOW_TOKENS):
-            window_stop = min(window + WINDOW_TOKENS, tokens)
-            for start in range(window, window_stop, length):
-                stop = min(start + length, window_stop)
-                for row in range(tuples.shape[0]):
-                    yield ScoreBlock(row, window, tuples[row, start:stop])
 
     def _scored(
         self,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -17,7 +17,6 @@ from hillinfer.settings import Settings
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
-from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.selection import exact_count, selected_count
 
 # --- How many tokens to select ---
@@ -162,7 +161,7 @@ class Scorer(Protocol):
         Parameters
         ----------
         query, scaling, segments, coming
-            As for `score`, whose errors it raises; at least one token.
+            As for `tuples`, whose errors it raises; at least one token.
         wanted
             Of N, the coming token included, which is one of the newest.
 
@@ -190,14 +189,14 @@ class Scorer(Protocol):
         Parameters and errors are those of `choose`.
         """
 
-    def score(
+    def tuples(
         self,
         query: torch.Tensor,
         scaling: float,
         segments: Sequence[SegmentShadow],
         coming: int = 0,
-    ) -> Iterator[ScoreBlock]:
-        """Score every token of consecutive segments, which `choose` ranks, and yield score blocks.
+    ) -> NDArray[np.uint32]:
+        """Return the tuples of every token of consecutive segments, which `choose` ranks.
 
         Parameters
         ----------
@@ -211,6 +210,11 @@ class Scorer(Protocol):
         coming
             Tokens that N counts and that have no key yet (contract, section 6): 1 where the query
             is a predicted one.
+
+        Returns
+        -------
+        uint32 of shape (sets, N), in the order of positions (contract, section 11): one set for the
+        layer, or one per KV head.
 
         Raises
         ------

@@ -20,7 +20,7 @@ from hillinfer.devices.device import (
 )
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.opening import CoreDevice, TopAlpha
+from hillinfer.devices.opening import CoreDevice, sorted_top
 from hillinfer.errors import warn_of_loss
 from hillinfer.native.library import NativeError
 from hillinfer.rates.profiling import sample_shadows
@@ -33,7 +33,6 @@ from hillinfer_model.golden_launch import run_score_launch
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 from hillinfer_model.query_block import QueryBlock
 from hillinfer_model.score_launch import SCOPE_NUMBERS, ScoreLaunch
-from hillinfer_model.selection import kept_positions
 
 SPECS = [
     KernelSpec(64, 3, 3, KeyMode.INT4),
@@ -163,28 +162,16 @@ def never():
     raise AssertionError("a shadow that the device has is not brought back")
 
 
-def merged_in_python(scorer, query, segments, coming, wanted):
-    length = 4 * 1024 + coming
-    kept = kept_positions(length, wanted.sinks, wanted.recent)
-    kept = kept[: len(kept) - coming]
-    sets = scorer.spec.kv_heads if scorer.scope is Scope.KV_HEAD else 1
-    tops = [TopAlpha(wanted.count - coming, kept) for _ in range(sets)]
-    for block in scorer.score(query, 0.05, segments, coming):
-        tops[block.kv_head].merge(block)
-    newest = np.arange(length - coming, length)
-    return [np.append(top.positions(), newest) for top in tops]
-
-
 def equal(mine, other):
     return len(mine) == len(other) and all(map(np.array_equal, mine, other))
 
 
 @pytest.mark.parametrize("coming", [0, 1])
-def test_two_sides_merged_natively_are_those_merged_in_python(two_sides, coming):
+def test_the_top_of_two_sides_is_that_of_a_sort(two_sides, coming):
     scorer, segments = two_sides
     query = torch.randn(9, 64, generator=torch.Generator().manual_seed(1))
     wanted = Wanted(300, 4, 60)
-    expected = merged_in_python(scorer, query, segments, coming, wanted)
+    expected = sorted_top(scorer.tuples(query, 0.05, segments, coming), wanted, coming)
     assert equal(scorer.choose(query, 0.05, segments, coming, wanted), expected)
     assert scorer.shadows.launches == 2
     # Of what both sides scored.

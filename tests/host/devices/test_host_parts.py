@@ -16,7 +16,7 @@ from twins.torch_scorer import TorchScorer
 from hillinfer.devices.device import ResidentShadow
 from hillinfer.devices.started_scoring import NativePart
 from hillinfer.scoring.layout import ProbeShadow, ShadowLayout
-from hillinfer.scoring.scorer import SegmentShadow, StreamedShadow
+from hillinfer.scoring.scorer import SegmentShadow, StreamedShadow, total_tokens
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec
 
@@ -65,6 +65,23 @@ def started(part, spec, segments, coming=0):
     return part.start(scale_query(spec, 2 * query, spec.head_dim**-0.5), segments, coming)
 
 
+def all_of_the_host(segments):
+    return [
+        (number, range(one.device_tokens, one.tokens))
+        for number, one in enumerate(segments)
+        if one.device_tokens < one.tokens
+    ]
+
+
+def each(made, sets, segments, wanted):
+    """The tuples of tokens that are filled in one by one, as none but they are wanted."""
+    for number, tokens in wanted:
+        tuples = np.zeros((sets, total_tokens(segments)), dtype=np.uint32)
+        made.fill([(number, tokens)], tuples)
+        first = segments[number].base_position + tokens.start
+        yield tuples[:, first : first + len(tokens)]
+
+
 THREADS = [1, 3]
 
 
@@ -103,12 +120,10 @@ def test_query_blocks_and_tuples_are_the_same(held, scores, mode, threads):
     right = started(TorchPart(spec, scope), spec, segments, coming)
     numbers = range(count)
     np.testing.assert_array_equal(native.query_blocks(numbers), right.query_blocks(numbers))
-    wanted = [
-        (number, range(one.device_tokens, one.tokens))
-        for number, one in enumerate(segments)
-        if one.device_tokens < one.tokens
-    ]
-    for one, other in zip(native.tuples(wanted), right.tuples(wanted), strict=True):
+    sets, wanted = 1 if scope is Scope.LAYER else 2, all_of_the_host(segments)
+    for one, other in zip(
+        *(each(part, sets, segments, wanted) for part in (native, right)), strict=True
+    ):
         np.testing.assert_array_equal(one, other)
         # Scores that say something: neither all 0 nor all at their limit.
         assert len(np.unique(one >> 16)) >= min(one.shape[1] // 2, 5)
@@ -120,11 +135,7 @@ def test_both_fill_the_places_of_the_host_s_tokens(threads, scope):
     """What one native call leaves among a whole sequence's tuples is what torch hands out."""
     spec = KernelSpec(24, 2, 2, KeyMode.INT4)
     segments = sequence(spec, 4, 700, {0, 2, 3})
-    wanted = [
-        (number, range(one.device_tokens, one.tokens))
-        for number, one in enumerate(segments)
-        if one.device_tokens < one.tokens
-    ]
+    wanted = all_of_the_host(segments)
     sets = 1 if scope is Scope.LAYER else 2
     filled = []
     for part in (NativePart(spec, scope), TorchPart(spec, scope)):
@@ -163,9 +174,8 @@ def test_tokens_from_the_middle_of_a_group_on():
     native = started(NativePart(spec, Scope.KV_HEAD), spec, segments)
     right = started(TorchPart(spec, Scope.KV_HEAD), spec, segments)
     wanted = [(0, range(70, 1024)), (1, range(1, 2)), (1, range(999, 1000))]
-    for one, other, (_, tokens) in zip(
-        native.tuples(wanted), right.tuples(wanted), wanted, strict=True
-    ):
+    found = [each(part, 2, segments, wanted) for part in (native, right)]
+    for one, other, (_, tokens) in zip(*found, wanted, strict=True):
         assert one.shape == (2, len(tokens))
         np.testing.assert_array_equal(one, other)
 
@@ -212,14 +222,6 @@ def on_drive(spec, segments, numbers):
     return drive, made
 
 
-def all_of_the_host(segments):
-    return [
-        (number, range(one.device_tokens, one.tokens))
-        for number, one in enumerate(segments)
-        if one.device_tokens < one.tokens
-    ]
-
-
 # Segments on the drive: long gone ones, and such as hold some of the newest 256 tokens.
 ON_DRIVE = [(700, (1, 3), {0}), (100, (0, 2, 3), {1}), (255, (3,), {0, 1}), (256, (3,), set())]
 
@@ -246,11 +248,8 @@ def test_shadows_on_the_drive_are_read_once(lying, scores, mode, threads):
         made.fill(all_of_the_host(own), tuples)
         filled.append(tuples)
         one_by_one = np.full_like(tuples, 77)
-        for (number, tokens), given in zip(
-            all_of_the_host(own), made.tuples(all_of_the_host(own)), strict=True
-        ):
-            first = own[number].base_position + tokens.start
-            one_by_one[:, first : first + len(tokens)] = given
+        for one in all_of_the_host(own):
+            made.fill([one], one_by_one)
         np.testing.assert_array_equal(one_by_one, tuples)
         assert drive.reads == len(numbers)
     np.testing.assert_array_equal(*blocks)

@@ -9,14 +9,12 @@ import torch
 from replay_cases import random_trace
 from tiny_models import VOCABULARY, TinyModel
 
-from hillinfer.devices.opening import TopAlpha
 from hillinfer.settings import PoolSizes, Settings
 from hillinfer_bench.quality.forced_reading import Prefix, selecting
 from hillinfer_bench.replay.pool_replay import PoolReplay
 from hillinfer_bench.replay.recording import record_selections
 from hillinfer_bench.replay.table import replay_policy
-from hillinfer_model.score_block import ScoreBlock
-from hillinfer_model.selection import kept_positions
+from hillinfer_model.selection import kept_positions, select_positions
 from pool_trials import (
     OCTAVE,
     TRIALS,
@@ -121,7 +119,4 @@ def test_recorded_scores_are_those_the_sets_come_from():
 
 def top(codes, count):
     """Return what is selected by these score codes."""
-    best = TopAlpha(count, kept_positions(len(codes), 4, 32))
-    tuples = codes.astype(np.uint32) << 16 | np.arange(len(codes), dtype=np.uint32)
-    best.merge(ScoreBlock(0, 0, tuples))
-    return best.positions().tolist()
+    return select_positions(codes, count, kept_positions(len(codes), 4, 32)).tolist()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from native_variants import VARIANTS, native_scorer
 from pairwise import pairwise
-from scorer_cases import assert_same_blocks, plain_keys, plain_query, segments_of
+from scorer_cases import assert_same_tuples, plain_keys, plain_query, segments_of
 from test_native_scorer import streamed, with_copies
 from twins.query_path import offset_tokens
 from twins.torch_scorer import TorchScorer
@@ -29,8 +29,8 @@ def spec_of(rule):
     return KernelSpec(24, 2, 3, KeyMode.INT4, rule=rule, segment_tokens=512)
 
 
-def golden_blocks(spec, scope, segments, query, coming):
-    return list(GoldenScorer(spec, scope).score(query, 0.1, segments, coming))
+def golden_tuples(spec, scope, segments, query, coming):
+    return GoldenScorer(spec, scope).tuples(query, 0.1, segments, coming)
 
 
 def case(spec, tokens):
@@ -60,8 +60,8 @@ def test_only_one_token_comes_at_a_time(coming):
 def test_torch_equals_golden(tokens, scope, rule):
     spec = spec_of(rule)
     segments, query = case(spec, tokens)
-    golden = golden_blocks(spec, scope, segments, query, 1)
-    assert_same_blocks(list(TorchScorer(spec, scope).score(query, 0.1, segments, 1)), golden)
+    golden = golden_tuples(spec, scope, segments, query, 1)
+    assert_same_tuples(TorchScorer(spec, scope).tuples(query, 0.1, segments, 1), golden)
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_native_equals_golden(tokens, scores, variant):
     spec = spec_of(rule)
     scorer = native_scorer(variant, spec, scope)
     segments, query = case(spec, tokens)
-    golden = golden_blocks(spec, scope, segments, query, 1)
+    golden = golden_tuples(spec, scope, segments, query, 1)
     for own in (segments, with_copies(spec, segments), streamed(segments)):
-        assert_same_blocks(list(scorer.score(query, 0.1, own, 1)), golden)
+        assert_same_tuples(scorer.tuples(query, 0.1, own, 1), golden)
 
 
 @pytest.mark.parametrize("rule", Rule)
@@ -84,9 +84,7 @@ def test_a_token_that_is_coming_changes_scores(scorer, rule):
     segments, query = case(spec, 700)
     made = scorer(spec, Scope.LAYER)
     with pytest.raises(AssertionError):
-        assert_same_blocks(
-            list(made.score(query, 0.1, segments, 1)), list(made.score(query, 0.1, segments))
-        )
+        assert_same_tuples(made.tuples(query, 0.1, segments, 1), made.tuples(query, 0.1, segments))
 
 
 @pytest.mark.parametrize("scope", Scope)

@@ -36,9 +36,8 @@ def golden_sets(spec, scope, case, coming, wanted, scaling=SCALING):
     """The golden scores of every token, then the golden selection."""
     segments, query = case
     tokens = segments[-1].base_position + segments[-1].tokens
-    codes = np.zeros((1 if scope is Scope.LAYER else spec.kv_heads, tokens), np.uint16)
-    for block in GoldenScorer(spec, scope).score(query, scaling, segments, coming):
-        codes[block.kv_head, block.positions] = block.codes
+    tuples = GoldenScorer(spec, scope).tuples(query, scaling, segments, coming)
+    codes = (tuples >> 16).astype(np.uint16)
     kept = kept_positions(tokens + coming, wanted.sinks, wanted.recent)
     kept = kept[: len(kept) - coming]
     newest = np.arange(tokens, tokens + coming)

@@ -15,8 +15,8 @@ from pairwise import pairwise
 from scorer_cases import (
     KEY_KINDS,
     any_statistics,
-    assert_same_blocks,
     assert_same_segments,
+    assert_same_tuples,
     flip_bit,
     plain_keys,
     plain_query,
@@ -63,11 +63,11 @@ def streamed(segments):
 
 
 def assert_scores_equal_golden(scorer, segments, query, scaling):
-    golden = list(GoldenScorer(scorer.spec, scorer.scope).score(query, scaling, segments))
-    mine = list(scorer.score(query, scaling, segments))
-    assert_same_blocks(mine, golden)
+    golden = GoldenScorer(scorer.spec, scorer.scope).tuples(query, scaling, segments)
+    mine = scorer.tuples(query, scaling, segments)
+    assert_same_tuples(mine, golden)
     for other in (with_copies(scorer.spec, segments), streamed(segments)):
-        assert_same_blocks(list(scorer.score(query, scaling, other)), golden)
+        assert_same_tuples(scorer.tuples(query, scaling, other), golden)
     return mine
 
 
@@ -83,9 +83,7 @@ def test_a_variant_is_tested_where_the_processor_has_it(variant):
 )
 def test_equal_golden(shape, key_mode, rule, scope, variant):
     kv_heads, group_size, head_dim = shape
-    spec = KernelSpec(
-        head_dim, kv_heads, group_size, key_mode, rule, segment_tokens=512, block_tokens=200
-    )
+    spec = KernelSpec(head_dim, kv_heads, group_size, key_mode, rule, segment_tokens=512)
     scorer = native_scorer(variant, spec, scope)
     keys = KEY_KINDS["rare"](head_dim, 1100 if kv_heads < 40 else 300, kv_heads, head_dim)
     segments = segments_of(scorer, keys)
@@ -94,8 +92,7 @@ def test_equal_golden(shape, key_mode, rule, scope, variant):
     for scale in (0.01, 0.1, 3.0):
         query = plain_query(group_size, spec, scale)
         mine = assert_scores_equal_golden(scorer, segments, query, head_dim**-0.5)
-        codes = np.concatenate([block.codes for block in mine if block.kv_head == 0])
-        distinct = max(distinct, np.unique(codes).size)
+        distinct = max(distinct, np.unique(mine[0] >> 16).size)
     # Some scale spreads the scores, so equality is not that of a few constants.
     assert distinct > 40
 
@@ -109,16 +106,16 @@ def test_a_flipped_bit_is_noticed(part, seed, variant):
     scorer = native_scorer(variant, spec, Scope.LAYER)
     segments = segments_of(scorer, plain_keys(1, 512, 1, 64))
     query = plain_query(2, spec)
-    golden = list(GoldenScorer(spec, Scope.LAYER).score(query, 0.02, segments))
+    golden = GoldenScorer(spec, Scope.LAYER).tuples(query, 0.02, segments)
     if part == "shadow":
         segments[0].shadow[0, seed] ^= 0x80
     if part == "query":
         query[0, seed::4] *= -1
-    mine = list(scorer.score(query, 0.02, segments))
+    mine = scorer.tuples(query, 0.02, segments)
     if part == "tuples":
-        flip_bit(mine[0].tuples, seed)
+        flip_bit(mine, seed)
     with pytest.raises(AssertionError):
-        assert_same_blocks(mine, golden)
+        assert_same_tuples(mine, golden)
 
 
 @every_variant
@@ -136,7 +133,6 @@ def test_any_case(data, variant):
         draw(st.sampled_from(KeyMode)),
         draw(st.sampled_from(Rule)),
         segment_tokens=512,
-        block_tokens=draw(st.integers(1, 700)),
     )
     scorer = native_scorer(variant, spec, draw(st.sampled_from(Scope)))
     seed = draw(st.integers(0, 2**20))
@@ -208,19 +204,18 @@ def test_nothing_valid(rule, scope, variant):
     spec = KernelSpec(16, 2, 2, rule=rule, segment_tokens=512)
     scorer = native_scorer(variant, spec, scope)
     segments = segments_of(scorer, torch.full((300, 2, 16), float("nan"), dtype=torch.float16))
-    blocks = assert_scores_equal_golden(scorer, segments, plain_query(1, spec), 0.02)
-    assert all(not block.codes.any() for block in blocks)
+    tuples = assert_scores_equal_golden(scorer, segments, plain_query(1, spec), 0.02)
+    assert not (tuples >> 16).any()
 
 
 @every_variant
 @pytest.mark.parametrize("segment_tokens", [1024, 65_536])
 def test_beyond_one_window(segment_tokens, variant):
-    spec = KernelSpec(16, 1, 1, segment_tokens=segment_tokens, block_tokens=3000)
+    spec = KernelSpec(16, 1, 1, segment_tokens=segment_tokens)
     scorer = native_scorer(variant, spec, Scope.LAYER)
     segments = segments_of(scorer, plain_keys(1, 66_000, 1, 16))
-    blocks = assert_scores_equal_golden(scorer, segments, plain_query(1, spec), 0.02)
-    assert {block.window for block in blocks} == {0, 65_536}
-    assert np.array_equal(np.concatenate([block.positions for block in blocks]), np.arange(66_000))
+    (tuples,) = assert_scores_equal_golden(scorer, segments, plain_query(1, spec), 0.02)
+    assert np.array_equal(tuples & 0xFFFF, np.arange(66_000) % 65_536)
 
 
 @every_variant
@@ -258,12 +253,12 @@ def test_threads_do_not_change_bits(variant):
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
             segments = segments_of(scorer, keys)
-            results.append((segments, list(scorer.score(plain_query(1, spec), 0.01, segments))))
+            results.append((segments, scorer.tuples(plain_query(1, spec), 0.01, segments)))
     finally:
         torch.set_num_threads(before)
-    for segments, blocks in results[1:]:
+    for segments, tuples in results[1:]:
         assert_same_segments(segments, results[0][0])
-        assert_same_blocks(blocks, results[0][1])
+        assert_same_tuples(tuples, results[0][1])
 
 
 @every_variant
@@ -272,14 +267,14 @@ def test_calls_at_once_do_not_disturb_each_other(variant):
     scorer = native_scorer(variant, spec, Scope.LAYER)
     segments = segments_of(scorer, plain_keys(1, 2000, 2, 16))
     queries = [plain_query(seed, spec) for seed in range(4)]
-    alone = [list(scorer.score(query, 0.02, segments)) for query in queries]
+    alone = [scorer.tuples(query, 0.02, segments) for query in queries]
     together = [[] for _ in queries]
     before = torch.get_num_threads()
     torch.set_num_threads(2)
 
     def score(index):
         for _ in range(20):
-            together[index] = list(scorer.score(queries[index], 0.02, segments))
+            together[index] = scorer.tuples(queries[index], 0.02, segments)
 
     threads = [threading.Thread(target=score, args=(index,)) for index in range(len(queries))]
     for thread in threads:
@@ -288,7 +283,7 @@ def test_calls_at_once_do_not_disturb_each_other(variant):
         thread.join()
     torch.set_num_threads(before)
     for one, other in zip(together, alone, strict=True):
-        assert_same_blocks(one, other)
+        assert_same_tuples(one, other)
 
 
 @every_variant
@@ -298,16 +293,16 @@ def test_refuses_what_does_not_fit(variant):
     keys = plain_keys(1, 100, 2, 16)
     (segment,) = segments_of(scorer, keys)
     query = plain_query(1, spec)
-    assert list(scorer.score(query, 0.02, [])) == []
+    assert scorer.tuples(query, 0.02, []).shape == (1, 0)
     with pytest.raises(ValueError, match="a query is float32"):
-        scorer.score(query.double(), 0.02, [segment])
+        scorer.tuples(query.double(), 0.02, [segment])
     with pytest.raises(ValueError, match="shadow"):
-        scorer.score(query, 0.02, [replace(segment, shadow=segment.shadow[:5])])
+        scorer.tuples(query, 0.02, [replace(segment, shadow=segment.shadow[:5])])
     with pytest.raises(ValueError, match="outside"):
         scorer.encode(keys, segment.statistics, segment.shadow, 500)
     query[0, 0] = float("nan")
     with pytest.raises(NonFiniteQueryError):
-        scorer.score(query, 0.02, [segment])
+        scorer.tuples(query, 0.02, [segment])
 
 
 @every_variant

@@ -7,10 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hillinfer.devices.opening import TopAlpha
+from hillinfer.devices.opening import sorted_top
 from hillinfer.scoring.native import native_top
 from hillinfer.scoring.scorer import Wanted
-from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.selection import kept_positions, select_positions
 
 
@@ -19,31 +18,12 @@ def tuples_of(codes):
     return codes.astype(np.uint32) << 16 | positions.astype(np.uint32)
 
 
-def kept_of(codes, wanted, coming):
-    kept = kept_positions(codes.shape[1] + coming, wanted.sinks, wanted.recent)
-    return kept[: len(kept) - coming]
-
-
 def golden_sets(codes, wanted, coming=0):
-    tokens, kept = codes.shape[1], kept_of(codes, wanted, coming)
+    tokens = codes.shape[1]
+    kept = kept_positions(tokens + coming, wanted.sinks, wanted.recent)
+    kept = kept[: len(kept) - coming]
     newest = np.arange(tokens, tokens + coming)
     return [np.append(select_positions(own, wanted.count - coming, kept), newest) for own in codes]
-
-
-def python_sets(codes, wanted, coming=0):
-    """Block by block, as scores of two sides are merged where no library is."""
-    tokens, kept = codes.shape[1], kept_of(codes, wanted, coming)
-    sets = []
-    for own in tuples_of(codes):
-        top = TopAlpha(wanted.count - coming, kept)
-        starts = range(0, tokens, 100)
-        for start in reversed(starts):
-            for window in range(0, tokens, 1 << 16):
-                first, stop = max(start, window), min(start + 100, tokens, window + (1 << 16))
-                if first < stop:
-                    top.merge(ScoreBlock(0, window, own[first:stop]))
-        sets.append(np.append(top.positions(), np.arange(tokens, tokens + coming)))
-    return sets
 
 
 def same(mine, other):
@@ -60,7 +40,7 @@ def same(mine, other):
     seed=st.integers(0, 10_000),
     data=st.data(),
 )
-def test_any_set_equals_a_full_sort_and_the_merge_in_python(length, highest, seed, data):
+def test_any_set_equals_a_full_sort(length, highest, seed, data):
     sets, coming = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 1))
     codes = np.random.default_rng(seed).integers(0, highest + 1, (sets, length), dtype=np.uint16)
     sinks, recent = data.draw(st.integers(0, 6)), data.draw(st.integers(coming, 40))
@@ -68,7 +48,7 @@ def test_any_set_equals_a_full_sort_and_the_merge_in_python(length, highest, see
     wanted = Wanted(count, sinks, recent)
     found = native_top(tuples_of(codes), wanted, coming)
     assert same(found, golden_sets(codes, wanted, coming))
-    assert same(found, python_sets(codes, wanted, coming))
+    assert same(found, sorted_top(tuples_of(codes), wanted, coming))
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -12,7 +12,7 @@ from pairwise import pairwise
 from scorer_cases import (
     KEY_KINDS,
     any_statistics,
-    assert_same_blocks,
+    assert_same_tuples,
     flip_bit,
     plain_keys,
     plain_query,
@@ -26,23 +26,14 @@ from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import KernelSpec
-from hillinfer_model.score_block import ScoreBlock
 
 SHAPES = [(1, 1, 16), (3, 3, 64), (1, 7, 80), (2, 2, 256), (1, 64, 128), (40, 1, 64), (3, 2, 100)]
 
 
 def assert_scores_equal_golden(spec, scope, segments, query, scaling):
-    mine = list(TorchScorer(spec, scope).score(query, scaling, segments))
-    assert_same_blocks(mine, list(GoldenScorer(spec, scope).score(query, scaling, segments)))
+    mine = TorchScorer(spec, scope).tuples(query, scaling, segments)
+    assert_same_tuples(mine, GoldenScorer(spec, scope).tuples(query, scaling, segments))
     return mine
-
-
-def tuples_by_head(blocks):
-    heads = sorted({block.kv_head for block in blocks})
-    return [
-        np.concatenate([block.tuples for block in blocks if block.kv_head == head])
-        for head in heads
-    ]
 
 
 @pytest.mark.parametrize(
@@ -51,18 +42,15 @@ def tuples_by_head(blocks):
 )
 def test_equal_golden(shape, key_mode, rule, scope):
     kv_heads, group_size, head_dim = shape
-    spec = KernelSpec(
-        head_dim, kv_heads, group_size, key_mode, rule, segment_tokens=512, block_tokens=200
-    )
+    spec = KernelSpec(head_dim, kv_heads, group_size, key_mode, rule, segment_tokens=512)
     keys = KEY_KINDS["rare"](head_dim, 1100 if kv_heads < 40 else 300, kv_heads, head_dim)
     segments = segments_of(TorchScorer(spec, scope), keys)
     distinct = 0
     for scale in (0.01, 0.1, 3.0):
         query = plain_query(group_size, spec, scale)
         mine = assert_scores_equal_golden(spec, scope, segments, query, head_dim**-0.5)
-        tuples = tuples_by_head(mine)
-        assert len(tuples) == (kv_heads if scope is Scope.KV_HEAD else 1)
-        distinct = max(distinct, *(np.unique(own >> 16).size for own in tuples), 0)
+        assert len(mine) == (kv_heads if scope is Scope.KV_HEAD else 1)
+        distinct = max(distinct, *(np.unique(own >> 16).size for own in mine), 0)
     # Some scale spreads the scores, so equality is not that of a few constants.
     assert distinct > 40
 
@@ -75,17 +63,17 @@ def test_a_flipped_bit_is_noticed(part, seed):
     spec = KernelSpec(64, 1, 1, KeyMode.INT8, Rule.RAW_SUM, segment_tokens=512)
     segments = segments_of(TorchScorer(spec, Scope.LAYER), plain_keys(1, 512, 1, 64))
     query = plain_query(2, spec)
-    golden = list(GoldenScorer(spec, Scope.LAYER).score(query, 0.02, segments))
+    golden = GoldenScorer(spec, Scope.LAYER).tuples(query, 0.02, segments)
     if part == "shadow":
         # The upper bit of a token's exponent; a low bit of a code may round away.
         segments[0].shadow[0, seed] ^= 0x80
     if part == "query":
         query[0, seed::4] *= -1
-    mine = list(TorchScorer(spec, Scope.LAYER).score(query, 0.02, segments))
+    mine = TorchScorer(spec, Scope.LAYER).tuples(query, 0.02, segments)
     if part == "tuples":
-        flip_bit(mine[0].tuples, seed)
+        flip_bit(mine, seed)
     with pytest.raises(AssertionError):
-        assert_same_blocks(mine, golden)
+        assert_same_tuples(mine, golden)
 
 
 @settings(max_examples=60, deadline=None)
@@ -100,7 +88,6 @@ def test_any_case(data):
         draw(st.sampled_from(KeyMode)),
         draw(st.sampled_from(Rule)),
         segment_tokens=512,
-        block_tokens=draw(st.integers(1, 700)),
     )
     scope = draw(st.sampled_from(Scope))
     seed = draw(st.integers(0, 2**20))
@@ -162,8 +149,8 @@ def test_nothing_valid(rule, scope):
     spec = KernelSpec(16, 2, 2, rule=rule, segment_tokens=512)
     keys = torch.full((300, 2, 16), float("nan"), dtype=torch.float16)
     segments = segments_of(TorchScorer(spec, scope), keys)
-    blocks = assert_scores_equal_golden(spec, scope, segments, plain_query(1, spec), 0.02)
-    assert all(not block.codes.any() for block in blocks)
+    tuples = assert_scores_equal_golden(spec, scope, segments, plain_query(1, spec), 0.02)
+    assert not (tuples >> 16).any()
 
 
 def test_an_empty_last_segment_changes_nothing():
@@ -173,48 +160,20 @@ def test_an_empty_last_segment_changes_nothing():
     empty = np.zeros((spec.segment_beats, 64), dtype=np.uint8)
     query = plain_query(1, spec)
     longer = [*segments, SegmentShadow(1024, 0, empty, segments[-1].statistics)]
-    one, other = (list(scorer.score(query, 0.02, some)) for some in (segments, longer))
-    assert_same_blocks(one, other)
+    one, other = (scorer.tuples(query, 0.02, some) for some in (segments, longer))
+    assert_same_tuples(one, other)
     only_empty = [SegmentShadow(0, 0, empty, segments[0].statistics)]
-    assert list(scorer.score(query, 0.02, only_empty)) == []
-    assert list(scorer.score(query, 0.02, [])) == []
+    assert scorer.tuples(query, 0.02, only_empty).shape == (1, 0)
+    assert scorer.tuples(query, 0.02, []).shape == (1, 0)
 
 
 @pytest.mark.parametrize("scope", Scope)
 @pytest.mark.parametrize("segment_tokens", [1024, 65_536])
 def test_beyond_one_window(scope, segment_tokens):
-    spec = KernelSpec(16, 1, 1, segment_tokens=segment_tokens, block_tokens=3000)
+    spec = KernelSpec(16, 1, 1, segment_tokens=segment_tokens)
     segments = segments_of(TorchScorer(spec, scope), plain_keys(1, 66_000, 1, 16))
-    blocks = assert_scores_equal_golden(spec, scope, segments, plain_query(1, spec), 0.02)
-    assert {block.window for block in blocks} == {0, 65_536}
-    assert [int(block.positions[0]) for block in blocks][-2:] == [63_000, 65_536]
-    assert np.array_equal(np.concatenate([block.positions for block in blocks]), np.arange(66_000))
-
-
-@pytest.mark.parametrize("scope", Scope)
-def test_block_lengths_cut_the_same_tuples(scope):
-    whole = None
-    for length in [*range(1, 257, 15), 256, 700, 65_536]:
-        spec = KernelSpec(16, 2, 2, segment_tokens=512, block_tokens=length)
-        scorer = TorchScorer(spec, scope)
-        segments = segments_of(scorer, plain_keys(1, 700, 2, 16))
-        blocks = list(scorer.score(plain_query(1, spec), 0.02, segments))
-        sizes = [block.tuples.size for block in blocks if block.kv_head == 0]
-        assert sizes[:-1] == [length] * (len(sizes) - 1)
-        assert sum(sizes) == 700
-        tuples = tuples_by_head(blocks)
-        whole = whole or tuples
-        assert all(np.array_equal(one, other) for one, other in zip(tuples, whole, strict=True))
-
-
-def test_blocks_come_in_position_order():
-    spec = KernelSpec(16, 3, 1, segment_tokens=512, block_tokens=100)
-    scorer = TorchScorer(spec, Scope.KV_HEAD)
-    blocks = list(
-        scorer.score(plain_query(1, spec), 1.0, segments_of(scorer, plain_keys(1, 600, 3, 16)))
-    )
-    places = [(int(block.positions[0]), block.kv_head) for block in blocks]
-    assert places == [(start, head) for start in range(0, 600, 100) for head in range(3)]
+    (tuples,) = assert_scores_equal_golden(spec, scope, segments, plain_query(1, spec), 0.02)
+    assert np.array_equal(tuples & 0xFFFF, np.arange(66_000) % 65_536)
 
 
 # Codes are made and unpacked by the key mode, and products added up by the rule: they do not meet.
@@ -236,13 +195,13 @@ def test_threads_do_not_change_bits(key_mode, rule):
             torch.set_num_threads(threads)
             scorer = TorchScorer(spec, Scope.LAYER)
             segments = segments_of(scorer, keys)
-            results.append((segments, list(scorer.score(plain_query(1, spec), 0.01, segments))))
+            results.append((segments, scorer.tuples(plain_query(1, spec), 0.01, segments)))
     finally:
         torch.set_num_threads(before)
-    (segments, blocks), (other_segments, other_blocks) = results
+    (segments, tuples), (other_segments, other_tuples) = results
     for one, other in zip(segments, other_segments, strict=True):
         assert np.array_equal(one.shadow, other.shadow)
-    assert_same_blocks(blocks, other_blocks)
+    assert_same_tuples(tuples, other_tuples)
 
 
 @pytest.mark.parametrize("key_mode", [KeyMode.INT8, KeyMode.INT4, KeyMode.INT2])
@@ -252,7 +211,7 @@ def test_piece_sizes_do_not_change_bits(key_mode):
     query = plain_query(1, spec)
     usual = TorchScorer(spec, Scope.LAYER)
     segments = segments_of(usual, keys)
-    blocks = list(usual.score(query, 0.02, segments))
+    tuples = usual.tuples(query, 0.02, segments)
     assert Pieces().product_tokens(spec) > 1700
     for limit in (1, 100_000, 300_000):
         pieces = Pieces(limit, limit, limit, limit)
@@ -260,7 +219,7 @@ def test_piece_sizes_do_not_change_bits(key_mode):
         scorer = TorchScorer(spec, Scope.LAYER, pieces)
         for one, other in zip(segments, segments_of(scorer, keys), strict=True):
             assert np.array_equal(one.shadow, other.shadow)
-        assert_same_blocks(list(scorer.score(query, 0.02, segments)), blocks)
+        assert_same_tuples(scorer.tuples(query, 0.02, segments), tuples)
 
 
 def test_buffers_under_way_belong_to_one_call():
@@ -277,18 +236,12 @@ def test_calls_under_way_at_once_do_not_disturb_each_other():
     scorer = TorchScorer(spec, Scope.LAYER)
     segments = segments_of(scorer, plain_keys(1, 2000, 2, 16))
     queries = [plain_query(seed, spec) for seed in range(4)]
-    alone = [list(scorer.score(query, 0.02, segments)) for query in queries]
-    interleaved = list(
-        zip(*(scorer.score(query, 0.02, segments) for query in queries), strict=True)
-    )
-    for index, blocks in enumerate(alone):
-        assert_same_blocks([row[index] for row in interleaved], blocks)
-
+    alone = [scorer.tuples(query, 0.02, segments) for query in queries]
     together = [[] for _ in queries]
 
     def score(index):
         for _ in range(5):
-            together[index] = list(scorer.score(queries[index], 0.02, segments))
+            together[index] = scorer.tuples(queries[index], 0.02, segments)
 
     threads = [threading.Thread(target=score, args=(index,)) for index in range(len(queries))]
     for thread in threads:
@@ -296,19 +249,18 @@ def test_calls_under_way_at_once_do_not_disturb_each_other():
     for thread in threads:
         thread.join()
     for one, other in zip(together, alone, strict=True):
-        assert_same_blocks(one, other)
+        assert_same_tuples(one, other)
 
 
 def test_scoring_under_inference_mode_can_be_read_outside():
-    spec = KernelSpec(16, 2, 2, segment_tokens=512, block_tokens=64)
+    spec = KernelSpec(16, 2, 2, segment_tokens=512)
     scorer = TorchScorer(spec, Scope.LAYER)
     segments = segments_of(scorer, plain_keys(1, 600, 2, 16))
     query = plain_query(1, spec).requires_grad_()
-    usual = list(scorer.score(query, 0.02, segments))
+    usual = scorer.tuples(query, 0.02, segments)
     with torch.inference_mode():
-        stream = scorer.score(query * 1, 0.02, segments)
-        first = next(stream)
-    assert_same_blocks([first, *stream], usual)
+        inside = scorer.tuples(query * 1, 0.02, segments)
+    assert_same_tuples(inside, usual)
 
 
 def test_non_finite_queries_raise_before_anything_is_scored():
@@ -317,9 +269,8 @@ def test_non_finite_queries_raise_before_anything_is_scored():
     segments = segments_of(scorer, plain_keys(1, 100, 2, 16))
     query = plain_query(1, spec)
     query[3, 15] = float("nan")
-    # At the call: the iterator is never touched.
     with pytest.raises(NonFiniteQueryError):
-        scorer.score(query, 0.02, segments)
+        scorer.tuples(query, 0.02, segments)
 
 
 def test_refuses_what_does_not_fit():
@@ -329,16 +280,15 @@ def test_refuses_what_does_not_fit():
     query = plain_query(1, spec)
     for wrong in (query.double(), query[:3], query[:, :8]):
         with pytest.raises(ValueError, match="a query is float32"):
-            scorer.score(wrong, 0.25, [first])
+            scorer.tuples(wrong, 0.25, [first])
     with pytest.raises(ValueError, match="starts at position"):
-        scorer.score(query, 0.02, [first, third])
+        scorer.tuples(query, 0.02, [first, third])
     short = SegmentShadow(0, 400, first.shadow, first.statistics)
     with pytest.raises(ValueError, match="has 400 tokens"):
-        scorer.score(query, 0.02, [short, second])
+        scorer.tuples(query, 0.02, [short, second])
     with pytest.raises(ValueError, match="has 513 tokens"):
-        scorer.score(query, 0.02, [SegmentShadow(0, 513, first.shadow, first.statistics)])
+        scorer.tuples(query, 0.02, [SegmentShadow(0, 513, first.shadow, first.statistics)])
     with pytest.raises(ValueError, match="shadow"):
-        scorer.score(query, 0.02, [SegmentShadow(0, 9, first.shadow[:5], first.statistics)])
+        scorer.tuples(query, 0.02, [SegmentShadow(0, 9, first.shadow[:5], first.statistics)])
     with pytest.raises(ValueError, match="statistics"):
-        scorer.score(query, 0.02, [SegmentShadow(0, 9, first.shadow, any_statistics(0, 2, 15))])
-    assert all(isinstance(block, ScoreBlock) for block in scorer.score(query, 0.02, [first]))
+        scorer.tuples(query, 0.02, [SegmentShadow(0, 9, first.shadow, any_statistics(0, 2, 15))])

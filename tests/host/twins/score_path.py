@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From L' to tuples and score blocks, in torch (scoring contract, sections 7 and 11)."""
+"""From L' to tuples, in torch (scoring contract, sections 7 and 11)."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -11,7 +9,6 @@ from numpy.typing import NDArray
 
 from hillinfer_model.choices import Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec
-from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.score_tuples import WINDOW_TOKENS
 from twins.log_weights import USUAL, Pieces
 from twins.query_path import sequence_offsets
@@ -74,15 +71,20 @@ class TokenTuples:
         return codes.numpy().astype(np.uint32)
 
 
-class ScoreStream:
-    """The score blocks of one call, in position order, made as they are asked for.
+def sequence_tuples(
+    spec: KernelSpec,
+    scope: Scope,
+    log_weights: torch.Tensor,
+    invalid: torch.Tensor,
+    coming: int = 0,
+    pieces: Pieces = USUAL,
+) -> NDArray[np.uint32]:
+    """Return the tuples of a whole sequence, uint32 (sets, N), made piece by piece.
 
     Parameters
     ----------
-    spec
-        Rule, shape and block length.
-    scope
-        What shares one selected set.
+    spec, scope
+        Rule and shape; what shares one selected set.
     log_weights
         L' of all N tokens, int32 of shape (kv_heads, heads, N).
     invalid
@@ -92,40 +94,10 @@ class ScoreStream:
     pieces
         How much is done at once.
     """
-
-    def __init__(
-        self,
-        spec: KernelSpec,
-        scope: Scope,
-        log_weights: torch.Tensor,
-        invalid: torch.Tensor,
-        coming: int = 0,
-        pieces: Pieces = USUAL,
-    ) -> None:
-        self._spec, self._pieces = spec, pieces
-        self._tokens = log_weights.shape[-1]
-        self._log_weights = log_weights
-        self._invalid = invalid
-        offsets = sequence_offsets(spec, scope, log_weights, invalid, coming)
-        self._tuples = TokenTuples(spec, scope, offsets)
-
-    def __iter__(self) -> Iterator[ScoreBlock]:
-        """Yield blocks of `block_tokens` tuples; a block ends where its 65,536-window ends."""
-        tuples = np.empty((self._tuples.sets, self._tokens), dtype=np.uint32)
-        length = self._spec.block_tokens
-        step = self._pieces.final_tokens(self._spec, tuples.shape[0])
-        filled = 0
-        for window in range(0, self._tokens, WINDOW_TOKENS):
-            window_stop = min(window + WINDOW_TOKENS, self._tokens)
-            for start in range(window, window_stop, length):
-                stop = min(start + length, window_stop)
-                while filled < stop:
-                    next_filled = min(filled + step, self._tokens)
-                    tuples[:, filled:next_filled] = self._tuples.of(
-                        self._log_weights[..., filled:next_filled],
-                        self._invalid[:, filled:next_filled],
-                        filled,
-                    )
-                    filled = next_filled
-                for row in range(tuples.shape[0]):
-                    yield ScoreBlock(row, window, tuples[row, start:stop])
+    own = TokenTuples(spec, scope, sequence_offsets(spec, scope, log_weights, invalid, coming))
+    tuples = np.empty((own.sets, log_weights.shape[-1]), dtype=np.uint32)
+    step = pieces.final_tokens(spec, own.sets)
+    for first in range(0, tuples.shape[1], step):
+        part = slice(first, first + step)
+        tuples[:, part] = own.of(log_weights[..., part], invalid[:, part], first)
+    return tuples

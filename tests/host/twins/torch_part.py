@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -89,8 +89,8 @@ class _Started:
         ]
         return np.concatenate(blocks)
 
-    def tuples(self, wanted: Sequence[tuple[int, range]]) -> Iterator[NDArray[np.uint32]]:
-        """Score tokens; see `StartedScoring`."""
+    def fill(self, wanted: Sequence[tuple[int, range]], tuples: NDArray[np.uint32]) -> None:
+        """Score tokens into their places; see `StartedScoring`."""
         for number, tokens in wanted:
             segment = self._segments[number]
             # What a lost device was to score is not known yet.
@@ -99,13 +99,8 @@ class _Started:
             )
             first = segment.base_position + tokens.start
             place = slice(first, first + len(tokens))
-            yield self._tuples.of(self._weights[..., place], self._invalid[:, place], first)
-
-    def fill(self, wanted: Sequence[tuple[int, range]], tuples: NDArray[np.uint32]) -> None:
-        """Score tokens into their places; see `StartedScoring`."""
-        for (number, tokens), own in zip(wanted, self.tuples(wanted), strict=True):
-            first = self._segments[number].base_position + tokens.start
-            tuples[:, first : first + len(tokens)] = own
+            own = self._weights[..., place], self._invalid[:, place]
+            tuples[:, place] = self._tuples.of(*own, first)
 
     def end(self) -> None:
         """Give the buffers back."""

@@ -3,23 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.devices.opening import top_of_blocks
+from hillinfer.devices.opening import sorted_top
 from hillinfer.scoring.arguments import ScoringArguments
-from hillinfer.scoring.scorer import SegmentShadow, Wanted
+from hillinfer.scoring.scorer import SegmentShadow, Wanted, total_tokens
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
-from hillinfer_model.score_block import ScoreBlock
 from twins.key_path import TwinLayout, code_keys, take_statistics
 from twins.log_weights import USUAL, KeyBufferPool, Pieces, sequence_log_weights
 from twins.query_path import scale_query
-from twins.score_path import ScoreStream
+from twins.score_path import sequence_tuples
 
 
 class TorchScorer:
@@ -110,50 +109,36 @@ class TorchScorer:
             )
             self._layout.write(shadow, first_token + start, codes, exponents)
 
-    def score(
+    def tuples(
         self,
         query: torch.Tensor,
         scaling: float,
         segments: Sequence[SegmentShadow],
         coming: int = 0,
-    ) -> Iterator[ScoreBlock]:
-        """Score every token of consecutive segments and yield score blocks as they are ready.
+    ) -> NDArray[np.uint32]:
+        """Return the tuples of every token of consecutive segments; see `Scorer`.
 
-        The offsets need L' of tokens all over the sequence, so all of L' is made before the first
-        block; then blocks come in position order, for each of them one per KV head in scope
-        `kv_head`.
-
-        Parameters
-        ----------
-        query
-            float32 of shape (query_heads, head_dim) on the CPU, after rotary embedding.
-        scaling
-            What the attention function multiplies inner products with.
-        segments
-            All segments of the sequence; their tokens together are N, this step's own included.
-        coming
-            Tokens that N counts and that have no key yet (contract, section 6): 1 where the query
-            is a predicted one.
-
-        Returns
-        -------
-        Iterator[ScoreBlock]
-            The tuples of a block are a view of one array that this call made.
+        The offsets need L' of tokens all over the sequence, so all of L' is made before.
 
         Raises
         ------
         NonFiniteQueryError
-            At the call, where the query holds an infinity or a NaN, or becomes one when scaled.
+            Where the query holds an infinity or a NaN, or becomes one when scaled.
         ValueError
-            At the call, where query or segments have another shape or type, or do not follow on
-            each other.
+            Where query or segments have another shape or type, or do not follow on each other.
         """
         self._arguments.check_query(query)
         self._arguments.check_segments(segments)
         for segment in segments:
             self._arguments.check_arrays(segment)
         scaled = scale_query(self.spec, query, scaling)
-        return self._blocks(scaled, segments, coming)
+        if not total_tokens(segments):
+            sets = 1 if self.scope is Scope.LAYER else self.spec.kv_heads
+            return np.empty((sets, 0), np.uint32)
+        buffers = self._buffers.take()
+        weights, invalid = sequence_log_weights(self._layout, scaled, segments, buffers)
+        self._buffers.give_back(buffers)
+        return sequence_tuples(self.spec, self.scope, weights, invalid, coming, self._pieces)
 
     def choose(
         self,
@@ -163,13 +148,13 @@ class TorchScorer:
         coming: int,
         wanted: Wanted,
     ) -> list[NDArray[np.int64]]:
-        """Return the selected sets, merged block by block; see `Scorer`."""
+        """Return the selected sets, by a sort of all tokens; see `Scorer`."""
         return self.choose_each(query, scaling, segments, coming, (wanted,))[0]
 
     def choose_each(self, query, scaling, segments, coming, wanted):
         """Return the selected sets of several sizes likewise; see `Scorer`."""
-        blocks = self.score(query, scaling, segments, coming)
-        return top_of_blocks(blocks, self.spec, self.scope, segments, coming, wanted)
+        tuples = self.tuples(query, scaling, segments, coming)
+        return [sorted_top(tuples, one, coming) for one in wanted]
 
     @property
     def is_fast(self) -> bool:
@@ -180,13 +165,3 @@ class TorchScorer:
     def table_variant(self):
         """None: the library does not choose over its tables as this does."""
         return None
-
-    def _blocks(
-        self, scaled: torch.Tensor, segments: Sequence[SegmentShadow], coming: int
-    ) -> Iterator[ScoreBlock]:
-        if segments and segments[0].tokens:
-            buffers = self._buffers.take()
-            weights, invalid = sequence_log_weights(self._layout, scaled, segments, buffers)
-            self._buffers.give_back(buffers)
-            own = self.spec, self.scope, weights, invalid, coming, self._pieces
-            yield from ScoreStream(*own)

@@ -81,10 +81,10 @@ class MixedPrecision(Attending):
             own = up_to(segments, length)
             count, kept = self._selection.count(length), self._selection.kept(length)
             exact_count = self._split.exact_count(length, count, len(kept))
-            codes = _score_codes(self._scorer, query, layer.scaling, own, length)
+            codes = _score_codes(self._scorer, query, layer.scaling, own)
             selected = select_positions(codes[0], count, kept)
             if self._ranker is not self._scorer:
-                codes = _score_codes(self._ranker, query, layer.scaling, own, length)
+                codes = _score_codes(self._ranker, query, layer.scaling, own)
             for g in range(sets):
                 coded[g, 0, i, selected] = True
                 if exact_count:
@@ -112,18 +112,10 @@ class MixedPrecision(Attending):
 
 
 def _score_codes(
-    scorer: Scorer,
-    query: torch.Tensor,
-    scaling: float,
-    segments: Sequence[SegmentShadow],
-    length: int,
+    scorer: Scorer, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
 ) -> NDArray[np.uint16]:
     """Return every token's score code, uint16 (1 or kv_heads, N)."""
-    sets = 1 if scorer.scope is Scope.LAYER else scorer.spec.kv_heads
-    codes = np.zeros((sets, length), np.uint16)
-    for block in scorer.score(query, scaling, segments):
-        codes[block.kv_head, block.positions] = block.codes
-    return codes
+    return (scorer.tuples(query, scaling, segments) >> np.uint32(16)).astype(np.uint16)
 
 
 def _weighted(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
