@@ -17,8 +17,7 @@ from hillinfer.devices.device import (
     StoredRows,
     StoredShadow,
 )
-from hillinfer.devices.opening import GoldenScorer
-from hillinfer.devices.xrt.opening import open_xrt
+from hillinfer.devices.opening import GoldenScorer, open_xrt
 from hillinfer.drive.files import PAGE_BYTES, round_up
 from hillinfer.errors import DeviceError
 from hillinfer.settings import DeviceOptions

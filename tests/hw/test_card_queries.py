@@ -10,9 +10,8 @@ import torch
 from emulated_cards import SMALL, EmulatedCards
 
 from hillinfer.devices.device import ResidentShadow
-from hillinfer.devices.opening import GoldenScorer
+from hillinfer.devices.opening import GoldenScorer, open_xrt
 from hillinfer.devices.started_scoring import AskedScoring
-from hillinfer.devices.xrt.opening import open_xrt
 from hillinfer.scoring.native import NativeScorer
 from hillinfer.scoring.scorer import SegmentShadow, Wanted
 from hillinfer.settings import DeviceOptions

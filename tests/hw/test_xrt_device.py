@@ -25,9 +25,8 @@ from emulated_cards import ONE_PROCESS, SMALL, surround
 
 from hillinfer.devices.device import DeviceSegment, ResidentShadow, StoredShadow
 from hillinfer.devices.device_scorer import DeviceScorer
-from hillinfer.devices.opening import GoldenScorer
+from hillinfer.devices.opening import GoldenScorer, open_xrt
 from hillinfer.devices.xrt.device import CHUNK_BYTES
-from hillinfer.devices.xrt.opening import open_xrt
 from hillinfer.devices.xrt.process import Deadlines, WorkerProcess
 from hillinfer.devices.xrt.xclbin import SectionKind, Xclbin, XclbinError, spec_record
 from hillinfer.drive.files import PAGE_BYTES, round_up

@@ -19,7 +19,7 @@ from test_shadow_placement import go
 from tiny_models import TinyModel
 
 import hillinfer
-from hillinfer.devices.xrt.opening import open_xrt
+from hillinfer.devices.opening import open_xrt
 from hillinfer.engine.budget_growth import AUTO_FORMATS
 from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.model_shape import ModelShape
