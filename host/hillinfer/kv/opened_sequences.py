@@ -26,8 +26,7 @@ from hillinfer.kv.saved_sequences import bring_codes, fill_sequence, recall_code
 from hillinfer.kv.sequence import Sequence
 from hillinfer.kv.sequence_shadows import SequenceShadows
 from hillinfer.model_shape import ModelShape
-from hillinfer.sessions.opening import SavedSession
-from hillinfer.sessions.saved_shadow import SavedShadow
+from hillinfer.sessions.opening import SavedSession, SavedShadow
 from hillinfer.shadow.segments import Segment
 from hillinfer.store.keys import CHUNK_GROUPS
 from hillinfer.store.prefix import StoredChunk, StoredPrefix, WrongBytesError

@@ -35,8 +35,7 @@ from hillinfer.sessions.manifest import (
     rows_file,
     slot_bytes,
 )
-from hillinfer.sessions.opening import SavedSession
-from hillinfer.sessions.saved_shadow import NOT_TAKEN, UNCODED, SavedShadow
+from hillinfer.sessions.opening import NOT_TAKEN, UNCODED, SavedSession, SavedShadow
 from hillinfer.sessions.writing import CodesBeside, SessionWriter
 from hillinfer.shadow.kept_codes import KeptCodes
 from hillinfer.shadow.segments import SegmentLayer
@@ -185,8 +184,8 @@ def bring_codes(saved: SavedShadow, sequence: Sequence, codes: KeptCodes) -> Non
     codes
         Keeps them.
     """
-    size, settled = saved.segment_tokens, sequence.group_count * GROUP_TOKENS
-    has_codes = saved.has_value_codes
+    size, settled = saved.session.manifest.spec.segment_tokens, sequence.group_count * GROUP_TOKENS
+    has_codes = saved.session.has_codes
     codes.make_room(int(sequence.rows(np.arange(settled)).max(initial=-1)) + 1)
     for layer in range(len(sequence.tails)):
         for number, segment in enumerate(sequence.segments):
@@ -202,7 +201,7 @@ def bring_codes(saved: SavedShadow, sequence: Sequence, codes: KeptCodes) -> Non
                     codes.bring(layer, rows, own.values, read)
                 except (SessionError, ColdPoolError):
                     has_codes = False
-                    saved.warn_of_value_codes()
+                    saved.session.warn_of_codes("cannot be read any more")
 
 
 def _coded(made: _Segments) -> NDArray[np.int32]:

@@ -16,7 +16,7 @@ from hillinfer.drive.shared_files import ShadowBase
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.sequence import RowLayout, RowPart, Sequence
 from hillinfer.scoring.scorer import Scorer, SegmentShadow
-from hillinfer.sessions.saved_shadow import SavedShadow
+from hillinfer.sessions.opening import SavedShadow
 from hillinfer.shadow.code_file import CodeFile
 from hillinfer.shadow.kept_codes import KeptCodes
 from hillinfer.shadow.memory import ShadowMemory

@@ -26,8 +26,7 @@ from hillinfer.sessions.manifest import (
     rows_file,
     slot_bytes,
 )
-from hillinfer.sessions.opening import SavedSession
-from hillinfer.sessions.saved_shadow import UNCODED, SavedShadow
+from hillinfer.sessions.opening import UNCODED, SavedSession, SavedShadow
 from hillinfer.sessions.writing import SessionWriter
 from hillinfer.store.keys import CHUNK_TOKENS, Namespace
 from hillinfer.store.pool_files import StoreError
