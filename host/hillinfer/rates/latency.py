@@ -26,38 +26,6 @@ class SelectedShares:
     alpha_s: float
 
 
-class RunningShares:
-    """Running means of the selected shares: all selected over all scored tokens so far.
-
-    Importance rate `alpha` holds for a side that has not scored anything yet.
-    """
-
-    def __init__(self, alpha: float) -> None:
-        self._alpha = alpha
-        self._host = [0, 0]
-        self._device = [0, 0]
-
-    def note(
-        self, host_scored: int, host_selected: int, device_scored: int, device_selected: int
-    ) -> None:
-        """Learn how many tokens of each side were scored and how many of them selected."""
-        for side, scored, selected in (
-            (self._host, host_scored, host_selected),
-            (self._device, device_scored, device_selected),
-        ):
-            side[0] += scored
-            side[1] += selected
-
-    @property
-    def shares(self) -> SelectedShares:
-        """The means so far."""
-        return SelectedShares(self._mean(self._host), self._mean(self._device))
-
-    def _mean(self, side: list[int]) -> float:
-        scored, selected = side
-        return selected / scored if scored else self._alpha
-
-
 # --- The interface ---
 
 
@@ -235,19 +203,34 @@ class AutoBeta:
         self.model = model
         self._segment_tokens = segment_tokens
         self._most = most_segments
-        self._running = RunningShares(alpha)
+        self._alpha = alpha
+        # Tokens that each side scored, and how many of them were selected.
+        self._host = [0, 0]
+        self._device = [0, 0]
 
     def host_segments(self, segments: int) -> int:
         """Return how many of the first segments the host is to score, by what is known now."""
-        return self.model.host_segments(
-            segments, self._segment_tokens, self._running.shares, self._most
-        )
+        return self.model.host_segments(segments, self._segment_tokens, self.shares, self._most)
 
     def note(
         self, host_scored: int, host_selected: int, device_scored: int, device_selected: int
     ) -> None:
         """Learn what was selected of what each side scored."""
-        self._running.note(host_scored, host_selected, device_scored, device_selected)
+        for side, scored, selected in (
+            (self._host, host_scored, host_selected),
+            (self._device, device_scored, device_selected),
+        ):
+            side[0] += scored
+            side[1] += selected
+
+    @property
+    def shares(self) -> SelectedShares:
+        """Running means of the selected shares: all selected over all scored tokens so far."""
+        return SelectedShares(self._mean(self._host), self._mean(self._device))
+
+    def _mean(self, side: list[int]) -> float:
+        scored, selected = side
+        return selected / scored if scored else self._alpha
 
 
 # --- The table of models ---

@@ -12,9 +12,9 @@ from hillinfer.errors import SettingsError
 from hillinfer.rates.kept_rates import Rates, seconds_of
 from hillinfer.rates.latency import (
     LATENCY_MODELS,
+    AutoBeta,
     LatencyModel,
     ParallelScorers,
-    RunningShares,
     ScoresThenRows,
     SelectedShares,
     SharedScorer,
@@ -196,7 +196,7 @@ def test_every_name_has_a_model():
 
 
 def test_running_shares_are_means_of_all_that_was_scored():
-    running = RunningShares(0.1)
+    running = AutoBeta(ParallelScorers(RATES), 1024, 0.1, 8)
     assert running.shares == SelectedShares(0.1, 0.1)
     running.note(1000, 300, 0, 0)
     running.note(1000, 100, 4000, 40)
