@@ -18,7 +18,7 @@ from pathlib import Path
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.files import ScratchPath, sweep
 from hillinfer.errors import FetchError, ModelError
-from hillinfer.system.files import user_cache_dir
+from hillinfer.system.files import sha256_of, user_cache_dir
 from hillinfer.system.processes import SessionGuard, end_session
 from hillinfer.values import format_bytes
 
@@ -31,7 +31,7 @@ _FILE = "digests.json"
 def keep_digests(folder: Path) -> None:
     """Write down size and SHA-256 of every file of a folder, in a file of the folder itself."""
     found = {
-        file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)}
+        file.name: {"bytes": file.stat().st_size, "sha256": sha256_of(file)}
         for file in sorted(folder.iterdir())
         if file.name != _FILE
     }
@@ -57,7 +57,7 @@ def changed_file(folder: Path) -> str | None:
     Raises OSError where a file cannot be read.
     """
     for name, one in _kept(folder).items():
-        if _sha256(folder / name) != one["sha256"]:
+        if sha256_of(folder / name) != one["sha256"]:
             return name
     return None
 
@@ -65,11 +65,6 @@ def changed_file(folder: Path) -> str | None:
 def _kept(folder: Path) -> dict[str, dict[str, object]]:
     content = json.loads((folder / _FILE).read_text(encoding="utf-8"))
     return dict(content)
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 # --- Downloads ---

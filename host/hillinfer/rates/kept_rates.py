@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import warnings
@@ -14,7 +13,7 @@ from pathlib import Path
 from hillinfer.drive.directories import filesystem_of
 from hillinfer.errors import SettingsError, SetupWarning
 from hillinfer.native.library import LIBRARY
-from hillinfer.system.files import user_cache_dir, write_whole
+from hillinfer.system.files import sha256_of, user_cache_dir, write_whole
 from hillinfer.system.machine import ProcessorFacts
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
@@ -132,18 +131,13 @@ class RatesKey:
             filesystem=filesystem_of(cold_dir),
             drive=str(cold_dir.stat().st_dev),
             io=io,
-            library=_sum(LIBRARY),
+            library=sha256_of(LIBRARY),
             spec_hash=spec.digest().hex(),
             scope=scope.value,
             row_bytes=row_bytes,
             device=device,
-            xclbin="" if xclbin is None else _sum(xclbin),
+            xclbin="" if xclbin is None else sha256_of(xclbin),
         )
-
-
-def _sum(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 # --- The file of rates ---

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 import tempfile
@@ -40,6 +41,12 @@ def checked_size(file: Path, descriptor: int, most_bytes: int) -> int:
     if facts.st_size > most_bytes:
         raise OSError(errno.EFBIG, f"its {facts.st_size} bytes are more than {most_bytes}", file)
     return facts.st_size
+
+
+def sha256_of(file: Path) -> str:
+    """Return the SHA-256 of a file's content in hexadecimal; OSError where it cannot be read."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 # --- Writing files of a run ---
