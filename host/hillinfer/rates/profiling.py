@@ -235,14 +235,12 @@ class Profiling(PlainProfiling):
         launches = []
         places: list[Resident] = []
         for count in self._stretches():
-            segments = []
-            for number, own in enumerate(sample_shadows(spec, count)):
-                place = shadows.room(number)
-                if place is None:
-                    break
-                places.append(place)
-                self._give(place, own)
-                segments.append(DeviceSegment(place.slot, own.base_position, spec.segment_tokens))
+            held = self._resident(sample_shadows(spec, count), places, count)
+            segments = [
+                DeviceSegment(one.slot, one.base_position, one.tokens)
+                for one in held
+                if isinstance(one, ResidentShadow)
+            ]
             if segments:
                 launches.append((pack_query_blocks(spec, _queries(spec, len(segments))), segments))
         if shadows.lost:

@@ -79,11 +79,6 @@ class SavedSession:
         """Tokens that the session holds."""
         return self.manifest.extent.tokens
 
-    @property
-    def byte_count(self) -> int:
-        """Bytes of all files but the manifest."""
-        return sum(file.byte_count for file in self._files.values())
-
     def verify(self) -> None:
         """Read every file and compare its checksum.
 
