@@ -72,7 +72,7 @@ def chosen(surrounding, scope, queries, flip=0):
         segments = resident(scorer, document(), flip)
         scorer.begin_together([AskedScoring(query, SCALING, segments, 0) for query in queries])
         # The last one first: a fifth query has a launch of its own.
-        found = [scorer.choose(query, SCALING, segments, 0, WANTED) for query in queries[::-1]]
+        found = [scorer.choose(query, SCALING, segments, 0, [WANTED])[0] for query in queries[::-1]]
         found.reverse()
         assert not scorer.shadows.lost
         counts = scorer.shadows.launches, scorer.shadows.shared_launches
@@ -84,7 +84,7 @@ def chosen(surrounding, scope, queries, flip=0):
 def test_sequences_of_a_document_choose_as_the_host_does(cards, engine, scope):
     queries = torch.randn(5, 2, 64, generator=torch.Generator().manual_seed(6)).unbind()
     host, segments = NativeScorer(SMALL, scope), document()
-    expected = [host.choose(query, SCALING, segments, 0, WANTED) for query in queries]
+    expected = [host.choose(query, SCALING, segments, 0, [WANTED])[0] for query in queries]
     surrounding = cards(engine)
     found, counts, scored = chosen(surrounding, scope, queries)
     for one, right in zip(found, expected, strict=True):
@@ -98,7 +98,7 @@ def test_sequences_of_a_document_choose_as_the_host_does(cards, engine, scope):
 def test_a_flipped_bit_on_the_card_shows(cards, engine):
     queries = torch.randn(2, 2, 64, generator=torch.Generator().manual_seed(6)).unbind()
     host, segments = NativeScorer(SMALL, Scope.LAYER), document()
-    expected = [host.choose(query, SCALING, segments, 0, WANTED) for query in queries]
+    expected = [host.choose(query, SCALING, segments, 0, [WANTED])[0] for query in queries]
     found, counts, _ = chosen(cards(engine), Scope.LAYER, queries, flip=1)
     assert counts == (1, 1)
     assert not all(

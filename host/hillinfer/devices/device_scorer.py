@@ -146,31 +146,11 @@ class DeviceScorer:
         scaling: float,
         segments: Sequence[SegmentShadow],
         coming: int,
-        wanted: Wanted,
-    ) -> list[NDArray[np.int64]]:
-        """Select, and tell the device's share what was selected of whose tokens; see `Scorer`.
-
-        Picking the top of all tuples at once takes less time than merging blocks while they come.
-        """
-        if self._host_alone(segments):
-            sets = self._host.choose(query, scaling, segments, coming, wanted)
-        else:
-            wanted.check(total_tokens(segments) + coming, coming)
-            sets = native_top(self.tuples(query, scaling, segments, coming), wanted, coming)
-        self._note_selected(segments, sets)
-        return sets
-
-    def choose_each(
-        self,
-        query: torch.Tensor,
-        scaling: float,
-        segments: Sequence[SegmentShadow],
-        coming: int,
         wanted: Sequence[Wanted],
     ) -> list[list[NDArray[np.int64]]]:
-        """Select sets of several sizes likewise; what the first size selects is told."""
+        """Select, and tell the device's share what the first size has of whose; see `Scorer`."""
         if self._host_alone(segments):
-            each = self._host.choose_each(query, scaling, segments, coming, wanted)
+            each = self._host.choose(query, scaling, segments, coming, wanted)
         else:
             for one in wanted:
                 one.check(total_tokens(segments) + coming, coming)

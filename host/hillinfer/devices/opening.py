@@ -318,20 +318,9 @@ class GoldenScorer:
         scaling: float,
         segments: Sequence[SegmentShadow],
         coming: int,
-        wanted: Wanted,
-    ) -> list[NDArray[np.int64]]:
-        """Select by score codes, fully sorted; see `Scorer`."""
-        return self.choose_each(query, scaling, segments, coming, (wanted,))[0]
-
-    def choose_each(
-        self,
-        query: torch.Tensor,
-        scaling: float,
-        segments: Sequence[SegmentShadow],
-        coming: int,
         wanted: Sequence[Wanted],
     ) -> list[list[NDArray[np.int64]]]:
-        """Select sets of several sizes likewise; see `Scorer`."""
+        """Select by score codes, fully sorted; see `Scorer`."""
         tuples = self.tuples(query, scaling, segments, coming)
         return [sorted_top(tuples, one, coming) for one in wanted]
 
@@ -364,7 +353,11 @@ def sorted_top(tuples: NDArray[np.uint32], wanted: Wanted, coming: int) -> list[
     tuples
         uint32 of shape (sets, N), in the order of positions.
     wanted, coming
-        As for `Scorer.choose`, whose result and errors these are.
+        One size, and as for `Scorer.choose`, whose errors these are.
+
+    Returns
+    -------
+    One ascending int64 array of positions per set.
     """
     tokens = tuples.shape[1]
     wanted.check(tokens + coming, coming)

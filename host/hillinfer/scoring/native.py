@@ -216,19 +216,20 @@ class NativeScorer:
         scaling: float,
         segments: Sequence[SegmentShadow],
         coming: int,
-        wanted: Wanted,
-    ) -> list[NDArray[np.int64]]:
-        """Return the selected sets in one call of the library; see `Scorer`."""
-        wanted.check(total_tokens(segments) + coming, coming)
+        wanted: Sequence[Wanted],
+    ) -> list[list[NDArray[np.int64]]]:
+        """Return the selected sets: of a single size in one call of the library; see `Scorer`."""
+        for one in wanted:
+            one.check(total_tokens(segments) + coming, coming)
         self._arguments.check_query(query)
         kept: list[NDArray[Any]] = []
         described, rows = self._described(segments, kept), _rows(query)
-        if described is None:
-            # Shadows are there one after the other, so all of them are scored first.
-            tuples = self._scored(None, self.scaled(rows, scaling), segments, coming)
-            return native_top(tuples, wanted, coming)
-        choice = self._choice(rows, scaling, wanted)
-        chosen = np.empty((self._sets, wanted.count), dtype=np.int64)
+        # Shadows on the drive are there one after the other, so all of them are scored first.
+        if described is None or len(wanted) > 1:
+            tuples = self._scored(described, self.scaled(rows, scaling), segments, coming)
+            return [native_top(tuples, one, coming) for one in wanted]
+        choice = self._choice(rows, scaling, wanted[0])
+        chosen = np.empty((self._sets, wanted[0].count), dtype=np.int64)
         self._library.call(
             "hillinfer_choose",
             self._number,
@@ -236,21 +237,7 @@ class NativeScorer:
             ctypes.byref(choice),
             chosen.ctypes.data,
         )
-        return list(chosen)
-
-    def choose_each(
-        self,
-        query: torch.Tensor,
-        scaling: float,
-        segments: Sequence[SegmentShadow],
-        coming: int,
-        wanted: Sequence[Wanted],
-    ) -> list[list[NDArray[np.int64]]]:
-        """Return the selected sets of each size, from tuples that are made once; see `Scorer`."""
-        for one in wanted:
-            one.check(total_tokens(segments) + coming, coming)
-        tuples = self.tuples(query, scaling, segments, coming)
-        return [native_top(tuples, one, coming) for one in wanted]
+        return [list(chosen)]
 
     def _described(
         self, segments: Sequence[SegmentShadow], kept: list[NDArray[Any]]

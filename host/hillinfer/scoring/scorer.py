@@ -154,39 +154,28 @@ class Scorer(Protocol):
         scaling: float,
         segments: Sequence[SegmentShadow],
         coming: int,
-        wanted: Wanted,
-    ) -> list[NDArray[np.int64]]:
+        wanted: Sequence[Wanted],
+    ) -> list[list[NDArray[np.int64]]]:
         """Select tokens for a query: the kept ones and the best others (contract, section 8).
+
+        Scored once, whatever sizes are wanted.
 
         Parameters
         ----------
         query, scaling, segments, coming
             As for `tuples`, whose errors it raises; at least one token.
         wanted
-            Of N, the coming token included, which is one of the newest.
+            Sizes, one or more, each of N, the coming token included, which is one of the newest.
 
         Returns
         -------
-        One ascending int64 array of positions per selected set: one for the layer, or one per KV
-        head. The coming token is the last of each.
+        For each size one ascending int64 array of positions per selected set: one for the layer, or
+        one per KV head. The coming token is the last of each.
 
         Raises
         ------
         ValueError
             More is wanted than there is, or less than is kept.
-        """
-
-    def choose_each(
-        self,
-        query: torch.Tensor,
-        scaling: float,
-        segments: Sequence[SegmentShadow],
-        coming: int,
-        wanted: Sequence[Wanted],
-    ) -> list[list[NDArray[np.int64]]]:
-        """Select sets of several sizes, scoring once; return what `choose` does for each of them.
-
-        Parameters and errors are those of `choose`.
         """
 
     def tuples(
@@ -386,7 +375,7 @@ class ImportanceEvaluation:
         wanted = self.wanted(length, lacking)
         if wanted.count == length:
             return self.everything(length)
-        return self._scorer.choose(query, scaling, segments, coming, wanted)
+        return self._scorer.choose(query, scaling, segments, coming, (wanted,))[0]
 
     def chosen(
         self,
@@ -410,7 +399,7 @@ class ImportanceEvaluation:
     ) -> Split:
         """Do as `select`, and say which tokens are exact; `codes` says that it is called."""
         wanted = self.wanted_split(total_tokens(segments) + coming, lacking)
-        return Split(*self._scorer.choose_each(query, scaling, segments, coming, wanted))
+        return Split(*self._scorer.choose(query, scaling, segments, coming, wanted))
 
     def wanted_split(self, length: int, lacking: int = 0) -> tuple[Wanted, Wanted]:
         """Return how much is selected of so many tokens, and how much of that is exact.

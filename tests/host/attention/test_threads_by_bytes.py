@@ -40,7 +40,7 @@ def choose(count, group_size):
     torch.set_num_threads(2)
     segment = SegmentShadow(0, count, shadow, statistics)
     query = torch.randn((4 * group_size, 128), generator=generator)
-    scorer.choose(query, 0.1, [segment], 0, Wanted(count // 5, 4, 64))
+    scorer.choose(query, 0.1, [segment], 0, [Wanted(count // 5, 4, 64)])[0]
 
 
 def threads():

@@ -172,7 +172,7 @@ def test_the_top_of_two_sides_is_that_of_a_sort(two_sides, coming):
     query = torch.randn(9, 64, generator=torch.Generator().manual_seed(1))
     wanted = Wanted(300, 4, 60)
     expected = sorted_top(scorer.tuples(query, 0.05, segments, coming), wanted, coming)
-    assert equal(scorer.choose(query, 0.05, segments, coming, wanted), expected)
+    assert equal(scorer.choose(query, 0.05, segments, coming, [wanted])[0], expected)
     assert scorer.shadows.launches == 2
     # Of what both sides scored.
     for number in range(4):
@@ -181,25 +181,25 @@ def test_the_top_of_two_sides_is_that_of_a_sort(two_sides, coming):
     spec, device, slot = SPECS[0], scorer.shadows.device, segments[2].slot
     exponents = held(spec, device, slot)[: spec.kv_heads]
     device.write(slot, 0, exponents ^ 3)
-    assert not equal(scorer.choose(query, 0.05, segments, coming, wanted), expected)
+    assert not equal(scorer.choose(query, 0.05, segments, coming, [wanted])[0], expected)
     device.write(slot, 0, exponents)
-    assert equal(scorer.choose(query, 0.05, segments, coming, wanted), expected)
+    assert equal(scorer.choose(query, 0.05, segments, coming, [wanted])[0], expected)
     segments[1].shadow[: spec.kv_heads] ^= 3
-    assert not equal(scorer.choose(query, 0.05, segments, coming, wanted), expected)
+    assert not equal(scorer.choose(query, 0.05, segments, coming, [wanted])[0], expected)
 
 
 def test_what_two_sides_cannot_choose_is_refused(two_sides):
     scorer, segments = two_sides
     query = torch.zeros(9, 64)
     with pytest.raises(ValueError, match="count=5000"):
-        scorer.choose(query, 0.05, segments, 0, Wanted(5000, 4, 60))
+        scorer.choose(query, 0.05, segments, 0, [Wanted(5000, 4, 60)])[0]
     with pytest.raises(ValueError, match="segment 1"):
-        scorer.choose(query, 0.05, [segments[0], segments[2]], 0, Wanted(300, 4, 60))
+        scorer.choose(query, 0.05, [segments[0], segments[2]], 0, [Wanted(300, 4, 60)])[0]
     with pytest.raises(ValueError, match="query"):
-        scorer.choose(query[:3], 0.05, segments, 0, Wanted(300, 4, 60))
+        scorer.choose(query[:3], 0.05, segments, 0, [Wanted(300, 4, 60)])[0]
     query[0, 0] = torch.inf
     with pytest.raises(NonFiniteQueryError):
-        scorer.choose(query, 0.05, segments, 0, Wanted(300, 4, 60))
+        scorer.choose(query, 0.05, segments, 0, [Wanted(300, 4, 60)])[0]
     assert not scorer.shadows.lost
 
 

@@ -75,7 +75,7 @@ class Shared:
 
     def chosen(self):
         return [
-            self.scorer.choose(query, 0.05, segments, 0, WANTED)
+            self.scorer.choose(query, 0.05, segments, 0, [WANTED])[0]
             for query, segments in zip(self.queries, self.sequences, strict=True)
         ]
 

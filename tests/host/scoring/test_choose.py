@@ -55,7 +55,7 @@ def on_a_core(spec, scope, segments):
 
 
 def chosen(scorer, segments, query, coming, wanted):
-    return scorer.choose(query, SCALING, segments, coming, wanted)
+    return scorer.choose(query, SCALING, segments, coming, [wanted])[0]
 
 
 def assert_same(found, expected):

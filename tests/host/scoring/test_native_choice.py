@@ -70,7 +70,7 @@ def test_sets_are_the_golden_ones(data, variant):
     scorer = native_scorer(variant, spec, scope)
     segments, query = made
     for own in (segments, with_copies(spec, segments), streamed(segments)):
-        assert_same_sets(scorer.choose(query, SCALING, own, coming, wanted), golden)
+        assert_same_sets(scorer.choose(query, SCALING, own, coming, [wanted])[0], golden)
 
 
 @every_variant
@@ -82,9 +82,9 @@ def test_equal_scores_fall_to_the_lower_position(scope, variant):
     made = segments_of(TorchScorer(spec, Scope.LAYER), keys), plain_query(3, spec)
     scorer, wanted = native_scorer(variant, spec, scope), Wanted(77, 2, 5)
     golden = golden_sets(spec, scope, made, 0, wanted)
-    mine = scorer.choose(made[1], SCALING, made[0], 0, wanted)
+    mine = scorer.choose(made[1], SCALING, made[0], 0, [wanted])[0]
     assert_same_sets(mine, golden)
-    more = scorer.choose(made[1], SCALING, made[0], 0, Wanted(78, 2, 5))
+    more = scorer.choose(made[1], SCALING, made[0], 0, [Wanted(78, 2, 5)])[0]
     for one, other in zip(more, golden, strict=True):
         assert set(other.tolist()) < set(one.tolist())
 
@@ -108,7 +108,7 @@ def test_what_changes_a_set_is_noticed(change, variant):
         coming = 1
     scorer = native_scorer(variant, spec, Scope.LAYER)
     with pytest.raises(AssertionError):
-        assert_same_sets(scorer.choose(query, scaling, segments, coming, wanted), golden)
+        assert_same_sets(scorer.choose(query, scaling, segments, coming, [wanted])[0], golden)
 
 
 @every_variant
@@ -121,12 +121,12 @@ def test_queries_are_summed_as_the_contract_says(variant):
     query[0], query[2] = 2.0**30, -(2.0**30)
     wanted = Wanted(90, 1, 1)
     scorer = native_scorer(variant, spec, Scope.KV_HEAD)
-    mine = scorer.choose(query, 1.0, segments, 0, wanted)
+    mine = scorer.choose(query, 1.0, segments, 0, [wanted])[0]
     assert_same_sets(mine, golden_sets(spec, Scope.KV_HEAD, (segments, query), 0, wanted, 1.0))
     lost = query.clone()
     lost[:3] = lost[:3].sum(0) * 0
     with pytest.raises(AssertionError):
-        assert_same_sets(scorer.choose(lost, 1.0, segments, 0, wanted), mine)
+        assert_same_sets(scorer.choose(lost, 1.0, segments, 0, [wanted])[0], mine)
 
 
 @every_variant
@@ -142,7 +142,7 @@ def test_a_query_with_gaps_is_read_where_it_lies(rule, variant):
     scorer = native_scorer(variant, spec, Scope.LAYER)
     for apart in (rows[:, 1], columns[:, ::2]):
         assert not apart.is_contiguous()
-        assert_same_sets(scorer.choose(apart, SCALING, segments, 0, wanted), golden)
+        assert_same_sets(scorer.choose(apart, SCALING, segments, 0, [wanted])[0], golden)
 
 
 @every_variant
@@ -157,9 +157,9 @@ def test_a_query_that_is_not_finite_is_refused(value, scaling, rule, variant):
     scorer = native_scorer(variant, spec, Scope.LAYER)
     query[4, 7] = value
     with pytest.raises(NonFiniteQueryError, match="infinity or a NaN"):
-        scorer.choose(query, scaling, segments, 0, wanted)
+        scorer.choose(query, scaling, segments, 0, [wanted])[0]
     query[4, 7] = 1.0
-    scorer.choose(query, 1.0, segments, 0, wanted)
+    scorer.choose(query, 1.0, segments, 0, [wanted])[0]
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_threads_choose_the_same(variant):
         found = []
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            found.append(scorer.choose(query, SCALING, segments, 1, wanted))
+            found.append(scorer.choose(query, SCALING, segments, 1, [wanted])[0])
     finally:
         torch.set_num_threads(before)
     assert_same_sets(found[0], found[1])
@@ -203,7 +203,7 @@ def test_the_second_choice_looks_at_the_last_segment_and_notices_others(variant)
     scorer = native_scorer(variant, spec, Scope.LAYER)
 
     def chosen(own):
-        return scorer.choose(query, SCALING, own, 0, wanted)
+        return scorer.choose(query, SCALING, own, 0, [wanted])[0]
 
     first = chosen(segments)
     assert_same_sets(chosen(segments), first)
@@ -244,7 +244,7 @@ def test_beyond_a_window_sets_are_those_of_all_tuples(coming, variant):
             np.append(select_positions(own, count - coming, kept), newest)
             for own in (tuples >> 16).astype(np.uint16)
         ]
-        assert_same_sets(scorer.choose(query, SCALING, segments, coming, wanted), expected)
+        assert_same_sets(scorer.choose(query, SCALING, segments, coming, [wanted])[0], expected)
         if count == 7000:
             with pytest.raises(AssertionError):
                 assert_same_sets(expected[::-1], expected)

@@ -40,7 +40,7 @@ def test_arrays_stay_within_the_bound(case, scope):
     query, given = plain_query(1, spec), streamed_segments(case)
     tracemalloc.start()
     try:
-        scorer.choose(query, 0.125, given, 0, Wanted(tokens, 4, 32))
+        scorer.choose(query, 0.125, given, 0, [Wanted(tokens, 4, 32)])[0]
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

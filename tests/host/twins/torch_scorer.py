@@ -146,13 +146,9 @@ class TorchScorer:
         scaling: float,
         segments: Sequence[SegmentShadow],
         coming: int,
-        wanted: Wanted,
-    ) -> list[NDArray[np.int64]]:
-        """Return the selected sets, by a sort of all tokens; see `Scorer`."""
-        return self.choose_each(query, scaling, segments, coming, (wanted,))[0]
-
-    def choose_each(self, query, scaling, segments, coming, wanted):
-        """Return the selected sets of several sizes likewise; see `Scorer`."""
+        wanted: Sequence[Wanted],
+    ) -> list[list[NDArray[np.int64]]]:
+        """Return the selected sets of each size, by a sort of all tokens; see `Scorer`."""
         tuples = self.tuples(query, scaling, segments, coming)
         return [sorted_top(tuples, one, coming) for one in wanted]
 

@@ -178,7 +178,7 @@ class ContractSelection(SelectionPolicy):
     ) -> NDArray[np.int64]:
         """Return what one query selects of the tokens of some segments, int64 (sets, k)."""
         wanted = self._wanted(total_tokens(segments))
-        return np.stack(self._scorer.choose(query, scaling, segments, 0, wanted))
+        return np.stack(self._scorer.choose(query, scaling, segments, 0, (wanted,))[0])
 
     def _wanted(self, length: int) -> Wanted:
         settings = self.settings

@@ -50,7 +50,7 @@ class _Split(ContractSelection):
         kept = min(settings.kept_tokens, length)
         count = exact_count(length, settings.exact_share, settings.exact_floor, kept, wanted.count)
         both = (wanted, replace(wanted, count=count))
-        sets, exact = self._scorer.choose_each(query, scaling, segments, 0, both)
+        sets, exact = self._scorer.choose(query, scaling, segments, 0, both)
         self._own.append(exact[0].astype(np.int32))
         return np.stack(sets)
 
