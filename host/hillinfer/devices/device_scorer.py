@@ -131,13 +131,8 @@ class DeviceScorer:
         return self
 
     @property
-    def is_fast(self) -> bool:
-        """Say that it is not: the processor waits for the device."""
-        return False
-
-    @property
     def table_variant(self) -> Variant | None:
-        """None: the library does not choose over its tables as this does."""
+        """None: the processor waits for the device."""
         return None
 
     def choose(

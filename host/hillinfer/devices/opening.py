@@ -303,11 +303,6 @@ class GoldenScorer:
         )
 
     @property
-    def is_fast(self) -> bool:
-        """Say that it is not."""
-        return False
-
-    @property
     def table_variant(self) -> Variant | None:
         """None: the library does not choose over its tables as this does."""
         return None

@@ -114,11 +114,6 @@ class NativeScorer:
         self._words = SegmentWords(spec.segment_tokens, self._arguments.check_arrays)
 
     @property
-    def is_fast(self) -> bool:
-        """Whether it has vectors."""
-        return self.variant is not Variant.PORTABLE
-
-    @property
     def table_variant(self) -> Variant | None:
         """Its own."""
         return self.variant

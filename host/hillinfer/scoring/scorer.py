@@ -104,10 +104,6 @@ class Scorer(Protocol):
     scope: Scope
 
     @property
-    def is_fast(self) -> bool:
-        """Whether the processor scores by itself, in C++ and with vectors."""
-
-    @property
     def table_variant(self) -> Variant | None:
         """The variant of the native library that chooses over its tables as this scorer does.
 
@@ -315,7 +311,7 @@ class ImportanceEvaluation:
     @property
     def is_fast(self) -> bool:
         """Whether the processor scores by itself, in C++ and with vectors."""
-        return self._scorer.is_fast
+        return self._scorer.table_variant not in (None, Variant.PORTABLE)
 
     @property
     def table_variant(self) -> Variant | None:

@@ -153,11 +153,6 @@ class TorchScorer:
         return [sorted_top(tuples, one, coming) for one in wanted]
 
     @property
-    def is_fast(self) -> bool:
-        """Say that it is not."""
-        return False
-
-    @property
     def table_variant(self):
         """None: the library does not choose over its tables as this does."""
         return None
