@@ -88,7 +88,7 @@ class DriveCalls:
 
     Everything that storage does to a drive goes through here, so that a test can count the calls
     and let any one of them fail the way a drive fails. Descriptors are closed on exec; errors are
-    the system's own `OSError`.
+    the system's own `OSError`. A call that a signal interrupts Python makes again by itself.
     """
 
     def open(self, path: Path, flags: int, mode: int = 0o600) -> int:

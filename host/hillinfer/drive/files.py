@@ -367,8 +367,6 @@ class ColdFile:
         while done < len(data):
             try:
                 count = call(self._descriptor, data[done:], offset + done)
-            except InterruptedError:
-                continue
             except OSError as error:
                 raise self._failure(verb, len(data), offset, reached, error) from error
             if done + count <= reached:
@@ -389,13 +387,10 @@ class ColdFile:
             raise self._failure(verb, count, offset, done, short)
 
     def _attempt(self, verb: str, count: int, offset: int, call: Callable[[int], Result]) -> Result:
-        while True:
-            try:
-                return call(self._descriptor)
-            except InterruptedError:
-                continue
-            except OSError as error:
-                raise self._failure(verb, count, offset, 0, error) from error
+        try:
+            return call(self._descriptor)
+        except OSError as error:
+            raise self._failure(verb, count, offset, 0, error) from error
 
     def _failure(
         self, verb: str, count: int, offset: int, done: int, error: OSError

@@ -116,8 +116,6 @@ class SessionFile:
         while done < len(into):
             try:
                 count = self._calls.preadv(descriptor, into[done:], offset + done)
-            except InterruptedError:
-                continue
             except OSError as error:
                 raise self._failure(len(into), offset, error) from error
             if done + count <= reached:

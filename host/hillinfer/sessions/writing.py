@@ -69,7 +69,7 @@ class SessionWriter:
         try:
             yield write
             try:
-                self._sync(descriptor)
+                self._calls.fsync(descriptor)
             except OSError as error:
                 raise cannot_save(self._target, f"cannot write {name}", error) from error
         finally:
@@ -113,7 +113,7 @@ class SessionWriter:
         """Write the manifest and move everything to its place, at one moment."""
         self.add(MANIFEST_FILE, [memoryview(manifest.as_bytes())])
         try:
-            self._sync(self._scratch.descriptor)
+            self._calls.fsync(self._scratch.descriptor)
             self._calls.rename(self._scratch.path, self._target.absolute())
         except OSError as error:
             raise cannot_save(self._target, "cannot move it to its place", error) from error
@@ -135,8 +135,6 @@ class SessionWriter:
         while done < len(piece):
             try:
                 count = self._calls.pwrite(descriptor, piece[done:], offset + done)
-            except InterruptedError:
-                continue
             except OSError as error:
                 raise cannot_save(
                     self._target, f"cannot write {len(piece)} bytes at {offset} of {name}", error
@@ -149,20 +147,13 @@ class SessionWriter:
                 )
             done += count
 
-    def _sync(self, descriptor: int) -> None:
-        while True:
-            try:
-                return self._calls.fsync(descriptor)
-            except InterruptedError:
-                continue
-
     def _sync_parent(self) -> None:
         try:
             descriptor = self._calls.open(
                 self._target.absolute().parent, os.O_RDONLY | os.O_DIRECTORY
             )
             try:
-                self._sync(descriptor)
+                self._calls.fsync(descriptor)
             finally:
                 with suppress(OSError):
                     self._calls.close(descriptor)

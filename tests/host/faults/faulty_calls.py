@@ -46,8 +46,9 @@ class Fault(StrEnum):
     LOST = "lost"
 
 
-# What a file system may do to each call.
-_ERRORS = (Fault.EIO, Fault.EINTR, Fault.DELAY)
+# What a file system may do to each call. One that a signal interrupts Python itself makes again; of
+# those of its rings the library hears.
+_ERRORS = (Fault.EIO, Fault.DELAY)
 _SPACE = (Fault.ENOSPC, Fault.EDQUOT)
 _PARTS = (Fault.SHORT, Fault.ODD, Fault.NOTHING)
 FAULTS: dict[str, tuple[Fault, ...]] = {
@@ -60,8 +61,8 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "land": (Fault.DELAY,),
     "ring_open": (Fault.ENOSYS, Fault.EPERM, Fault.ENOMEM, Fault.DELAY),
     "ring_close": (Fault.DELAY,),
-    "ring_enter": (*_ERRORS, Fault.EAGAIN),
-    "read_done": (*_ERRORS, *_PARTS),
+    "ring_enter": (*_ERRORS, Fault.EINTR, Fault.EAGAIN),
+    "read_done": (*_ERRORS, Fault.EINTR, *_PARTS),
     # A system that does not say it is no failure: reads are of pages then.
     "read_unit": (Fault.DELAY,),
     "size": (Fault.EIO, Fault.DELAY),

@@ -40,7 +40,7 @@ def moved_through(directory, mode, calls):
 
 
 @pytest.mark.parametrize("index", [0, None])
-@pytest.mark.parametrize("fault", [Fault.SHORT, Fault.EINTR, Fault.DELAY])
+@pytest.mark.parametrize("fault", [Fault.SHORT, Fault.DELAY])
 @pytest.mark.parametrize("kind", MOVED)
 def test_what_a_drive_may_do_changes_no_bit(tmp_path, mode, kind, fault, index):
     calls = FaultyCalls(Injection(kind, index, fault), delay_seconds=0.001)
