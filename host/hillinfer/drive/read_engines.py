@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +73,8 @@ class ReadEngine(Protocol):
 
 # --- Open and closed ---
 
+Result = TypeVar("Result")
+
 
 class EngineGate:
     """Lets reads through until it is closed; closing waits for those under way."""
@@ -82,8 +84,8 @@ class EngineGate:
         self._reading = 0
         self._closed = False
 
-    def let_through(self, read: Callable[[], None]) -> None:
-        """Read, counted for as long as it is under way.
+    def let_through(self, read: Callable[[], Result]) -> Result:
+        """Read, counted for as long as it is under way, and return what that returns.
 
         No context manager: an interrupt between its own frames would leave the read counted for as
         long as the traceback lives, and whoever closes meanwhile would wait for it.
@@ -100,7 +102,7 @@ class EngineGate:
                     raise RuntimeError("this engine is closed")
                 self._reading += 1
                 entered = True
-            read()
+            return read()
         finally:
             if entered:
                 with self._changing:
@@ -170,15 +172,15 @@ class NativeThreadEngine:
             if not self._calls.land(self._way(descriptor), table):
                 raise self.losing(landing)
 
-        def read() -> None:
+        def read() -> Landed:
             while table.landed < table.count:
                 file.lend(use)
                 if table.missing:
                     for into, offset in landing.missing():
                         file.read(into, offset)
+            return landing.landed
 
-        self._gate.let_through(read)
-        return landing.landed
+        return self._gate.let_through(read)
 
     @property
     def in_library(self) -> NativeThreadEngine | None:
@@ -195,15 +197,10 @@ class NativeThreadEngine:
 
         `memory` is what it reads to; raises as `land` does where a ring keeps it.
         """
-        outcomes: list[int] = []
-
-        def use(descriptor: int) -> None:
-            outcomes.append(call(self._way(descriptor)))
-
-        self._gate.let_through(lambda: file.lend(use))
-        if outcomes[0] == LOST:
+        outcome = self._gate.let_through(lambda: file.lend(lambda own: call(self._way(own))))
+        if outcome == LOST:
             raise self.losing(memory)
-        return outcomes[0]
+        return outcome
 
     def close(self) -> None:
         """Wait for reads under way."""
