@@ -47,17 +47,11 @@ class ResidentShadow(SegmentShadow):
         held: NDArray[np.uint8] | None,
         bring_back: Callable[[], NDArray[np.uint8]],
     ) -> None:
-        for name, value in (
-            ("base_position", base_position),
-            ("tokens", tokens),
-            ("statistics", statistics),
-            ("slot", slot),
-            ("resident_tokens", resident_tokens),
-            ("_probes", probes),
-            ("_held", held),
-            ("_bring_back", bring_back),
-        ):
-            object.__setattr__(self, name, value)
+        # The class is frozen, and its `shadow` is no field here.
+        vars(self).update(
+            base_position=base_position, tokens=tokens, statistics=statistics, slot=slot,
+            resident_tokens=resident_tokens, _probes=probes, _held=held, _bring_back=bring_back,
+        )  # fmt: skip
 
     slot: int
     resident_tokens: int

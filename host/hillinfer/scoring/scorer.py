@@ -235,24 +235,20 @@ class StreamedShadow(SegmentShadow):
         place: tuple[int, int] | None = None,
         probes: ProbeShadow | None = None,
     ) -> None:
-        for name, value in (
-            ("base_position", base_position),
-            ("tokens", tokens),
-            ("statistics", statistics),
-            ("_read", read),
-            ("place", place),
-            ("_probes", probes),
-        ):
-            object.__setattr__(self, name, value)
+        # The class is frozen, and its `shadow` is no field here.
+        vars(self).update(
+            base_position=base_position, tokens=tokens, statistics=statistics, place=place,
+            _read=read, _probes=probes,
+        )  # fmt: skip
 
     place: tuple[int, int] | None
+    _read: Callable[[], NDArray[np.uint8]]
     _probes: ProbeShadow | None
 
     @property
     def shadow(self) -> NDArray[np.uint8]:
         """Read the shadow, uint8 of shape (segment_beats, 64)."""
-        read: Callable[[], NDArray[np.uint8]] = self._read  # type: ignore[attr-defined]
-        return read()
+        return self._read()
 
     @property
     def on_drive(self) -> bool:
