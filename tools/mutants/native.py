@@ -284,10 +284,8 @@ NATIVE: tuple[Mutant, ...] = (
         "missing-bytes-believed",
         "What a read did not bring is taken as if it had come.",
         "host/hillinfer/drive/read_engines.py",
-        "                        file.read(into, offset)\n\n        self._gate.let_through(read)\n"
-        "        return landing.landed",
-        "                        del into, offset\n\n        self._gate.let_through(read)\n"
-        "        return landing.landed",
+        "                        file.read(into, offset)\n            return landing.landed",
+        "                        del into, offset\n            return landing.landed",
         (f"{_TESTS}/drive/test_landing.py::test_what_does_not_come_is_read_again",),
     ),
     Mutant(
