@@ -18,7 +18,7 @@ from hillinfer_bench.cli.frontier import frontier, frontier_picture
 from hillinfer_bench.cli.hosts import hosts
 from hillinfer_bench.cli.serving import serving
 from hillinfer_bench.cli.slim import slim
-from hillinfer_bench.cli.storing import sealed_pool, storing
+from hillinfer_bench.cli.storing import first_steps, sealed_pool, storing
 from hillinfer_bench.decode.request import BenchRequest, Chosen
 from hillinfer_bench.figures.canvas import require_matplotlib, save_figure
 from hillinfer_bench.figures.documents_figure import (
@@ -414,6 +414,7 @@ main = Program(
         traces,
         storing,
         sealed_pool,
+        first_steps,
         serving,
         hosts,
         slim,

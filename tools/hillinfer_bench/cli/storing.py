@@ -74,3 +74,26 @@ def sealed_pool(
 
     request = SealedPoolRequest(model, directory, out, tokens, answer_tokens, rounds)
     print(run(request, error_console().print))
+
+
+def first_steps(
+    model: Model = DEFAULT_MODEL,
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Directory on the drive, where all rows lie.")
+    ] = Path("build"),
+    tokens: Annotated[int, typer.Option(help="Of the prompt, a multiple of 1,024.")] = 7168,
+    steps: Annotated[int, typer.Option(help="Behind it, a multiple of 10.")] = 70,
+    budgets: Annotated[
+        list[str] | None, typer.Option(help="DRAM budget; give it again for more.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where the figures go as JSON.")] = Path(
+        "build/reports/first_steps.json"
+    ),
+) -> None:
+    """Count what the first steps read behind a prompt: just read, stored, from a session."""
+    quiet_transformers()
+    from hillinfer_bench.storing.first_steps import FirstStepsRequest, run
+
+    chosen = tuple(budgets or ("25%", "40%"))
+    request = FirstStepsRequest(model, directory, out, tokens, steps, chosen)
+    print(run(request, error_console().print))
