@@ -60,20 +60,20 @@ class _PoolRows:
         The file, and its number in the store.
     chunks
         Knows who uses what of it.
+    read_unit
+        What reads of rows are multiples of, in bytes: a page where these are sealed.
     """
 
-    def __init__(self, file: PoolFile, drive: int, chunks: SharedChunks) -> None:
+    def __init__(
+        self, file: PoolFile, drive: int, chunks: SharedChunks, read_unit: int = PAGE_BYTES
+    ) -> None:
         self._file, self._drive, self._chunks = file, drive, chunks
+        self.read_unit = read_unit
 
     @property
     def descriptor(self) -> int:
         """Number of the open file."""
         return self._file.descriptor
-
-    @property
-    def read_unit(self) -> int:
-        """A page, as whatever a store reads and writes."""
-        return PAGE_BYTES
 
     def lend(self, use: Callable[[int], Result]) -> Result:
         """Call `use` with a descriptor that stays open while the store does."""
@@ -136,8 +136,9 @@ class SharedChunks:
         file = store.files[drive]
         with self._changing:
             if file not in self._files:
-                rows = _PoolRows(file, drive, self)
                 seals = self._seals if store.places.cipher else None
+                unit = file.read_unit if seals is None else PAGE_BYTES
+                rows = _PoolRows(file, drive, self, unit)
                 self._files[file] = self._others.add_file(rows, file.io_mode, seals)
             return self._files[file]
 

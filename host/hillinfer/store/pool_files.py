@@ -293,6 +293,8 @@ class PoolFile:
         Who has the drive: streams by their deadlines before what is written in slack.
     written_bytes
         What was written to it since it was opened, by whatever it is worn.
+    read_unit
+        What reads of single rows are multiples of, in bytes: mostly a sector, or a page.
     """
 
     def __init__(
@@ -311,6 +313,8 @@ class PoolFile:
         self.written_bytes = 0
         try:
             self._descriptor, self.io_mode = self._opened()
+            direct = self.io_mode is IOMode.DIRECT
+            self.read_unit = self._calls.read_unit(self._descriptor) if direct else PAGE_BYTES
             try:
                 self._check(pool, drive)
             except BaseException:
