@@ -26,6 +26,7 @@ from hillinfer.store.keys import CHUNK_TOKENS, UNIT_BYTES, ExtentShape, Namespac
 from hillinfer.store.maintenance import chunks_of
 from hillinfer.store.pool_files import Span, StoreError, place_of
 from hillinfer.store.prefix import StoredPrefix
+from hillinfer.store.retirement import used_bytes
 from hillinfer.store.store import Store
 from hillinfer.store_rules import Maker
 from hillinfer_model.kernel_spec import GROUP_TOKENS
@@ -47,7 +48,7 @@ class Holding:
     chunks, tokens
         That can be found.
     row_bytes, waste_bytes
-        Bytes of their rows and shadows, and of what is left empty in their extents.
+        Bytes of their rows, shadows and codes, and of what is left empty in their extents.
     pinned_bytes
         How many of the rows' bytes stay where room is short.
     """
@@ -60,20 +61,26 @@ class Holding:
     pinned_bytes: int
 
 
-def holdings(database: Database) -> list[Holding]:
-    """Return what is held of each namespace, the most bytes first."""
+def holdings(database: Database, tag_bytes: int = 0) -> list[Holding]:
+    """Return what is held of each namespace, the most bytes first; `tag_bytes` are the store's."""
     rows = database.rows(
-        "SELECT n.digest, count(*), sum(c.groups), sum(b.rows), sum(c.units) * ?1, "
-        "sum(b.rows * (c.pinned <> 0)) FROM chunk c JOIN namespace n ON n.id = c.namespace "
-        "JOIN (SELECT c.id, n.layers * (c.groups * ?2 * n.row_bytes + n.shadow_bytes) AS rows "
-        "FROM chunk c JOIN namespace n ON n.id = c.namespace) b ON b.id = c.id "
-        f"WHERE c.state = {State.READY:d} GROUP BY n.id ORDER BY sum(b.rows) DESC",
-        (UNIT_BYTES, GROUP_TOKENS),
+        "SELECT n.digest, c.pinned <> 0, count(*), sum(c.groups), c.units, n.layers, n.row_bytes, "
+        "n.shadow_bytes FROM chunk c JOIN namespace n ON n.id = c.namespace "
+        f"WHERE c.state = {State.READY:d} GROUP BY n.id, c.units, c.pinned <> 0"
     )
-    return [
-        Holding(digest.hex()[:_NAME_DIGITS], chunks, groups * GROUP_TOKENS, own, room - own, pinned)
-        for digest, chunks, groups, own, room, pinned in rows
-    ]
+    held: dict[bytes, Holding] = {}
+    for digest, is_pinned, chunks, groups, units, *sizes in rows:
+        own = used_bytes(tag_bytes, chunks, groups, units, *sizes)
+        before = held.get(digest) or Holding(digest.hex()[:_NAME_DIGITS], 0, 0, 0, 0, 0)
+        held[digest] = replace(
+            before,
+            chunks=before.chunks + chunks,
+            tokens=before.tokens + groups * GROUP_TOKENS,
+            row_bytes=before.row_bytes + own,
+            waste_bytes=before.waste_bytes + chunks * units * UNIT_BYTES - own,
+            pinned_bytes=before.pinned_bytes + is_pinned * own,
+        )
+    return sorted(held.values(), key=lambda one: one.row_bytes, reverse=True)
 
 
 def token_ids(store: Store, name: str) -> list[int]:

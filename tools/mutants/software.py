@@ -403,8 +403,9 @@ _CAUGHT = (
         "rows-come-to-memory-that-nobody-counts",
         "Rows of a stored tail come to memory of their own while their checksums are taken.",
         "host/hillinfer/kv/opened_sequences.py",
-        "memory = self._buffers.take_both()",
-        "memory = RowBuffers(self._buffers.rows, self._buffers.row_bytes).take_both()",
+        "memory = self._buffers.take_both()\n        at_once",
+        "memory = RowBuffers(self._buffers.rows, self._buffers.row_bytes).take_both()\n"
+        "        at_once",
         (f"{_REUSE}::test_rows_whose_checksums_are_taken_come_through_counted_buffers",),
     ),
     Mutant(

@@ -10,6 +10,8 @@ _REUSE = f"{_TESTS}/reuse/test_opened_in_place.py"
 _INTAKE = "tests/host/store/test_intake.py"
 _EXCHANGE = "tests/host/reuse/test_session_exchange.py"
 _PROMPTS = "tests/host/reuse/test_stored_prompts.py"
+_CODES = f"{_TESTS}/reuse/test_stored_codes.py"
+_VALUES = "host/hillinfer/extents/stored_values.py"
 _RATES = f"{_TESTS}/reuse/test_known_rates.py"
 _COMMAND = f"{_TESTS}/cli/test_store_command.py"
 _LOST = "tests/host/faults/test_lost_rows.py"
@@ -19,6 +21,63 @@ _LANDED = f"{_TESTS}/reuse/test_landed_states.py"
 _STREAMING = f"{_TESTS}/reuse/test_streaming.py"
 
 STORES: tuple[Mutant, ...] = (
+    Mutant(
+        "codes-of-other-rows-are-taken",
+        "Codes that lay in an extent before are taken for those of the chunk that lies there now.",
+        _VALUES,
+        "        if not is_whole or written_of != digest or size != self.slot_bytes:\n",
+        "        if not is_whole or size != self.slot_bytes:\n",
+        (f"{_CODES}::test_a_page_tells_sums_of_its_rows_alone",),
+    ),
+    Mutant(
+        "stored-codes-are-not-checked",
+        "Codes of values that a store gives back changed are attended to.",
+        _VALUES,
+        "                if _sum_of(own) != sums[layer]:\n",
+        "                if sums[layer] < 0:\n",
+        (f"{_CODES}::test_damaged_codes_cost_time_and_no_answer",),
+    ),
+    Mutant(
+        "a-store-keeps-no-codes",
+        "No extent gets room for codes of values.",
+        "host/hillinfer/reuse/stored_prompts.py",
+        "        extra = self._slot.values.byte_count if has_values else 0\n",
+        "        extra = self._slot.values.byte_count if has_values and not ids else 0\n",
+        (f"{_CODES}::test_a_stored_prompt_brings_its_codes",),
+    ),
+    Mutant(
+        "the-last-group-of-a-pass-has-no-codes",
+        "A full group that is still in the tail gets no codes, and so its chunk none in a store.",
+        "host/hillinfer/kv/sequence_shadows.py",
+        "        settled = min(sequence.lengths[layer], sequence.group_count * GROUP_TOKENS) & "
+        "-GROUP_TOKENS\n",
+        "        settled = min(sequence.held_starts[layer], sequence.group_count * GROUP_TOKENS)\n",
+        (f"{_CODES}::test_a_prompt_that_was_just_read_has_codes_of_all_its_groups",),
+    ),
+    Mutant(
+        "extents-of-one-size-alone-are-scanned",
+        "A rebuild goes on behind an extent as if all had the same room behind their planes.",
+        "host/hillinfer/store/maintenance.py",
+        "            if found is None or found.span.units != shape.units:\n",
+        "            if found is None:\n",
+        (f"{_CODES}::test_an_index_that_is_made_anew_knows_the_room_of_codes",),
+    ),
+    Mutant(
+        "rows-of-a-store-come-in-pages",
+        "A single row of a plain store is read as a whole page.",
+        "host/hillinfer/extents/shared_chunks.py",
+        "                unit = file.read_unit if seals is None else PAGE_BYTES\n",
+        "                unit = PAGE_BYTES\n",
+        (f"{_CODES}::test_single_rows_of_a_plain_store_come_in_sectors",),
+    ),
+    Mutant(
+        "codes-in-a-store-count-as-waste",
+        "What lies behind the planes of extents is counted as left empty.",
+        "host/hillinfer/store/retirement.py",
+        "    return rows + chunks * extra * UNIT_BYTES\n",
+        "    return rows\n",
+        (f"{_CODES}::test_codes_count_in_the_size_of_a_store_and_not_as_waste",),
+    ),
     Mutant(
         "nobody-gives-rates",
         "Attached models and the command read all tokens behind a stored prefix at once.",

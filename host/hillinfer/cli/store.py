@@ -294,7 +294,7 @@ def stats(*, store: Directory, as_json: Json = False) -> None:
                 "seal_gigabytes_per_second": round(rate.seal / 1e9, 2),
                 "open_gigabytes_per_second": round(rate.open / 1e9, 2),
             }
-        held = holdings(opened.database)
+        held = holdings(opened.database, opened.places.tag_bytes)
         rules, modes = opened.rules, [file.io_mode.value for file in opened.files]
     if as_json:
         told = {**found, "io_modes": modes, "namespaces": [asdict(one) for one in held]}

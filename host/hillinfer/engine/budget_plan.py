@@ -17,8 +17,8 @@ from hillinfer.model_shape import ModelShape
 from hillinfer.scoring.layout import probe_bytes, score_bytes_per_token, scratch_bytes
 from hillinfer.secrecy.cold_pages import table_bytes
 from hillinfer.settings import HOST_DEVICES, Encryption, Settings
-from hillinfer.shadow.code_file import buffer_bytes as code_buffer_bytes
 from hillinfer.shadow.code_file import table_bytes as code_table_bytes
+from hillinfer.shadow.coming_codes import buffer_bytes as code_buffer_bytes
 from hillinfer.shadow.store import (
     LEAVING_SHADOWS,
     STREAM_BUFFERS,

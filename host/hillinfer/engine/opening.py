@@ -363,7 +363,10 @@ def open_parts(
             buffers,
             OpenFiles.of_process(),
         )
-        recording = EngineSide(chunks, store.behind_writes, store.sums_of, shadow.stored_codes)
+        kept = shadow.codes
+        filed = kept.filed if kept is not None and kept.are_filed else None
+        queue, sums = store.behind_writes, store.sums_of
+        recording = EngineSide(chunks, queue, sums, shadow.stored_codes, filed)
         evaluation = evaluate(scorer, settings)
         of_selection = evaluation, shadow, manager, spec, settings.scope, accountant, recorder
         begin_together = None if on_device is None else on_device.begin_together

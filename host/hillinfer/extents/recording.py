@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, round_up
 from hillinfer.drive.regions import WriteElsewhere, WrittenElsewhere
 from hillinfer.extents.shared_chunks import SharedChunks
+from hillinfer.extents.stored_values import LayerValues, ValueSlots, write_values
 from hillinfer.shadow.segments import Segment
 from hillinfer.shadow.store import shadow_bytes
+from hillinfer.shadow.values import SegmentValues
 from hillinfer.store.keys import CHUNK_GROUPS, CHUNK_TOKENS, TOKEN_TYPE
 from hillinfer.store.pool_files import StoreFailedError
 from hillinfer.store.prefix import StoredPrefix
@@ -53,9 +55,17 @@ class ShadowSlot:
     ----------
     spec
         Fixes sizes; its segments are chunks.
+    layers
+        Of the model.
+
+    Attributes
+    ----------
+    values
+        Where codes of values lie, behind the planes.
     """
 
-    def __init__(self, spec: KernelSpec) -> None:
+    def __init__(self, spec: KernelSpec, layers: int) -> None:
+        self.values = ValueSlots(spec, layers)
         if spec.segment_tokens != CHUNK_TOKENS:
             raise ValueError(f"segments of {spec.segment_tokens} tokens are no chunks of a store")
         self._heads = spec.kv_heads, spec.head_dim
@@ -107,12 +117,15 @@ class RecordedChunk:
         Its shadow in all layers.
     codes
         Of each layer, uint8, and the statistics that they were made by.
+    values
+        What there is of the values of each layer; None of one that has none.
     """
 
     position: int
     groups: NDArray[np.int64]
     segment: Segment
     codes: list[tuple[NDArray[np.uint8], ChannelStatistics]]
+    values: list[SegmentValues | None]
 
 
 @dataclass(frozen=True)
@@ -140,6 +153,7 @@ class Recorded:
 # Codes of each layer of a segment and the statistics that they were made by; None where memory
 # and the drive do not have all of it.
 CodesOf = Callable[[Segment], list[tuple[NDArray[np.uint8], ChannelStatistics]] | None]
+ValueCodesOf = Callable[[int, NDArray[np.int64], SegmentValues], NDArray[np.uint8] | None]
 
 
 @dataclass(frozen=True)
@@ -156,12 +170,16 @@ class EngineSide:
         Returns the checksums of groups of a layer that are written, uint32 (groups, 64).
     codes
         Returns the shadow of a segment.
+    value_codes
+        Returns codes of values of a layer's rows, as `KeptCodes.filed` does; None where no file has
+        any.
     """
 
     chunks: SharedChunks
     queue: Callable[[Callable[[], None]], Future[None]]
     sums: Callable[[int, NDArray[np.int64]], NDArray[np.uint32]]
     codes: CodesOf
+    value_codes: ValueCodesOf | None
 
 
 class Recording:
@@ -289,7 +307,9 @@ class Recording:
                 codes = self._engine.codes(made.segments[position])
             if codes is not None:
                 own = made.groups[position * CHUNK_GROUPS : (position + 1) * CHUNK_GROUPS]
-                chunks.append(RecordedChunk(position, own, made.segments[position], codes))
+                segment = made.segments[position]
+                values = [one.values for one in segment.layers]
+                chunks.append(RecordedChunk(position, own, segment, codes, values))
         self._told = groups
         self._engine.queue(partial(self._attempt, partial(self._publish, chunks, tokens)))
 
@@ -325,11 +345,21 @@ class Recording:
                 sums = self._engine.sums(layer, chunk.groups)
                 self._slot.pack(StoredShadow(codes, statistics, sums), memory)
                 self._writer.write_shadow(layer, chunk.position, memory)
+            values_of = partial(self._values, chunk)
+            write_values(self._writer, chunk.position, self._slot.values, values_of)
         self._writer.publish(tokens)
         for chunk in chunks:
             number = self._numbers.get(chunk.position)
             if number is not None:
                 self._chunks.note_segment(self._store, number, chunk.segment)
+
+    def _values(self, chunk: RecordedChunk, layer: int) -> LayerValues | None:
+        own, codes_of = chunk.values[layer], self._engine.value_codes
+        if own is None or codes_of is None:
+            return None
+        rows = chunk.groups[:, None] * GROUP_TOKENS + np.arange(GROUP_TOKENS)
+        codes = codes_of(layer, rows.reshape(-1), own)
+        return None if codes is None else LayerValues(codes, own.statistics)
 
     def _end(self) -> None:
         self._chunks.spare(self)

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +17,10 @@ from hillinfer.drive.checksums import sums_of
 from hillinfer.drive.landing import RowBuffers, WantedRows
 from hillinfer.drive.regions import OWN_FILE, GroupTable
 from hillinfer.drive.shared_files import OpenFiles, RowBase, ShadowBase
-from hillinfer.errors import BudgetError
+from hillinfer.errors import BudgetError, HillInferWarning
 from hillinfer.extents.recording import ShadowSlot, StoredShadow
 from hillinfer.extents.shared_chunks import SharedChunks
+from hillinfer.extents.stored_values import DamagedValuesError, stored_values
 from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_manager import PoolManager
@@ -364,7 +367,39 @@ class SequenceOpener:
             elif shadows and stored.has_codes:
                 made = [(one.statistics, one.codes) for one in shadows]
                 segment = self._shadow.adopt_stored(sequence, made, stored.tokens)
+                read_bytes += self._bring_values(stored, part, segment, own)
                 self._chunks.note_segment(stored.store, part.chunk.record.number, segment)
+        return read_bytes
+
+    def _bring_values(
+        self, stored: StoredRows, part: _Part, segment: Segment, groups: NDArray[np.int64]
+    ) -> int:
+        """Give a segment codes of its values where the store has them; return the bytes read.
+
+        They come through the buffers that all reads take turns with, as `_row_sums` has it. Where
+        they are damaged the user is warned, and they are made of rows later.
+        """
+        codes, slots, read_bytes = self._shadow.codes, stored.slot.values, 0
+        if codes is None:
+            return 0
+        rows = (groups[:, None] * GROUP_TOKENS + np.arange(GROUP_TOKENS)).reshape(-1)
+        codes.make_room(int(rows.max()) + 1)
+        self._buffers.settle()
+        memory = self._buffers.take_both().reshape(-1)
+        try:
+            for layer, made in enumerate(stored_values(stored.store, part.chunk, slots, memory)):
+                read_bytes += slots.slot_bytes
+                own = codes.numbered(layer, rows, made.statistics)
+                segment.layers[layer].values = own
+                codes.lack(own)
+                codes.bring(layer, rows, own, partial(np.asarray, made.codes))
+        except DamagedValuesError as error:
+            warnings.warn(
+                f"codes of values in the store {stored.store.places.directory} are left out: "
+                f"{error}; they are made of its rows: same tokens, slower",
+                HillInferWarning,
+                stacklevel=2,
+            )
         return read_bytes
 
     def _row_sums(self, stored: StoredRows, part: _Part, layer: int) -> NDArray[np.uint32]:

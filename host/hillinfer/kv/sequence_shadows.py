@@ -434,7 +434,8 @@ class SequenceShadows:
             else:
                 self._take_values(layer, sequence, number, values)
         assert own.values is not None
-        settled = min(sequence.held_starts[layer], sequence.group_count * GROUP_TOKENS)
+        # A full group that is still in the tail too: the next tokens bring others there.
+        settled = min(sequence.lengths[layer], sequence.group_count * GROUP_TOKENS) & -GROUP_TOKENS
         rows = sequence.rows(np.arange(start, min(start + len(values), settled)))
         if len(rows):
             self.codes.keep(layer, rows, values[: len(rows)], own.values)

@@ -157,7 +157,7 @@ _SHADOW = KeyMode.INT4
 def slot_of(shape: ModelShape) -> ShadowSlot | None:
     """Return how shadows of a model are stored; None where it can have none."""
     try:
-        return ShadowSlot(kernel_spec(shape, Settings(shadow=_SHADOW)))
+        return ShadowSlot(kernel_spec(shape, Settings(shadow=_SHADOW)), shape.layers)
     except ValueError:
         return None
 

@@ -395,11 +395,14 @@ class StoredPrompts:
         first_segment: int,
     ) -> Recording | None:
         published = partial(engine.chunks.note_published, self._store)
-        writer = self._store.writer(self.namespace, ids, found, self._salt, leased=published)
-        if writer is None:
-            return None
         assert self._slot is not None
         first = first_segment if has_stored_codes(cache) else sys.maxsize
+        has_values = has_stored_codes(cache) and engine.value_codes is not None
+        extra = self._slot.values.byte_count if has_values else 0
+        what = self.namespace, ids, found, self._salt
+        writer = self._store.writer(*what, leased=published, extra_bytes=extra)
+        if writer is None:
+            return None
         return Recording(self._store, writer, found, ids, engine, self._slot, first)
 
     # --- where a prefix may end ------------------------------------------------------------

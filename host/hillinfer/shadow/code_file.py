@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, pairwise
 from pathlib import Path
@@ -15,21 +15,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.calls import DriveCalls
-from hillinfer.drive.checksums import ROW_SUM_BYTES, RowSums
+from hillinfer.drive.checksums import ROW_SUM_BYTES, RowSums, sums_of
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, IOMode, aligned_buffer, round_up
-from hillinfer.drive.landing import MAX_READ_BYTES, FileRows, Landed
+from hillinfer.drive.landing import FileRows, Landed
 from hillinfer.drive.read_engines import LandingAhead, LandingInPython, ReadEngine, lander_of
 from hillinfer.errors import ColdPoolError, HillInferWarning
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.native.structures import row_addresses
-from hillinfer.shadow.coming_codes import ComingCodes, Flags, Numbers
+from hillinfer.shadow.coming_codes import (
+    ComingCodes,
+    Flags,
+    Numbers,
+    buffer_bytes,
+    landing_bytes,
+    record_bytes,
+)
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 from hillinfer_model.value_layout import code_row_bytes
 
-# Reads bring records that begin at multiples of it.
-_ALIGNMENT = 64
 _NUMBER_BYTES, _START_BYTES = 4, 8
 # Of a layer, records of so many rows lie together.
 _SPAN_ROWS = 4096
@@ -38,36 +43,10 @@ _NOTHING = -1
 NO_NUMBER = -2
 
 
-def record_bytes(spec: KernelSpec) -> int:
-    """Return what a token's code row and exponents take in the file, padded."""
-    return round_up(code_row_bytes(spec) + spec.kv_heads, _ALIGNMENT)
-
-
 def table_bytes(layers: int, rows: int) -> int:
     """Return what checksums, numbers and starts of so many rows take in memory."""
     groups = rows // GROUP_TOKENS
     return layers * (rows * ROW_SUM_BYTES + groups * _NUMBER_BYTES) + groups * _START_BYTES
-
-
-def buffer_bytes(spec: KernelSpec, tokens: int) -> int:
-    """Return what is read and written through, where a layer wants at most so many tokens."""
-    written = round_up(spec.segment_tokens * record_bytes(spec), PAGE_BYTES)
-    # Of the layer that attends, and of the next one.
-    return written + _landing_bytes(spec, tokens) + 2 * tokens * record_bytes(spec)
-
-
-def _landing_bytes(spec: KernelSpec, tokens: int) -> int:
-    """Return what a layer's records go through, where they lie close together in a few batches.
-
-    The thread that reads wakes several times for each, and then takes turns with those that
-    compute.
-    """
-    wanted = round_up(tokens * record_bytes(spec) // _BATCHES, PAGE_BYTES)
-    return min(max(MAX_READ_BYTES, wanted), _MOST_LANDING_BYTES) + 2 * PAGE_BYTES
-
-
-_BATCHES = 4
-_MOST_LANDING_BYTES = 4 << 20
 
 
 class CodeFile:
@@ -128,7 +107,7 @@ class CodeFile:
         accountant.take(Part.STAGING, buffer_bytes(spec, 0))
         size = round_up(spec.segment_tokens * self._size, PAGE_BYTES)
         self._written = aligned_buffer(size)[:size]
-        self._landing = aligned_buffer(_landing_bytes(spec, 0))
+        self._landing = aligned_buffer(landing_bytes(spec, 0))
         # What codes are read to, and for how many: one thread begins what another one takes.
         self._lending, self._writing = threading.Lock(), threading.Lock()
         self._buffers: list[NDArray[np.uint8]] = []
@@ -169,7 +148,7 @@ class CodeFile:
         with self._lending:
             self._tokens, self._buffers, self._landing = 0, [], self._landing[:0].copy()
         larger = [np.zeros((tokens, self._size), np.uint8) for _ in range(2)]
-        landing = aligned_buffer(_landing_bytes(spec, tokens))
+        landing = aligned_buffer(landing_bytes(spec, tokens))
         with self._lending:
             self._tokens, self._buffers, self._landing = tokens, larger, landing
 
@@ -217,14 +196,10 @@ class CodeFile:
         starts = self._starts(layer, groups)
         self._numbers[layer, groups] = _NOTHING
         self._sums.note(layer, rows[own], records)
-        whole = GROUP_TOKENS * self._size
-        breaks = np.flatnonzero(np.diff(starts) != whole) + 1
-        data = records.reshape(-1).data
         try:
-            for first_of, stop in pairwise([0, *breaks.tolist(), len(groups)]):
-                piece = data[first_of * whole : stop * whole]
+            for piece, start in self._runs(records, starts):
                 with self._recorder.span(Lane.WRITES, "codes", layer=layer, bytes=len(piece)):
-                    self._file.write(piece, int(starts[first_of]))
+                    self._file.write(piece, start)
                 self._counters.cold_write_bytes += len(piece)
                 self._counters.code_write_bytes += len(piece)
         except ColdPoolError:
@@ -232,6 +207,36 @@ class CodeFile:
             self._is_written = False
             return
         self._numbers[layer, groups] = number
+
+    def written(self, layer: int, rows: Numbers, number: int) -> NDArray[np.uint8] | None:
+        """Return codes of whole groups as they were written, uint8 (rows, row_bytes).
+
+        None where they are not all here, or do not come as they were. Parameters as of `write`;
+        any thread may ask.
+        """
+        with self._writing:
+            if not self.covers(layer, rows, np.full(len(rows), number)).all():
+                return None
+            records = self._written[: len(rows) * self._size].reshape(-1, self._size)
+            starts = self._starts(layer, rows[::GROUP_TOKENS] // GROUP_TOKENS)
+            try:
+                for piece, start in self._runs(records, starts):
+                    self._file.read(piece, start)
+            except ColdPoolError:
+                return None
+            sums = sums_of(records, np.arange(len(records)))
+            if (sums != self._sums.noted(layer, rows)).any():
+                return None
+            return records[:, : self._row_bytes].copy()
+
+    def _runs(
+        self, records: NDArray[np.uint8], starts: Numbers
+    ) -> Iterator[tuple[memoryview, int]]:
+        """Yield records of groups that lie one behind the other in the file, and where."""
+        whole, data = GROUP_TOKENS * self._size, records.reshape(-1).data
+        breaks = np.flatnonzero(np.diff(starts) != whole) + 1
+        for first, stop in pairwise([0, *breaks.tolist(), len(starts)]):
+            yield data[first * whole : stop * whole], int(starts[first])
 
     def forget_groups(self, groups: list[int]) -> None:
         """Have no codes of groups that were given back."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Value codes of cold coded tokens on their way from the drive to a buffer."""
+"""Value codes of cold coded tokens on their way from the drive, and what they go through."""
 
 from __future__ import annotations
 
@@ -8,13 +8,44 @@ import ctypes
 import numpy as np
 from numpy.typing import NDArray
 
+from hillinfer.drive.files import PAGE_BYTES, round_up
+from hillinfer.drive.landing import MAX_READ_BYTES
 from hillinfer.drive.read_engines import ComingRows, LandingAhead
 from hillinfer.native.signatures import Awaited
 from hillinfer.native.signatures import ComingCodes as CodesTable
 from hillinfer.native.structures import address_of
+from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.value_layout import code_row_bytes
 
 Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+
+# Reads bring records that begin at multiples of it.
+_ALIGNMENT = 64
+_BATCHES = 4
+_MOST_LANDING_BYTES = 4 << 20
+
+
+def record_bytes(spec: KernelSpec) -> int:
+    """Return what a token's code row and exponents take in the file, padded."""
+    return round_up(code_row_bytes(spec) + spec.kv_heads, _ALIGNMENT)
+
+
+def buffer_bytes(spec: KernelSpec, tokens: int) -> int:
+    """Return what is read and written through, where a layer wants at most so many tokens."""
+    written = round_up(spec.segment_tokens * record_bytes(spec), PAGE_BYTES)
+    # Of the layer that attends, and of the next one.
+    return written + landing_bytes(spec, tokens) + 2 * tokens * record_bytes(spec)
+
+
+def landing_bytes(spec: KernelSpec, tokens: int) -> int:
+    """Return what a layer's records go through, where they lie close together in a few batches.
+
+    The thread that reads wakes several times for each, and then takes turns with those that
+    compute.
+    """
+    wanted = round_up(tokens * record_bytes(spec) // _BATCHES, PAGE_BYTES)
+    return min(max(MAX_READ_BYTES, wanted), _MOST_LANDING_BYTES) + 2 * PAGE_BYTES
 
 
 class ComingCodes:

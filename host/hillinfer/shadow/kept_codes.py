@@ -111,6 +111,20 @@ class KeptCodes:
             return
         self._complete(own)
 
+    def filed(
+        self, layer: int, rows: NDArray[np.int64], own: SegmentValues
+    ) -> NDArray[np.uint8] | None:
+        """Return codes of whole groups as the file has them; None where it has not all.
+
+        Any thread may ask. Parameters as in `keep`.
+        """
+        return None if self._file is None else self._file.written(layer, rows, own.number)
+
+    @property
+    def are_filed(self) -> bool:
+        """Whether a file keeps codes of what is coded."""
+        return self._file is not None
+
     def keep(
         self, layer: int, rows: NDArray[np.int64], values: torch.Tensor, own: SegmentValues
     ) -> None:

@@ -4,16 +4,17 @@
 An extent is a run of a pool file that holds one chunk, 1,024 tokens of one namespace:
 
     header A | header B | body A | body B | shadow plane: a slot per layer
-    | row plane: an object per layer | tag plane, in an encrypted store
+    | row plane: an object per layer | tag plane, in an encrypted store | extra room, in some
 
 A sheet is a header, one page, and a body: the token numbers, and checksums of every group of every
 layer. There are two, written in turn: one that was torn leaves the other. In an encrypted store
 sheets are sealed as a whole, and every page of the shadow and row planes alone; the tags of those
-pages lie in the tag plane (`secrecy/pages.py`).
+pages lie in the tag plane (`secrecy/pages.py`). What lies in extra room has sums of its own.
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -54,6 +55,9 @@ _MAGIC = b"HillKV\r\n"
 _NOTHING = bytes(len(_MAGIC))
 _HEADER = struct.Struct("<8sI I 16s 32s 32s 32s Q I I I I I d I I")
 _CRC = struct.Struct("<I")
+# In front of a page's checksum; 0 on pages of versions that knew of no extra room.
+_EXTRA = struct.Struct("<I")
+_EXTRA_AT = PAGE_BYTES - _CRC.size - _EXTRA.size
 # Behind what a header says: of each group's pages, and of the shadows'.
 _EPOCHS_BYTES = (CHUNK_GROUPS + 1) * EPOCH_BYTES
 
@@ -86,6 +90,8 @@ class Header:
         Whether the shadow plane is filled.
     tag_bytes
         Of the extent's shape; the store says it, not the page.
+    extra_bytes
+        Of the extent's shape.
     """
 
     pool: bytes
@@ -102,16 +108,23 @@ class Header:
     turn: int = 0
     has_shadow: bool = False
     tag_bytes: int = 0
+    extra_bytes: int = 0
 
     @cached_property
     def shape(self) -> ExtentShape:
         """Shape of the extent."""
-        return ExtentShape(self.layers, self.row_bytes, self.shadow_bytes, self.tag_bytes)
+        sizes = self.layers, self.row_bytes, self.shadow_bytes
+        return ExtentShape(*sizes, self.tag_bytes, self.extra_bytes)
 
     @property
     def is_full(self) -> bool:
         """Whether all groups are filled, so that a chunk may follow."""
         return self.groups == CHUNK_GROUPS
+
+
+def rows_digest(key: bytes, row_sums: NDArray[np.uint32]) -> bytes:
+    """Return SHA-256 of a full chunk's key and row checksums: what is made of its rows alone."""
+    return hashlib.sha256(key + row_sums.astype("<u4").tobytes()).digest()
 
 
 @dataclass(frozen=True)
@@ -216,15 +229,11 @@ class Sheet:
             one.generation,
             one.position,
             one.groups,
-            one.layers,
-            one.row_bytes,
-            one.shadow_bytes,
-            one.cost,
-            one.turn,
+            *(one.layers, one.row_bytes, one.shadow_bytes, one.cost, one.turn),
             checksum(body, len(body)),
         )
         page += self.epochs
-        page = page.ljust(PAGE_BYTES - _CRC.size, b"\0")
+        page = page.ljust(_EXTRA_AT, b"\0") + _EXTRA.pack(one.extra_bytes)
         return page + _CRC.pack(checksum(page, len(page))), body
 
     def sealed(self, place: Place, slot: int) -> tuple[bytes, bytes]:
@@ -266,7 +275,7 @@ def read_header(page: bytes, pool: bytes) -> tuple[Header, int] | None:
         return None
     _, version, has_shadow, *fields, body_crc = _HEADER.unpack_from(page)
     # In the order in which `Header` has them.
-    header = Header(*[*fields, bool(has_shadow)])
+    header = Header(*[*fields, bool(has_shadow), 0, _extra_of(page)])
     if version != STORE_VERSION or header.pool != pool or not 0 < header.groups <= CHUNK_GROUPS:
         return None
     return header, body_crc
@@ -390,10 +399,15 @@ def plain_sheets(
                 start = shape.body_at(slot)
                 _, _, has_shadow, *fields, _ = _HEADER.unpack_from(view, slot * PAGE_BYTES)
                 body = view[start : start + shape.body_bytes].tobytes()
-                header = Header(*[*fields, bool(has_shadow)])
+                extra = _extra_of(view.data, slot * PAGE_BYTES)
+                header = Header(*[*fields, bool(has_shadow), 0, extra])
                 sheet = _sheet_of(header, body, Plain(), b"", own.keys[: groups[slot]], own)
                 found[-1].append((slot, sheet))
     return found
+
+
+def _extra_of(page: bytes | memoryview, at: int = 0) -> int:
+    return int(_EXTRA.unpack_from(page, at + _EXTRA_AT)[0])
 
 
 def _memory_of(sheet: Sheet) -> int:

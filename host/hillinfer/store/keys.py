@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -109,17 +110,21 @@ class ExtentShape:
         As in `Namespace`.
     tag_bytes
         That each page of the planes has in the tag plane; 0: there is none.
+    extra_bytes
+        Room behind all planes; each extent says of itself how much.
     """
 
     layers: int
     row_bytes: int
     shadow_bytes: int
     tag_bytes: int = 0
+    extra_bytes: int = 0
 
     @classmethod
-    def of(cls, namespace: Namespace, tag_bytes: int = 0) -> ExtentShape:
+    def of(cls, namespace: Namespace, tag_bytes: int = 0, extra_bytes: int = 0) -> ExtentShape:
         """Return the shape of a namespace's extents; `tag_bytes` is that of their store."""
-        return cls(namespace.layers, namespace.row_bytes, namespace.shadow_bytes, tag_bytes)
+        sizes = namespace.layers, namespace.row_bytes, namespace.shadow_bytes
+        return cls(*sizes, tag_bytes, extra_bytes)
 
     @cached_property
     def body_bytes(self) -> int:
@@ -145,7 +150,7 @@ class ExtentShape:
     @cached_property
     def byte_count(self) -> int:
         """Bytes of an extent."""
-        return round_up(self.tags_at + self.tag_plane_bytes, UNIT_BYTES)
+        return round_up(self.extra_at + self.extra_bytes, UNIT_BYTES)
 
     @property
     def units(self) -> int:
@@ -158,11 +163,15 @@ class ExtentShape:
         return self.sheets_bytes + self.layers * (self.shadow_bytes + self.object_bytes)
 
     @property
+    def extra_at(self) -> int:
+        """Where the room behind the planes begins."""
+        return self.tags_at + self.tag_plane_bytes
+
+    @property
     def tag_plane_bytes(self) -> int:
         """Bytes of the tag plane, whole pages."""
-        return round_up(
-            (self.tags_at - self.sheets_bytes) // PAGE_BYTES * self.tag_bytes, PAGE_BYTES
-        )
+        pages = (self.tags_at - self.sheets_bytes) // PAGE_BYTES
+        return round_up(pages * self.tag_bytes, PAGE_BYTES)
 
     @cached_property
     def page_layout(self) -> PageLayout:
@@ -270,11 +279,8 @@ class RowPiece:
         size = len(self.chunks) * self.shape.object_bytes
         layers, at = np.divmod(reads.buffer_offsets, size)
         first = self.chunks.start * CHUNK_TOKENS
-        return (
-            layers + self.first,
-            first + at // self.shape.row_bytes,
-            reads.byte_counts // self.shape.row_bytes,
-        )
+        start, tokens = (one // self.shape.row_bytes for one in (at, reads.byte_counts))
+        return layers + self.first, first + start, tokens
 
 
 def pieces_of(shape: ExtentShape, first_layer: int, chunks: int) -> Iterator[RowPiece]:
@@ -391,11 +397,8 @@ def group_keys(
         chain = chain_of(before, groups)
         if chain is not None:
             return [chain[at : at + KEY_BYTES] for at in range(0, len(chain), KEY_BYTES)]
-    keys = []
-    for group in groups:
-        before = _hashed(before + group.tobytes(), hash_key)
-        keys.append(before)
-    return keys
+    own = (group.tobytes() for group in groups)
+    return list(accumulate(own, lambda key, one: _hashed(key + one, hash_key), initial=before))[1:]
 
 
 # A tuple, because a lookup makes one for every chunk.
@@ -488,13 +491,8 @@ def salts(keys: list[bytes], *layers: int) -> NDArray[np.uint32]:
 
 
 def group_sums(rows: NDArray[np.uint8], own_salts: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the checksums of groups of rows.
+    """Return the checksums of groups of rows, contiguous uint8 (groups * 64, row_bytes).
 
-    Parameters
-    ----------
-    rows
-        uint8 (groups * 64, row_bytes), contiguous.
-    own_salts
-        uint32, from `salts`, one per group.
+    `own_salts` are uint32, from `salts`, one for each group.
     """
     return native_library().crc32c(rows.reshape(len(own_salts), -1), own_salts)

@@ -207,7 +207,8 @@ def _row(
             data = memory[at * size : (at + 1) * size]
             place = place_of(Span(drive, unit, shape.units), pool)
             found = Found.of(drive, unit, read_sheets(data, shape, place, keys))
-            if found is None:
+            # Those with other room behind their planes have another place after them.
+            if found is None or found.span.units != shape.units:
                 return
             yield found
             unit += shape.units

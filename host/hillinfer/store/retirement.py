@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from hillinfer.drive.files import PAGE_BYTES, aligned_buffer
 from hillinfer.secrecy.store_keys import Envelope
 from hillinfer.store.database import CHUNK_COLUMNS, UNREACHABLE, Chunk, Database, State, chunk_of
-from hillinfer.store.keys import UNIT_BYTES
+from hillinfer.store.keys import UNIT_BYTES, ExtentShape
 from hillinfer.store.pool_files import PoolFile, Span
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -133,8 +133,11 @@ class Retirement:
         age = self._database.note("age")
         return float(age) if isinstance(age, int | float) else 0.0
 
-    def statistics(self) -> dict[str, int | float]:
-        """Return how many chunks there are in each state, and their tokens and units."""
+    def statistics(self, tag_bytes: int = 0) -> dict[str, int | float]:
+        """Return how many chunks there are in each state, and their tokens and units.
+
+        `tag_bytes` is that of the store's extents.
+        """
         found: dict[str, int | float] = {}
         states = {State.READY: "chunks", State.WRITING: "writing", State.QUARANTINED: "quarantined"}
         for state, name in states.items():
@@ -147,17 +150,42 @@ class Retirement:
             if state is State.READY:
                 found["tokens"] = int(groups) * GROUP_TOKENS
                 found["chunk_bytes"] = int(units) * UNIT_BYTES
-        ((rows,),) = self._database.rows(
-            "SELECT coalesce(sum(n.layers * (c.groups * ? * n.row_bytes + n.shadow_bytes)), 0) "
-            "FROM chunk c JOIN namespace n ON n.id = c.namespace WHERE c.state = ?",
-            (GROUP_TOKENS, State.READY),
+        rows = self._database.rows(
+            "SELECT count(*), sum(c.groups), c.units, n.layers, n.row_bytes, n.shadow_bytes "
+            "FROM chunk c JOIN namespace n ON n.id = c.namespace WHERE c.state = ? "
+            "GROUP BY n.id, c.units",
+            (State.READY,),
         )
-        found["waste_bytes"] = found["chunk_bytes"] - int(rows)
+        used = (used_bytes(tag_bytes, *own) for own in rows)
+        found["waste_bytes"] = found["chunk_bytes"] - sum(used)
         ((free,),) = self._database.rows("SELECT coalesce(sum(units), 0) FROM free")
         found["free_bytes"] = int(free) * UNIT_BYTES
         ((leases,),) = self._database.rows("SELECT count(*) FROM lease")
         found["leases"] = int(leases)
         return found
+
+
+def used_bytes(
+    tag_bytes: int,
+    chunks: int,
+    groups: int,
+    units: int,
+    layers: int,
+    row_bytes: int,
+    shadow_bytes: int,
+) -> int:
+    """Return what is filled of extents of one namespace and size: rows, shadows and extra room.
+
+    Parameters
+    ----------
+    tag_bytes, layers, row_bytes, shadow_bytes
+        As in `ExtentShape`.
+    chunks, groups, units
+        How many, with how many groups in all; units of each.
+    """
+    extra = max(0, units - ExtentShape(layers, row_bytes, shadow_bytes, tag_bytes).units)
+    rows = layers * (groups * GROUP_TOKENS * row_bytes + chunks * shadow_bytes)
+    return rows + chunks * extra * UNIT_BYTES
 
 
 def give_back(db: sqlite3.Connection, chunks: Iterable[Chunk], owner: int) -> None:

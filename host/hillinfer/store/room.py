@@ -271,6 +271,7 @@ class ExtentRoom:
         parent: int | None,
         parent_key: bytes,
         target: bytes,
+        extra_bytes: int = 0,
     ) -> Chunk | None:
         """Return an extent for a chunk, evicting others for it.
 
@@ -284,9 +285,11 @@ class ExtentRoom:
             Its place in its chain: its number, and what is before it.
         target
             Key of the longest prefix that it will hold.
+        extra_bytes
+            Room behind its planes.
         """
         number = self._number(namespace)
-        shape = ExtentShape.of(namespace, self._places.tag_bytes)
+        shape = ExtentShape.of(namespace, self._places.tag_bytes, extra_bytes)
         if not self.intake.has_room_for(shape.byte_count):
             self.meter.add(refused_chunks=1)
             return None
@@ -385,7 +388,7 @@ class ExtentRoom:
     def statistics(self) -> dict[str, int | float]:
         """Return what the store holds now, by name."""
         return (
-            self._retirement.statistics()
+            self._retirement.statistics(self._places.tag_bytes)
             | self.intake.statistics()
             | {
                 "drive_bytes": sum(file.byte_count for file in self._files),

@@ -307,6 +307,7 @@ class Store:
         salt: bytes = b"",
         turn: int = 0,
         leased: Callable[[Sequence[StoredChunk]], None] | None = None,
+        extra_bytes: int = 0,
     ) -> PrefixWriter | None:
         """Return what stores the rest of a prompt behind its stored prefix.
 
@@ -324,6 +325,8 @@ class Store:
         leased
             Told of chunks that are published, which are leased for it then until `release`; None
             where nobody reads them on.
+        extra_bytes
+            Room that new extents get behind their planes; none where chunks are sealed.
         """
         try:
             self._check_process()
@@ -332,7 +335,9 @@ class Store:
             keys = group_keys(root, ids, sealing.hash_key)
             turn = turn or self._turns.of(keys[CHUNK_GROUPS - 1 :: CHUNK_GROUPS])
             stored = 0 if found is None else found.tokens // GROUP_TOKENS
-            extent_bytes = ExtentShape.of(namespace, self.keys.tag_bytes).byte_count
+            extra_bytes = 0 if self.keys.tag_bytes else extra_bytes
+            shape = ExtentShape.of(namespace, self.keys.tag_bytes, extra_bytes)
+            extent_bytes = shape.byte_count
             wanted = self._intake.admitted(namespace.digest, extent_bytes, keys, stored, turn)
             if wanted < len(keys):
                 keys, ids = keys[:wanted], ids[: wanted * GROUP_TOKENS]
@@ -352,8 +357,9 @@ class Store:
 
         parts = self.room, self.files, self.places.pool
         return PrefixWriter(
-            *parts, namespace, root, ids, found, self._failed, turn, published, sealing
-        )
+            *parts, namespace, root, ids, found, self._failed, turn, published, sealing,
+            extra_bytes,
+        )  # fmt: skip
 
     def lease(self, chunks: list[int]) -> None:
         """Lease chunks once more that this process leases or is filling; StoreError on failure."""

@@ -14,7 +14,7 @@ from hillinfer.drive.files import PAGE_BYTES, aligned_buffer
 from hillinfer.secrecy.pages import Pages
 from hillinfer.secrecy.store_keys import Plain, Sealing
 from hillinfer.store.database import Chunk
-from hillinfer.store.extent import Header, Sheet
+from hillinfer.store.extent import Header, Sheet, rows_digest
 from hillinfer.store.keys import (
     CHUNK_GROUPS,
     CHUNK_TOKENS,
@@ -126,6 +126,8 @@ class PrefixWriter:
         Told of chunks that everybody finds now, before anybody may evict them.
     sealing
         How the chunks are kept.
+    extra_bytes
+        Room that new extents get behind their planes.
 
     Attributes
     ----------
@@ -146,6 +148,7 @@ class PrefixWriter:
         turn: int = 0,
         published: Callable[[Sequence[StoredChunk]], None] = _told_nobody,
         sealing: Sealing | None = None,
+        extra_bytes: int = 0,
     ) -> None:
         self._tell_published = published
         self._room = room
@@ -153,7 +156,7 @@ class PrefixWriter:
         self._pool = pool
         self._namespace = namespace
         self._sealing = Plain() if sealing is None else sealing
-        self._shape = ExtentShape.of(namespace, self._sealing.tag_bytes)
+        self._shape = ExtentShape.of(namespace, self._sealing.tag_bytes, extra_bytes)
         self._ids = np.ascontiguousarray(ids, TOKEN_TYPE)
         self._keys = [root, *group_keys(root, self._ids, self._sealing.hash_key)]
         self._found = found
@@ -239,6 +242,26 @@ class PrefixWriter:
         if not self._is_ended:
             self._attempt(self._write_shadow, layer, position, shadow)
 
+    def rows_digest(self, position: int) -> bytes | None:
+        """Return `rows_digest` of a chunk that is full, all rows of which are written.
+
+        None where its extent has no room behind its planes, or nothing more is stored.
+        """
+        own = None if self._is_ended else self._open.get(position)
+        if own is None or not own.sheet.header.extra_bytes:
+            return None
+        return rows_digest(self._keys[(position + 1) * CHUNK_GROUPS], own.row_sums)
+
+    def write_extra(self, position: int, at: int, data: NDArray[np.uint8]) -> None:
+        """Write whole pages to the room behind a chunk's planes, where `rows_digest` tells of some.
+
+        They begin at byte `at` of that room, and lie in memory at a page.
+        """
+        own = self._open.get(position)
+        if own is not None and not self._is_ended:
+            offset = own.record.span.offset + self._shape.extra_at + at
+            self._attempt(self._files[own.record.span.drive].write, data, offset)
+
     def publish(self, tokens: int) -> None:
         """Let everybody find all full groups below a position; all layers of them are written.
 
@@ -312,9 +335,11 @@ class PrefixWriter:
         before = self._keys[first]
         above = self._open.get(position - 1)
         parent = self._behind.get(position - 1) if above is None else above.record.number
-        record = self._room.begin(self._namespace, position, parent, before, target)
+        place = position, parent, before, target, self._shape.extra_bytes
+        record = self._room.begin(self._namespace, *place)
         if record is None:
             return None
+        sizes = self._shape.layers, self._shape.row_bytes, self._shape.shadow_bytes
         header = Header(
             self._pool,
             self._namespace.digest,
@@ -323,11 +348,10 @@ class PrefixWriter:
             record.generation,
             position,
             0,
-            self._shape.layers,
-            self._shape.row_bytes,
-            self._shape.shadow_bytes,
+            *sizes,
             turn=self._turn,
             tag_bytes=self._shape.tag_bytes,
+            extra_bytes=self._shape.extra_bytes,
         )
         sheet = Sheet.empty(header, self._sealing)
         pages = self._sealing.begin(place_of(record.span, self._pool), self._shape.page_layout)

@@ -18,7 +18,8 @@ from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.native.library import native_library
 from hillinfer.native.structures import row_addresses
 from hillinfer.settings import IOChoice
-from hillinfer.shadow.code_file import CodeFile, buffer_bytes, record_bytes, table_bytes
+from hillinfer.shadow.code_file import CodeFile, table_bytes
+from hillinfer.shadow.coming_codes import buffer_bytes, record_bytes
 from hillinfer.statistics import Counters
 from hillinfer_model.kernel_spec import KernelSpec
 
@@ -90,6 +91,20 @@ def test_codes_of_whole_groups_come_back(opened):
         came, found = opened.fill(layer, np.array(some), number)
         assert not came.any()
         assert not found.any()
+
+
+def test_codes_of_whole_groups_are_read_back_as_they_were_written(opened):
+    # Two runs of the file, and not in its order.
+    rows = np.concatenate([np.arange(5 * GROUP, 6 * GROUP), np.arange(GROUP, 3 * GROUP)])
+    codes = opened.write(1, rows)
+    assert np.array_equal(opened.file.written(1, rows, 7), codes)
+    # Others' codes, another layer, and groups that are not all there.
+    assert opened.file.written(1, rows, 8) is None
+    assert opened.file.written(0, rows, 7) is None
+    assert opened.file.written(1, np.arange(GROUP, 4 * GROUP), 7) is None
+    opened.calls.flips = True
+    opened.write(1, rows[GROUP:])
+    assert opened.file.written(1, rows[GROUP:], 7) is None
 
 
 def test_what_was_begun_is_taken_and_the_rest_is_read(opened):

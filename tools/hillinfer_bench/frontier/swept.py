@@ -12,7 +12,7 @@ from hillinfer.devices.opening import make_scorer
 from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import Settings
-from hillinfer.shadow.code_file import record_bytes
+from hillinfer.shadow.coming_codes import record_bytes
 from hillinfer_bench.frontier import four_bit
 from hillinfer_bench.frontier.curve import Curve, Point, StepCurve
 from hillinfer_bench.frontier.rival_rules import (

@@ -20,7 +20,7 @@ from hillinfer.kv.pool_policies import make_pool_policy
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import PoolSizes, Settings
-from hillinfer.shadow.code_file import record_bytes
+from hillinfer.shadow.coming_codes import record_bytes
 from hillinfer.shadow.values import CHUNK_SLOTS, CODE_SHARE, CodePool, slot_bytes
 from hillinfer.system.files import cannot_write, write_whole
 from hillinfer.trace.recorder import LayerStep
