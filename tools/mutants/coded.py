@@ -399,6 +399,28 @@ CODED: tuple[Mutant, ...] = (
         (_LANES,),
     ),
     Mutant(
+        "memory-for-exact-rows-is-taken-once-somebody-looks-at-them",
+        "A step of a model on a GPU takes memory, for which hot rows move, behind the first run.",
+        "host/hillinfer/engine/gpu_coded_step.py",
+        """\
+        # Before anybody looks at rows, which to take memory may move.
+        together = self._together.take(len(union))
+        out = query
+        runs = self._gather.in_place(layer, sequence, union, step, landed, GROUP_TOKENS)
+        with closing(runs):
+            for addresses in _at_once(runs, together):
+""",
+        """\
+        out = query
+        runs = self._gather.in_place(layer, sequence, union, step, landed, GROUP_TOKENS)
+        with closing(runs):
+            first = [next(runs)]
+            together = self._together.take(len(union))
+            for addresses in _at_once((one for own in (first, runs) for one in own), together):
+""",
+        (f"{_LANES}::test_lanes_give_the_golden_models_bits",),
+    ),
+    Mutant(
         "halves-of-code-bytes-change-places",
         "A code row's high halves are unpacked as its low ones.",
         "host/hillinfer/attention/torch_coded.py",

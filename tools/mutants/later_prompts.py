@@ -173,6 +173,17 @@ LATER_PROMPTS: tuple[Mutant, ...] = (
         (f"{_BLOCKS}::test_blocks_are_read_while_the_layer_before_computes",),
     ),
     Mutant(
+        "what-is-announced-stays-while-blocks-enter",
+        "Rows read ahead of a band for a token stay under way while a block's rows come to it.",
+        "host/hillinfer/pruning/caches.py",
+        """\
+            # What was announced is for a single token, and these come before it.
+            self._cache.engine.runtime.settle()
+""",
+        "            pass\n",
+        (f"{_BLOCKS}::test_what_was_announced_is_forgotten_before_a_block_enters",),
+    ),
+    Mutant(
         "told-rows-are-read-in-their-turn",
         "What a token before attended to is not read ahead for the next one.",
         "host/hillinfer/engine/selection.py",

@@ -266,6 +266,30 @@ def test_blocks_are_read_while_the_layer_before_computes(cold_dir):
     assert waited[False][3] == 0 < waited[True][3]
 
 
+def test_what_was_announced_is_forgotten_before_a_block_enters(cold_dir):
+    """It is for the single token alone, and 64 rows come to the band before that token's."""
+    model, under_way = TINY.build(), defaultdict(list)
+    settings = {"alpha": 0.3, "dram_budget": "25%", "block_rows": 256}
+    with opened(model, cold_dir, ENTER, **settings) as (hill, pruning):
+        cache = held(model, hill)
+        prefetch = cache.engine.runtime.prefetch
+
+        def look(when, module, given):
+            until(lambda: cache.engine.runtime.parts.pipeline.is_idle)
+            under_way[when, given[0].shape[1]].append(len(prefetch.unclaimed))
+
+        deciding = model.model.layers[BAND.start - 1].mlp
+        deciding.register_forward_pre_hook(partial(look, "before"))
+        entered = model.model.layers[BAND.start].input_layernorm
+        entered.register_forward_pre_hook(partial(look, "band"))
+        feed(model, cache, FED[:, :STEPS])
+        assert pruning.decoding_of(cache).computed > 0
+    # The twin: rows of the band are read ahead of the token, and stay where no block comes first.
+    assert any(under_way["before", 1])
+    assert under_way["band", 64]
+    assert not any(under_way["band", 64])
+
+
 @pytest.mark.parametrize(
     ("name", "query"), [(NAME, "true"), (NAME, "predicted"), (ENTER, "predicted")]
 )
