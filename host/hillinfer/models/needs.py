@@ -9,10 +9,11 @@ from typing import Any
 
 from hillinfer.drive.directories import DriveFacts
 from hillinfer.engine.budget_growth import AUTO_FORMATS, ShadowChoice, working_bytes
-from hillinfer.engine.budget_plan import BudgetPlan
+from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.errors import FitError
 from hillinfer.model_shape import ModelShape
-from hillinfer.settings import Settings
+from hillinfer.settings import Encryption, Settings
+from hillinfer.shadow.coming_codes import file_bytes
 from hillinfer.system.machine import MemoryFacts, visible_gpus
 from hillinfer.values import ByteSize, format_apart, format_bytes
 
@@ -107,7 +108,7 @@ class Footprint:
     ordinary_bytes
         The ordinary cache of a comparison, 0 without one.
     drive_bytes
-        The cold pool: every row is written once.
+        The cold pool: every row is written once, and the codes of its values beside it.
     packed_bytes
         The most that packed projections take beside the weights, 0 without them.
     """
@@ -228,7 +229,8 @@ class ContextNeeds:
 
     def footprint(self, tokens: int) -> Footprint:
         """Return what a context of `tokens` takes."""
-        plan = self.plan(tokens)
+        choice = self.choice(tokens)
+        plan, stored = choice.plan, self.stored_tokens * self.shape.token_bytes
         return Footprint(
             weight_bytes=self.loading_bytes,
             activation_bytes=self.activation_bytes
@@ -236,7 +238,7 @@ class ContextNeeds:
             // self.chunk_tokens,
             budget_bytes=plan.budget_bytes,
             ordinary_bytes=tokens * self.ordinary_token_bytes,
-            drive_bytes=max(0, plan.kv_bytes - self.stored_tokens * self.shape.token_bytes),
+            drive_bytes=max(0, plan.kv_bytes - stored) + self._code_bytes(choice.settings, tokens),
             packed_bytes=self.packed_bytes,
         )
 
@@ -289,6 +291,12 @@ class ContextNeeds:
                 f"{' and '.join(shortage.need for shortage in shortages)}; {largest_that_fits}: "
                 f"shorten the prompt, {', or '.join(shortage.fix for shortage in shortages)}"
             )
+
+    def _code_bytes(self, settings: Settings, tokens: int) -> int:
+        """Return what codes take on the drive, those of a session too: it brings them as a copy."""
+        if not settings.has_coded_tokens or settings.encrypt_cold_pool is Encryption.YES:
+            return 0
+        return file_bytes(kernel_spec(self.shape, settings), self.shape.layers, tokens)
 
     def _beside_bytes(self, tokens: int) -> int:
         return self.fork_bytes + tokens * self.beside_token_bytes

@@ -31,6 +31,11 @@ def record_bytes(spec: KernelSpec) -> int:
     return round_up(code_row_bytes(spec) + spec.kv_heads, _ALIGNMENT)
 
 
+def file_bytes(spec: KernelSpec, layers: int, tokens: int) -> int:
+    """Return what codes of all full groups of so many tokens take on the drive."""
+    return layers * (tokens & -GROUP_TOKENS) * record_bytes(spec)
+
+
 def buffer_bytes(spec: KernelSpec, tokens: int) -> int:
     """Return what is read and written through, where a layer wants at most so many tokens."""
     written = round_up(spec.segment_tokens * record_bytes(spec), PAGE_BYTES)

@@ -4,12 +4,15 @@
 from dataclasses import replace
 
 import pytest
+import torch
+from tiny_models import TinyModel
 
 from hillinfer.engine.budget_plan import BudgetPlan
 from hillinfer.errors import BudgetError, FitError
+from hillinfer.hf.attach import Attachment
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.models.needs import Capacity, ContextNeeds
-from hillinfer.settings import Settings
+from hillinfer.settings import Encryption, Settings
 from hillinfer.values import ByteSize
 
 MIB = 1 << 20
@@ -75,9 +78,37 @@ def test_parts_add_up():
     footprint = needs(ordinary_token_bytes=1000).footprint(8000)
     kv_bytes = 8000 * SHAPE.token_bytes
     assert footprint.budget_bytes == kv_bytes // 4
-    assert footprint.drive_bytes == kv_bytes
+    # Of each layer codes and exponents of full groups, in multiples of 64 bytes.
+    assert footprint.drive_bytes == kv_bytes + 30 * 8000 * 128
     assert footprint.ordinary_bytes == 8_000_000
     assert footprint.memory_bytes == 550 * MIB + kv_bytes // 4 + 8_000_000
+
+
+@pytest.mark.parametrize("without", [{"exact": 1.0}, {"encrypt_cold_pool": Encryption.YES}])
+def test_rows_alone_are_on_the_drive_where_no_codes_are_written(without):
+    footprint = needs(settings=Settings(**without)).footprint(8000)
+    assert footprint.drive_bytes == 8000 * SHAPE.token_bytes
+
+
+def test_a_session_brings_its_rows_and_codes_are_copied():
+    whole, saved = needs().footprint(8000), needs(stored_tokens=7000).footprint(8000)
+    assert whole.drive_bytes - saved.drive_bytes == 7000 * SHAPE.token_bytes
+
+
+@torch.no_grad()
+def test_a_prompt_writes_the_codes_that_are_estimated(cold_dir):
+    model = TinyModel().build()
+    shape = ModelShape.from_config(model.config, torch.float32)
+    settings = Settings().changed(exact=0.02, cold_dir=cold_dir)
+    one = replace(needs("60%", settings=settings), shape=shape)
+    with Attachment(model, one.choice(2100).settings) as hill:
+        cache = hill.new_cache(expected_tokens=2100)
+        model(torch.arange(2100)[None] % 50, past_key_values=cache, logits_to_keep=1)
+        written = cache.statistics().code_write_bytes
+    estimated = one.footprint(2100).drive_bytes - 2100 * shape.token_bytes
+    assert 0 < written == estimated
+    # The twin: fewer groups have fewer codes.
+    assert written > one.footprint(1984).drive_bytes - 1984 * shape.token_bytes
 
 
 def test_share_leaves_out_tokens_that_may_stay_unused():
@@ -131,7 +162,7 @@ def test_sentences_name_what_is_short_and_the_fix():
         "50.0 MiB, DRAM budget 43.9 MiB) but 300.0 MiB is free; none fits: shorten the prompt, "
         "lower --dram-budget, or close other programs (in Python: dram_budget)"
     )
-    with pytest.raises(FitError, match=r"175.8 MiB on the drive of the cold directory but"):
+    with pytest.raises(FitError, match=r"205.1 MiB on the drive of the cold directory but"):
         needs().check(8000, Capacity(1 << 50, 170 * MIB))
 
 
