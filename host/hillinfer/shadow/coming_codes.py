@@ -14,7 +14,7 @@ from hillinfer.drive.read_engines import ComingRows, LandingAhead
 from hillinfer.native.signatures import Awaited
 from hillinfer.native.signatures import ComingCodes as CodesTable
 from hillinfer.native.structures import address_of
-from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 from hillinfer_model.value_layout import code_row_bytes
 
 Numbers = NDArray[np.int64]

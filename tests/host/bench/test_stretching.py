@@ -10,8 +10,13 @@ from bench_cases import SETTINGS, local_trace
 from hillinfer.errors import SettingsError
 from hillinfer.models.loader import load_model
 from hillinfer_bench.quality.texts import TextSample, standard_library_samples
-from hillinfer_bench.replay.stretching import Locality, Stretch, recording_settings, stretched_trace
 from hillinfer_bench.systems.replayed_selections import SelectionRecorder
+from hillinfer_bench.systems.stretching import (
+    Locality,
+    Stretch,
+    recording_settings,
+    stretched_trace,
+)
 from hillinfer_bench.systems.system import BenchError
 from hillinfer_model.selection import kept_positions, selected_count
 

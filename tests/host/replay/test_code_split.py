@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from replay_cases import coded, random_trace
+from replay_cases import SETTINGS, coded, random_trace
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import ModelShape, StoredType
@@ -16,10 +16,11 @@ from hillinfer_bench.replay.code_split import (
     SharedMemory,
     Split,
     SplitReplay,
+    budget_parts,
     planned_reads,
-    split_rows,
-    splits_text,
 )
+from hillinfer_bench.replay.code_sweep import split_rows, splits_text
+from hillinfer_bench.replay.following_share import FollowingReplay, Follows
 
 GROUP = 64
 SHAPE = ModelShape(2, 3, 9, 64, StoredType.FLOAT16, 4096)
@@ -93,6 +94,21 @@ def test_a_share_divides_all_that_is_shared():
     assert (much.codes, much.hot_rows) == (2048, 36 + (3_000_000 - 2048 * 107) // 790)
 
 
+def test_parts_of_a_budget_add_up_to_it():
+    settings = coded(random_trace()).selected.settings
+    said = budget_parts(SHAPE, settings, 1140, "6MiB")
+    whole, parts = said.split(": ")
+    sizes = [float(one.split()[-1]) for one in parts.split(", ")]
+    assert "M0 6MiB of 1,140 tokens, 6.29 MB" in whole
+    assert sum(sizes) == pytest.approx(6.29, abs=0.03)
+    shared = SharedMemory.of_budget(SHAPE, settings, 1140, "6MiB").byte_count
+    assert sizes[-1] == pytest.approx(shared / 1e6, abs=0.006)
+    # The twin: more memory is more for codes and rows, and for nothing else.
+    more = budget_parts(SHAPE, settings, 1140, "7MiB").split(": ")[1]
+    assert more.split(", ")[:-1] == parts.split(", ")[:-1]
+    assert more != parts
+
+
 def test_reads_are_planned_as_the_library_plans_them():
     assert planned_reads(np.zeros(0, np.int64), 128) == Reads()
     # Records 0 to 3 fill a sector; 64 begin 8 KiB behind its end, and 68 begin one sector later.
@@ -120,10 +136,32 @@ def test_codes_in_memory_save_reads_of_a_file_and_more_reads_of_rows():
     assert twin.codes != none.codes
 
 
+def test_time_of_a_drive_is_modelled_by_reads_and_bytes():
+    assert Reads(1000, 2 << 20).milliseconds == pytest.approx(10.8 + 1.9)
+    assert Reads().milliseconds == 0
+
+
+@pytest.mark.parametrize("follows", Follows)
+@pytest.mark.parametrize(("exact", "grows"), [(0, True), (200, False)])
+def test_a_share_follows_what_is_wanted(follows, exact, grows):
+    """Where tokens are coded alone, or exact alone, memory goes where it earns."""
+    trace = coded(random_trace(steps=40, settings=SETTINGS.changed(kept_recent=1)), 5 + exact)
+    memory = SharedMemory(SHAPE, trace.selected.settings, 1140, 200_000)
+    replay = FollowingReplay(trace, memory, 0.5, follows, 768, 128)
+    before = replay.code_slots
+    found = replay.replayed()
+    assert (replay.code_slots > before, replay.code_slots < before) == (grows, not grows)
+    # As many tokens are looked for where the share is constant, and others of them are cold.
+    constant = ReadReplay(trace, memory.split(0.5), 768, 128).replayed()
+    assert (constant.exact, constant.coded) == (found.exact, found.coded)
+    assert constant != found
+
+
 def test_rows_of_the_sweep():
     trace = coded(random_trace(steps=8))
-    rows = split_rows(trace, SHAPE, ("6MiB",), (0.9, 0.0, 0.3))
+    *rows, by_hits, by_reads = split_rows(trace, SHAPE, ("6MiB",), (0.9, 0.0, 0.3))
     assert [row.share for row in rows] == [0.0, 0.3, 0.9]
+    assert (by_hits.follows, by_reads.follows) == ("hits", "reads")
     memory = SharedMemory.of_budget(SHAPE, trace.selected.settings, 1108, "6MiB")
     for row in rows:
         split = memory.split(row.share)
@@ -136,6 +174,8 @@ def test_rows_of_the_sweep():
     mebibytes = (second.code_slots - first.code_slots) * 2 * 107 / 2**20
     assert gained > 0
     assert second.code_hits_per_mebibyte == pytest.approx(gained / mebibytes)
-    assert len(splits_text(rows).splitlines()) == 2 + len(rows)
+    text = splits_text([*rows, by_hits])
+    assert len(text.splitlines()) == 2 + len(rows) + 1
+    assert text.count("follows hits") == 1
     with pytest.raises(BudgetError, match="too small"):
         split_rows(trace, SHAPE, ("1KiB",))

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact rows and codes of values that share one memory, replayed at several shares of codes."""
+"""Exact rows and codes of values that share one memory, replayed: what is cold, and its reads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,22 +11,17 @@ from numpy.typing import NDArray
 from hillinfer.drive.files import round_up
 from hillinfer.drive.landing import JOIN_GAP_BYTES, MAX_READ_BYTES
 from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
-from hillinfer.generate.run_report import json_bytes
 from hillinfer.kv.hot_pool import SLOT_BYTES
 from hillinfer.kv.pool_policies import make_pool_policy
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import PoolSizes, Settings
-from hillinfer.shadow.coming_codes import record_bytes
-from hillinfer.shadow.values import CHUNK_SLOTS, CODE_SHARE, CodePool, slot_bytes
-from hillinfer.system.files import cannot_write, write_whole
+from hillinfer.shadow.values import CHUNK_SLOTS, CodePool, slot_bytes
 from hillinfer.trace.recorder import LayerStep
 from hillinfer.values import ByteSize
 from hillinfer_bench.replay.pool_replay import PoolReplay
 from hillinfer_bench.replay.selection_trace import SelectionTrace, Sets
 from hillinfer_model.kernel_spec import GROUP_TOKENS
-
-SHARES = (0.0, 0.25, 0.5, 0.75, 0.8, CODE_SHARE, 0.9, 0.95, 1.0)
 
 
 @dataclass(frozen=True)
@@ -183,6 +175,8 @@ class SplitReplay(PoolReplay):
 # --- What the drive does for it ---
 
 _SECTOR_BYTES = 512
+# Least squares of scattered reads of several sizes, off by a tenth at most (docs/results/pools.md).
+_READ_MILLISECONDS, _MEBIBYTE_MILLISECONDS = 0.0108, 0.95
 
 
 @dataclass(frozen=True)
@@ -194,6 +188,12 @@ class Reads:
 
     def __add__(self, other: Reads) -> Reads:
         return Reads(self.reads + other.reads, self.byte_count + other.byte_count)
+
+    @property
+    def milliseconds(self) -> float:
+        """Modelled time of a drive: so much for each read, and for each MiB."""
+        mebibytes = self.byte_count / 2**20
+        return self.reads * _READ_MILLISECONDS + mebibytes * _MEBIBYTE_MILLISECONDS
 
     def each(self, steps: int) -> Reads:
         """Return the mean of so many steps."""
@@ -252,6 +252,29 @@ class ReadReplay(SplitReplay):
 # --- How one memory is shared ---
 
 
+def budget_parts(shape: ModelShape, settings: Settings, tokens: int, budget: str) -> str:
+    """Return what a budget's parts are for a context, as the product plans it; see `of_budget`."""
+    plan = _plan(shape, settings, tokens, budget)
+    named = {
+        "key shadow": plan.shadow_bytes,
+        "buffers": plan.staging_bytes,
+        "tables and statistics": plan.other_bytes,
+        "tails and kept rows": plan.kept_bytes,
+        "codes and other rows": plan.hot_bytes - plan.kept_bytes,
+    }
+    parts = ", ".join(f"{name} {size / 1e6:.2f}" for name, size in named.items())
+    streamed = plan.streamed_shadow_bytes
+    beside = f"; {streamed / 1e6:.2f} MB of key shadow on the drive" if streamed else ""
+    return f"M0 {budget} of {tokens:,} tokens, {plan.budget_bytes / 1e6:.2f} MB: {parts}{beside}"
+
+
+def _plan(shape: ModelShape, settings: Settings, tokens: int, budget: str) -> BudgetPlan:
+    changed = settings.changed(dram_budget=ByteSize.parse(budget))
+    plan = BudgetPlan.for_context(shape, changed, tokens)
+    plan.check()
+    return plan
+
+
 @dataclass(frozen=True)
 class SharedMemory:
     """Bytes that hot rows and codes share, beyond the rows that are always hot.
@@ -282,9 +305,8 @@ class SharedMemory:
         BudgetError
             Where the budget is too small for the context.
         """
+        plan = _plan(shape, settings, tokens, budget)
         changed = settings.changed(dram_budget=ByteSize.parse(budget))
-        plan = BudgetPlan.for_context(shape, changed, tokens)
-        plan.check()
         return cls(shape, changed, tokens, plan.hot_bytes - plan.kept_bytes)
 
     @property
@@ -297,141 +319,20 @@ class SharedMemory:
         """Slots of a layer when the codes of all tokens are kept."""
         return round_up(self.tokens, TABLE_GROWTH_ROWS)
 
-    def split(self, share: float) -> Split:
-        """Return the slots when codes take this share, at most all that there are."""
+    @property
+    def row_slot_bytes(self) -> int:
+        """Bytes of a hot row in one layer."""
+        return self.shape.row_bytes + SLOT_BYTES
+
+    def row_slots(self, codes: int) -> int:
+        """Return the hot rows of a layer beside so many codes."""
         layers = self.shape.layers
-        wanted = int(self.byte_count * share) // (layers * self.slot_bytes)
-        codes = min(wanted, self.all_codes) // CHUNK_SLOTS * CHUNK_SLOTS
         rest = self.byte_count - codes * layers * self.slot_bytes
         kept = min(self.settings.kept_tokens, self.tokens)
-        return Split(kept + rest // (layers * (self.shape.row_bytes + SLOT_BYTES)), codes)
+        return kept + rest // (layers * self.row_slot_bytes)
 
-
-# --- The sweep ---
-
-
-@dataclass(frozen=True)
-class SplitRow:
-    """One trace at one budget and one share; rows are means over steps, of all layers.
-
-    Parameters
-    ----------
-    text, alpha, exact, budget
-        Of the trace and the settings.
-    share
-        Share of codes in the memory that both have.
-    code_slots, hot_slots
-        Of a layer.
-    drive_rows, exact_misses, code_misses
-        Per step; see `SplitReplayed`.
-    filed, unfiled
-        Per step: reads where coded tokens without codes come from the file of codes, and where
-        they come as rows.
-    code_hits_per_mebibyte, exact_hits_per_mebibyte
-        What one more MiB of codes brings per step, and what one MiB less of rows loses, from the
-        share before to this one; None for the first, or where codes take no more memory.
-    """
-
-    text: str
-    alpha: float
-    exact: float
-    budget: str
-    share: float
-    code_slots: int
-    hot_slots: int
-    drive_rows: float
-    exact_misses: float
-    code_misses: float
-    filed: Reads
-    unfiled: Reads
-    code_hits_per_mebibyte: float | None = None
-    exact_hits_per_mebibyte: float | None = None
-
-
-def split_rows(
-    trace: CodedTrace,
-    shape: ModelShape,
-    budgets: Sequence[str],
-    shares: Sequence[float] = SHARES,
-) -> list[SplitRow]:
-    """Return a row for each budget and share, shares ascending."""
-    selected = trace.selected
-    settings, steps = selected.settings, selected.steps
-    sizes = shape.row_bytes, record_bytes(kernel_spec(shape, settings))
-    rows: list[SplitRow] = []
-    for budget in budgets:
-        memory = SharedMemory.of_budget(shape, settings, selected.prefix + steps, budget)
-        before: SplitRow | None = None
-        for share in sorted(shares):
-            split = memory.split(share)
-            found = (replay := ReadReplay(trace, split, *sizes)).replayed()
-            row = SplitRow(
-                selected.text,
-                settings.importance_rate,
-                settings.exact_share,
-                budget,
-                share,
-                split.codes,
-                split.hot_rows,
-                found.drive_rows / steps,
-                found.exact_misses / steps,
-                found.code_misses / steps,
-                (replay.exact + replay.codes).each(steps),
-                (replay.exact + replay.rows).each(steps),
-            )
-            rows.append(row if before is None else _with_margins(before, row, memory))
-            before = row
-    return rows
-
-
-def _with_margins(before: SplitRow, row: SplitRow, memory: SharedMemory) -> SplitRow:
-    slots = row.code_slots - before.code_slots
-    if not slots:
-        return row
-    mebibytes = slots * memory.shape.layers * memory.slot_bytes / 2**20
-    return replace(
-        row,
-        code_hits_per_mebibyte=(before.code_misses - row.code_misses) / mebibytes,
-        exact_hits_per_mebibyte=(row.exact_misses - before.exact_misses) / mebibytes,
-    )
-
-
-def write_splits(file: Path, rows: Sequence[SplitRow], facts: dict[str, Any]) -> None:
-    """Write every row and the circumstances as JSON.
-
-    Raises
-    ------
-    ReportError
-        Where the file cannot be written.
-    """
-    record = {"label": "measured", **facts, "rows": [asdict(row) for row in rows]}
-    try:
-        write_whole(file, json_bytes(record))
-    except OSError as error:
-        raise cannot_write(file, error, "--out") from error
-
-
-def splits_text(rows: Sequence[SplitRow]) -> str:
-    """Return the rows as a Markdown table."""
-    heads = (
-        "text", "α", "M0", "codes' share", "slots: codes, rows", "drive rows a step",
-        "exact", "coded", "reads, MiB: codes of a file", "reads, MiB: all as rows",
-        "code hits per MiB", "exact hits per MiB",
-    )  # fmt: skip
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    for row in rows:
-        margins = row.code_hits_per_mebibyte, row.exact_hits_per_mebibyte
-        cells = (
-            row.text,
-            f"{row.alpha:g}",
-            row.budget,
-            f"{row.share:g}",
-            f"{row.code_slots}, {row.hot_slots}",
-            f"{row.drive_rows:.0f}",
-            f"{row.exact_misses:.0f}",
-            f"{row.code_misses:.0f}",
-            *(f"{one.reads:.0f}, {one.byte_count / 2**20:.1f}" for one in (row.filed, row.unfiled)),
-            *("" if one is None else f"{one:.1f}" for one in margins),
-        )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    def split(self, share: float) -> Split:
+        """Return the slots when codes take this share, at most all that there are."""
+        wanted = int(self.byte_count * share) // (self.shape.layers * self.slot_bytes)
+        codes = min(wanted, self.all_codes) // CHUNK_SLOTS * CHUNK_SLOTS
+        return Split(self.row_slots(codes), codes)

@@ -20,13 +20,8 @@ from hillinfer_bench.quality.forced_reading import Prefix, compute_threads, sele
 from hillinfer_bench.quality.run import run_facts
 from hillinfer_bench.quality.texts import TextSample
 from hillinfer_bench.replay.code_recording import record_coded
-from hillinfer_bench.replay.code_split import (
-    SharedMemory,
-    SplitRow,
-    split_rows,
-    splits_text,
-    write_splits,
-)
+from hillinfer_bench.replay.code_split import budget_parts
+from hillinfer_bench.replay.code_sweep import SplitRow, split_rows, splits_text, write_splits
 from hillinfer_bench.replay.processes import spawned_processes
 from hillinfer_bench.replay.recording import record_selections
 from hillinfer_bench.replay.request import PoolsRequest
@@ -65,10 +60,12 @@ def run(request: PoolsRequest, say: Callable[[str], None], stage: Stage) -> str:
     outline = ModelOutline.read(ModelSource.locate(request.model, say), request.number_type)
     samples = request.samples(outline.tokenizer, outline.shape.max_positions, _DEFAULT_TEXTS)
     if is_coded:
-        for budget in request.budgets:
-            for settings in request.coded_settings():
-                # Refused before weights are loaded.
-                SharedMemory.of_budget(outline.shape, settings, request.context, budget)
+        # Refused before weights are loaded.
+        parts = [
+            budget_parts(outline.shape, settings, request.context, budget)
+            for budget in request.budgets
+            for settings in request.coded_settings()
+        ]
     loaded = outline.load()
     threads = request.threads or ProcessorFacts.read().cores
     if is_coded:
@@ -77,7 +74,7 @@ def run(request: PoolsRequest, say: Callable[[str], None], stage: Stage) -> str:
             facts = run_facts(request, loaded, samples, threads)
             write_splits(request.out, splits, facts)
             say(f"report: {request.out}")
-        return splits_text(splits)
+        return "\n".join([*parts, "", splits_text(splits)])
     traces = [
         trace for sample in samples for trace in _record(loaded, sample, request, threads, stage)
     ]

@@ -12,7 +12,6 @@ from typing import Any
 
 from hillinfer.system.files import cannot_write, write_whole
 from hillinfer.values import format_bytes
-from hillinfer_bench.replay.stretching import STRETCHING_RULE
 from hillinfer_bench.report import other_reports
 from hillinfer_bench.report.goals import (
     GOALS,
@@ -33,6 +32,7 @@ from hillinfer_bench.report.rows import (
     MachineRates,
 )
 from hillinfer_bench.systems.case import MODELLED
+from hillinfer_bench.systems.stretching import STRETCHING_RULE
 
 
 def bench_report(

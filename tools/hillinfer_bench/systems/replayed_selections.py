@@ -23,13 +23,13 @@ from hillinfer_bench.quality.forced_reading import Prefix, selecting
 from hillinfer_bench.quality.texts import TextSample
 from hillinfer_bench.replay.recording import record_selections
 from hillinfer_bench.replay.selection_trace import SelectionTrace
-from hillinfer_bench.replay.stretching import (
+from hillinfer_bench.systems.case import Selections
+from hillinfer_bench.systems.stretching import (
     LOCALITY_TOLERANCE,
     Locality,
     recording_settings,
     stretched_trace,
 )
-from hillinfer_bench.systems.case import Selections
 from hillinfer_bench.systems.system import BenchError
 from hillinfer_model.choices import KeyMode
 
