@@ -125,7 +125,8 @@ frontier: model ## Compare systems at equal quality: KL, bytes and times (an hou
 
 pools: model ## Replay selections of the real model with every pool policy (eight minutes), then codes beside rows
 	$(BIN)/hillinfer-bench pools --out $(BUILD)/reports/pools.json
-	$(BIN)/hillinfer-bench pools --last 24 --alpha 0.2 --exact 0.02 --dram-budget 33% \
+	$(BIN)/hillinfer-bench pools --last 48 --alpha 0.2 --exact 0.02 --dram-budget 28% \
+		--dram-budget 30% --dram-budget 33% \
 		--out $(BUILD)/reports/pools-codes.json
 
 traces: $(VENV)/installed ## Replay traces of requests with every policy of the store (minutes)

@@ -25,7 +25,14 @@ from hillinfer_bench.quality.forced_reading import Prefix, compute_threads, sele
 from hillinfer_bench.quality.texts import standard_library_samples
 from hillinfer_bench.replay.code_recording import record_coded
 from hillinfer_bench.replay.code_split import SharedMemory
-from hillinfer_bench.replay.cold_codes import ColdReading, ColdReads, coder_of, cold_rows, table
+from hillinfer_bench.replay.cold_codes import (
+    ColdReading,
+    ColdReads,
+    DriveCost,
+    coder_of,
+    cold_rows,
+    table,
+)
 
 MODEL = "smollm2-135m"
 # Llama-3.1-8B's KV heads, on as many layers as the recorded model has.
@@ -68,6 +75,7 @@ def main() -> None:
                     own = reading.both(shape, coder_of(trace, shape), rows)
                     found += [(name, trace.selected.text, budget, one) for one in own]
         curve = reading.curve
+        cost = DriveCost.of([one for *_, one in found])
         report = {
             "label": "measured",
             "model": loaded.name,
@@ -76,6 +84,7 @@ def main() -> None:
             "engine": reading.engine_name,
             "io_mode": reading.mode.value,
             "curve": curve.as_json(),
+            "cost": asdict(cost),
             "rows": [
                 {"shape": shape, "text": text, "budget": budget, **asdict(one)}
                 for shape, text, budget, one in found
@@ -89,6 +98,7 @@ def main() -> None:
         )
     )
     print(table(found))
+    print(cost.text())
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     chosen.out.write_text(json.dumps(report, indent=2) + "\n")
 

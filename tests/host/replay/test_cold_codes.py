@@ -10,7 +10,14 @@ from replay_cases import coded, random_trace
 from hillinfer.drive.files import PAGE_BYTES
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer_bench.replay.code_split import SharedMemory, SplitReplay
-from hillinfer_bench.replay.cold_codes import ColdReading, coder_of, cold_rows, table
+from hillinfer_bench.replay.cold_codes import (
+    ColdReading,
+    ColdReads,
+    DriveCost,
+    coder_of,
+    cold_rows,
+    table,
+)
 
 GROUP = 64
 SHAPE = ModelShape(2, 3, 9, 64, StoredType.FLOAT16, 4096)
@@ -53,6 +60,20 @@ def test_reads_are_planned_as_the_product_does(reading):
     assert min(whole.seconds, codes.seconds, whole.curve_seconds, codes.curve_seconds) > 0
     assert whole.coding_seconds > codes.coding_seconds == 0
     assert len(table([("a", "b", "c", one) for one in (whole, codes)]).splitlines()) == 4
+
+
+def test_what_reads_and_bytes_cost_follows_from_times():
+    def read(reads, mebibytes, seconds):
+        return ColdReads("codes", 128, reads, reads, mebibytes * 2**20, seconds, 0, 0)
+
+    exact = [read(1000, 2, 0.012), read(100, 10, 0.011), read(500, 3, 0.008)]
+    cost = DriveCost.of(exact)
+    assert cost.read_seconds == pytest.approx(1e-5)
+    assert cost.mebibyte_seconds == pytest.approx(1e-3)
+    assert cost.deviation == pytest.approx(0, abs=1e-9)
+    assert cost.text().startswith("a read 10.0 µs, a MiB 1.00 ms: ")
+    # The twin: one time that follows from neither is off.
+    assert DriveCost.of([*exact, read(1000, 2, 0.018)]).deviation > 0.1
 
 
 def test_nothing_cold_takes_nothing(reading):

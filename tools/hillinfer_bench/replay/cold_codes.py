@@ -261,6 +261,40 @@ def _coding_seconds(coder: NativeValueCoder) -> float:
     return min(taken) / _CODED_TOKENS
 
 
+@dataclass(frozen=True)
+class DriveCost:
+    """What a read and a byte cost a drive, as of measured ways to read.
+
+    Parameters
+    ----------
+    read_seconds, mebibyte_seconds
+        Of each read, and of each MiB.
+    deviation
+        The largest share by which a time that follows from these is off.
+    """
+
+    read_seconds: float
+    mebibyte_seconds: float
+    deviation: float
+
+    @classmethod
+    def of(cls, measured: Sequence[ColdReads]) -> DriveCost:
+        """Return the least squares of shares that times are off, of at least two ways to read."""
+        seconds = np.array([one.seconds for one in measured])
+        asked = np.array([(one.reads, one.byte_count / 2**20) for one in measured])
+        own = asked / seconds[:, None]
+        (read, mebibyte), *_ = np.linalg.lstsq(own, np.ones(len(own)), rcond=None)
+        off = np.abs(own @ (read, mebibyte) - 1)
+        return cls(float(read), float(mebibyte), float(off.max()))
+
+    def text(self) -> str:
+        """Return it as a line."""
+        return (
+            f"a read {self.read_seconds * 1e6:.1f} µs, a MiB {self.mebibyte_seconds * 1e3:.2f} ms: "
+            f"least squares of the times, off by {self.deviation:.0%} at most"
+        )
+
+
 # --- What is printed ---
 
 HEADS = (
