@@ -399,6 +399,24 @@ CODED: tuple[Mutant, ...] = (
         (_LANES,),
     ),
     Mutant(
+        "room-on-a-drive-is-of-rows-alone",
+        "What a context takes on the drive leaves out the codes of its values.",
+        "host/hillinfer/models/needs.py",
+        " + self._code_bytes(choice.settings, tokens)",
+        "",
+        (
+            "tests/host/models/test_context_needs.py::test_a_prompt_writes_the_codes_that_are_estimated",
+        ),
+    ),
+    Mutant(
+        "a-share-of-codes-follows-what-earns-less",
+        "Memory goes to codes where rows earned more.",
+        "tools/hillinfer_bench/replay/following_share.py",
+        "if codes > _FACTOR * rows:",
+        "if rows > _FACTOR * codes:",
+        ("tests/host/replay/test_code_split.py::test_a_share_follows_what_is_wanted",),
+    ),
+    Mutant(
         "memory-for-exact-rows-is-taken-once-somebody-looks-at-them",
         "A step of a model on a GPU takes memory, for which hot rows move, behind the first run.",
         "host/hillinfer/engine/gpu_coded_step.py",
