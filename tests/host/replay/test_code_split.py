@@ -99,7 +99,7 @@ def test_parts_of_a_budget_add_up_to_it():
     said = budget_parts(SHAPE, settings, 1140, "6MiB")
     whole, parts = said.split(": ")
     sizes = [float(one.split()[-1]) for one in parts.split(", ")]
-    assert "M0 6MiB of 1,140 tokens, 6.29 MB" in whole
+    assert whole == "M0 6MiB of 1,140 tokens, 6.29 MB, with α 0.1"
     assert sum(sizes) == pytest.approx(6.29, abs=0.03)
     shared = SharedMemory.of_budget(SHAPE, settings, 1140, "6MiB").byte_count
     assert sizes[-1] == pytest.approx(shared / 1e6, abs=0.006)

@@ -265,7 +265,9 @@ def budget_parts(shape: ModelShape, settings: Settings, tokens: int, budget: str
     parts = ", ".join(f"{name} {size / 1e6:.2f}" for name, size in named.items())
     streamed = plan.streamed_shadow_bytes
     beside = f"; {streamed / 1e6:.2f} MB of key shadow on the drive" if streamed else ""
-    return f"M0 {budget} of {tokens:,} tokens, {plan.budget_bytes / 1e6:.2f} MB: {parts}{beside}"
+    whole = f"{plan.budget_bytes / 1e6:.2f} MB"
+    alpha = settings.importance_rate
+    return f"M0 {budget} of {tokens:,} tokens, {whole}, with α {alpha:g}: {parts}{beside}"
 
 
 def _plan(shape: ModelShape, settings: Settings, tokens: int, budget: str) -> BudgetPlan:
