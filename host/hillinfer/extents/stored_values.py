@@ -36,7 +36,7 @@ _SUM_BYTES = 4
 _NO_SALT = np.zeros(1, np.uint32)
 
 
-class DamagedValuesError(HillInferError):
+class DamagedValuesError(Exception):
     """Codes of values cannot be read, or are not what was written."""
 
 

@@ -58,12 +58,10 @@ def test_coded_tokens_do_not_touch_the_drive_where_all_codes_fit(tmp_path):
     fits = asked_again(tmp_path / "fits", FITS)
     for one in fits:
         assert one.counts.coded_tokens > one.counts.cold_rows_read > 0
-    first, again, resumed, resumed_again = fits
-    # Tokens of the open segment are coded when they are first wanted, and most were before.
-    assert 0 < first.other_rows <= first.counts.coded_arrivals < first.counts.coded_tokens / 10
-    # A session brings its codes.
-    for one in (again, resumed, resumed_again):
+    # Each pass leaves codes of all groups that it made full, and a session brings its codes.
+    for one in fits:
         assert one.counts.coded_arrivals == one.other_rows == 0
+    first = fits[0]
     # The twin has room for some of them.
     for one in asked_again(tmp_path / "some", SOME):
         assert min(one.counts.coded_arrivals, one.other_rows) > 0
