@@ -101,6 +101,17 @@ PREDICTED: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        "choice-that-failed-is-waited-for-again",
+        "Whoever asks again after a choice that failed has the library wait for nothing.",
+        "host/hillinfer/engine/decode_step.py",
+        " and kept.choice.is_under_way:",
+        ":",
+        (
+            f"{_TESTS}/engine/test_choice_aside.py::"
+            "test_a_choice_that_failed_is_over_for_whoever_asks_again",
+        ),
+    ),
+    Mutant(
         "divided-before-it-was-changed",
         "A norm takes what was divided for another prediction though its input was changed since.",
         "host/hillinfer/hf/attention.py",

@@ -171,7 +171,8 @@ class NativeDecode:
         out, count = torch.empty(self._query_shape), both.count
         decode, ahead = self._functions.hillinfer_decode_step, tuple[int, ...]()
         asking_for: tuple[int, ...] = (both.address,)
-        if kept is not None and kept.choice is not None:
+        # One that failed, or could not begin, is over: the library has nothing to wait for.
+        if kept is not None and kept.choice is not None and kept.choice.is_under_way:
             decode = self._functions.hillinfer_attend_chosen
             ahead = (kept.choice.address,)
         elif kept is not None:

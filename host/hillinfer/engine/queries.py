@@ -179,6 +179,11 @@ class AsideChoice:
         self._library, self._handle = native_library(), ctypes.c_void_p()
         self.address = ctypes.addressof(self._handle)
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a choice was begun that nobody has ended."""
+        return bool(self._handle)
+
     def begin(self, variant: int, table: int, past: int, *asked: int | None) -> None:
         """Begin to choose; see host/native/decode_step.cpp.
 

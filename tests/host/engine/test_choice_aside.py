@@ -329,6 +329,29 @@ def test_a_query_that_is_not_finite_is_told_of_by_its_layer(tmp_path, exact, bud
     run.runtime.close()
 
 
+def test_a_choice_that_failed_is_over_for_whoever_asks_again(run, two_threads):
+    """The library has forgotten it, and would wait for nothing."""
+    broken = query(3)
+    broken[0, 0, 0] = torch.inf
+    asked = 0, run.sequence, query(4), None, SCALING
+
+    def begin(own):
+        run.runtime.begin_step()
+        run.runtime.announce(0, run.sequence, own, SCALING)
+        run.runtime.decode.begin(0, run.sequence)
+        assert run.runtime.decode.kept
+        keys, values = states(50, 1)
+        run.runtime.append_token(0, run.sequence, keys[None], values[None], 0)
+
+    begin(broken)
+    for _ in range(2):
+        with pytest.raises(CacheUseError, match="layer 0 made a query that is not finite"):
+            run.runtime.attend_selected(*asked)
+    # The twin: a finite one is answered.
+    begin(query(3))
+    assert run.runtime.attend_selected(*asked).isfinite().all()
+
+
 def test_what_nobody_asks_for_leaves_nothing_behind(run, two_threads):
     announced(run)
     run.runtime.begin_step()
