@@ -42,11 +42,11 @@ FRONTIER: tuple[Mutant, ...] = (
     ),
     Mutant(
         "goals-judged-with-the-loop",
-        "What the model's loop leaves is told as what bytes and rates allow.",
+        "A goal counts as reached where the model's loop leaves little, though bytes allow more.",
         f"{_FOLDER}/goals.py",
         "made = cls.of(record, bound, reached, allowed.by_rates)",
         "made = cls.of(record, bound, reached, allowed.with_loop)",
-        (f"{_GOAL_TESTS}::test_goals_say_what_the_models_loop_leaves_beside_what_rates_allow",),
+        (f"{_GOAL_TESTS}::test_goals_say_what_the_models_loop_leaves_and_are_not_judged_by_it",),
     ),
     Mutant(
         "own-row-of-other-turns",
@@ -62,7 +62,7 @@ FRONTIER: tuple[Mutant, ...] = (
         f"{_FOLDER}/times.py",
         "one.row.system == FLOOR and one.row.part == row.part",
         "one.row.system == FLOOR",
-        (f"{_GOAL_TESTS}::test_goals_say_what_the_models_loop_leaves_beside_what_rates_allow",),
+        (f"{_GOAL_TESTS}::test_goals_say_what_the_models_loop_leaves_and_are_not_judged_by_it",),
     ),
     Mutant(
         "slower-four-bits-judge",
@@ -94,7 +94,7 @@ FRONTIER: tuple[Mutant, ...] = (
         "tools/hillinfer_bench/report/rows.py",
         "max(self.limit_ms, floor.min_ms + from_memory)",
         "max(self.limit_ms, floor.min_ms, from_memory)",
-        (f"{_GOAL_TESTS}::test_goals_say_what_the_models_loop_leaves_beside_what_rates_allow",),
+        (f"{_GOAL_TESTS}::test_goals_say_what_the_models_loop_leaves_and_are_not_judged_by_it",),
     ),
     Mutant(
         "kl-beyond-the-settings-extrapolated",
@@ -194,8 +194,8 @@ FRONTIER: tuple[Mutant, ...] = (
         "flagged-limit-reached",
         "A flagged row reaches a limit.",
         f"{_FOLDER}/goals.py",
-        "if not self.record.flagged:",
-        "if self.record.met is False:",
+        "self.forbidden and not self.record.flagged and",
+        "self.forbidden and",
         (
             f"{_GOAL_TESTS}::"
             "test_a_goal_that_bytes_forbid_is_reached_from_four_fifths_of_its_limit_on",

@@ -61,7 +61,7 @@ class FrontierGoal:
         Whether what is allowed does not reach the goal.
     with_loop
         Of a speed, what is left where both also take what the model's loop takes alone in the same
-        turns: measured, and so no bound of bytes and rates. Verdicts tell the two apart.
+        turns. It judges nothing.
     share_with_loop
         What was reached of that; None likewise.
     """
@@ -106,17 +106,13 @@ class FrontierGoal:
 
     @property
     def verdict(self) -> str:
-        """In words: what is forbidden counts as reached from four fifths of a limit on."""
+        """In words: what is forbidden counts as reached from four fifths of the limit on."""
         if self.record.met:
             return "met"
         if self.record.met is None:
             return "not judged"
-        if not self.record.flagged:
-            if self.forbidden and (self.share or 0.0) >= _ENOUGH:
-                return "limit reached"
-            if (self.share_with_loop or 0.0) >= _ENOUGH:
-                return "limit with the loop reached"
-        return "missed"
+        within = self.forbidden and not self.record.flagged and (self.share or 0.0) >= _ENOUGH
+        return "limit reached" if within else "missed"
 
     def as_record(self) -> dict[str, Any]:
         """Return what the report says of it."""
