@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from hillinfer.drive.calls import Reads
 from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, round_up
-from hillinfer.errors import HillInferError
 from hillinfer.store.extent import rows_digest
 from hillinfer.store.keys import CHUNK_TOKENS, READS_IN_FLIGHT, checksum, group_sums
 from hillinfer.store.pool_files import READ_BYTES
