@@ -80,7 +80,7 @@ OF_FORKS = Place(DOCUMENT, 1_280_000)
 OF_ONE_CACHE = Place(DOCUMENT, 816_000)
 OF_TWO_CACHES = Place(DOCUMENT, 1_300_000)
 STREAMED = Place(
-    prompts([1100])[0], 2_720_000, shadow_from_drive=True, block_rows=2000, ahead=530_000
+    prompts([1100])[0], 2_800_000, shadow_from_drive=True, block_rows=2000, ahead=530_000
 )
 
 
