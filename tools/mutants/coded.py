@@ -775,6 +775,23 @@ CODED: tuple[Mutant, ...] = (
         ("tests/host/engine/test_split_pool.py",),
     ),
     Mutant(
+        "lists-of-waiting-layers-are-nobodys-memory",
+        "Of the memory that layers choose in, M0 knows that of one.",
+        "host/hillinfer/engine/coded_call.py",
+        "self._counted.expect(MOST_SPLITS * split_bytes(",
+        "self._counted.expect(split_bytes(",
+        ("tests/host/engine/test_split_pool.py",),
+    ),
+    Mutant(
+        "room-that-was-refused-is-there",
+        "A list that M0 has no room for is made uncounted when it is asked for again.",
+        "host/hillinfer/engine/coded_call.py",
+        "            self._counted.expect(MOST_SPLITS * split_bytes(self._sets, *room))\n",
+        "            self.room = room\n"
+        "            self._counted.expect(MOST_SPLITS * split_bytes(self._sets, *room))\n",
+        ("tests/host/engine/test_split_pool.py",),
+    ),
+    Mutant(
         "codes-that-a-layer-holds-are-nobodys",
         "Codes are read to a buffer that others are attended to in.",
         _FILE,

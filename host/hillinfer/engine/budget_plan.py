@@ -14,6 +14,7 @@ from hillinfer.kv.pool_policies import make_pool_policy
 from hillinfer.kv.sequence import HIT_BYTES, observed_bytes, room_for
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS
 from hillinfer.model_shape import ModelShape
+from hillinfer.native.split import MOST_SPLITS, split_bytes, with_more
 from hillinfer.scoring.layout import probe_bytes, score_bytes_per_token, scratch_bytes
 from hillinfer.secrecy.cold_pages import table_bytes
 from hillinfer.settings import HOST_DEVICES, Encryption, Settings
@@ -319,8 +320,7 @@ def value_statistics_bytes(spec: KernelSpec, settings: Settings) -> int:
     return statistics_bytes(spec) if settings.has_coded_tokens else 0
 
 
-# A coded token's position twice, row, places of codes and exponents, and what is said of those
-# whose codes are missing or whose rows are to be read, with an eighth of room to grow.
+# Positions, rows and places of a coded token, beside a GPU.
 _PLACE_BYTES = 14 * 8
 _WEIGHT_BYTES = 4
 
@@ -331,7 +331,7 @@ def weight_bytes(spec: KernelSpec) -> int:
 
 
 def weighed_bytes(spec: KernelSpec) -> int:
-    """Return what a step keeps of a coded token in each set: its weights and places."""
+    """Return what a step beside a GPU keeps of each set's coded token: its weights and places."""
     return weight_bytes(spec) + _PLACE_BYTES
 
 
@@ -379,8 +379,8 @@ def _chosen(shape: ModelShape, settings: Settings, tokens: int) -> tuple[int, in
 def coded_bytes(shape: ModelShape, spec: KernelSpec, settings: Settings, tokens: int) -> int:
     """Return what a step with coded tokens needs beyond what they are kept in (`coded_step`).
 
-    Weights of all coded tokens of a layer, their codes, and all exact rows; 0 where nothing is
-    coded.
+    Weights of all coded tokens of a layer, their codes, all exact rows, and lists of what layers
+    choose; 0 where nothing is coded.
     """
     if not settings.has_coded_tokens:
         return 0
@@ -390,7 +390,8 @@ def coded_bytes(shape: ModelShape, spec: KernelSpec, settings: Settings, tokens:
     if settings.encrypt_cold_pool is not Encryption.YES:
         codes += code_buffer_bytes(spec, most_coded(sets, count, tokens))
     # A shorter context may have more coded tokens, where `max_selected` bounds both.
-    weighed = sets * count * weighed_bytes(spec)
+    weighed = sets * count * weight_bytes(spec)
+    weighed += MOST_SPLITS * split_bytes(sets, *map(with_more, (count, exact, tokens)))
     if settings.device in HOST_DEVICES:
         # A shorter context may keep products that a longer one does not.
         most = MOST_KEPT_PRODUCT_BYTES // (_PRODUCT_BYTES * spec.query_heads)

@@ -26,10 +26,18 @@ from hillinfer.engine.queries import (
 )
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import Sequence
+from hillinfer.memory_budget import Accountant
 from hillinfer.native.library import native_library
 from hillinfer.native.selected import MissList, SelectedRows
 from hillinfer.native.signatures import SplitLanding
-from hillinfer.native.split import ColdTokens, SplitRows, with_more
+from hillinfer.native.split import (
+    MOST_SPLITS,
+    ColdTokens,
+    CountedMemory,
+    SplitRows,
+    split_bytes,
+    with_more,
+)
 from hillinfer.native.structures import ReadWay, address_of
 from hillinfer.scoring.coded import AlignedWeights
 from hillinfer.scoring.scorer import SegmentShadow
@@ -78,7 +86,7 @@ class SplitPool:
 
     Parameters
     ----------
-    sets, code_bytes
+    sets, code_bytes, accountant
         As in `SplitRoom`.
 
     Attributes
@@ -87,19 +95,24 @@ class SplitPool:
         As that of `SplitRows`; it never becomes less.
     """
 
-    def __init__(self, sets: int, code_bytes: int) -> None:
-        self._sets, self._code_bytes = sets, code_bytes
-        self.room = 0, 0, 0
+    def __init__(self, sets: int, code_bytes: int, accountant: Accountant) -> None:
+        self._sets, self._code_bytes, self.room = sets, code_bytes, (0, 0, 0)
+        self._counted = CountedMemory(1, accountant)
         self._growing, self._spare = threading.Lock(), list[SplitRows]()
 
     def expect(self, count: int, exact: int, tokens: int) -> None:
-        """Have room for sets of so many positions, so many of them exact, of so many tokens."""
-        room = self.room
-        if count > room[0] or exact > room[1] or tokens > room[2]:
+        """Have room for sets of so many positions, so many of them exact, of so many tokens.
+
+        Raises BudgetError where M0 has no memory for it; there is as much room as before then.
+        """
+        while count > (own := self.room)[0] or exact > own[1] or tokens > own[2]:
+            # Each token makes it a little more.
+            more = with_more(count), with_more(exact), with_more(tokens)
+            room = max(own[0], more[0]), max(own[1], more[1]), max(own[2], more[2])
+            # Others may be waited for, and ask here for more.
+            self._counted.expect(MOST_SPLITS * split_bytes(self._sets, *room))
             with self._growing:
-                # Each token makes it a little more.
-                own, more = self.room, [with_more(one) for one in (count, exact, tokens)]
-                self.room = max(own[0], more[0]), max(own[1], more[1]), max(own[2], more[2])
+                self.room = room if self.room == own else self.room
 
     def take(self, count: int, exact: int) -> SplitRows:
         """Return memory for sets of so many positions, so many of them exact."""
@@ -128,7 +141,7 @@ class SplitPool:
 
 
 # Of the layer that attends, and of the next one.
-_SPARE_SPLITS = 2
+_SPARE_SPLITS = MOST_SPLITS - 1
 
 
 @dataclass(frozen=True)

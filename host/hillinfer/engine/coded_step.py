@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.drive.files import round_up
-from hillinfer.engine.budget_plan import kept_product_bytes, most_coded, weighed_bytes, weight_bytes
+from hillinfer.engine.budget_plan import kept_product_bytes, most_coded, weight_bytes
 from hillinfer.engine.coded_call import ChoiceAhead, SplitAhead, SplitCall, SplitPool, Weighing
 from hillinfer.engine.cold_rows import ColdRows, ReadsAhead
 from hillinfer.engine.queries import (
@@ -106,7 +106,7 @@ class CodedStep:
         own = evaluation.table_variant
         self._choosing_number = None if own is None else own.number
         self._both, self._ahead, self._late, self._rows = (calls.asked() for _ in range(4))
-        self._sizes = values.coder.row_bytes, weighed_bytes(weights.spec)
+        self._sizes = values.coder.row_bytes, weight_bytes(weights.spec)
         # Codes of tokens that had none, and exact rows that come in more reads than one.
         self._arrived = ReusedRows(self._sizes[0], accountant)
         self._together, self._most_together = ReusedRows(row_bytes, accountant), cold.most_exact
@@ -114,7 +114,7 @@ class CodedStep:
         self._weighed = CountedMemory(self._sizes[1], accountant)
         # Groups of tokens, and the bytes of products that are kept of as many.
         self._kept, self._kept_of = CountedMemory(1, accountant), (-1, 0)
-        self._splits = SplitPool(evaluation.sets, self._sizes[0])
+        self._splits = SplitPool(evaluation.sets, self._sizes[0], accountant)
         # Coded tokens of each set, and tokens, that there is room for.
         self._room, self._arrived_at, self._newest_step = (0, 0), 0, 0
         self._chosen = self._splits.take(0, 0)
@@ -127,8 +127,7 @@ class CodedStep:
 
     def room(self) -> SplitRoom:
         """Return memory for a sequence that takes steps with others."""
-        sizes = self._evaluation.sets, self._sizes[0], weight_bytes(self._shadow.spec)
-        return SplitRoom(*sizes, self._accountant)
+        return SplitRoom(self._evaluation.sets, *self._sizes, self._accountant)
 
     def look(
         self, layer: int, splits: Iterable[tuple[Sequence, SplitRows]], call: Callable[[int], bool]
@@ -370,15 +369,15 @@ class CodedStep:
             asked.tell_scaling(scaling)
             asked.of = 0, 0, scaling
         asked.count, asked.step.exact, asked.step.threads = count, best, torch.get_num_threads()
-        with self._selection.scoring:
-            words = self._shadow.complete_values(layer, sequence)
-            if self._shadow.described(layer, sequence, length) is None:
-                shadows = partial(self._shadow.shadows, layer, sequence)
-                self._weighing.tell(layer, given, scaling, split, shadows)
-                kept = None
-            else:
-                # They stay while the library looks at them, whoever makes room meanwhile.
-                kept = [one.layers[layer].shadow for one in sequence.segments]
+        settled = self._shadow.settled(layer, sequence, length)
+        if settled is None:
+            with self._selection.scoring:
+                words, kept = self._shadow.complete_values(layer, sequence), None
+                if (settled := self._shadow.settled(layer, sequence, length)) is None:
+                    shadows = partial(self._shadow.shadows, layer, sequence)
+                    self._weighing.tell(layer, given, scaling, split, shadows)
+        if settled is not None:
+            words, kept = settled
         self._expect(split, words, count, best, length)
         self._calls.settle(layer, sequence, length)
         told = layer, sequence, asked, split, query, step, ahead.landed

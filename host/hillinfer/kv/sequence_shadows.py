@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence as SequenceOf
 from functools import partial
 from itertools import product
@@ -55,6 +56,7 @@ class SequenceShadows:
         self.values, self.codes = values, None if values is None else KeptCodes(values, file)
         self._key_part, self.value_part = RowPart(layout.keys), RowPart(layout.values)
         self._no_keys = torch.empty((0, self.spec.kv_heads, self.spec.head_dim)).half()
+        self._coding = threading.Lock()
 
     def code_full_segments(
         self,
@@ -74,11 +76,13 @@ class SequenceShadows:
             Their values likewise; None to read them back where they are wanted.
         """
         full = sequence.lengths[layer] // self.spec.segment_tokens
-        self._code(layer, sequence, fresh, full * self.spec.segment_tokens, values)
+        with self._coding:
+            self._code(layer, sequence, fresh, full * self.spec.segment_tokens, values)
 
     def code_all(self, layer: int, sequence: Sequence, fresh: torch.Tensor) -> list[SegmentShadow]:
         """Code every token, because scoring follows, and return the shadow of all segments."""
-        self._code(layer, sequence, fresh, sequence.lengths[layer])
+        with self._coding:
+            self._code(layer, sequence, fresh, sequence.lengths[layer])
         return self.shadows(layer, sequence)
 
     def code_past(self, layer: int, sequence: Sequence, past: int) -> list[SegmentShadow]:
@@ -86,7 +90,8 @@ class SequenceShadows:
 
         Unlike `code_all`, whatever is stored meanwhile: one token more may be, by another thread.
         """
-        self._code(layer, sequence, self._no_keys, past)
+        with self._coding:
+            self._code(layer, sequence, self._no_keys, past)
         return self.shadows(layer, sequence)
 
     def codes_from_tail(self, layer: int, sequence: Sequence) -> bool:
@@ -134,6 +139,19 @@ class SequenceShadows:
         elif sequence.tables.coded[layer] != own.coded_tokens:
             sequence.tables.note_coded(layer, own.coded_tokens)
         return own
+
+    def settled(
+        self, layer: int, sequence: Sequence, stop: int
+    ) -> tuple[ValueWords, list[NDArray[np.uint8] | None]] | None:
+        """Return what there is of values, and shadows that the library looks at meanwhile.
+
+        Whoever scores another layer goes on. None where `described` or `complete_values` is needed.
+        """
+        with self._coding:
+            words = sequence.known_words(layer)
+            if not self._are_complete(words, sequence) or not self.described(layer, sequence, stop):
+                return None
+            return words, [one.layers[layer].shadow for one in sequence.segments]
 
     def share(self, sequence: Sequence) -> list[Segment]:
         """Return the sequence's segments, owned once more each, for a fork of it."""
@@ -352,8 +370,8 @@ class SequenceShadows:
         Codes of segments that came without any are kept, one at a time.
         """
         assert self.codes is not None
-        words, count = sequence.known_words(layer), len(sequence.segments)
-        if len(words.values) == count and not (self.codes.lacking and self.codes.completes):
+        words = sequence.known_words(layer)
+        if self._are_complete(words, sequence):
             return words
         for number, segment in enumerate(sequence.segments):
             own = segment.layers[layer]
@@ -370,6 +388,11 @@ class SequenceShadows:
         stored = partial(self._stored_values, layer, sequence)
         self.codes.complete_one(layer, words.values, stored)
         return words
+
+    def _are_complete(self, words: ValueWords, sequence: Sequence) -> bool:
+        assert self.codes is not None
+        is_lacking = self.codes.lacking and self.codes.completes
+        return len(words.values) == len(sequence.segments) and not is_lacking
 
     def _wanted_values(
         self,

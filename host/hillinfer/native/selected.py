@@ -65,7 +65,16 @@ class SelectedRows:
         return self._addresses[: self.table.count]
 
 
+def selected_bytes(sets: int, positions: int, tokens: int) -> int:
+    """Return what memory for selected sets takes; parameters as of `SelectedRows`."""
+    rows, listed = min(sets * positions, tokens), sets * positions
+    return 8 * (listed + rows) + (8 * rows + 4 * listed if sets > 1 else 0)
+
+
 # --- What is missing of a selection ---
+
+# Of a row: its number, row number and place, its position and its hits.
+MISS_BYTES = 3 * 8 + 4 + 2
 
 
 @dataclass(frozen=True)

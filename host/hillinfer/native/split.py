@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.memory_budget import Accountant, Part
-from hillinfer.native.selected import MissList, SelectedRows
+from hillinfer.native.selected import MISS_BYTES, MissList, SelectedRows, selected_bytes
 from hillinfer.native.signatures import SplitSelection
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -23,6 +23,7 @@ Positions = NDArray[np.int64]
 _VALUE_BYTES = 3 * 8
 # What is said of each coded token, or row to be read: eight bytes each.
 _COLUMNS = 7
+_ENTRY_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -205,6 +206,18 @@ class SplitRows:
 
 
 # --- Memory that is used again ---
+
+
+# Of a layer that attends, and of the next one, and what a layer chooses in its turn.
+MOST_SPLITS = 3
+
+
+def split_bytes(sets: int, positions: int, exact: int, tokens: int) -> int:
+    """Return what memory for sets takes; parameters as of `SplitRows`."""
+    rows = min(tokens, sets * positions)
+    both = selected_bytes(sets, positions, tokens) + selected_bytes(sets, exact, tokens)
+    own = (sets * positions + _COLUMNS * rows) * _ENTRY_BYTES
+    return own + both + min(tokens, sets * exact) * MISS_BYTES
 
 
 class ReusedRows:

@@ -19,7 +19,7 @@ from hillinfer.engine.budget_plan import (
     coded_bytes,
     kept_product_bytes,
     kernel_spec,
-    weighed_bytes,
+    weight_bytes,
 )
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import BudgetError, HillInferWarning, SettingsError
@@ -340,7 +340,7 @@ def test_weights_of_coded_tokens_are_counted(cold_dir):
     _, few = run(Way(), SHORT, settings, cold_dir)
     _, many = run(Way(), SHORT, settings.changed(alpha=0.9), cold_dir)
     tokens = SHORT.prompt + SHORT.steps
-    of_each = weighed_bytes(kernel_spec(SHAPE, settings))
+    of_each = weight_bytes(kernel_spec(SHAPE, settings))
     assert of_each > SHAPE.query_heads * 4
     more = 2 * (round(0.9 * tokens) - round(0.3 * tokens)) * of_each
     grown = many.staging_bytes - few.staging_bytes

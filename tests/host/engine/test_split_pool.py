@@ -7,11 +7,19 @@ import numpy as np
 import pytest
 
 from hillinfer.engine.coded_call import SplitAhead, SplitPool
+from hillinfer.errors import BudgetError
+from hillinfer.memory_budget import Accountant, Part
+from hillinfer.native.split import MOST_SPLITS, SplitRows, split_bytes
 
 
 @pytest.fixture
-def pool():
-    pool = SplitPool(2, 64)
+def accountant():
+    return Accountant(1 << 20)
+
+
+@pytest.fixture
+def pool(accountant):
+    pool = SplitPool(2, 64, accountant)
     pool.expect(8, 3, 100)
     return pool
 
@@ -42,8 +50,8 @@ def test_memory_of_a_shorter_text_is_not_taken_again(pool):
     assert pool.take(8, 3) is long
 
 
-def test_whoever_expected_most_there_is_room_for_all():
-    pool, wanted = SplitPool(1, 64), [(20, 1, 4000), (3000, 2, 3001), (10, 9, 10)]
+def test_whoever_expected_most_there_is_room_for_all(accountant):
+    pool, wanted = SplitPool(1, 64, accountant), [(20, 1, 4000), (3000, 2, 3001), (10, 9, 10)]
     beside = [threading.Thread(target=pool.expect, args=one) for one in wanted]
     for one in beside:
         one.start()
@@ -65,3 +73,35 @@ def test_what_is_told_is_what_a_layer_attends_to(pool):
 def test_memory_says_how_much_is_to_be_chosen_in_it(pool):
     split = pool.take(7, 2)
     assert (split.table.set_rows, split.exact.table.set_rows) == (7, 2)
+
+
+@pytest.mark.parametrize("sets", [1, 3])
+@pytest.mark.parametrize("room", [(0, 0, 0), (50, 7, 60), (20, 20, 4000)], ids=str)
+def test_what_memory_takes_is_known_before_it_is_made(sets, room):
+    assert split_bytes(sets, *room) == SplitRows(sets, *room, 64).byte_count
+    assert split_bytes(sets, *room) < split_bytes(sets, *(one + 1 for one in room))
+
+
+def test_all_memory_that_may_be_there_at_once_is_counted(pool, accountant):
+    own = pool.take(8, 3).byte_count
+    assert accountant.held()[Part.STAGING] == MOST_SPLITS * own
+    # As many as wait, and what a layer chose in its turn; a text of no more tokens is nothing new.
+    for split in [pool.take(8, 3) for _ in range(MOST_SPLITS)]:
+        pool.give(split)
+    pool.expect(8, 3, 100)
+    assert accountant.held()[Part.STAGING] == MOST_SPLITS * own
+    pool.expect(800, 3, 1000)
+    grown = pool.take(800, 3).byte_count
+    assert accountant.held()[Part.STAGING] == MOST_SPLITS * grown > MOST_SPLITS * own
+
+
+def test_memory_that_is_refused_is_not_counted_and_is_asked_for_again(pool, accountant):
+    held = accountant.held()
+    with pytest.raises(BudgetError, match="raise --dram-budget"):
+        pool.expect(100_000, 3, 1_000_000)
+    assert accountant.held() == held
+    assert fits(pool.take(8, 3), 8, 3, 100)
+    accountant.raise_to(1 << 30)
+    pool.expect(100_000, 3, 1_000_000)
+    assert fits(pool.take(8, 3), 100_000, 3, 1_000_000)
+    assert accountant.held()[Part.STAGING] == MOST_SPLITS * pool.take(8, 3).byte_count
