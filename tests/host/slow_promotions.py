@@ -6,6 +6,7 @@ time until the main thread waits for somebody: however slow the machine is, what
 does without waiting comes first.
 """
 
+import gc
 import sys
 import threading
 import time
@@ -26,7 +27,12 @@ _WAITING = {threading.Condition.wait.__code__, ReadTurns.hurry.__code__}
 
 def _waiting_at():
     """Return where the main thread waits, or None."""
-    frame = sys._current_frames()[threading.main_thread().ident]
+    # As the engine does, which says why.
+    gc.disable()
+    try:
+        frame = sys._current_frames()[threading.main_thread().ident]
+    finally:
+        gc.enable()
     return (id(frame), frame.f_lasti) if frame.f_code in _WAITING else None
 
 

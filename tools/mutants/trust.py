@@ -100,6 +100,14 @@ TRUST: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        "garbage-is-never-collected-again",
+        "Whoever looks for another thread's use leaves the garbage collector off.",
+        f"{_HOST}/hf/engine.py",
+        "        if collects:\n            gc.enable()\n",
+        "        pass\n",
+        (f"{_TESTS}/hf/test_dropped_caches.py",),
+    ),
+    Mutant(
         "another-attention-passes",
         "An attention implementation that was changed while attached attends to nothing of ours.",
         f"{_HOST}/hf/attention.py",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import sys
@@ -74,7 +75,7 @@ class Use:
         if wanted is None:
             return False
         own = self._thread == threading.get_ident()
-        frame = sys._getframe() if own else sys._current_frames().get(self._thread)
+        frame = sys._getframe() if own else _frame_of(self._thread)
         while frame is not None:
             if frame is wanted:
                 return True
@@ -94,6 +95,21 @@ class Use:
         trace: TracebackType | None,
     ) -> None:
         self.end()
+
+
+def _frame_of(thread: int) -> FrameType | None:
+    """Return the innermost frame of another thread, or None where it has ended.
+
+    CPython before 3.11.9 may collect garbage meanwhile, and holds a lock that threads begin and end
+    under. Where what is collected lets another thread go on that begins one, all would stand still.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames().get(thread)
+    finally:
+        if collects:
+            gc.enable()
 
 
 class Turns:

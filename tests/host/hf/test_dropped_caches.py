@@ -302,6 +302,15 @@ def test_a_program_ends_that_a_prompt_breaks_off_in(warm_python, cold_dir):
     assert (done.returncode, done.stdout, done.stderr) == (0, "broke off\n", "")
 
 
+def test_garbage_that_is_collected_while_threads_are_looked_at_stops_nobody(warm_python):
+    """It may be a cache, whose memory the library frees while another thread begins one."""
+    program = Path(__file__).with_name("collected_while_looking.py")
+    done = subprocess.run(
+        [*warm_python, program], capture_output=True, text=True, timeout=ENOUGH, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "looked\n", "")
+
+
 class InPython(PoolPolicy):
     def worth(self, rows):
         return super().worth(rows)
