@@ -2,7 +2,7 @@
 """A program that looks for another thread's use of a cache while garbage lets a third one go on."""
 
 import gc
-import sys
+import inspect
 import threading
 import time
 
@@ -35,7 +35,7 @@ def begin_threads():
 
 
 def use_a_cache(uses):
-    uses.append(Use(sys._getframe()))
+    uses.append(Use(inspect.currentframe()))
     begun.set()
     over.wait()
 
