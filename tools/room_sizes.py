@@ -139,13 +139,13 @@ def main() -> None:
 def standing(commit: str, paths: Iterable[str]) -> Sequence[tuple[int, int]]:
     """Return how many lines of a commit each of some modules has today, and how many lines at all.
 
-    A line that was changed since is the later commit's; one that was moved alone is not.
+    Lines that were changed since are not among them; lines that were only moved are.
     """
     known = set(git("rev-list", commit).split())
     found = []
     for path in paths:
         if path.endswith(".py"):
-            lines = git("blame", "-s", "-l", "-w", "-M", "-C", path).splitlines()
+            lines = git("blame", "-s", "-l", "-w", "-M", "-C", "--root", path).splitlines()
             found.append((sum(one.split()[0] in known for one in lines), len(lines)))
     return found
 

@@ -14,7 +14,7 @@ from hillinfer.kv.pool_policies import make_pool_policy
 from hillinfer.kv.sequence import HIT_BYTES, observed_bytes, room_for
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS
 from hillinfer.model_shape import ModelShape
-from hillinfer.native.split import MOST_SPLITS, split_bytes, with_more
+from hillinfer.native.split import split_bytes, with_more
 from hillinfer.scoring.layout import probe_bytes, score_bytes_per_token, scratch_bytes
 from hillinfer.secrecy.cold_pages import table_bytes
 from hillinfer.settings import HOST_DEVICES, Encryption, Settings
@@ -320,6 +320,8 @@ def value_statistics_bytes(spec: KernelSpec, settings: Settings) -> int:
     return statistics_bytes(spec) if settings.has_coded_tokens else 0
 
 
+# What a layer chose that attends, what the next one did, and what a layer chooses in its turn.
+_LISTS = 3
 # Positions, rows and places of a coded token, beside a GPU.
 _PLACE_BYTES = 14 * 8
 _WEIGHT_BYTES = 4
@@ -391,7 +393,9 @@ def coded_bytes(shape: ModelShape, spec: KernelSpec, settings: Settings, tokens:
         codes += code_buffer_bytes(spec, most_coded(sets, count, tokens))
     # A shorter context may have more coded tokens, where `max_selected` bounds both.
     weighed = sets * count * weight_bytes(spec)
-    weighed += MOST_SPLITS * split_bytes(sets, *map(with_more, (count, exact, tokens)))
+    lists = _LISTS * split_bytes(sets, *map(with_more, (count, exact, tokens)))
+    # Beside a GPU there are others instead.
+    weighed += max(lists, sets * count * _PLACE_BYTES)
     if settings.device in HOST_DEVICES:
         # A shorter context may keep products that a longer one does not.
         most = MOST_KEPT_PRODUCT_BYTES // (_PRODUCT_BYTES * spec.query_heads)

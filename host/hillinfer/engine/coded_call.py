@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,18 +27,11 @@ from hillinfer.engine.queries import (
 )
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import Sequence
-from hillinfer.memory_budget import Accountant
+from hillinfer.memory_budget import Accountant, Part
 from hillinfer.native.library import native_library
 from hillinfer.native.selected import MissList, SelectedRows
 from hillinfer.native.signatures import SplitLanding
-from hillinfer.native.split import (
-    MOST_SPLITS,
-    ColdTokens,
-    CountedMemory,
-    SplitRows,
-    split_bytes,
-    with_more,
-)
+from hillinfer.native.split import ColdTokens, SplitRows, split_bytes, with_more
 from hillinfer.native.structures import ReadWay, address_of
 from hillinfer.scoring.coded import AlignedWeights
 from hillinfer.scoring.scorer import SegmentShadow
@@ -82,7 +76,8 @@ class JoinedPart:
 class SplitPool:
     """Memory that the library chooses in for a layer, while what it chose for others waits.
 
-    Any thread may ask. All of it has room for as many, so that a step asks for that once.
+    Any thread may ask. All of it has room for as many, so that a step asks for that once. Whatever
+    makes more raises BudgetError where M0 has no memory, and there is as much room as before then.
 
     Parameters
     ----------
@@ -96,23 +91,20 @@ class SplitPool:
     """
 
     def __init__(self, sets: int, code_bytes: int, accountant: Accountant) -> None:
-        self._sets, self._code_bytes, self.room = sets, code_bytes, (0, 0, 0)
-        self._counted = CountedMemory(1, accountant)
+        self._sets, self._code_bytes, self._accountant = sets, code_bytes, accountant
+        self.room = 0, 0, 0
         self._growing, self._spare = threading.Lock(), list[SplitRows]()
 
     def expect(self, count: int, exact: int, tokens: int) -> None:
-        """Have room for sets of so many positions, so many of them exact, of so many tokens.
-
-        Raises BudgetError where M0 has no memory for it; there is as much room as before then.
-        """
+        """Have room for sets of so many positions and exact ones, of so many tokens, or raise."""
         while count > (own := self.room)[0] or exact > own[1] or tokens > own[2]:
             # Each token makes it a little more.
             more = with_more(count), with_more(exact), with_more(tokens)
             room = max(own[0], more[0]), max(own[1], more[1]), max(own[2], more[2])
-            # Others may be waited for, and ask here for more.
-            self._counted.expect(MOST_SPLITS * split_bytes(self._sets, *room))
+            made = [self._made(room) for _ in range(_SPARE_SPLITS)]
             with self._growing:
-                self.room = room if self.room == own else self.room
+                if self.room == own:
+                    self.room, self._spare = room, made
 
     def take(self, count: int, exact: int) -> SplitRows:
         """Return memory for sets of so many positions, so many of them exact."""
@@ -122,7 +114,7 @@ class SplitPool:
             while (split := self._spare.pop()).room != room:
                 pass
         except IndexError:
-            split = SplitRows(self._sets, *room, self._code_bytes)
+            split = self._made(room)
         split.table.set_rows, split.exact.table.set_rows = count, exact
         return split
 
@@ -139,9 +131,17 @@ class SplitPool:
         if len(self._spare) < _SPARE_SPLITS:
             self._spare.append(split)
 
+    def _made(self, room: tuple[int, int, int]) -> SplitRows:
+        """Make memory, which is counted for as long as it lives."""
+        byte_count = split_bytes(self._sets, *room)
+        with self._accountant.taking(Part.STAGING, byte_count):
+            split = SplitRows(self._sets, *room, self._code_bytes)
+        weakref.finalize(split, self._accountant.give, Part.STAGING, byte_count).atexit = False
+        return split
+
 
 # Of the layer that attends, and of the next one.
-_SPARE_SPLITS = MOST_SPLITS - 1
+_SPARE_SPLITS = 2
 
 
 @dataclass(frozen=True)

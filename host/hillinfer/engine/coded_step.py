@@ -369,15 +369,15 @@ class CodedStep:
             asked.tell_scaling(scaling)
             asked.of = 0, 0, scaling
         asked.count, asked.step.exact, asked.step.threads = count, best, torch.get_num_threads()
-        settled = self._shadow.settled(layer, sequence, length)
-        if settled is None:
+        words, kept = self._shadow.settled(layer, sequence, length) or (None, None)
+        if words is None:
             with self._selection.scoring:
-                words, kept = self._shadow.complete_values(layer, sequence), None
-                if (settled := self._shadow.settled(layer, sequence, length)) is None:
+                words = self._shadow.complete_values(layer, sequence)
+                if self._shadow.described(layer, sequence, length) is None:
                     shadows = partial(self._shadow.shadows, layer, sequence)
                     self._weighing.tell(layer, given, scaling, split, shadows)
-        if settled is not None:
-            words, kept = settled
+                else:
+                    kept = [one.layers[layer].shadow for one in sequence.segments]
         self._expect(split, words, count, best, length)
         self._calls.settle(layer, sequence, length)
         told = layer, sequence, asked, split, query, step, ahead.landed

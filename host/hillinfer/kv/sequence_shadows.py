@@ -56,7 +56,7 @@ class SequenceShadows:
         self.values, self.codes = values, None if values is None else KeptCodes(values, file)
         self._key_part, self.value_part = RowPart(layout.keys), RowPart(layout.values)
         self._no_keys = torch.empty((0, self.spec.kv_heads, self.spec.head_dim)).half()
-        self._coding = threading.Lock()
+        self._coding = threading.Lock()  # Nobody holds it who scores.
 
     def code_full_segments(
         self,
@@ -143,9 +143,9 @@ class SequenceShadows:
     def settled(
         self, layer: int, sequence: Sequence, stop: int
     ) -> tuple[ValueWords, list[NDArray[np.uint8] | None]] | None:
-        """Return what there is of values, and shadows that the library looks at meanwhile.
+        """Return words of values, and the shadows, of a layer whose tables are complete; else None.
 
-        Whoever scores another layer goes on. None where `described` or `complete_values` is needed.
+        The shadows stay while these are kept. It does not wait for whoever scores.
         """
         with self._coding:
             words = sequence.known_words(layer)

@@ -208,10 +208,6 @@ class SplitRows:
 # --- Memory that is used again ---
 
 
-# Of a layer that attends, and of the next one, and what a layer chooses in its turn.
-MOST_SPLITS = 3
-
-
 def split_bytes(sets: int, positions: int, exact: int, tokens: int) -> int:
     """Return what memory for sets takes; parameters as of `SplitRows`."""
     rows = min(tokens, sets * positions)

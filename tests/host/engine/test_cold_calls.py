@@ -25,6 +25,7 @@ from hillinfer.errors import ColdPoolError, HillInferWarning
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.native.library import NativeLibrary, native_library
 from hillinfer.native.signatures import SIGNATURES
+from hillinfer.scoring.scorer import ImportanceEvaluation
 
 TEXT = Text(prompt=1090, steps=4)
 # Blocks whose reads ahead have a buffer of their own.
@@ -416,5 +417,54 @@ def test_a_thread_that_scores_goes_on_while_a_layer_waits_and_attends(ahead, col
         assert calls["hillinfer_attend_split"] == SHAPE.layers
         assert calls["hillinfer_land_split"] == 1
         assert calls["hillinfer_lander_wait"] == calls["hillinfer_end_split"] == 0
+    assert beside.coded_reads > 0
+    assert np.array_equal(np.stack(beside.found), np.stack(ahead.found))
+
+
+class Lacking(Turns):
+    """Values of some segment, of whoever, are without codes: one is coded at each turn."""
+
+    def step(self, sequence, step):
+        codes = self.runtime.parts.shadow.codes
+        codes.lacking.add(1 << 20)
+        assert codes.completes
+        return super().step(sequence, step)
+
+
+def test_what_lacks_codes_somewhere_keeps_no_layer_from_its_tables(ahead, cold_dir):
+    lacking = Lacking(cold_dir)
+    assert lacking.calls == ahead.calls
+    assert np.array_equal(np.stack(lacking.found), np.stack(ahead.found))
+
+
+def test_a_layer_attends_while_another_thread_scores_the_next_one(ahead, cold_dir):
+    attended = threading.Event()
+    attended.set()
+
+    class Late(ImportanceEvaluation):
+        is_fast = False
+
+        def chosen(self, *given):
+            assert attended.wait(30)
+            return super().chosen(*given)
+
+    class Beside(Turns):
+        def step(self, sequence, step):
+            at, outs = slice(TEXT.prompt + step, TEXT.prompt + step + 1), []
+            queries = [TEXT.queries[layer, step][:, None] for layer in range(SHAPE.layers)]
+            self.runtime.begin_step()
+            self.runtime.announce(0, sequence, queries[0], SCALING)
+            assert self.runtime.parts.pipeline.announced(0, sequence) is not None
+            attended.clear()
+            self.runtime.announce(1, sequence, queries[1], SCALING)
+            for layer, query in enumerate(queries):
+                keys, values = TEXT.keys[layer, :, at], TEXT.values[layer, :, at]
+                self.runtime.append(layer, sequence, keys, values)
+                out = self.runtime.attend_selected(layer, sequence, query, keys, SCALING)
+                outs.append(out[:, 0].numpy())
+                attended.set()
+            return np.stack(outs)
+
+    beside = Beside(cold_dir, evaluate=Late)
     assert beside.coded_reads > 0
     assert np.array_equal(np.stack(beside.found), np.stack(ahead.found))

@@ -9,7 +9,7 @@ import pytest
 from hillinfer.engine.coded_call import SplitAhead, SplitPool
 from hillinfer.errors import BudgetError
 from hillinfer.memory_budget import Accountant, Part
-from hillinfer.native.split import MOST_SPLITS, SplitRows, split_bytes
+from hillinfer.native.split import SplitRows, split_bytes
 
 
 @pytest.fixture
@@ -82,17 +82,26 @@ def test_what_memory_takes_is_known_before_it_is_made(sets, room):
     assert split_bytes(sets, *room) < split_bytes(sets, *(one + 1 for one in room))
 
 
-def test_all_memory_that_may_be_there_at_once_is_counted(pool, accountant):
-    own = pool.take(8, 3).byte_count
-    assert accountant.held()[Part.STAGING] == MOST_SPLITS * own
-    # As many as wait, and what a layer chose in its turn; a text of no more tokens is nothing new.
-    for split in [pool.take(8, 3) for _ in range(MOST_SPLITS)]:
+def test_memory_is_counted_as_long_as_it_lives(pool, accountant):
+    def held():
+        return accountant.held()[Part.STAGING]
+
+    # Of the layer that attends, and of the next one: made where it is asked for.
+    splits = [pool.take(8, 3) for _ in range(2)]
+    own = splits[0].byte_count
+    assert held() == 2 * own > 0
+    splits += [pool.take(8, 3) for _ in range(2)]
+    assert held() == 4 * own
+    for split in splits:
         pool.give(split)
-    pool.expect(8, 3, 100)
-    assert accountant.held()[Part.STAGING] == MOST_SPLITS * own
+    # As many stay as are used again.
+    del splits, split
+    assert held() == 2 * own
+    pool.take(8, 3)
+    assert held() == own
     pool.expect(800, 3, 1000)
     grown = pool.take(800, 3).byte_count
-    assert accountant.held()[Part.STAGING] == MOST_SPLITS * grown > MOST_SPLITS * own
+    assert held() == grown > own
 
 
 def test_memory_that_is_refused_is_not_counted_and_is_asked_for_again(pool, accountant):
@@ -103,5 +112,26 @@ def test_memory_that_is_refused_is_not_counted_and_is_asked_for_again(pool, acco
     assert fits(pool.take(8, 3), 8, 3, 100)
     accountant.raise_to(1 << 30)
     pool.expect(100_000, 3, 1_000_000)
-    assert fits(pool.take(8, 3), 100_000, 3, 1_000_000)
-    assert accountant.held()[Part.STAGING] == MOST_SPLITS * pool.take(8, 3).byte_count
+    split = pool.take(100_000, 3)
+    assert fits(split, 100_000, 3, 1_000_000)
+    assert accountant.held()[Part.STAGING] == 2 * split.byte_count
+
+
+def test_whoever_makes_room_may_ask_for_more_meanwhile(accountant):
+    """Another thread has its own made while the first waits for memory that others give up."""
+    pool, accountant.budget_bytes, asked = SplitPool(1, 64, accountant), 1 << 19, []
+    accountant.take(Part.HOT, 3 << 17)
+
+    def give_up():
+        if not asked:
+            asked.append(threading.Thread(target=pool.expect, args=(900, 3, 1000)))
+            accountant.give(Part.HOT, 3 << 17)
+            asked[0].start()
+            asked[0].join(10)
+
+    accountant.on_shortage(give_up)
+    pool.expect(1000, 3, 1100)
+    assert not asked[0].is_alive()
+    split = pool.take(1000, 3)
+    assert fits(split, 1000, 3, 1100)
+    assert accountant.held()[Part.STAGING] == 2 * split.byte_count
