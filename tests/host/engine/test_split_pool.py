@@ -39,10 +39,12 @@ def test_memory_that_was_given_back_is_taken_again(pool):
 def test_memory_of_a_shorter_text_is_not_taken_again(pool):
     short = pool.take(8, 3)
     pool.expect(9, 3, 5000)
+    other = pool.take(9, 3)
     # It was in use meanwhile.
     pool.give(short)
     long = pool.take(9, 3)
     assert long is not short
+    assert long is not other
     assert fits(long, 9, 3, 5000)
     pool.give(long)
     # The first text goes on in what there is.
