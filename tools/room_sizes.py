@@ -3,15 +3,17 @@
 
 The first line has the rooms of the table that the rebuild of the house was measured by. With
 `--since` it is told which of its files git knows from that commit on, renamed ones too, which were
-added later, and which lines of that commit still stand, wherever they were moved to.
+added later, and which commits wrote the lines of today, by what their subjects speak of.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import re
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +38,17 @@ GROUPS = (
     ),
     ("forms", "placement", "catalogue", "serve", "harness"),
 )
+
+STANDING, OTHER = "as at that commit", "others"
+# Words of what issues after the rebuild are about.
+TOPICS = {
+    "coded tokens": r"code[sd]?\b|exact|value|split|precision|weigh|KL\b",
+    "stores, forms, secrecy": r"stor|prefix|extent|seal|encrypt|cipher|secre|form|document|placed"
+    r"|placement|catalog|chunk|namespace|checksum",
+    "pruning": r"prun|band|stage|cut|among",
+    "servers, hosts, vLLM": r"serv|host|vllm|chat|request|stream|conversation|OpenAI",
+    "cards that cast rows": r"casts?\b|FP16 rows|device score what",
+}
 
 
 @dataclass(frozen=True)
@@ -128,25 +141,33 @@ def main() -> None:
     print("\n| first line | files | lines | of them code |\n|---|---|---|---|")
     for name, size in parts:
         print(line(name, size))
-    stand = standing(options.since, [path for path in now if room_of(path) in TABLE])
-    print(
-        f"\nOf the lines of {options.since} {sum(old for old, _ in stand):,} stand today, in "
-        f"{sum(old > 0 for old, _ in stand)} files; of "
-        f"{sum(2 * old >= lines > 0 for old, lines in stand)} they are half or more."
-    )
+    written = [
+        by_topic(options.since, one) for one in now if room_of(one) in TABLE and is_code(one)
+    ]
+    print("\n| lines of the first line by the commit that wrote them | lines |\n|---|---|")
+    for topic in (STANDING, *TOPICS, OTHER):
+        print(f"| {topic} | {sum(one[topic] for one in written):,} |")
+    half = sum(2 * one[STANDING] >= one.total() > 0 for one in written)
+    print(f"\n{half} files are half or more what was there at {options.since}.")
 
 
-def standing(commit: str, paths: Iterable[str]) -> Sequence[tuple[int, int]]:
-    """Return how many lines of a commit each of some modules has today, and how many lines at all.
+def is_code(path: str) -> bool:
+    """Say whether a file is a module of Python's."""
+    return path.endswith(".py")
 
-    Lines that were changed since are not among them; lines that were only moved are.
+
+def by_topic(commit: str, path: str) -> Counter[str]:
+    """Return how many lines of a module stand since a commit, and of what later ones speak.
+
+    Lines that were only moved stand. A commit's topic is the first with a word in its subject.
     """
     known = set(git("rev-list", commit).split())
-    found = []
-    for path in paths:
-        if path.endswith(".py"):
-            lines = git("blame", "-s", "-l", "-w", "-M", "-C", "--root", path).splitlines()
-            found.append((sum(one.split()[0] in known for one in lines), len(lines)))
+    subjects = dict(one.split("\t", 1) for one in git("log", "--format=%H%x09%s").splitlines())
+    found = Counter[str]()
+    for one in git("blame", "-s", "-l", "-w", "-M", "-C", "--root", path).splitlines():
+        written = one.split()[0]
+        words = (name for name, word in TOPICS.items() if re.search(word, subjects[written], re.I))
+        found[STANDING if written in known else next(words, OTHER)] += 1
     return found
 
 
