@@ -198,7 +198,7 @@ class BudgetPlan:
             + (hit_bytes(shape, tokens) + observed_bytes(shape, observed)) * sequences
             + score_bytes(spec, settings.scope, tokens)
             + segments * shape.layers * value_statistics_bytes(spec, settings)
-            + coded_bytes(shape, spec, settings, tokens)
+            + coded_bytes(shape, spec, settings, tokens, sequences)
             + _code_table_bytes(shape, settings, rows),
             device=device,
             encryption=settings.encrypt_cold_pool,
@@ -322,6 +322,8 @@ def value_statistics_bytes(spec: KernelSpec, settings: Settings) -> int:
 
 # What a layer chose that attends, what the next one did, and what a layer chooses in its turn.
 _LISTS = 3
+# Of each other row of a batch, what it chose of both layers.
+_MORE_LISTS = 2
 # Positions, rows and places of a coded token, beside a GPU.
 _PLACE_BYTES = 14 * 8
 _WEIGHT_BYTES = 4
@@ -378,7 +380,9 @@ def _chosen(shape: ModelShape, settings: Settings, tokens: int) -> tuple[int, in
     return 1 if settings.scope is Scope.LAYER else shape.kv_heads, count, exact
 
 
-def coded_bytes(shape: ModelShape, spec: KernelSpec, settings: Settings, tokens: int) -> int:
+def coded_bytes(
+    shape: ModelShape, spec: KernelSpec, settings: Settings, tokens: int, sequences: int = 1
+) -> int:
     """Return what a step with coded tokens needs beyond what they are kept in (`coded_step`).
 
     Weights of all coded tokens of a layer, their codes, all exact rows, and lists of what layers
@@ -393,7 +397,8 @@ def coded_bytes(shape: ModelShape, spec: KernelSpec, settings: Settings, tokens:
         codes += code_buffer_bytes(spec, most_coded(sets, count, tokens))
     # A shorter context may have more coded tokens, where `max_selected` bounds both.
     weighed = sets * count * weight_bytes(spec)
-    lists = _LISTS * split_bytes(sets, *map(with_more, (count, exact, tokens)))
+    lists = _LISTS + _MORE_LISTS * (sequences - 1)
+    lists *= split_bytes(sets, *map(with_more, (count, exact, tokens)))
     # Beside a GPU there are others instead.
     weighed += max(lists, sets * count * _PLACE_BYTES)
     if settings.device in HOST_DEVICES:

@@ -25,6 +25,8 @@ TINY = TinyModel(layers=4)
 IDS, _ = prompts([200])
 # Behind steps in which something was cold it is chosen ahead for a while.
 NEW = 18
+# Of what is planned: so little a model leaves room in its lists, in which all rows would be hot.
+FEW = 0.97
 
 
 @pytest.fixture
@@ -73,10 +75,10 @@ def watched(model, cold_dir, late, budget, **named):
     return attached_with(model, cold_dir, {"open_runtime": opened}, **SELECTION, dram_budget=budget)
 
 
-def played(cold_dir, budget, late, **named):
+def played(cold_dir, budget, late, planned=True, **named):
     model = TINY.build()
     with watched(model, cold_dir, late, budget, **named) as hill:
-        cache = hill.new_cache(len(IDS[0]) + NEW, 2)
+        cache = hill.new_cache(len(IDS[0]) + NEW, 2) if planned else hill.new_cache()
         outputs = [run(model, cache, IDS, new_tokens=NEW)]
         # Another sequence asks in between, of another length.
         with cache.fork() as fork:
@@ -93,7 +95,7 @@ def test_late_choices_change_no_bit(cold_dir, two_threads):
     assert len(late) > NEW
     few = Case(TINY, (len(IDS[0]) + NEW,) * 2, None, 0, SELECTION).least_bytes()
     early = []
-    cold = played(cold_dir, few, early)
+    cold = played(cold_dir, int(FEW * few), early, planned=False)
     assert early == []
     for one, other in zip(found, cold, strict=True):
         assert torch.equal(one, other)

@@ -39,7 +39,7 @@ IDS, _ = prompts([HELD + STEPS], seed=5)
 CODED = {"exact": 0.02, "exact_floor": 10, "alpha": 0.5}
 EXACT = {"exact": 1.0, "alpha": 0.5}
 # DRAM has no room for all codes, and for all of them.
-SMALL, ROOMY = "2.2MiB", "8MiB"
+SMALL, ROOMY = "2.35MiB", "8MiB"
 
 
 @pytest.fixture(scope="module")
