@@ -30,7 +30,7 @@ CONFIG = {
     "eos_token_id": None,
     "bos_token_id": None,
 }
-PROMPT, NEW = 1200, 6
+PROMPT, NEW = 1700, 6
 
 
 @torch.no_grad()

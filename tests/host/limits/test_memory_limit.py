@@ -14,8 +14,8 @@ SCRIPT = Path(__file__).parent / "limited_run.py"
 # One process makes the run that the limit comes from.
 pytestmark = pytest.mark.xdist_group("memory-limit")
 # What a process needs beyond its own peak: for page tables, pages of files, and own copies of what
-# the process that forked it had.
-SLACK = 64 << 20
+# the process that forked it had, some 45 MiB; and peaks of the same run differ by 40.
+SLACK = 104 << 20
 
 
 @pytest.fixture(scope="module")
