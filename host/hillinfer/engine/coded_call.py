@@ -96,7 +96,7 @@ class SplitPool:
         self._growing, self._spare = threading.Lock(), list[SplitRows]()
 
     def expect(self, count: int, exact: int, tokens: int) -> None:
-        """Have room for sets of so many positions and exact ones, of so many tokens, or raise."""
+        """Have room for sets of so many positions and exact ones, of so many tokens."""
         while count > (own := self.room)[0] or exact > own[1] or tokens > own[2]:
             # Each token makes it a little more.
             more = with_more(count), with_more(exact), with_more(tokens)

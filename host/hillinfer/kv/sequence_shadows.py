@@ -56,7 +56,7 @@ class SequenceShadows:
         self.values, self.codes = values, None if values is None else KeptCodes(values, file)
         self._key_part, self.value_part = RowPart(layout.keys), RowPart(layout.values)
         self._no_keys = torch.empty((0, self.spec.kv_heads, self.spec.head_dim)).half()
-        self._coding = threading.Lock()  # Nobody holds it who scores.
+        self._coding = threading.Lock()  # Of codes and tables; free while tokens are scored.
 
     def code_full_segments(
         self,
