@@ -46,11 +46,10 @@ def aligned_buffer(byte_count: int) -> NDArray[np.uint8]:
     if advice is None or size < HUGE_BYTES:
         return np.frombuffer(private_memory(size), dtype=np.uint8)
     mapping = private_memory(size + HUGE_BYTES)
-    memory = np.frombuffer(mapping, dtype=np.uint8)
-    start = -int(memory.ctypes.data) % HUGE_BYTES
+    start = -int(np.frombuffer(mapping, np.uint8).ctypes.data) % HUGE_BYTES
     with suppress(OSError):  # A kernel without them.
         mapping.madvise(advice, start, size // HUGE_BYTES * HUGE_BYTES)
-    return memory[start : start + size]
+    return np.frombuffer(mapping, np.uint8, size, start)
 
 
 def private_memory(byte_count: int) -> mmap.mmap:

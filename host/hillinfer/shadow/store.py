@@ -23,6 +23,7 @@ from hillinfer.drive.read_engines import ReadEngine
 from hillinfer.drive.regions import GroupTable
 from hillinfer.drive.shared_files import ReadFile, ShadowBase, begins_like
 from hillinfer.errors import ColdPoolError
+from hillinfer.native.structures import address_of
 from hillinfer.scoring.layout import probe_bytes
 from hillinfer.secrecy.cold_pages import ColdPages, table_bytes
 from hillinfer.secrecy.library import WrongTagError
@@ -153,14 +154,12 @@ class ShadowStore:
 
     def write(self, slot: int, shadow: NDArray[np.uint8]) -> Future[None]:
         """Write a shadow that `buffer` made, in the background; leave it alone until it is done."""
-        file = self._opened()
-        # With the rest of its last page.
-        memory = _memory(shadow).data[: self.slot_bytes]
-        return self._writer.submit(self._noted_write, file, memory, slot)
+        memory = self._whole(shadow).data
+        return self._writer.submit(self._noted_write, self._opened(), memory, slot)
 
     def read(self, slot: int, into: NDArray[np.uint8]) -> Future[None]:
         """Read a shadow into what `buffer` made, in the background."""
-        return self.read_together([slot], _memory(into))
+        return self.read_together([slot], self._whole(into))
 
     def buffers(self, count: int) -> tuple[NDArray[np.uint8], list[NDArray[np.uint8]]]:
         """Return page-aligned memory of so many shadows, and each of them as `buffer` has it."""
@@ -222,6 +221,14 @@ class ShadowStore:
         if first is None:
             return self._opened(), slot * self.slot_bytes
         return self._bases[first].file, (slot - first) * self.slot_bytes
+
+    def _whole(self, shadow: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return a shadow with the rest of its last page, wherever its slot lies in memory."""
+        memory = shadow
+        while isinstance(memory.base, np.ndarray):
+            memory = memory.base
+        start = address_of(shadow) - address_of(memory)
+        return memory[start : start + self.slot_bytes]
 
     def _noted_write(self, file: ColdFile, memory: memoryview, slot: int) -> None:
         self._sums[slot] = int(self._sums_of(np.frombuffer(memory, np.uint8), 1)[0])
@@ -296,13 +303,6 @@ def sealed_bytes(spec: KernelSpec, count: int) -> tuple[int, int]:
     size = shadow_bytes(spec)
     # The table of tags grows by an eighth, and while it does the old one is there as well.
     return size, 2 * table_bytes(count * size + count * size // 4)
-
-
-def _memory(shadow: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    memory = shadow
-    while isinstance(memory.base, np.ndarray):
-        memory = memory.base
-    return memory
 
 
 # --- Bytes that a segment takes in DRAM ---

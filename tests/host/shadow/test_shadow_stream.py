@@ -25,6 +25,8 @@ from hillinfer_model.kernel_spec import KernelSpec
 
 SPEC = KernelSpec(64, 1, 3)
 LARGE = KernelSpec(128, 8, 1)
+# Of many heads: a shadow is larger than a huge page.
+WIDE = KernelSpec(128, 32, 1)
 # Seconds after which a busy machine, too, has done it.
 ENOUGH = 60
 
@@ -73,7 +75,7 @@ def check(stream, shadows, slots):
             np.testing.assert_array_equal(stream.shadow(slot), shadows[slot])
 
 
-@pytest.mark.parametrize(("spec", "calls"), [(SPEC, [4, 4, 2]), (LARGE, None)])
+@pytest.mark.parametrize(("spec", "calls"), [(SPEC, [4, 4, 2]), (LARGE, None), (WIDE, None)])
 def test_small_ones_come_together(tmp_path, engine, spec, calls):
     store, stream, counters = opened(tmp_path, engine, spec)
     slots = [store.take() for _ in range(10)][::-1]
@@ -87,6 +89,23 @@ def test_small_ones_come_together(tmp_path, engine, spec, calls):
     shadows[slots[5]][3, 3] ^= 1
     with pytest.raises(AssertionError, match="not equal"):
         check(stream, shadows, slots)
+    store.close()
+
+
+@pytest.mark.parametrize("spec", [SPEC, LARGE, WIDE])
+def test_a_shadow_is_read_wherever_its_memory_lies(tmp_path, engine, spec):
+    store, _, _ = opened(tmp_path, engine, spec)
+    slots = [store.take() for _ in range(3)]
+    shadows = filled(store, slots)
+    _, together = store.buffers(len(slots))
+    for slot, part in zip(slots, together, strict=True):
+        alone = store.buffer()
+        for into in (alone, part):
+            store.read(slot, into).result()
+            np.testing.assert_array_equal(into, shadows[slot])
+        alone[-1, -1] ^= 1
+        with pytest.raises(AssertionError, match="not equal"):
+            np.testing.assert_array_equal(alone, part)
     store.close()
 
 
