@@ -187,13 +187,14 @@ class DenseAttention:
         """Forget who was to look, as a pass broke off."""
         self._watching.clear()
 
+    def forget_ahead(self) -> None:
+        """Forget what was read ahead, before a pass: what one that broke off left was given up."""
+        self._landing.clear()
+
     def _past_rows(
         self, layer: int, sequence: Sequence, past: NDArray[np.int64], tokens: int
     ) -> Iterator[NDArray[np.uint8]]:
         """Yield past rows block by block, and begin to read those of the next layer behind them."""
-        if layer == 0:
-            # Of a pass that broke off, whatever is left was given up.
-            self._landing.clear()
         windows = self._windows
         if windows is not None:
             windows.come(layer, tokens, len(past))

@@ -425,8 +425,6 @@ class Runtime:
             self._settle_arrivals()
         return self._gpu.attention.selected(*given, ahead.copied, newest)
 
-    # --- the rest --------------------------------------------------------------------------
-
     def statistics(self) -> CacheStatistics:
         """Return memory and traffic so far, promotions that are under way included."""
         self._count()
@@ -475,6 +473,7 @@ class Runtime:
         if (turns := self._store.turns).demands or self.prefetch.unclaimed:
             turns.forget_demands()
         self._pipeline.drop()
+        self._dense.forget_ahead()
         if self.decode is not None and self.decode.kept:
             self.decode.forget()
         if self.joined is not None and self.joined.parts:

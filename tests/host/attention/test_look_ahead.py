@@ -103,6 +103,18 @@ def test_several_rows_of_a_batch_look_ahead_each(model, cold_dir, least, tmp_pat
     assert torch.equal(found, others)
 
 
+def test_no_row_of_a_batch_gives_up_what_was_read_ahead_for_another(model, cold_dir):
+    ids = torch.cat([prompts([1536], seed=seed)[0] for seed in (1, 2)])
+    with attached(model, cold_dir, **CHANGES, dram_budget="3MiB") as hill, torch.no_grad():
+        cache = hill.new_cache(len(ids[0]), len(ids))
+        for chunk in ids.split(512, dim=1):
+            model(chunk, past_key_values=cache)
+            # Attention took all of it, so no row is read again.
+            assert not cache.engine.runtime.prefetch.unclaimed
+        assert cache.statistics().cold_reads
+        cache.close()
+
+
 def test_what_was_read_ahead_of_a_pass_that_broke_off_is_given_up(model, cold_dir, least):
     ids, _ = prompts([LENGTH])
 
