@@ -527,7 +527,7 @@ CODED: tuple[Mutant, ...] = (
         "sessions-get-no-codes-in-the-file",
         "Segments that a session brought stay without codes in the file.",
         "host/hillinfer/shadow/kept_codes.py",
-        "            self.lacking.add(own.number)\n",
+        "            self.lacking[own.number] = own\n",
         "            pass\n",
         (f"{_SESSION_TESTS}::test_rows_that_cannot_be_read_for_codes_cost_no_answer",),
     ),

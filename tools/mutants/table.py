@@ -9,6 +9,7 @@ from mutants.frontier import FRONTIER
 from mutants.hardware import HARDWARE
 from mutants.hosts import HOSTS
 from mutants.later_prompts import LATER_PROMPTS
+from mutants.left_behind import LEFT_BEHIND
 from mutants.makers import MAKERS
 from mutants.mutant import Mutant
 from mutants.native import NATIVE
@@ -43,5 +44,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *PLACEMENT,
     *CATALOGUE,
     *HOSTS,
+    *LEFT_BEHIND,
     *MAKERS,
 )

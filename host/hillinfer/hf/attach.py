@@ -429,8 +429,14 @@ class Attachment:
 
 
 def _closed_aside(prompts: PromptStore) -> None:
-    """Let a store go in a thread of its own: the garbage collector may be in the middle of it."""
-    threading.Thread(target=prompts.close, name=f"{RUNTIME_THREADS}store", daemon=False).start()
+    """Let a store go in a thread of its own: the garbage collector may be in the middle of it.
+
+    Nobody waits for a thread that begins once the interpreter ends, and then nothing is collected.
+    """
+    if threading.main_thread().is_alive():
+        threading.Thread(target=prompts.close, name=f"{RUNTIME_THREADS}store", daemon=False).start()
+    else:
+        prompts.close()
 
 
 def _check_shadow(saved: SavedSession, engine: Engine) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hillinfer.engine.queries import Prediction
+from hillinfer.engine.queries import Explained, Prediction
 from hillinfer.errors import CacheUseError
 from hillinfer.hf.attention import AttachedCache, HillInferLayer, is_autocast
 from hillinfer.hf.batch import Batch, CacheFamily, Expectation
@@ -342,7 +342,8 @@ class PassingCache(AttachedCache):
             assert fresh is not None
             among = sequence.told_among(layer)
             if self.takes_one_set and not self.lengths.is_staged(layer):
-                among = runtime.parts.one_set.chosen(layer, sequence, own, scaling)
+                with Explained(layer):
+                    among = runtime.parts.one_set.chosen(layer, sequence, own, scaling)
             attended = runtime.attend_dense(layer, sequence, own, *fresh, scaling, among)
         return attended.transpose(0, 1)
 

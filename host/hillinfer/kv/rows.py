@@ -157,8 +157,12 @@ class SequenceManager:
 
     def _open(self, make: Callable[[], Sequence]) -> Sequence:
         self._pools.take_tail()
-        self._take_observed()
-        sequence = make()
+        try:
+            with self._accountant.taking(Part.OTHER, self._observed_bytes):
+                sequence = make()
+        except BaseException:
+            self._pools.give_tail()
+            raise
         self.sequences.append(sequence)
         return sequence
 
@@ -422,13 +426,6 @@ class SequenceManager:
     @property
     def _observed_bytes(self) -> int:
         return observed_bytes(self._shape, self._manager.observed_queries)
-
-    def _take_observed(self) -> None:
-        try:
-            self._accountant.take(Part.OTHER, self._observed_bytes)
-        except BaseException:
-            self._pools.give_tail()
-            raise
 
     def _group_numbers(self, sequence: Sequence, first: int, count: int) -> NDArray[np.int64]:
         while sequence.group_count < first + count:

@@ -30,14 +30,14 @@ class KeptCodes:
     Attributes
     ----------
     lacking
-        Numbers of segments that came without codes.
+        Segments that are there and came without codes, by number.
     """
 
     def __init__(self, values: ValueCodes, file: CodeFile | None) -> None:
         self._values, self._file = values, file
-        self.lacking: set[int] = set()
+        self.lacking: WeakValueDictionary[int, SegmentValues] = WeakValueDictionary()
         # Of those, what has got codes.
-        self._completed: set[int] = set()
+        self._completed: WeakValueDictionary[int, SegmentValues] = WeakValueDictionary()
         # By layer and first row.
         self._known: WeakValueDictionary[tuple[int, int], SegmentValues] = WeakValueDictionary()
 
@@ -73,7 +73,7 @@ class KeptCodes:
     def lack(self, own: SegmentValues) -> None:
         """Note that a segment came from a session or a store, with statistics and no codes."""
         if own.number not in self._completed:
-            self.lacking.add(own.number)
+            self.lacking[own.number] = own
 
     def make_room(self, rows: int) -> None:
         """Have memory for codes of row numbers below that, as far as there is some."""
@@ -195,8 +195,8 @@ class KeptCodes:
                 return
 
     def _complete(self, own: SegmentValues) -> None:
-        self.lacking.discard(own.number)
-        self._completed.add(own.number)
+        self.lacking.pop(own.number, None)
+        self._completed[own.number] = own
 
     def forget_groups(self, groups: list[int]) -> None:
         """Keep no codes of groups that nobody has any more."""

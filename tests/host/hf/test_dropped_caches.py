@@ -2,11 +2,13 @@
 """A cache that nobody closed is collected in whatever thread the collector runs in."""
 
 import gc
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from hillinfer.hf.engine import RUNTIME_THREADS
 from hillinfer.kv import hot_pool
 from hillinfer.kv.pool_policies import PoolPolicy
 from hillinfer.settings import Settings
+from hillinfer.store.store import Store
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 from single_reads import SingleReads
@@ -300,6 +303,22 @@ def test_a_program_ends_that_a_prompt_breaks_off_in(warm_python, cold_dir):
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "broke off\n", "")
+
+
+def test_a_program_that_ends_with_a_cache_open_lets_its_store_go(warm_python, cold_dir, tmp_path):
+    Store.create(tmp_path / "store", 64 << 20)
+    program = Path(__file__).with_name("store_at_exit.py")
+    done = subprocess.run(
+        [*warm_python, program, cold_dir, tmp_path / "store"],
+        capture_output=True,
+        text=True,
+        timeout=ENOUGH,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    # Who opens the store removes what an ended process left there.
+    with closing(sqlite3.connect(tmp_path / "store" / "index.sqlite")) as index:
+        assert index.execute("SELECT COUNT(*) FROM owner").fetchone() == (0,)
 
 
 def test_garbage_that_is_collected_while_threads_are_looked_at_stops_nobody(warm_python):

@@ -8,6 +8,7 @@ from generation_runs import LOGIT_TOLERANCE, attached
 from tiny_models import TinyModel, prompts
 
 from hillinfer.attention.row_attention import code_weights
+from hillinfer.errors import CacheUseError
 from hillinfer.generate.answering import Generation
 from hillinfer.generate.tokens import Sampling
 from hillinfer.store.store import Store
@@ -115,6 +116,21 @@ def test_the_mode_ends_with_its_block_whatever_ends_it(cold_dir):
         with pytest.raises(KeyError):
             broken(cache)
         assert not cache.takes_one_set
+        cache.close()
+
+
+def test_a_query_that_is_not_finite_is_told_with_its_layer(cold_dir):
+    model = TINY.build()
+    layer = model.config.num_hidden_layers - 1
+    with attached(model, cold_dir, alpha=0.1, dram_budget="3MiB") as hill:
+        cache = hill.new_cache()
+        generation = Generation(model, cache, 256)
+        generation.read(prompts([DOCUMENT])[0][0].tolist())
+        with torch.no_grad():
+            model.get_submodule(f"model.layers.{layer}.self_attn.q_proj").weight.fill_(torch.inf)
+        with pytest.raises(CacheUseError, match=f"layer {layer} made a query that is not finite"):
+            generation.read_by_one_set(QUESTION)
+        assert cache.get_seq_length() == DOCUMENT
         cache.close()
 
 

@@ -96,6 +96,18 @@ def test_words_with_a_slash(talk, book, tmp_path):
     assert first.strip()[:4] in written
 
 
+def test_a_name_that_means_no_file_ends_no_conversation(talk, book, tmp_path):
+    names = "~nobody-has-this-name/talk.md", f"{tmp_path}/{'long' * 80}"
+    lines = [f"{word} {name}" for name in names for word in ("/open", "/save")]
+    lines += [f"/open {book}", "where is cat 3?", f"/save {tmp_path / 'talk.md'}"]
+    outcome = talk(stdin="\n".join(lines) + "\n")
+    assert outcome.code == 0, outcome.err
+    assert outcome.err.count("is in no home that is known here") == 2
+    assert "cannot read the text" in outcome.err
+    assert "cannot write the conversation" in outcome.err
+    assert "where is cat 3?" in (tmp_path / "talk.md").read_text()
+
+
 def test_a_store_has_the_text_the_next_day(talk, book, tmp_path):
     options = ("--store", tmp_path / "store", "--store-size", "64MiB", book)
     one, two = (talk(*options, stdin="where is cat 3?\n") for _ in range(2))

@@ -57,3 +57,11 @@ def test_codes_that_came_once_are_not_read_again(kept):
         kept.lack(own)
         kept.bring(1, ROWS, own, read)
     assert len(reads) == 1
+
+
+def test_nothing_lacks_codes_that_nobody_has_any_more(kept):
+    own = kept.numbered(1, ROWS, statistics())
+    kept.lack(own)
+    assert list(kept.lacking) == [own.number]
+    del own
+    assert not kept.lacking

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from hillinfer.drive.checksums import RowSums
+from hillinfer.engine.runtime import Runtime
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
+from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.tables import PoolTables, SequenceTables
+from hillinfer.settings import Settings
 from hillinfer.shadow.values import CodePool, ValueCodes
 from hillinfer.system.growing_tables import GrowingTable
 from hillinfer_model.kernel_spec import KernelSpec
@@ -214,3 +217,19 @@ def test_codes_tables_that_the_system_has_no_memory_for_are_not_counted():
     assert accountant.held() == before
     codes.cover(2 * TABLE_GROWTH_ROWS)
     assert accountant.held()[Part.OTHER] == 2 * before[Part.OTHER]
+
+
+def test_a_sequence_that_the_system_has_no_memory_for_is_not_counted(cold_dir):
+    # Open groups of 96 MiB.
+    shape = ModelShape(96, 32, 32, 128, StoredType.FLOAT16, 4096)
+    runtime = Runtime(shape, Settings(), 4 << 30, cold_dir)
+    first = runtime.open_sequence()
+    before = runtime.parts.accountant.held()
+    for make in (runtime.open_sequence, lambda: runtime.fork(first)):
+        with room_for(48 << 20), pytest.raises(MemoryError):
+            make()
+        assert runtime.parts.accountant.held() == before
+    # The twin: one that there is memory for is counted.
+    runtime.fork(first)
+    assert runtime.parts.accountant.held()[Part.HOT] > before[Part.HOT]
+    runtime.close()

@@ -256,6 +256,7 @@ def _steps(model: Any, cache: HillInferCache, ids: Sequence[int]) -> tuple[list[
 def run(request: FirstStepsRequest, say: Callable[[str], None]) -> str:
     """Measure, write the report and return the table; parameters as of `storing.run.run`."""
     prepare_report(request.out, "--out")
+    request.directory.mkdir(parents=True, exist_ok=True)
     outline = ModelOutline.read(ModelSource.locate(request.model, say), NumberType.AUTO)
     count = request.tokens + request.steps
     (sample,) = standard_library_samples(outline.tokenizer, count, 1)

@@ -174,6 +174,7 @@ def run(request: SealedPoolRequest, say: Callable[[str], None]) -> str:
     import torch
 
     prepare_report(request.out, "--out")
+    request.directory.mkdir(parents=True, exist_ok=True)
     outline = ModelOutline.read(ModelSource.locate(request.model, say), NumberType.AUTO)
     (sample,) = standard_library_samples(outline.tokenizer, request.tokens, 1)
     model = outline.load().model

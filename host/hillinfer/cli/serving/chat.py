@@ -42,7 +42,7 @@ from hillinfer.secrecy.key_sources import key_source
 from hillinfer.serve.requests import AnswerWishes
 from hillinfer.serve.rules import ServerRules
 from hillinfer.settings import AUTO, Settings
-from hillinfer.system.files import prepare_report, write_whole
+from hillinfer.system.files import cannot_write, prepare_report, write_whole
 from hillinfer.system.machine import NumberType
 from hillinfer.values import check_threads, format_bytes
 
@@ -159,21 +159,20 @@ class Talk:
         self._console.print(turn.answering)
 
     def _open(self, name: str) -> None:
-        if not name:
-            raise PromptError("/open needs a file: /open book.txt")
-        file = Path(name).expanduser()
+        file = _file(name, "/open", "book.txt")
         turn = self._conversation.open(read_text(file, "the text", "/open"))
         self._console.print(turn.reading)
 
     def _save(self, name: str) -> None:
-        if not name:
-            raise PromptError("/save needs a file: /save talk.md")
-        file = Path(name).expanduser()
-        if file.exists():
-            raise PromptError(f"{file} is there already: name another file")
-        prepare_report(file, "/save", "the conversation")
+        file, what = _file(name, "/save", "talk.md"), "the conversation"
         said = [f"**{one['role']}**\n\n{one['content']}\n" for one in self._conversation.messages]
-        write_whole(file, "\n".join(said).encode())
+        try:
+            if file.exists():
+                raise PromptError(f"{file} is there already: name another file")
+            prepare_report(file, "/save", what)
+            write_whole(file, "\n".join(said).encode())
+        except OSError as error:
+            raise cannot_write(file, error, "/save", what) from error
         self._console.print(f"saved: {file}")
 
     def _stats(self, rest: str) -> None:
@@ -200,3 +199,13 @@ class Talk:
 
     def _unknown(self, rest: str) -> None:
         raise PromptError(f"there is no such word: {', '.join(_WORDS)}")
+
+
+def _file(name: str, word: str, example: str) -> Path:
+    """Return the file that a line names behind a word; PromptError where it names none."""
+    if not name:
+        raise PromptError(f"{word} needs a file: {word} {example}")
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise PromptError(f"{name} is in no home that is known here: name another file") from error

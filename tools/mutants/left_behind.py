@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults in what is left behind: memory, stores, rows that were read ahead, a conversation."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+_TESTS = "tests/host"
+
+LEFT_BEHIND = (
+    Mutant(
+        "shadow-beside-its-memory",
+        "A shadow in the middle of other memory is read and written at that one's beginning.",
+        "host/hillinfer/shadow/store.py",
+        "start = address_of(shadow) - address_of(memory)",
+        "start = 0",
+        (f"{_TESTS}/shadow/test_shadow_stream.py::test_a_shadow_is_read_wherever_its_memory_lies",),
+    ),
+    Mutant(
+        "row-ahead-given-up-for-another",
+        "A batch's row gives up what was read ahead for the rows before it.",
+        "host/hillinfer/attention/row_attention.py",
+        "        windows = self._windows\n",
+        "        windows = self._windows\n"
+        "        if layer == 0:\n            self._landing.clear()\n",
+        (
+            f"{_TESTS}/attention/test_look_ahead.py::"
+            "test_no_row_of_a_batch_gives_up_what_was_read_ahead_for_another",
+        ),
+    ),
+    Mutant(
+        "sequence-without-memory-counted",
+        "The open groups of a sequence that there was no memory for are counted for good.",
+        "host/hillinfer/kv/rows.py",
+        "                sequence = make()\n        except BaseException:\n"
+        "            self._pools.give_tail()\n            raise\n",
+        "                sequence = make()\n        except BaseException:\n            raise\n",
+        (
+            f"{_TESTS}/system/test_growing_tables.py::"
+            "test_a_sequence_that_the_system_has_no_memory_for_is_not_counted",
+        ),
+    ),
+    Mutant(
+        "lacking-for-ever",
+        "Segments that came without codes lack some when nobody has them any more.",
+        "host/hillinfer/shadow/kept_codes.py",
+        "            self.lacking[own.number] = own\n",
+        "            self.lacking[own.number] = own\n"
+        '            self.__dict__.setdefault("held", []).append(own)\n',
+        (f"{_TESTS}/shadow/test_kept_codes.py::test_nothing_lacks_codes_that_nobody_has_any_more",),
+    ),
+    Mutant(
+        "store-open-at-the-end",
+        "A program that ends with a cache open leaves its store open.",
+        "host/hillinfer/hf/attach.py",
+        "    else:\n        prompts.close()\n",
+        "",
+        (
+            f"{_TESTS}/hf/test_dropped_caches.py::"
+            "test_a_program_that_ends_with_a_cache_open_lets_its_store_go",
+        ),
+    ),
+    Mutant(
+        "one-set-unexplained",
+        "A chunk's query that is not finite is told without its layer and what to do.",
+        "host/hillinfer/hf/cache_pass.py",
+        "                with Explained(layer):\n"
+        "                    among = runtime.parts.one_set.chosen(",
+        "                if Explained:\n                    among = runtime.parts.one_set.chosen(",
+        (f"{_TESTS}/hf/test_one_set.py::test_a_query_that_is_not_finite_is_told_with_its_layer",),
+    ),
+    Mutant(
+        "unknown-home-ends-a-talk",
+        "A file in a home that nobody has ends a conversation.",
+        "host/hillinfer/cli/serving/chat.py",
+        "    except RuntimeError as error:\n",
+        "    except LookupError as error:\n",
+        (f"{_TESTS}/serve/test_chat.py::test_a_name_that_means_no_file_ends_no_conversation",),
+    ),
+)
