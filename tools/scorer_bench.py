@@ -38,7 +38,7 @@ from hillinfer_model.choices import KeyMode, Scope
 from hillinfer_model.kernel_spec import KernelSpec
 
 # KV heads, query heads per KV head, head_dim.
-SHAPES = {"llama-3.1-8b": (8, 4, 128), "smollm2-135m": (3, 3, 64)}
+SHAPES = {"llama-3.1-8b": (8, 4, 128), "smollm2-135m": (3, 3, 64), "opt-6.7b": (32, 1, 128)}
 MODES = (KeyMode.INT8, KeyMode.INT4, KeyMode.INT2)
 SCALING = 0.02
 

@@ -39,13 +39,6 @@ inline void add_narrow(__m256i& sum, __m256i values) {
     asm volatile("" : "+x"(sum));
 }
 
-// Beats of a group are read in order; the processor alone does not fetch far enough ahead.
-constexpr int kAhead = 8192;
-
-inline void fetch(const uint8_t* beats) {
-    _mm_prefetch(reinterpret_cast<const char*>(beats + kAhead), _MM_HINT_T0);
-}
-
 template <int kBits>
 struct HeadTile;
 
@@ -65,8 +58,8 @@ struct HeadTile<8> {
         std::memcpy(out, wide, sizeof wide);
     }
 
-    template <int kHeads>
-    static void run(const uint8_t* beats, const uint8_t*, size_t, int slices,
+    template <int kHeads, class Fetched>
+    static void run(const uint8_t* beats, const uint8_t* fetch, size_t, int slices,
                     const int8_t* query, size_t stride, int32_t* products) {
         // Two tokens in each half: with four heads, eight sums and what they need fill the registers.
         __m256i sums[kHeads][2];
@@ -74,8 +67,9 @@ struct HeadTile<8> {
         for (auto& halves : sums) {
             halves[0] = halves[1] = _mm256_setzero_si256();
         }
-        for (int slice = 0; slice < slices; ++slice, beats += 64, query += kSliceBytes) {
-            fetch(beats);
+        for (int slice = 0; slice < slices;
+             ++slice, beats += 64, fetch += 64, query += kSliceBytes) {
+            Fetched::fetch(beats, fetch);
             const __m256i first = load(beats);
             const __m256i second = load(beats + 32);
             const __m256i first_odd = _mm256_srai_epi16(first, 8);
@@ -125,14 +119,16 @@ struct HeadTile<4> {
         return _mm256_set1_epi64x(word);
     }
 
-    template <int kHeads>
-    static void run(const uint8_t* beats, const uint8_t*, size_t, int slices,
+    template <int kHeads, class Fetched>
+    static void run(const uint8_t* beats, const uint8_t* fetch, size_t, int slices,
                     const int8_t* query, size_t stride, int32_t* products) {
         __m256i wide[kHeads][2];
-        add_slices<kHeads, true>(beats, slices < 4 ? slices : 4, query, stride, wide);
+        add_slices<kHeads, true, Fetched>(beats, fetch, slices < 4 ? slices : 4, query, stride,
+                                          wide);
         for (int done = 4; done < slices; done += 4) {
-            add_slices<kHeads, false>(beats + done * 64, slices - done < 4 ? slices - done : 4,
-                                      query + done * kSliceBytes, stride, wide);
+            add_slices<kHeads, false, Fetched>(beats + done * 64, fetch + done * 64,
+                                               slices - done < 4 ? slices - done : 4,
+                                               query + done * kSliceBytes, stride, wide);
         }
 #pragma GCC unroll 4
         for (int head = 0; head < kHeads; ++head) {
@@ -144,9 +140,9 @@ struct HeadTile<4> {
 
 private:
     // Adds up to four slices in 16 bits, and then to `wide`, or puts them there.
-    template <int kHeads, bool kFirst>
-    static void add_slices(const uint8_t* beats, int slices, const int8_t* query, size_t stride,
-                           __m256i (*wide)[2]) {
+    template <int kHeads, bool kFirst, class Fetched>
+    static void add_slices(const uint8_t* beats, const uint8_t* fetch, int slices,
+                           const int8_t* query, size_t stride, __m256i (*wide)[2]) {
         const __m256i top = _mm256_set1_epi8(int8_t(0x88));
         const __m256i nibble = _mm256_set1_epi8(0x0F);
         __m256i narrow[kHeads][2];
@@ -154,8 +150,9 @@ private:
         for (auto& halves : narrow) {
             halves[0] = halves[1] = _mm256_setzero_si256();
         }
-        for (int slice = 0; slice < slices; ++slice, beats += 64, query += kSliceBytes) {
-            fetch(beats);
+        for (int slice = 0; slice < slices;
+             ++slice, beats += 64, fetch += 64, query += kSliceBytes) {
+            Fetched::fetch(beats, fetch);
             const __m256i first = _mm256_xor_si256(load(beats), top);
             const __m256i second = _mm256_xor_si256(load(beats + 32), top);
             const __m256i first_low = _mm256_and_si256(first, nibble);
@@ -201,14 +198,16 @@ struct HeadTile<2> {
         return _mm256_set1_epi32(word);
     }
 
-    template <int kHeads>
-    static void run(const uint8_t* beats, const uint8_t*, size_t, int slices,
+    template <int kHeads, class Fetched>
+    static void run(const uint8_t* beats, const uint8_t* fetch, size_t, int slices,
                     const int8_t* query, size_t stride, int32_t* products) {
         __m256i wide[kHeads][2];
-        add_slices<kHeads, true>(beats, slices < 8 ? slices : 8, query, stride, wide);
+        add_slices<kHeads, true, Fetched>(beats, fetch, slices < 8 ? slices : 8, query, stride,
+                                          wide);
         for (int done = 8; done < slices; done += 8) {
-            add_slices<kHeads, false>(beats + done * 64, slices - done < 8 ? slices - done : 8,
-                                      query + done * kSliceBytes, stride, wide);
+            add_slices<kHeads, false, Fetched>(beats + done * 64, fetch + done * 64,
+                                               slices - done < 8 ? slices - done : 8,
+                                               query + done * kSliceBytes, stride, wide);
         }
 #pragma GCC unroll 4
         for (int head = 0; head < kHeads; ++head) {
@@ -219,17 +218,18 @@ struct HeadTile<2> {
 
 private:
     // Adds up to eight slices in 16 bits, and then to `wide`, or puts them there.
-    template <int kHeads, bool kFirst>
-    static void add_slices(const uint8_t* beats, int slices, const int8_t* query, size_t stride,
-                           __m256i (*wide)[2]) {
+    template <int kHeads, bool kFirst, class Fetched>
+    static void add_slices(const uint8_t* beats, const uint8_t* fetch, int slices,
+                           const int8_t* query, size_t stride, __m256i (*wide)[2]) {
         const __m256i top = _mm256_set1_epi8(int8_t(0xAA));
         __m256i narrow[kHeads][2];
 #pragma GCC unroll 4
         for (auto& halves : narrow) {
             halves[0] = halves[1] = _mm256_setzero_si256();
         }
-        for (int slice = 0; slice < slices; ++slice, beats += 64, query += kSliceBytes) {
-            fetch(beats);
+        for (int slice = 0; slice < slices;
+             ++slice, beats += 64, fetch += 64, query += kSliceBytes) {
+            Fetched::fetch(beats, fetch);
             const __m256i first = _mm256_xor_si256(load(beats), top);
             const __m256i second = _mm256_xor_si256(load(beats + 32), top);
             // Two of the four fields at a time: registers again.

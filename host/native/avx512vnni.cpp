@@ -12,8 +12,9 @@
 
 namespace {
 
+template <class Fetched>
 inline __m512i load(const uint8_t* bytes, const uint8_t* fetch) {
-    _mm_prefetch(reinterpret_cast<const char*>(fetch), _MM_HINT_T0);
+    Fetched::fetch(bytes, fetch);
     return _mm512_loadu_si512(reinterpret_cast<const void*>(bytes));
 }
 
@@ -39,7 +40,7 @@ struct HeadTile<8> {
 
     static void arrange(const int8_t* codes, int8_t* out) { std::memcpy(out, codes, 16); }
 
-    template <int kHeads>
+    template <int kHeads, class Fetched>
     static void run(const uint8_t* beats, const uint8_t* fetch, size_t tile_bytes, int slices,
                     const int8_t* query, size_t stride, int32_t* products) {
         const __m512i top = _mm512_set1_epi8(int8_t(0x80));
@@ -51,11 +52,13 @@ struct HeadTile<8> {
                 sum = _mm512_setzero_si512();
             }
         }
-        for (int slice = 0; slice < slices; ++slice, beats += 64, fetch += kTiles * 64, query += kSliceBytes) {
+        for (int slice = 0; slice < slices;
+             ++slice, beats += 64, fetch += kTiles * 64, query += kSliceBytes) {
             __m512i codes[kTiles];
 #pragma GCC unroll 4
             for (int tile = 0; tile < kTiles; ++tile) {
-                codes[tile] = _mm512_xor_si512(load(beats + tile * tile_bytes, fetch + tile * hillinfer::kBeatBytes), top);
+                codes[tile] = _mm512_xor_si512(
+                    load<Fetched>(beats + tile * tile_bytes, fetch + tile * 64), top);
             }
 #pragma GCC unroll 4
             for (int head = 0; head < kHeads; ++head) {
@@ -108,7 +111,7 @@ struct HeadTile<4> {
         return _mm512_set1_epi64(word);
     }
 
-    template <int kHeads>
+    template <int kHeads, class Fetched>
     static void run(const uint8_t* beats, const uint8_t* fetch, size_t tile_bytes, int slices,
                     const int8_t* query, size_t stride, int32_t* products) {
         const __m512i top = _mm512_set1_epi8(int8_t(0x88));
@@ -122,12 +125,14 @@ struct HeadTile<4> {
                 pair[0] = pair[1] = _mm512_setzero_si512();
             }
         }
-        for (int slice = 0; slice < slices; ++slice, beats += 64, fetch += kTiles * 64, query += kSliceBytes) {
+        for (int slice = 0; slice < slices;
+             ++slice, beats += 64, fetch += kTiles * 64, query += kSliceBytes) {
             __m512i low[kTiles];
             __m512i high[kTiles];
 #pragma GCC unroll 2
             for (int tile = 0; tile < kTiles; ++tile) {
-                const __m512i codes = _mm512_xor_si512(load(beats + tile * tile_bytes, fetch + tile * hillinfer::kBeatBytes), top);
+                const __m512i codes = _mm512_xor_si512(
+                    load<Fetched>(beats + tile * tile_bytes, fetch + tile * 64), top);
                 low[tile] = _mm512_and_si512(codes, nibble);
                 high[tile] = _mm512_and_si512(_mm512_srli_epi16(codes, 4), nibble);
             }
@@ -176,7 +181,7 @@ struct HeadTile<2> {
         return _mm512_set1_epi32(word);
     }
 
-    template <int kHeads>
+    template <int kHeads, class Fetched>
     static void run(const uint8_t* beats, const uint8_t* fetch, size_t, int slices,
                     const int8_t* query, size_t stride, int32_t* products) {
         const __m512i top = _mm512_set1_epi8(int8_t(0xAA));
@@ -186,8 +191,9 @@ struct HeadTile<2> {
         for (auto& fields : sums) {
             fields[0] = fields[1] = fields[2] = fields[3] = _mm512_setzero_si512();
         }
-        for (int slice = 0; slice < slices; ++slice, beats += 64, fetch += kTiles * 64, query += kSliceBytes) {
-            const __m512i codes = _mm512_xor_si512(load(beats, fetch), top);
+        for (int slice = 0; slice < slices;
+             ++slice, beats += 64, fetch += kTiles * 64, query += kSliceBytes) {
+            const __m512i codes = _mm512_xor_si512(load<Fetched>(beats, fetch), top);
             const __m512i first = _mm512_and_si512(codes, field);
             const __m512i second = _mm512_and_si512(_mm512_srli_epi16(codes, 2), field);
             const __m512i third = _mm512_and_si512(_mm512_srli_epi16(codes, 4), field);

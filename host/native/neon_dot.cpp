@@ -22,7 +22,7 @@ struct HeadTile<8> {
 
     static void arrange(const int8_t* codes, int8_t* out) { std::memcpy(out, codes, 16); }
 
-    template <int kHeads>
+    template <int kHeads, class>
     static void run(const uint8_t* beats, const uint8_t*, size_t, int slices,
                     const int8_t* query, size_t stride, int32_t* products) {
         int32x4_t sums[kHeads][4];
@@ -64,7 +64,7 @@ struct HeadTile<4> {
         }
     }
 
-    template <int kHeads>
+    template <int kHeads, class>
     static void run(const uint8_t* beats, const uint8_t*, size_t, int slices,
                     const int8_t* query, size_t stride, int32_t* products) {
         int32x4_t sums[kHeads][4];
@@ -119,7 +119,7 @@ struct HeadTile<2> {
         return vreinterpretq_s8_s32(vdupq_n_s32(word));
     }
 
-    template <int kHeads>
+    template <int kHeads, class>
     static void run(const uint8_t* beats, const uint8_t*, size_t, int slices,
                     const int8_t* query, size_t stride, int32_t* products) {
         for (int part = 0; part < 4; ++part) {

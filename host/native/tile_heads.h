@@ -5,12 +5,28 @@
 
 namespace {
 
-// From what is worked on to what is fetched; the processor alone does not look far enough ahead.
-constexpr size_t kFetchAhead = 12288;
+// From what is worked on to what comes to the second cache, and to what comes from there to the first.
+// The processor alone does not look far enough ahead, and the first cache waits for fewer lines at
+// once than memory takes time for.
+constexpr size_t kFarAhead = 24576;
+constexpr size_t kNearAhead = 4096;
+
+// Tiles that follow each other in memory.
+struct Streamed {
+    static void fetch(const uint8_t* beat, const uint8_t* far) {
+        __builtin_prefetch(far, 0, 2);
+        __builtin_prefetch(beat + kNearAhead);
+    }
+};
+
+// Tiles of which somebody says which comes next.
+struct Told {
+    static void fetch(const uint8_t*, const uint8_t* next) { __builtin_prefetch(next); }
+};
 
 // `HeadTile<bits>` has kSliceBytes, kTiles (that it takes at once), `arrange` (16 query codes in its
-// order) and `run<heads>`. Bytes at `fetch` come in the order of memory, kTiles beats per slice: tiles
-// at once fetched each for itself take half the rate from memory.
+// order) and `run<heads, Fetched>`. Bytes at `fetch` come in the order of memory, kTiles beats per
+// slice: tiles at once fetched each for itself take half the rate from memory.
 template <template <int> class HeadTile, int kHeadsAtOnce>
 struct TileHeads {
     static_assert(kHeadsAtOnce == 4);
@@ -43,20 +59,26 @@ struct TileHeads {
 
     static void tiles(const Shape& shape, const uint8_t* beats, const int8_t* arranged,
                       int32_t* products) {
-        tiles(shape, beats, arranged, products, beats + kFetchAhead);
+        some_tiles<Streamed>(shape, beats, arranged, products, beats + kFarAhead);
     }
 
     static void tiles(const Shape& shape, const uint8_t* beats, const int8_t* arranged,
                       int32_t* products, const uint8_t* fetch) {
-        switch (shape.code_bits) {
-            case 8: return all_heads<HeadTile<8>>(shape, beats, fetch, arranged, products);
-            case 4: return all_heads<HeadTile<4>>(shape, beats, fetch, arranged, products);
-            default: return all_heads<HeadTile<2>>(shape, beats, fetch, arranged, products);
-        }
+        some_tiles<Told>(shape, beats, arranged, products, fetch);
     }
 
 private:
-    template <class Kernel>
+    template <class Fetched>
+    static void some_tiles(const Shape& shape, const uint8_t* beats, const int8_t* arranged,
+                           int32_t* products, const uint8_t* fetch) {
+        switch (shape.code_bits) {
+            case 8: return all_heads<HeadTile<8>, Fetched>(shape, beats, fetch, arranged, products);
+            case 4: return all_heads<HeadTile<4>, Fetched>(shape, beats, fetch, arranged, products);
+            default: return all_heads<HeadTile<2>, Fetched>(shape, beats, fetch, arranged, products);
+        }
+    }
+
+    template <class Kernel, class Fetched>
     static void all_heads(const Shape& shape, const uint8_t* beats, const uint8_t* fetch,
                           const int8_t* arranged, int32_t* products) {
         const int slices = shape.slices();
@@ -66,16 +88,20 @@ private:
             for (int first = 0; first < shape.heads; first += kHeadsAtOnce) {
                 switch (shape.heads - first) {
                     case 1:
-                        Kernel::template run<1>(beats, fetch, bytes, slices, arranged, stride, products);
+                        Kernel::template run<1, Fetched>(beats, fetch, bytes, slices, arranged,
+                                                           stride, products);
                         break;
                     case 2:
-                        Kernel::template run<2>(beats, fetch, bytes, slices, arranged, stride, products);
+                        Kernel::template run<2, Fetched>(beats, fetch, bytes, slices, arranged,
+                                                           stride, products);
                         break;
                     case 3:
-                        Kernel::template run<3>(beats, fetch, bytes, slices, arranged, stride, products);
+                        Kernel::template run<3, Fetched>(beats, fetch, bytes, slices, arranged,
+                                                           stride, products);
                         break;
                     default:
-                        Kernel::template run<4>(beats, fetch, bytes, slices, arranged, stride, products);
+                        Kernel::template run<4, Fetched>(beats, fetch, bytes, slices, arranged,
+                                                           stride, products);
                 }
                 const int done =
                     shape.heads - first < kHeadsAtOnce ? shape.heads - first : kHeadsAtOnce;
