@@ -61,6 +61,17 @@ LEFT_BEHIND = (
         ),
     ),
     Mutant(
+        "states-of-other-tokens",
+        "States of tokens behind those that have none are taken for states of the first tokens.",
+        "host/hillinfer/pruning/reading.py",
+        "if now.cache.is_alike and document.boundary.tokens == now.before:",
+        "if now.cache.is_alike:",
+        (
+            f"{_TESTS}/pruning/test_reading.py::"
+            "test_states_behind_those_that_are_missing_are_not_taken_for_them",
+        ),
+    ),
+    Mutant(
         "one-set-unexplained",
         "A chunk's query that is not finite is told without its layer and what to do.",
         "host/hillinfer/hf/cache_pass.py",

@@ -419,7 +419,8 @@ class Pruning:
         document, length = now.document, now.before + now.tokens
         if now.stages or self._later.chooses or self._blocks.enters:
             # Rows of a batch that are one sequence have the same.
-            if now.cache.is_alike:
+            # Behind steps that brought none they would be taken for those of the first tokens.
+            if now.cache.is_alike and document.boundary.tokens == now.before:
                 piece = now.cache.wait_with(hidden[:1])
                 document.boundary = document.boundary.behind(piece)
             else:

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from generation_runs import attached
 from tiny_models import FAMILIES, TinyModel, prompts
 from transformers import DynamicCache, StaticCache
 
@@ -710,3 +711,43 @@ def test_short_prompts_and_a_cache_that_was_read_densely_stay_dense():
         assert torch.equal(own, logits)
         generated(model, IDS[:, :129], again := DynamicCache(config=model.config))
         assert pruning.read_of(again) is not None
+
+
+@pytest.mark.parametrize("how", ["in one piece", "parted", "without pruning"])
+@torch.no_grad()
+def test_states_behind_those_that_are_missing_are_not_taken_for_them(how, cold_dir):
+    """As many tokens as have states are left, and these are states of others."""
+    model = TINY.build()
+    new, question = prompts([200], seed=9)[0], prompts([130], seed=5)[0]
+
+    def feed(ids, cache):
+        return model(ids, past_key_values=cache, logits_to_keep=1).logits[0, -1]
+
+    with attached(model, cold_dir, alpha=1.0, dram_budget="64MiB") as hill:
+        cache, fresh = hill.new_cache(1500, 2), hill.new_cache(1500)
+        with hillinfer.prune(model, SCHEDULE, later="anew") as pruning:
+            with pruning.prompt(400):
+                feed(IDS[:, :400], cache)
+            if how == "without pruning":
+                pruning.remove()
+            if how == "parted":
+                cache.batch_repeat_interleave(2)
+            for token in (5, 7):
+                rows = [[token], [token + 1]] if how == "parted" else [[token]]
+                model(torch.tensor(rows), past_key_values=cache)
+            if how == "parted":
+                cache.batch_select_indices(torch.tensor([0]))
+        with hillinfer.prune(model, SCHEDULE, later="anew") as pruning:
+            for token in new[0]:
+                feed(token.view(1, 1), cache)
+            cache.crop(-(200 + 2 + 210))
+            if how == "in one piece":
+                with pruning.prompt(320):
+                    found = feed(question, cache)
+                with pruning.prompt(320):
+                    expected = feed(torch.cat([IDS[:, :190], question], 1), fresh)
+                torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)
+            else:
+                refused = pytest.raises(UnsupportedFeatureError, match="hidden states of")
+                with refused, pruning.prompt(320):
+                    feed(question, cache)
