@@ -244,7 +244,7 @@ public:
         return own;
     }
 
-    void came(int64_t read) override { rows_to_blocks(rows_[read]); }
+    void came(int64_t read) noexcept override { rows_to_blocks(rows_[read]); }
 
 private:
     static constexpr int64_t kMost = 16;

@@ -37,7 +37,8 @@ struct FileReads {
     int64_t* results;
 };
 
-// Learns of each read that brought all its bytes, from any thread, while others are under way.
+// Learns of each read that brought all its bytes, from any thread, while others are under way: so
+// nothing may be thrown at them, whose memory would go while it is written to.
 class Arrivals {
 public:
     // Where a read brings its bytes; `worker` is the number of the thread that makes it, among those
@@ -46,10 +47,10 @@ public:
         (void)worker;
         return reads.addresses[read];
     }
-    virtual void came(int64_t read) = 0;
+    virtual void came(int64_t read) noexcept = 0;
     // Whether the caller's thread has something to do while reads are under way, and does it.
     virtual bool has_work() const { return false; }
-    virtual void meanwhile() {}
+    virtual void meanwhile() noexcept {}
 
 protected:
     ~Arrivals() = default;

@@ -53,7 +53,7 @@ void Lander::begin(LandingErrand* errand) { add(errand, line_); }
 
 void Lander::begin_first(LandingErrand* errand) { add(errand, first_); }
 
-void Lander::add(LandingErrand* errand, std::deque<LandingErrand*>& line) {
+void Lander::add(LandingErrand* errand, std::list<LandingErrand*>& line) {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         line.push_back(errand);
@@ -104,12 +104,14 @@ void Lander::run() {
     done_.notify_all();
     while (true) {
         begun_.wait(lock, [&] { return has_work() || ended_; });
-        std::deque<LandingErrand*>& line = first_.empty() ? line_ : first_;
+        std::list<LandingErrand*>& line = first_.empty() ? line_ : first_;
         if (line.empty()) {
             return;
         }
-        LandingErrand& next = *line.front();
-        line.pop_front();
+        // Its place, so that none is to be made for it should it give way.
+        std::list<LandingErrand*> own;
+        own.splice(own.begin(), line, line.begin());
+        LandingErrand& next = *own.front();
         look();
         const std::atomic<bool>* const gives_way = &line == &line_ ? &is_hurried_ : nullptr;
         lock.unlock();
@@ -124,7 +126,7 @@ void Lander::run() {
         const Landing& landing = *next.landing;
         if (!next.outcome && !landing.missing && landing.landed < landing.count) {
             // It gave way, and goes on where it was.
-            line_.push_front(&next);
+            line_.splice(line_.begin(), own);
             continue;
         }
         next.is_done = 1;

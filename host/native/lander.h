@@ -4,7 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <mutex>
 #include <thread>
 
@@ -58,7 +58,7 @@ public:
 
 private:
     void run();
-    void add(LandingErrand* errand, std::deque<LandingErrand*>& line);
+    void add(LandingErrand* errand, std::list<LandingErrand*>& line);
     bool is_held() const { return held_ && !waiting_; }
     // Whether the thread can go on. It is not woken otherwise: that would take a core from whoever computes.
     bool has_work() const { return !first_.empty() || (!line_.empty() && !is_held()); }
@@ -66,7 +66,7 @@ private:
 
     std::mutex mutex_;
     std::condition_variable begun_, done_;
-    std::deque<LandingErrand*> line_, first_;
+    std::list<LandingErrand*> line_, first_;
     bool is_open_ = false;
     bool held_ = false;
     int waiting_ = 0;

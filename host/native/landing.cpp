@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <new>
 #include <optional>
 
 #include "read_plan.h"
@@ -29,7 +30,7 @@ public:
         }
     }
 
-    void came(int64_t read) override {
+    void came(int64_t read) noexcept override {
         if (landing_.seals) {
             open(read);
         }
@@ -41,9 +42,13 @@ public:
 
     bool has_work() const override { return attending_; }
 
-    void meanwhile() override {
+    void meanwhile() noexcept override {
         if (attending_) {
-            attending_->advance();
+            try {
+                attending_->advance();
+            } catch (const std::bad_alloc&) {
+                // Nothing was done yet: it is once all is here, or the lack is told then.
+            }
         }
     }
 

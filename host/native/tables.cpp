@@ -247,13 +247,13 @@ SlotPool::~SlotPool() {
     }
 }
 
-std::vector<SlotPool::Column> SlotPool::columns() const {
-    return {{table.data, size_t(table.row_bytes)},
-            {table.rows, sizeof *table.rows},
-            {table.positions, sizeof *table.positions},
-            {table.last_selected, sizeof *table.last_selected},
-            {table.lengths, sizeof *table.lengths},
-            {table.counts, sizeof *table.counts}};
+std::array<SlotPool::Column, 6> SlotPool::columns() const {
+    return {{{table.data, size_t(table.row_bytes)},
+             {table.rows, sizeof *table.rows},
+             {table.positions, sizeof *table.positions},
+             {table.last_selected, sizeof *table.last_selected},
+             {table.lengths, sizeof *table.lengths},
+             {table.counts, sizeof *table.counts}}};
 }
 
 std::unique_ptr<Pages> SlotPool::cover(int64_t rows) {

@@ -2,6 +2,7 @@
 // The tables of sequences and hot pools: made, changed and freed here. Python has a handle, changes
 // them by calls, and looks at them where they lie.
 #pragma once
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -147,7 +148,7 @@ private:
     };
 
     SlotPool() = default;
-    std::vector<Column> columns() const;
+    std::array<Column, 6> columns() const;
     void join_pages();
 
     // Where rows begin that no huge page holds.
