@@ -72,6 +72,28 @@ LEFT_BEHIND = (
         ),
     ),
     Mutant(
+        "tokens-of-a-broken-pass",
+        "A conversation takes the tokens of a pass that broke off for what its cache has.",
+        "host/hillinfer/cli/serving/conversation.py",
+        "own = rows[0][: generation.cache.get_seq_length()] if rows else []",
+        "own = rows[0] if rows else []",
+        (
+            f"{_TESTS}/serve/test_chat.py::"
+            "test_what_follows_a_pass_that_broke_off_is_answered_as_in_a_new_conversation",
+        ),
+    ),
+    Mutant(
+        "answer-of-an-interrupted-call",
+        "A process that renders chats goes on with an answer that nobody has read.",
+        "host/hillinfer/generate/prompt.py",
+        "                if len(told) != size:\n                    # What it tells",
+        "                if not self:\n                    # What it tells",
+        (
+            f"{_TESTS}/generate/test_chat_template.py::"
+            "test_what_an_interrupted_call_asked_for_is_told_to_nobody_else",
+        ),
+    ),
+    Mutant(
         "one-set-unexplained",
         "A chunk's query that is not finite is told without its layer and what to do.",
         "host/hillinfer/hf/cache_pass.py",

@@ -121,7 +121,7 @@ NATIVE: tuple[Mutant, ...] = (
         "a-landing-that-gave-way-is-done",
         "A landing that gave way to another is told to be there.",
         "host/native/lander.cpp",
-        "            line_.push_front(&next);\n            continue;\n",
+        "            line_.splice(line_.begin(), own);\n            continue;\n",
         "",
         (
             f"{_TESTS}/drive/test_row_lander.py::"

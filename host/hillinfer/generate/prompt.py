@@ -358,18 +358,25 @@ class TemplateProcess:
                 child = self._child = _started(chat_template_child.AGAIN)
             assert child.stdin is not None
             assert child.stdout is not None
-            watch = threading.Timer(_SECONDS, child.kill)
+            watch, told, size = threading.Timer(_SECONDS, child.kill), b"", -1
             watch.start()
             try:
                 child.stdin.write(_LENGTH.pack(len(asked)) + asked)
                 child.stdin.flush()
                 head = child.stdout.read(_LENGTH.size)
-                told = child.stdout.read(*_LENGTH.unpack(head)) if len(head) == 8 else b""
+                if len(head) == _LENGTH.size:
+                    (size,) = _LENGTH.unpack(head)
+                    told = child.stdout.read(size)
             except OSError:
                 told = b""
             finally:
                 watch.cancel()
-        if not told:
+                if len(told) != size:
+                    # What it tells later would be taken for the answer to the next request.
+                    self._child = None
+                    child.kill()
+                    child.wait()
+        if len(told) != size or not told:
             raise _unusable("it takes too long or too much memory")
         return told
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chat templates: the text that transformers makes of them, in bounded time and memory."""
 
+import signal
+import threading
 import time
 
 import pytest
@@ -145,3 +147,33 @@ def test_a_process_for_many_chats_answers_as_one_for_each():
         process.close()
     with pytest.raises(TemplateError, match="no more"):
         rendered_turns(character_tokenizer(), [turns], process)
+
+
+# It takes longer than a timer.
+SLOW = "{% for i in range(1700) %}{% for j in range(1700) %}{% endfor %}{% endfor %}"
+
+
+def test_what_an_interrupted_call_asked_for_is_told_to_nobody_else():
+    tokenizer = character_tokenizer(chat_template=SLOW + CHAT_TEMPLATE)
+    own, process = threading.get_ident(), TemplateProcess()
+
+    def rendered(said):
+        return rendered_turns(tokenizer, [[{"role": "user", "content": said}]], process)
+
+    def interrupted():
+        watch = threading.Timer(0.1, signal.pthread_kill, [own, signal.SIGINT])
+        watch.start()
+        try:
+            while watch.is_alive():
+                rendered("b")
+        finally:
+            watch.join()
+
+    try:
+        rendered("a")
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+        for said in ("c", "d"):
+            assert rendered(said) == [f"<u>{said}<e><a>"]
+    finally:
+        process.close()

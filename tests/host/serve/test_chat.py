@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`hillinfer chat`: a conversation about texts, in the terminal's way and from a pipe."""
 
+import itertools
 import re
 
 import pytest
@@ -9,6 +10,7 @@ from generation_runs import SETTINGS
 from hillinfer.cli.console import NoProgress
 from hillinfer.cli.serving.conversation import Conversation
 from hillinfer.errors import PromptError
+from hillinfer.generate.tokens import Sampling
 from hillinfer.models.loader import load_model
 from hillinfer.serve.requests import chat_request
 from hillinfer.serve.rules import ServerRules
@@ -99,7 +101,7 @@ def test_words_with_a_slash(talk, book, tmp_path):
 def test_a_name_that_means_no_file_ends_no_conversation(talk, book, tmp_path):
     names = "~nobody-has-this-name/talk.md", f"{tmp_path}/{'long' * 80}"
     lines = [f"{word} {name}" for name in names for word in ("/open", "/save")]
-    lines += [f"/open {book}", "where is cat 3?", f"/save {tmp_path / 'talk.md'}"]
+    lines += ["/open a\0b", f"/open {book}", "where is cat 3?", f"/save {tmp_path / 'talk.md'}"]
     outcome = talk(stdin="\n".join(lines) + "\n")
     assert outcome.code == 0, outcome.err
     assert outcome.err.count("is in no home that is known here") == 2
@@ -149,6 +151,43 @@ def test_an_interrupt_ends_an_answer_and_not_the_conversation(conversation):
     assert turn.tokens == 12
     assert turn.held_tokens > len("the cat")
     assert [one["role"] for one in conversation.messages] == ["user", "assistant"] * 2
+
+
+@pytest.mark.parametrize("at", [1, 4])
+def test_what_follows_a_pass_that_broke_off_is_answered_as_in_a_new_conversation(
+    at, endless_folder, cold_dir
+):
+    """In the question's own pass, or in that of a token of the answer."""
+    settings = Settings().changed(cold_dir=cold_dir, **SETTINGS | {"alpha": 1.0, "exact": 1.0})
+    asked = chat_request(
+        {"model": "m", "messages": [{"role": "user", "content": "x"}], "temperature": 0}
+    )
+    loaded, passes = load_model(str(endless_folder)), iter(())
+
+    def interrupt(*_):
+        if next(passes, None) == at:
+            raise KeyboardInterrupt
+
+    rules = ServerRules(context_tokens=900, chunk_tokens=64)
+    with served_model(loaded, settings, rules) as served:
+        conversation, pieces = Conversation(served, asked.wishes, 8, NoProgress()), []
+        conversation.ask("the cat sat on the mat", lambda piece: None)
+        passes = itertools.count(1)
+        hook = loaded.model.model.layers[1].mlp.register_forward_pre_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            conversation.ask("where is the cat", lambda piece: None)
+        hook.remove()
+        question = {"role": "user", "content": "where is it?"}
+        ids = served.prompts.of_chat([*conversation.messages, question])
+        turn = conversation.ask(question["content"], pieces.append)
+        assert turn.held_tokens
+        begun = served.begin(b"", ids, len(ids) + 8)
+        begun.generation.read(ids)
+        expected = list(begun.generation.decode(Sampling(), 8, frozenset()))
+        told = served.tokenizer.decode(expected, skip_special_tokens=True)
+        assert "".join(pieces) == told
+        begun.generation.close()
+        conversation.close()
 
 
 def test_what_is_too_long_is_said_and_the_conversation_goes_on(conversation):

@@ -33,7 +33,7 @@ from hillinfer.cli.parsing import (
 from hillinfer.cli.questions import typed_questions
 from hillinfer.cli.serving.serve import ServeRequest
 from hillinfer.cli.store import StoreUse, named_by
-from hillinfer.errors import HillInferError, PromptError, without_python_names
+from hillinfer.errors import BrokenRunError, HillInferError, PromptError, without_python_names
 from hillinfer.generate.prompt import read_text
 from hillinfer.generate.tokens import Sampling
 from hillinfer.models.registry_model import DEFAULT_MODEL
@@ -142,6 +142,8 @@ class Talk:
                     self._words.get(word, self._unknown)(rest.strip())
                 else:
                     self._answer(line)
+            except BrokenRunError:
+                raise
             except HillInferError as error:
                 self._console.print(f"hillinfer: {without_python_names(str(error))}")
 
@@ -205,6 +207,8 @@ def _file(name: str, word: str, example: str) -> Path:
     """Return the file that a line names behind a word; PromptError where it names none."""
     if not name:
         raise PromptError(f"{word} needs a file: {word} {example}")
+    if "\0" in name:
+        raise PromptError(f"no file has the name {name!r}: name another")
     try:
         return Path(name).expanduser()
     except RuntimeError as error:

@@ -159,7 +159,8 @@ class Conversation:
         if generation is not None:
             # An ordinary cache, of a document's form, does not know its tokens: it is opened anew.
             rows = getattr(generation.cache, "token_ids", ())
-            own = rows[0] if rows else []
+            # Those of a pass that broke off come last, and are not in the cache.
+            own = rows[0][: generation.cache.get_seq_length()] if rows else []
             # One at least is read: its logits are wanted.
             pairs = zip(own, ids[:-1], strict=False)
             held = next((n for n, (one, other) in enumerate(pairs) if one != other), None)
