@@ -174,7 +174,7 @@ CODED: tuple[Mutant, ...] = (
     Mutant(
         "shadows-are-read-once-for-each-set",
         "Sets of their own ask for streamed shadows one set after the other.",
-        "host/hillinfer/engine/coded_call.py",
+        "host/hillinfer/engine/cold_rows.py",
         "found = self.weights.of_each(scaled, shadows(), coded)",
         "found = [self.weights.of_each(scaled, shadows(), [one])[0] for one in coded]",
         (f"{_STEP_TESTS}::test_streamed_shadows_that_only_some_sets_want",),

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from hillinfer.drive.files import round_up
 from hillinfer.engine.budget_plan import kept_product_bytes, most_coded, weight_bytes
-from hillinfer.engine.coded_call import ChoiceAhead, SplitAhead, SplitCall, SplitPool, Weighing
-from hillinfer.engine.cold_rows import ColdRows, ReadsAhead
+from hillinfer.engine.coded_call import ChoiceAhead, SplitAhead, SplitCall, SplitPool
+from hillinfer.engine.cold_rows import ColdRows, ReadsAhead, Weighing
 from hillinfer.engine.queries import (
     AskedStep,
     LayerCalls,
