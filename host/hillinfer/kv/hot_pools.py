@@ -22,9 +22,10 @@ from hillinfer.kv.hot_pool import (
     Promotions,
 )
 from hillinfer.kv.pool_policies import RANKED_BY_PYTHON, LayerShares, PoolPolicy, native_worth
-from hillinfer.kv.sequence import HitRateTable, Sequence
+from hillinfer.kv.sequence import Sequence
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.model_shape import ModelShape
+from hillinfer.native.tables import HitRateTable
 from hillinfer.system.kept_memory import give_free_memory_back
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
 from hillinfer.values import format_bytes
@@ -322,14 +323,6 @@ class HotPools:
             self._accountant.take(Part.OTHER, added + old)
             hits.cover(layer, tokens)
             self._accountant.give(Part.OTHER, old)
-
-    def take_hits(self, hits: HitRateTable) -> None:
-        """Count one more hit-rate table like this, for a fork."""
-        self._accountant.take(Part.OTHER, hits.byte_count)
-
-    def give_hits(self, hits: HitRateTable) -> None:
-        """Count a hit-rate table as freed."""
-        self._accountant.give(Part.OTHER, hits.byte_count)
 
     def take_tail(self) -> None:
         """Count the open group of one more sequence; it lies beside the slots."""

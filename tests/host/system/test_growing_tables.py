@@ -73,8 +73,8 @@ def hits():
     tables = SequenceTables(1, 64)
 
     def address(tokens):
-        tables.cover_hits(0, tokens)
-        return tables.hits(0)
+        tables.hits.cover(0, tokens)
+        return tables.hits.counts[0]
 
     return address
 
