@@ -26,6 +26,8 @@ from hillinfer.kv.hot_pools import HotPools
 from hillinfer.native.library import NativeLibrary, native_library
 from hillinfer.native.signatures import SIGNATURES
 from hillinfer.scoring.scorer import ImportanceEvaluation
+from hillinfer.shadow.values import SegmentValues
+from hillinfer_model.channel_statistics import ChannelStatistics
 
 TEXT = Text(prompt=1090, steps=4)
 # Blocks whose reads ahead have a buffer of their own.
@@ -425,8 +427,12 @@ class Lacking(Turns):
     """Values of some segment, of whoever, are without codes: one is coded at each turn."""
 
     def step(self, sequence, step):
-        codes = self.runtime.parts.shadow.codes
-        codes.lacking.add(1 << 20)
+        codes, shape = self.runtime.parts.shadow.codes, (SHAPE.kv_heads, SHAPE.head_dim)
+        # Kept here: what nobody has any more lacks nothing.
+        self.other = SegmentValues(
+            ChannelStatistics(np.zeros(shape, np.int8), np.zeros(shape, np.int32)), 1 << 20
+        )
+        codes.lack(self.other)
         assert codes.completes
         return super().step(sequence, step)
 
