@@ -361,6 +361,14 @@ class RowPart:
         """Return those of rows, float16 (tokens, kv_heads, head_dim); a view where it can be."""
         return self._half(self._view(torch.from_numpy(rows)))
 
+    def fill(self, blocks: Iterable[NDArray[np.uint8]], out: torch.Tensor) -> int:
+        """Write those of blocks of rows to `out`, as `of` returns them; return how many came."""
+        at = 0
+        for rows in blocks:
+            out[at : at + len(rows)] = self.of(rows)
+            at += len(rows)
+        return at
+
     def in_tail(self, layer: int, sequence: Sequence, first: int, stop: int) -> torch.Tensor:
         """Return those of some rows of a layer's tail.
 
