@@ -424,13 +424,13 @@ CODED: tuple[Mutant, ...] = (
         # Before anybody looks at rows, which to take memory may move.
         together = self._together.take(len(union))
         out = query
-        runs = self._gather.in_place(layer, sequence, union, step, landed, GROUP_TOKENS)
+        runs = self._gather.in_place(layer, sequence, union, step, landed)
         with closing(runs):
             for addresses in _at_once(runs, together):
 """,
         """\
         out = query
-        runs = self._gather.in_place(layer, sequence, union, step, landed, GROUP_TOKENS)
+        runs = self._gather.in_place(layer, sequence, union, step, landed)
         with closing(runs):
             first = [next(runs)]
             together = self._together.take(len(union))

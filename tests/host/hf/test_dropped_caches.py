@@ -205,7 +205,7 @@ def test_a_dropped_fork_is_freed_by_the_thread_that_uses_its_sibling(where, cold
         runtime = cache.engine.runtime
 
         def in_use():
-            return runtime.parts.groups.groups_in_use, len(runtime.parts.rows.sequences)
+            return runtime.parts.groups.parts_in_use, len(runtime.parts.rows.sequences)
 
         fork = cache.fork()
         feed(model, fork, way)
@@ -266,12 +266,12 @@ def test_the_next_use_frees_what_was_dropped(use, cold_dir, calls):
         fork = cache.fork()
         own = fork.sequences[0]
         feed(model, fork, IDS)
-        assert runtime.parts.groups.groups_in_use == 4
+        assert runtime.parts.groups.parts_in_use == 4
         del fork
         assert own in runtime.parts.rows.sequences
         use(model, cache)
         assert own not in runtime.parts.rows.sequences
-        assert runtime.parts.groups.groups_in_use <= 2
+        assert runtime.parts.groups.parts_in_use <= 2
         cache.close()
 
 
