@@ -98,15 +98,13 @@ class DenseAttention:
         gather: Gather,
         states: RowStates,
         block_rows: int,
-        recorder: Recorder = SILENT,
-        windows: PassWindows | None = None,
-        layers: int = 0,
-        ahead_rows: int = 0,
+        recorder: Recorder,
+        windows: PassWindows | None,
+        layers: int,
+        ahead_rows: int,
     ) -> None:
-        self._recorder = recorder
-        self._windows = windows
-        self._layers = layers
-        self._ahead_rows = ahead_rows
+        self._recorder, self._windows = recorder, windows
+        self._layers, self._ahead_rows = layers, ahead_rows
         # What is read ahead for which layer and sequence of the pass under way.
         self._landing: dict[tuple[int, int], LandedRows | None] = {}
         # Who looks at past rows as they come by.

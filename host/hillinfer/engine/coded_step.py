@@ -181,6 +181,7 @@ class CodedStep:
             return None
         if not self._is_told(ahead, past, 1, sequence.lacking, scaling):
             return None
+        # What `tell_coming` does for a prediction, a call less deep.
         if isinstance(query, Prediction):
             told = self._calls.tell_prediction(ahead.step, query, query.before_positions())
         else:
