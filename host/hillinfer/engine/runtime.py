@@ -472,7 +472,8 @@ class Runtime:
         if (turns := self._store.turns).demands or self.prefetch.unclaimed:
             turns.forget_demands()
         self._pipeline.drop()
-        self._dense.forget_ahead()
+        if self._dense.ahead:
+            self._dense.forget_ahead()
         if self.decode is not None and self.decode.kept:
             self.decode.forget()
         if self.joined is not None and self.joined.parts:
