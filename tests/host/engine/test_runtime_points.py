@@ -88,7 +88,7 @@ def test_a_stream_that_was_left_in_the_middle_disturbs_no_later_one(cold_dir):
     sequence = runtime.open_sequence()
     rows = rows_of(fill(runtime, sequence, 500), 0)
     positions = np.arange(500)
-    runtime.parts.pools.settle_all()
+    runtime.parts.pools.promotions.settle_all()
     for group in sequence.groups:
         runtime.parts.pools.forget_group(group)
     abandoned = runtime.gather.stream(0, sequence, positions)
@@ -123,7 +123,7 @@ def test_errors_while_rows_are_taken_in_use_no_buffer_up(runtime, breakable):
     def take_in():
         fill(runtime, sequence, 70)
         # As attention does.
-        runtime.parts.pools.settle_all()
+        runtime.parts.pools.promotions.settle_all()
 
     def fail_three_times():
         for _ in range(3):
@@ -223,7 +223,7 @@ def test_a_fork_that_does_not_fit_leaves_nothing_behind(runtime, two):
         runtime.parts.manager.tally(layer, sequence, np.arange(3))
     accountant = runtime.parts.accountant
     # Rows that are still on their way into a pool would come while it shrinks.
-    runtime.parts.pools.settle_all()
+    runtime.parts.pools.promotions.settle_all()
     for pool in runtime.parts.pools.layers:
         pool.shrink(0, PoolMoment(1, 200, 0.1, 4, 32))
     runtime.parts.pools.redistribute(np.zeros(SHAPE.layers, np.int64))

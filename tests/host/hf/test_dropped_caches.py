@@ -96,7 +96,7 @@ def attached(model, cold_dir, calls, **changes):
 
 
 def make_cold(runtime):
-    runtime.parts.pools.settle_all()
+    runtime.parts.pools.promotions.settle_all()
     for pool in runtime.parts.pools.layers:
         pool.forget(0, 128)
 
@@ -163,7 +163,7 @@ def test_all_threads_of_a_runtime_are_known_by_their_names(cold_dir, calls):
         make_cold(cache.engine.runtime)
         feed_singly(model, cache, IDS[:, :2])
         # Few rows are promoted by whoever offers them.
-        cache.engine.runtime.parts.pools.finish()
+        cache.engine.runtime.parts.pools.promotions.finish()
         shadows = cache.engine.runtime.parts.shadow_store
         slot, shadow = shadows.take(), shadows.buffer()
         shadows.write(slot, shadow).result()
@@ -354,7 +354,7 @@ def test_statistics_after_close(cold_dir, calls, monkeypatch):
         cache = hill.new_cache()
         feed(model, cache, IDS)
         runtime = cache.engine.runtime
-        runtime.parts.pools.settle_all()
+        runtime.parts.pools.promotions.settle_all()
         # Nothing is promoted in the first layer, which the second would wait for.
         runtime.parts.pools.layers[1].forget(0, 128)
         # What Python ranks, however few, the thread promotes.
