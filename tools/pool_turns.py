@@ -123,7 +123,7 @@ def cold_rows(
             if len(cold):
                 entry = LayerStep(step, layer, length)
                 manager.offer_read(entry, own, cold, source, np.arange(len(cold))).result()
-        pools.settle_all()
+        pools.promotions.settle_all()
         taken[number] += 1
     pools.close()
     return found / (len(order) - _UNCOUNTED) / layers

@@ -94,7 +94,7 @@ def check_drive(runtime, known):
 
 def check_slots(runtime, known):
     """Each slot belongs to one row of someone's full group, and holds that row bit for bit."""
-    runtime.parts.pools.settle_all()
+    runtime.parts.pools.promotions.settle_all()
     for layer, pool in enumerate(runtime.parts.pools.layers):
         hot = pool.hot_rows
         assert len(np.unique(hot)) == len(hot) <= pool.used_rows

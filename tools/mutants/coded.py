@@ -174,7 +174,7 @@ CODED: tuple[Mutant, ...] = (
     Mutant(
         "shadows-are-read-once-for-each-set",
         "Sets of their own ask for streamed shadows one set after the other.",
-        "host/hillinfer/engine/coded_call.py",
+        "host/hillinfer/engine/cold_rows.py",
         "found = self.weights.of_each(scaled, shadows(), coded)",
         "found = [self.weights.of_each(scaled, shadows(), [one])[0] for one in coded]",
         (f"{_STEP_TESTS}::test_streamed_shadows_that_only_some_sets_want",),
@@ -424,13 +424,13 @@ CODED: tuple[Mutant, ...] = (
         # Before anybody looks at rows, which to take memory may move.
         together = self._together.take(len(union))
         out = query
-        runs = self._gather.in_place(layer, sequence, union, step, landed, GROUP_TOKENS)
+        runs = self._gather.in_place(layer, sequence, union, step, landed)
         with closing(runs):
             for addresses in _at_once(runs, together):
 """,
         """\
         out = query
-        runs = self._gather.in_place(layer, sequence, union, step, landed, GROUP_TOKENS)
+        runs = self._gather.in_place(layer, sequence, union, step, landed)
         with closing(runs):
             first = [next(runs)]
             together = self._together.take(len(union))

@@ -276,8 +276,8 @@ SECRECY: tuple[Mutant, ...] = (
         "sealed-files-named",
         "A session is given the files of a sealed cold pool, which nobody can read.",
         f"{_HOST}/kv/saved_sequences.py",
-        "        if self.store.pages.are_sealed:",
-        "        if False:",
+        "    if store.pages.are_sealed:",
+        "    if False:",
         (f"{_POOL}::test_a_session_saved_from_it_is_that_of_a_plain_one",),
     ),
     Mutant(

@@ -159,7 +159,7 @@ _CAUGHT = (
         "forgotten-while-promoted",
         "Groups are forgotten while rows of theirs are being promoted.",
         "host/hillinfer/kv/hot_pools.py",
-        """        self._promotions.end()
+        """        self.promotions.end()
         for pool in self.layers:
             pool.forget(""",
         """        for pool in self.layers:

@@ -91,6 +91,11 @@ class DenseAttention:
         the model computes what is between both.
     ahead_rows
         Most of them; 0 reads nothing ahead.
+
+    Attributes
+    ----------
+    ahead
+        What is read ahead for which layer and sequence of the pass under way; to be looked at.
     """
 
     def __init__(
@@ -98,17 +103,14 @@ class DenseAttention:
         gather: Gather,
         states: RowStates,
         block_rows: int,
-        recorder: Recorder = SILENT,
-        windows: PassWindows | None = None,
-        layers: int = 0,
-        ahead_rows: int = 0,
+        recorder: Recorder,
+        windows: PassWindows | None,
+        layers: int,
+        ahead_rows: int,
     ) -> None:
-        self._recorder = recorder
-        self._windows = windows
-        self._layers = layers
-        self._ahead_rows = ahead_rows
-        # What is read ahead for which layer and sequence of the pass under way.
-        self._landing: dict[tuple[int, int], LandedRows | None] = {}
+        self._recorder, self._windows = recorder, windows
+        self._layers, self._ahead_rows = layers, ahead_rows
+        self.ahead: dict[tuple[int, int], LandedRows | None] = {}
         # Who looks at past rows as they come by.
         self._watching: dict[tuple[int, int], Callable[[NDArray[np.uint64]], None]] = {}
         self._gather = gather
@@ -189,7 +191,7 @@ class DenseAttention:
 
     def forget_ahead(self) -> None:
         """Forget what was read ahead, before a pass: what one that broke off left was given up."""
-        self._landing.clear()
+        self.ahead.clear()
 
     def _past_rows(
         self, layer: int, sequence: Sequence, past: NDArray[np.int64], tokens: int
@@ -198,7 +200,7 @@ class DenseAttention:
         windows = self._windows
         if windows is not None:
             windows.come(layer, tokens, len(past))
-        landed = self._landing.pop((layer, id(sequence)), None)
+        landed = self.ahead.pop((layer, id(sequence)), None)
         look = self._watching.pop((layer, id(sequence)), None)
         started = time.perf_counter_ns()
         for rows in self._gather.bring(layer, sequence, past, landed):
@@ -216,7 +218,7 @@ class DenseAttention:
             return
         # Some are hot; looking at all of a long context for those that are not would take memory.
         ahead = past[: _LOOKED_AT * self._ahead_rows]
-        self._landing[following, id(sequence)] = self._gather.land(
+        self.ahead[following, id(sequence)] = self._gather.land(
             following, sequence, ahead, sequence.held_starts[following]
         )
         if windows is not None:

@@ -74,13 +74,12 @@ class RowSums:
         with self._changing:
             self._tables[layer][rows] = sums
 
-    def expected(self, layer: int, first_row: int) -> NDArray[np.uint32] | None:
-        """Return what the sums of rows from `first_row` on should be, None where nobody looks.
+    def expected(self, layer: int) -> NDArray[np.uint32] | None:
+        """Return what the sums of a layer's rows should be, None where nobody looks.
 
         Of rows that nobody writes now; those of others may change.
         """
-        own = self._tables[layer]
-        return own[first_row:] if first_row else own
+        return self._tables[layer]
 
     def noted(self, layer: int, rows: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Return the sums of rows, uint32, a copy."""

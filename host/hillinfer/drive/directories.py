@@ -125,8 +125,9 @@ class DriveFacts:
     @property
     def warning(self) -> str | None:
         """Why rows kept here do not do what a drive is for; None where all is well."""
-        if self.filesystem in _IN_MEMORY:
-            return _memory_warning(self.directory, self.filesystem)
+        in_memory = memory_warning(self.directory, self.filesystem)
+        if in_memory is not None:
+            return in_memory
         if is_network(self.filesystem):
             return (
                 f"{self.directory} is on {self.filesystem}, a network: reads will be slow; choose "
@@ -137,13 +138,10 @@ class DriveFacts:
         return None
 
 
-def memory_warning(directory: Path) -> str | None:
-    """Return that a directory is memory and no drive; None where it is none."""
-    kind = filesystem_of(directory)
-    return _memory_warning(directory, kind) if kind in _IN_MEMORY else None
-
-
-def _memory_warning(directory: Path, filesystem: str) -> str:
+def memory_warning(directory: Path, filesystem: str) -> str | None:
+    """Return that a directory is memory by its type of file system; None where it is a drive."""
+    if filesystem not in _IN_MEMORY:
+        return None
     return (
         f"{directory} is {filesystem}, which is memory and not a drive: the cold pool saves "
         "nothing there; choose another with --cold-dir"

@@ -48,7 +48,6 @@ class GroupTable:
         self._owners: list[int] = []
         # A heap.
         self._free: list[int] = []
-        self._in_use = 0
         # Of groups that are used in part: which part.
         self._parts: dict[int, float] = {}
         self.parts_in_use = 0.0
@@ -60,11 +59,6 @@ class GroupTable:
         """One more than the highest group number ever handed out or in a region."""
         return len(self._owners)
 
-    @property
-    def groups_in_use(self) -> int:
-        """Groups that some sequence owns."""
-        return self._in_use
-
     def take(self, part: float = 1.0) -> int:
         """Return a group nobody owns, owned once from now on.
 
@@ -73,7 +67,6 @@ class GroupTable:
         part
             How much of it will be used, above 0 and up to 1: it has room in every layer.
         """
-        self._in_use += 1
         self.parts_in_use += part
         if self._free:
             group = heapq.heappop(self._free)
@@ -92,7 +85,6 @@ class GroupTable:
             if region is None:
                 raise ValueError(f"nobody owns group {group}, which lies in no region")
             region.in_use += 1
-            self._in_use += 1
             self.parts_in_use += 1
         self._owners[group] += 1
 
@@ -101,7 +93,6 @@ class GroupTable:
         self._owners[group] -= 1
         if self._owners[group]:
             return False
-        self._in_use -= 1
         self.parts_in_use -= self._parts.pop(group, 1.0)
         region = self._region_of(group)
         if region is None:

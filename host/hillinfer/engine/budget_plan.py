@@ -11,10 +11,11 @@ from hillinfer.drive.read_turns import QUANTUM_BYTES
 from hillinfer.errors import BudgetError
 from hillinfer.kv.hot_pool import SLOT_BYTES
 from hillinfer.kv.pool_policies import make_pool_policy
-from hillinfer.kv.sequence import HIT_BYTES, observed_bytes, room_for
+from hillinfer.kv.sequence import observed_bytes
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.split import split_bytes, with_more
+from hillinfer.native.tables import HIT_BYTES, room_for
 from hillinfer.scoring.layout import probe_bytes, score_bytes_per_token, scratch_bytes
 from hillinfer.secrecy.cold_pages import table_bytes
 from hillinfer.settings import HOST_DEVICES, Encryption, Settings

@@ -23,7 +23,6 @@ from hillinfer.engine.queries import (
     LayerCalls,
     Sets,
     explained,
-    host_query,
 )
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import Sequence
@@ -33,8 +32,6 @@ from hillinfer.native.selected import MissList, SelectedRows
 from hillinfer.native.signatures import SplitLanding
 from hillinfer.native.split import ColdTokens, SplitRows, split_bytes, with_more
 from hillinfer.native.structures import ReadWay, address_of
-from hillinfer.scoring.coded import AlignedWeights
-from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer.shadow.code_file import CodeFile
 from hillinfer.shadow.segments import SegmentLayer
 from hillinfer.shadow.values import ValueCodes
@@ -279,7 +276,18 @@ class ChoiceAhead:
 
 
 class SplitCall:
-    """The library's calls for one layer's step; see `SplitAttention`."""
+    """The library's calls for one layer's step; attends to exact and coded tokens.
+
+    Attributes
+    ----------
+    together
+        uint8 (rows, row_bytes): room for all exact rows where these are not read at once.
+    waited_seconds
+        How long it has waited for codes.
+    times
+        When rows of either table landed that `land` was given, where its call landed all: from
+        when to when, nanoseconds of `perf_counter_ns`.
+    """
 
     def __init__(
         self,
@@ -313,7 +321,7 @@ class SplitCall:
         self._table = self._sequence.table_addresses[self._layer]
 
     def look(self) -> bool:
-        """Find rows and codes, and attend where all is here; see `SplitAttention`."""
+        """Find rows and codes, list misses, and attend where all is here, or say that it is not."""
         split, given = self._split, (self._name, self._number, self._table, self._pool)
         rest, key = (self._step, split.address, split.misses.address, self._out), id(self._sequence)
         coming = None if self._file is None else self._file.on_way(self._layer, key)
@@ -344,7 +352,7 @@ class SplitCall:
         return is_here
 
     def expect(self) -> None:
-        """Begin to bring those codes that lie in a file; see `SplitAttention`."""
+        """Begin to bring what `fill` is to bring, where nobody has; only other rows stay cold."""
         split, key = self._split, id(self._sequence)
         if self._file is None or not split.cold_count:
             return
@@ -363,7 +371,11 @@ class SplitCall:
         exact: LandingTable | None,
         coded: LandingTable | None,
     ) -> Callable[[ReadWay | None], int] | None:
-        """Return a call that lands and attends to all; see `SplitAttention`."""
+        """Return a call of the library that lands all that is missing and attends to it.
+
+        It is given how the rows' file is read, and returns its outcome. None where something has to
+        be done one after the other. `numbers` says which of the exact rows are landed.
+        """
         filed, split, key = self._filed, self._split, id(self._sequence)
         coming, codes = None, None
         if self._file is not None and filed is not None and len(filed.rows):
@@ -400,7 +412,7 @@ class SplitCall:
         return call
 
     def fill(self) -> bool:
-        """Bring those codes that lie in a file, and leave the others; see `SplitAttention`."""
+        """Bring codes that lie in a file; True where some did not come, whose rows are cold now."""
         filed, self._filed = self._filed, None
         if self._file is None or filed is None or not len(filed.rows):
             return False
@@ -416,7 +428,7 @@ class SplitCall:
         return True
 
     def code(self, first: int, rows: NDArray[np.uint64]) -> None:
-        """Code tokens that were to be read; see `SplitAttention`."""
+        """Code tokens that were to be read, from the first one on, whose rows lie there now."""
         own = first, len(rows), rows.ctypes.data
         given = self._number, self._step, self._split.address
         self._library.decode("hillinfer_code_cold", *given, *own)
@@ -435,65 +447,3 @@ class SplitCall:
         finally:
             if self._file is not None:
                 self._file.let_go(self._layer, id(self._sequence))
-
-
-# --- Weights of shadows elsewhere ---
-
-
-class Weighing:
-    """Computes L' where the library does not find key codes in its tables.
-
-    Parameters
-    ----------
-    weights
-        Computes it.
-    recorder
-        Notes how long that takes.
-
-    Attributes
-    ----------
-    weights
-        As given.
-    """
-
-    def __init__(self, weights: AlignedWeights, recorder: Recorder) -> None:
-        self.weights = weights
-        self._recorder = recorder
-
-    def tell(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        scaling: float,
-        split: SplitRows,
-        shadows: Callable[[], list[SegmentShadow]],
-    ) -> None:
-        """Tell a split what its coded tokens weigh; see `SplitRows.tell_weights`.
-
-        Parameters
-        ----------
-        layer
-            Which one.
-        query
-            (query_heads, 1, head_dim).
-        scaling
-            Factor on inner products.
-        split
-            The tokens.
-        shadows
-            Brings the layer's shadows.
-
-        Raises
-        ------
-        CacheUseError
-            Where the query is not finite.
-        """
-        both = zip(*split.in_place, strict=True)
-        coded = [np.setdiff1d(*one, assume_unique=True) for one in both]
-        try:
-            scaled = self.weights.scaled(host_query(query), scaling)
-        except NonFiniteQueryError as error:
-            raise explained(layer, error) from error
-        with self._recorder.span(Lane.HOST_SCORING, "weigh", layer=layer):
-            found = self.weights.of_each(scaled, shadows(), coded)
-        split.tell_weights([(one.aligned, one.invalid) for one in found])

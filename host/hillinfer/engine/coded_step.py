@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from hillinfer.drive.files import round_up
 from hillinfer.engine.budget_plan import kept_product_bytes, most_coded, weight_bytes
-from hillinfer.engine.coded_call import ChoiceAhead, SplitAhead, SplitCall, SplitPool, Weighing
-from hillinfer.engine.cold_rows import ColdRows, ReadsAhead
+from hillinfer.engine.coded_call import ChoiceAhead, SplitAhead, SplitCall, SplitPool
+from hillinfer.engine.cold_rows import ColdRows, ReadsAhead, Weighing
 from hillinfer.engine.queries import (
     AskedStep,
     LayerCalls,
@@ -181,6 +181,7 @@ class CodedStep:
             return None
         if not self._is_told(ahead, past, 1, sequence.lacking, scaling):
             return None
+        # What `tell_coming` does for a prediction, a call less deep.
         if isinstance(query, Prediction):
             told = self._calls.tell_prediction(ahead.step, query, query.before_positions())
         else:

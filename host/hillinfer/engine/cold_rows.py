@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that a step selects and that are on the drive alone: landed, attended to, promoted."""
+"""What a step selects and is on the drive alone: rows landed and promoted, shadows weighed."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from hillinfer.drive.landing import LandingTable, RowBuffers, WantedRows
-from hillinfer.engine.coded_call import SplitAhead
+from hillinfer.engine.coded_call import SplitAhead, SplitCall
+from hillinfer.engine.queries import explained, host_query
 from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.gather import tile_runs
 from hillinfer.kv.hot_pool import Candidates
@@ -23,63 +24,14 @@ from hillinfer.kv.sequence import Sequence
 from hillinfer.native.library import native_library
 from hillinfer.native.selected import Coming, ComingAttention, MissedRows, MissList
 from hillinfer.native.split import SplitRows
-from hillinfer.native.structures import ReadWay, row_addresses
+from hillinfer.native.structures import row_addresses
+from hillinfer.scoring.coded import AlignedWeights
+from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer.shadow.code_file import CodeFile
 from hillinfer.shadow.values import ValueCodes
-from hillinfer.trace.recorder import LayerStep
+from hillinfer.trace.recorder import Lane, LayerStep, Recorder
+from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
-
-
-class SplitAttention(Protocol):
-    """Attends to exact and coded tokens.
-
-    Attributes
-    ----------
-    together
-        uint8 (rows, row_bytes): room for all exact rows where these are not read at once.
-    waited_seconds
-        How long it has waited for codes.
-    times
-        When rows of either table landed that `land` was given, where its call landed all: from
-        when to when, nanoseconds of `perf_counter_ns`.
-    """
-
-    together: NDArray[np.uint8]
-    waited_seconds: float
-    times: list[tuple[int, int]]
-
-    def look(self) -> bool:
-        """Find rows and codes, list misses, and attend where all is here, or say that it is not."""
-        ...
-
-    def expect(self) -> None:
-        """Begin to bring what `fill` is to bring, where nobody has; only other rows stay cold."""
-        ...
-
-    def land(
-        self,
-        numbers: NDArray[np.int64],
-        exact: LandingTable | None,
-        coded: LandingTable | None,
-    ) -> Callable[[ReadWay | None], int] | None:
-        """Return a call of the library that lands all that is missing and attends to it.
-
-        It is given how the rows' file is read, and returns its outcome. None where something has to
-        be done one after the other. `numbers` says which of the exact rows are landed.
-        """
-        ...
-
-    def fill(self) -> bool:
-        """Bring codes that lie in a file; True where some did not come, whose rows are cold now."""
-        ...
-
-    def code(self, first: int, rows: NDArray[np.uint64]) -> None:
-        """Code tokens that were to be read, from the first one on, whose rows lie there now."""
-        ...
-
-    def end(self) -> None:
-        """Attend, once all is here."""
-        ...
 
 
 class ColdRows:
@@ -168,7 +120,7 @@ class ColdRows:
         step: int,
         landed: LandedRows | None,
         split: SplitRows,
-        coming: SplitAttention,
+        coming: SplitCall,
         look: Callable[[], bool] | None,
     ) -> LayerStep:
         """Read what exact and coded tokens miss, have them attended to, and promote exact rows.
@@ -216,7 +168,7 @@ class ColdRows:
         return entry
 
     def _land_all(
-        self, entry: LayerStep, sequence: Sequence, split: SplitRows, coming: SplitAttention
+        self, entry: LayerStep, sequence: Sequence, split: SplitRows, coming: SplitCall
     ) -> bool:
         """Have one call read all that is missing and attend to it.
 
@@ -308,7 +260,7 @@ class ColdRows:
         return stop - first if stop - first <= most else 0
 
     def _demand_codes(
-        self, entry: LayerStep, split: SplitRows, coming: SplitAttention, used: int
+        self, entry: LayerStep, split: SplitRows, coming: SplitCall, used: int
     ) -> None:
         """Read rows of tokens without codes in a file, and have these coded; then take the codes.
 
@@ -319,7 +271,7 @@ class ColdRows:
             self._demand_coded(entry, split, coming, used)
 
     def _demand_coded(
-        self, entry: LayerStep, split: SplitRows, coming: SplitAttention, used: int
+        self, entry: LayerStep, split: SplitRows, coming: SplitCall, used: int
     ) -> None:
         _, rows = split.cold
         if not len(rows):
@@ -465,3 +417,65 @@ def _candidates(
 ) -> Candidates:
     own = missed.places if places is None else places
     return Candidates(missed.rows, missed.positions, missed.hits, source, own)
+
+
+# --- Weights of shadows elsewhere ---
+
+
+class Weighing:
+    """Computes L' where the library does not find key codes in its tables.
+
+    Parameters
+    ----------
+    weights
+        Computes it.
+    recorder
+        Notes how long that takes.
+
+    Attributes
+    ----------
+    weights
+        As given.
+    """
+
+    def __init__(self, weights: AlignedWeights, recorder: Recorder) -> None:
+        self.weights = weights
+        self._recorder = recorder
+
+    def tell(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        scaling: float,
+        split: SplitRows,
+        shadows: Callable[[], list[SegmentShadow]],
+    ) -> None:
+        """Tell a split what its coded tokens weigh; see `SplitRows.tell_weights`.
+
+        Parameters
+        ----------
+        layer
+            Which one.
+        query
+            (query_heads, 1, head_dim).
+        scaling
+            Factor on inner products.
+        split
+            The tokens.
+        shadows
+            Brings the layer's shadows.
+
+        Raises
+        ------
+        CacheUseError
+            Where the query is not finite.
+        """
+        both = zip(*split.in_place, strict=True)
+        coded = [np.setdiff1d(*one, assume_unique=True) for one in both]
+        try:
+            scaled = self.weights.scaled(host_query(query), scaling)
+        except NonFiniteQueryError as error:
+            raise explained(layer, error) from error
+        with self._recorder.span(Lane.HOST_SCORING, "weigh", layer=layer):
+            found = self.weights.of_each(scaled, shadows(), coded)
+        split.tell_weights([(one.aligned, one.invalid) for one in found])

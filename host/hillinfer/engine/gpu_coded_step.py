@@ -23,7 +23,7 @@ from hillinfer.kv.sequence import Sequence
 from hillinfer.kv.sequence_shadows import SequenceShadows
 from hillinfer.memory_budget import Accountant
 from hillinfer.native.library import native_library
-from hillinfer.native.split import CountedMemory, ReusedRows, SplitRows
+from hillinfer.native.split import CountedMemory, ReusedRows
 from hillinfer.native.structures import row_addresses
 from hillinfer.scoring.coded import AlignedWeights
 from hillinfer.shadow.code_file import CodeFile
@@ -136,7 +136,6 @@ class GpuCodedStep:
         step: int,
         landed: LandedRows | None,
         exact: Sets,
-        split: SplitRows | None = None,
     ) -> torch.Tensor:
         """Attend to what is selected; parameters, result and errors as for `CodedStep.attend`.
 
@@ -168,7 +167,7 @@ class GpuCodedStep:
         # Before anybody looks at rows, which to take memory may move.
         together = self._together.take(len(union))
         out = query
-        runs = self._gather.in_place(layer, sequence, union, step, landed, GROUP_TOKENS)
+        runs = self._gather.in_place(layer, sequence, union, step, landed)
         with closing(runs):
             for addresses in _at_once(runs, together):
                 with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):

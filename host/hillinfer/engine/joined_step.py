@@ -341,42 +341,33 @@ class JoinedStep:
             return None if self._coded is None else True
         return False if self._evaluation.wanted(past + 1, lacking).count <= past else None
 
-    def _split_part(
-        self, number: int, row: int, sequence: Sequence, coded: CodedStep
-    ) -> JoinedPart:
-        past = sequence.tokens
-        wanted, exact = self._evaluation.wanted_split(past + 1, sequence.lacking)
-        for one in (wanted, exact):
-            one.check(past + 1, 0)
-        if number == len(self._rooms):
-            self._rooms.append(coded.room())
-        split = self._rooms[number].take(wanted.count, exact.count, past + 1)
-        own = self._table[number]
-        own.tables, own.row = sequence.table_addresses[0], row
-        own.split, own.misses = split.address, split.misses.address
-        own.step = self._described
-        asked = own.step
-        asked.sinks, asked.recent, asked.count = wanted.sinks, wanted.recent, wanted.count
-        asked.step, asked.exact = self._step, exact.count
-        return JoinedPart(row, sequence, past, split.exact, split.misses, split)
-
     def _part(self, number: int, row: int, sequence: Sequence) -> JoinedPart:
-        past = sequence.tokens
+        """Have memory for what a sequence's token selects, and tell its row of the table."""
+        past, lacking = sequence.tokens, sequence.lacking
+        own, exact_count = self._table[number], 0
         if self._coded is not None and self._has_codes(sequence):
-            return self._split_part(number, row, sequence, self._coded)
-        wanted = self._evaluation.wanted(past + 1, sequence.lacking)
-        wanted.check(past + 1, 0)
-        if number == len(self._memory):
-            self._memory.append(SelectedRoom(self._sets, self._accountant))
-        selected, misses = self._memory[number].take(wanted.count, past + 1)
-        own = self._table[number]
-        own.tables, own.row = sequence.table_addresses[0], row
-        own.selected, own.misses, own.split = selected.address, misses.address, None
+            wanted, exact = self._evaluation.wanted_split(past + 1, lacking)
+            for one in (wanted, exact):
+                one.check(past + 1, 0)
+            if number == len(self._rooms):
+                self._rooms.append(self._coded.room())
+            split = self._rooms[number].take(wanted.count, exact.count, past + 1)
+            part = JoinedPart(row, sequence, past, split.exact, split.misses, split)
+            own.split, exact_count = split.address, exact.count
+        else:
+            wanted = self._evaluation.wanted(past + 1, lacking)
+            wanted.check(past + 1, 0)
+            if number == len(self._memory):
+                self._memory.append(SelectedRoom(self._sets, self._accountant))
+            selected, misses = self._memory[number].take(wanted.count, past + 1)
+            part = JoinedPart(row, sequence, past, selected, misses)
+            own.selected, own.split = selected.address, None
+        own.tables, own.row, own.misses = sequence.table_addresses[0], row, part.misses.address
         own.step = self._described
         asked = own.step
         asked.sinks, asked.recent, asked.count = wanted.sinks, wanted.recent, wanted.count
-        asked.step = self._step
-        return JoinedPart(row, sequence, past, selected, misses)
+        asked.step, asked.exact = self._step, exact_count
+        return part
 
     def _scale(self, scaling: float) -> None:
         factor = query_factor(scaling)

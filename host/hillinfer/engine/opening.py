@@ -364,7 +364,7 @@ def open_parts(
             OpenFiles.of_process(),
         )
         kept = shadow.codes
-        filed = kept.filed if kept is not None and kept.are_filed else None
+        filed = kept.filed if kept is not None and codes_file is not None else None
         queue, sums = store.behind_writes, store.sums_of
         recording = EngineSide(chunks, queue, sums, shadow.stored_codes, filed)
         evaluation = evaluate(scorer, settings)

@@ -22,7 +22,6 @@ from hillinfer.gpu.copies import packed_rows
 from hillinfer.gpu.staging import CopyLane, StagingKind
 from hillinfer.kv.opened_sequences import OpenedRows, StoredRows
 from hillinfer.kv.saved_sequences import (
-    RowOwner,
     SavedBytes,
     SessionOrigin,
     parts_of,
@@ -190,10 +189,10 @@ class Runtime:
         """Save a sequence of whole tokens; see `save_sequence`."""
         self.settle()
         self._store.check()
-        owner = RowOwner(self._store, self._groups)
+        pool = self._store, self._groups
         parts = parts_of(sequence, self.shape, self._shadow)
         coder = value_coder(sequence, self.shape, self._shadow)
-        return save_sequence(sequence, owner, parts, coder, self.shape, target, origin, self.calls)
+        return save_sequence(sequence, *pool, parts, coder, self.shape, target, origin, self.calls)
 
     def settle(self) -> None:
         """Wait until nothing is under way that moves rows."""
@@ -473,7 +472,8 @@ class Runtime:
         if (turns := self._store.turns).demands or self.prefetch.unclaimed:
             turns.forget_demands()
         self._pipeline.drop()
-        self._dense.forget_ahead()
+        if self._dense.ahead:
+            self._dense.forget_ahead()
         if self.decode is not None and self.decode.kept:
             self.decode.forget()
         if self.joined is not None and self.joined.parts:

@@ -36,7 +36,7 @@ from hillinfer.scoring.coded import Weighed
 from hillinfer.shadow.values import SegmentValues
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
-from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
+from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.value_layout import code_row_bytes
 
 # --- Attention over exact rows and coded tokens (contract, section 16) ---
@@ -261,7 +261,7 @@ class GatheredAttention:
             late[len(union) - 1] = False
         row_bytes = sequence.tails.shape[2]
         incoming = IncomingRows(self.lane, self.ring, int(late.sum()), row_bytes)
-        fetched = self.gather.in_place(layer, sequence, union, step, landed, GROUP_TOKENS)
+        fetched = self.gather.in_place(layer, sequence, union, step, landed)
         with closing(fetched) as runs:
             start = 0
             for addresses in runs:

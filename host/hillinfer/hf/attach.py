@@ -19,7 +19,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from hillinfer.drive.calls import DriveCalls
-from hillinfer.drive.directories import memory_warning, prepared_cold_dir
+from hillinfer.drive.directories import filesystem_of, memory_warning, prepared_cold_dir
 from hillinfer.engine.budget_growth import CachePlan
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import (
@@ -32,7 +32,7 @@ from hillinfer.errors import (
 from hillinfer.gpu.staging import CopyLane, lane_of
 from hillinfer.hf import attention
 from hillinfer.hf.attention import AttachedCache, check_ids
-from hillinfer.hf.batch import Expectation
+from hillinfer.hf.batch import Batch, Expectation
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.engine import RUNTIME_THREADS, Engine, Use
 from hillinfer.hf.features import (
@@ -268,15 +268,8 @@ class Attachment:
             family.await_one()
             kind, own = self._cache_with(self._prompts)
             try:
-                sequence = engine.resume(family, saved, tokens)
-                return kind.resumed(
-                    engine,
-                    family,
-                    sequence,
-                    self._identity,
-                    self._model_in_use,
-                    own,
-                )
+                batch = Batch.of(engine.runtime, engine.resume(family, saved, tokens))
+                return kind(engine, family, batch, self._identity, self._model_in_use, own)
             finally:
                 family.lose()
         finally:
@@ -385,7 +378,7 @@ class Attachment:
 
     def _runtime(self, made: CachePlan) -> Runtime:
         cold_dir: Path = prepared_cold_dir(made.settings.cold_dir)
-        in_memory = memory_warning(cold_dir)
+        in_memory = memory_warning(cold_dir, filesystem_of(cold_dir))
         if in_memory:
             warnings.warn(in_memory, SetupWarning, stacklevel=4)
         return self._open_runtime(

@@ -21,14 +21,13 @@ from hillinfer.generate.run_report import StoreFacts, check_session
 from hillinfer.hf.attention import without_autocast
 from hillinfer.hf.batch import Batch, CacheFamily, Expectation
 from hillinfer.hf.cache_pass import PassingCache
-from hillinfer.hf.engine import Engine, Use
-from hillinfer.hf.features import ModelInUse, of_model
+from hillinfer.hf.engine import Use
+from hillinfer.hf.features import of_model
 from hillinfer.hf.forward_plan import ForwardPlan, SequenceShare
-from hillinfer.hf.prompts import CachePrompts, ends_singly
+from hillinfer.hf.prompts import ends_singly
 from hillinfer.kv.opened_sequences import OpenedRows, StoredRows
 from hillinfer.kv.saved_sequences import SavedBytes, SessionOrigin
 from hillinfer.kv.sequence import Sequence
-from hillinfer.sessions.fingerprint import ModelIdentity
 from hillinfer.settings import Settings
 from hillinfer.statistics import CacheStatistics
 
@@ -176,20 +175,6 @@ class HillInferCache(PassingCache):
                 return self._runtime.save(sequence, Path(directory), origin)
 
         return self._regaining(save)
-
-    @classmethod
-    def resumed(
-        cls,
-        engine: Engine,
-        family: CacheFamily,
-        sequence: Sequence,
-        identity: ModelIdentity,
-        model: ModelInUse,
-        prompts: CachePrompts | None = None,
-    ) -> Self:
-        """Return a cache of one row, the first of its family, that continues a sequence."""
-        batch = Batch.of(engine.runtime, sequence)
-        return cls(engine, family, batch, identity, model, prompts)
 
     def close(self) -> None:
         """Free the rows; with the last fork the files and threads go too.

@@ -466,7 +466,7 @@ class ColdStore:
             wanted.out,
             wanted.places,
             buffer,
-            None if self._sums is None else self._sums.expected(layer, 0),
+            None if self._sums is None else self._sums.expected(layer),
             wanted.coming,
             part.starts,
             self.pages.seals(layer) if is_own else self.others.seals(part.file),

@@ -108,7 +108,6 @@ class Gather:
         positions: NDArray[np.int64],
         step: int,
         landed: LandedRows | None,
-        tile_rows: int,
     ) -> Generator[NDArray[np.uint64], None, None]:
         """Yield the addresses of selected rows where they lie, and promote those that were cold.
 
@@ -120,16 +119,16 @@ class Gather:
             The decode step, which hot rows are stamped with.
         landed
             What of them `land` has read; given up here.
-        tile_rows
-            All runs but the last are multiples of it; at most 64.
 
         Yields
         ------
-        uint64 addresses of consecutive runs of the positions, valid until the next.
+        uint64 addresses of consecutive runs of the positions, valid until the next. All runs but
+        the last are multiples of 64.
         """
 
         def cut(found: NDArray[np.uint64], rest: NDArray[np.int64]) -> Iterator[_Run]:
-            for start, stop, own in tile_runs(len(positions), rest, tile_rows, self._buffers.rows):
+            most = self._buffers.rows
+            for start, stop, own in tile_runs(len(positions), rest, GROUP_TOKENS, most):
                 rows = sequence.rows(positions[own])
                 places = np.arange(len(own))
                 yield _Run(start, found[start:stop], own - start, rows, places, len(own))

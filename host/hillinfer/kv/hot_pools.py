@@ -22,9 +22,10 @@ from hillinfer.kv.hot_pool import (
     Promotions,
 )
 from hillinfer.kv.pool_policies import RANKED_BY_PYTHON, LayerShares, PoolPolicy, native_worth
-from hillinfer.kv.sequence import HitRateTable, Sequence
+from hillinfer.kv.sequence import Sequence
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.model_shape import ModelShape
+from hillinfer.native.tables import HitRateTable
 from hillinfer.system.kept_memory import give_free_memory_back
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
 from hillinfer.values import format_bytes
@@ -212,6 +213,8 @@ class HotPools:
         Of the open groups of all sequences, which are counted as hot.
     quick_bytes
         Most bytes of rows that whoever offers them copies.
+    promotions
+        What is under way, to be waited for; begun and closed here.
     """
 
     # So few are copied sooner than another thread wakes, which would take Python's lock as well.
@@ -241,7 +244,7 @@ class HotPools:
         )
         self.hits = PendingHits(self.layers)
         self._moments = [PoolMoment(0, 0, 1.0, 0, 0)] * shape.layers
-        self._promotions = Promotions(shape.layers)
+        self.promotions = Promotions(shape.layers)
         # Held by whoever attends to rows in their slots, which must not move meanwhile. What moves
         # is waited for before it is taken: the thread that moves rows also calls observers of
         # earlier steps, and they may wait for it.
@@ -304,7 +307,7 @@ class HotPools:
         # While one of them moves the old one is there as well.
         old = self._covered_rows * np.dtype(np.int32).itemsize
         self._accountant.take(Part.OTHER, added * self._shape.layers + old)
-        self._promotions.end()
+        self.promotions.end()
         for pool in self.layers:
             pool.cover(grown)
         self._accountant.give(Part.OTHER, old)
@@ -322,14 +325,6 @@ class HotPools:
             self._accountant.take(Part.OTHER, added + old)
             hits.cover(layer, tokens)
             self._accountant.give(Part.OTHER, old)
-
-    def take_hits(self, hits: HitRateTable) -> None:
-        """Count one more hit-rate table like this, for a fork."""
-        self._accountant.take(Part.OTHER, hits.byte_count)
-
-    def give_hits(self, hits: HitRateTable) -> None:
-        """Count a hit-rate table as freed."""
-        self._accountant.give(Part.OTHER, hits.byte_count)
 
     def take_tail(self) -> None:
         """Count the open group of one more sequence; it lies beside the slots."""
@@ -384,35 +379,23 @@ class HotPools:
             if grown and self._take_slots(layer, grown * self._slot_bytes):
                 pool.grow(grown)
             if self._is_quick(pool, candidates):
-                return self._promotions.make(layer, exchange)
-            return self._promotions.begin(layer, exchange)
+                return self.promotions.make(layer, exchange)
+            return self.promotions.begin(layer, exchange)
 
     def settle(self, layer: int) -> None:
         """Wait until a layer's promotions are done; raise what went wrong, once."""
         # Every layer of every step asks, and as a rule nothing moves.
-        if self._promotions.under_way[layer] or self._promotions.failure is not None:
-            self._promotions.settle(layer)
+        if self.promotions.under_way[layer] or self.promotions.failure is not None:
+            self.promotions.settle(layer)
 
     def is_still(self, layer: int) -> bool:
         """Say whether nothing is under way in a layer."""
-        return all(one.done() for one in self._promotions.under_way[layer])
+        return all(one.done() for one in self.promotions.under_way[layer])
 
     def wait_for(self, layer: int) -> None:
         """Wait until what is under way in a layer is done; see `Promotions.wait_for`."""
-        if self._promotions.under_way[layer]:
-            self._promotions.wait_for(layer)
-
-    def finish(self) -> None:
-        """Wait for whatever the background thread was given; see `Promotions.finish`."""
-        self._promotions.finish()
-
-    def when_settled(self, layer: int, done: Callable[[], None]) -> None:
-        """Call `done` after what is under way in a layer; see `Promotions.when_settled`."""
-        self._promotions.when_settled(layer, done)
-
-    def settle_all(self) -> None:
-        """Wait until all promotions are done; raise what went wrong, once."""
-        self._promotions.settle_all()
+        if self.promotions.under_way[layer]:
+            self.promotions.wait_for(layer)
 
     def redistribute(self, misses: NDArray[np.int64]) -> None:
         """Divide the memory anew after so many cold rows were wanted in each layer."""
@@ -421,13 +404,13 @@ class HotPools:
 
     def forget_group(self, group: int) -> None:
         """Drop a group's rows from all layers."""
-        self._promotions.end()
+        self.promotions.end()
         for pool in self.layers:
             pool.forget(group * GROUP_TOKENS, (group + 1) * GROUP_TOKENS)
 
     def close(self) -> None:
         """Stop the background thread; nothing is under way afterwards."""
-        self._promotions.close()
+        self.promotions.close()
 
     def _is_quick(self, pool: HotPool, candidates: Candidates) -> bool:
         """Say whether to promote takes no longer than to have another thread do it."""
@@ -470,9 +453,9 @@ class HotPools:
 
     def _shrink(self, layers: Iterable[int]) -> None:
         """Let layers give back what they hold beyond their capacity."""
-        self._promotions.end()
+        self.promotions.end()
         with self.attending:
-            self._promotions.end()
+            self.promotions.end()
             for layer in layers:
                 pool = self.layers[layer]
                 before, capacity = pool.used_rows, self.capacity(layer)

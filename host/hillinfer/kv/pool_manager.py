@@ -68,7 +68,7 @@ class LayerStepLog:
             hits.add(entry.layer, entry.hot_rows, entry.cold_rows)
         sequence.count_reads(entry.reads, entry.read_bytes, entry.cold_rows)
         if self._observe is not None:
-            self._pools.when_settled(entry.layer, partial(self._observe, entry))
+            self._pools.promotions.when_settled(entry.layer, partial(self._observe, entry))
 
     def end_hot(
         self, layer: int, sequence: Sequence, step: int, rows: int, coded: tuple[int, int] = (0, 0)
@@ -201,7 +201,7 @@ class SelectedLife(RowLife):
         try:
             if kind is not None and not issubclass(kind, GeneratorExit):
                 # An interrupt may have come before a promotion that has begun was noted.
-                self._pools.finish()
+                self._pools.promotions.finish()
         finally:
             if self._misses is not None:
                 self._misses.forget_landed()
@@ -344,7 +344,7 @@ class PoolManager:
             raise
         except BaseException:
             # An interrupt may have come before a promotion that has begun was noted.
-            self._pools.finish()
+            self._pools.promotions.finish()
             raise
 
     def offer_written(

@@ -51,17 +51,42 @@ class LandedRows:
 
     def __init__(self, reading: Future[ReadCost]) -> None:
         self.reading = reading
-        self.ahead: _NativeSet | None = None
+        self.ahead: LandingAhead | None = None
         self.promoting: Future[tuple[int, int]] | None = None
         self.blocks: list[int] = []
         self.is_wanted = False
         self.positions: NDArray[np.int64] = np.zeros(0, np.int64)
         self.places: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._ending = threading.Lock()
+
+    def begin(self, ahead: LandingAhead, cost: Callable[[LandingAhead], ReadCost]) -> None:
+        """Let the library's thread land all of them: nobody of Python's is told when they come.
+
+        Parameters
+        ----------
+        ahead
+            The errand.
+        cost
+            Waits for it and returns what it took; see `ColdStore.landed_ahead`.
+        """
+        # Noted first: then it is waited for, begun or not.
+        self._cost, self.ahead = cost, ahead
+        ahead.begin()
 
     def end(self) -> None:
         """Wait for rows that the library's thread lands; harmless for others, and done twice."""
-        if self.ahead is not None:
-            self.ahead.end(self)
+        if self.ahead is None:
+            return
+        with self._ending:
+            if self.reading.done():
+                return
+            # An interrupt leaves all of it to the next who asks, and blocks are not free before.
+            try:
+                cost = self._cost(self.ahead)
+            except Exception as error:
+                self.reading.set_exception(error)
+            else:
+                self.reading.set_result(cost)
 
     @property
     def awaited(self) -> Awaited | None:
@@ -101,46 +126,6 @@ class LandedRows:
     def places_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the places of rows that landed, by position."""
         return self.places[np.searchsorted(self.positions, positions)]
-
-
-class _NativeSet:
-    """A set of rows that the library's thread lands: nobody of Python's is told when they come.
-
-    Parameters
-    ----------
-    store
-        Where they are read.
-    wanted, landing
-        Which they are, and the errand.
-    """
-
-    def __init__(self, store: ColdStore, wanted: WantedRows, landing: LandingAhead) -> None:
-        self._store = store
-        self._wanted = wanted
-        self._landing = landing
-        self._ending = threading.Lock()
-
-    def begin(self) -> None:
-        """Begin to read them."""
-        self._landing.begin()
-
-    @property
-    def awaited(self) -> Awaited | None:
-        """What a call of the library is told that is to wait for them, or None."""
-        return self._landing.awaited
-
-    def end(self, landed: LandedRows) -> None:
-        """Wait for them, and tell `reading` what came of it; harmless when done twice."""
-        with self._ending:
-            if landed.reading.done():
-                return
-            # An interrupt leaves all of it to the next who asks, and blocks are not free before.
-            try:
-                cost = self._store.landed_ahead(self._wanted, self._landing)
-            except Exception as error:
-                landed.reading.set_exception(error)
-            else:
-                landed.reading.set_result(cost)
 
 
 class LandingThread:
@@ -416,9 +401,7 @@ class PrefetchBuffer:
             self.landing.free_all(landed.blocks)
             landed.positions, landed.places = positions[:0], landed.places[:0]
             return False
-        # Noted first, as above: then it is waited for, begun or not.
-        landed.ahead = _NativeSet(self._store, wanted, ahead)
-        landed.ahead.begin()
+        landed.begin(ahead, partial(self._store.landed_ahead, wanted))
         return True
 
     def _land_next(self) -> None:

@@ -198,12 +198,8 @@ class SequenceManager:
         return copy
 
     def _fork_band(self, sequence: Sequence) -> Sequence:
-        self._pools.take_hits(sequence.hits)
-        try:
+        with self._accountant.taking(Part.OTHER, sequence.hits.byte_count):
             copy = self._open(sequence.fork)
-        except BaseException:
-            self._pools.give_hits(sequence.hits)
-            raise
         for group in copy.groups:
             self._groups.share(group)
         copy.segments = self._shadow.share(sequence)
@@ -219,7 +215,7 @@ class SequenceManager:
         self._pools.hits.forget(sequence)
         del sequence.token_ids[:]
         self.sequences.remove(sequence)
-        self._pools.give_hits(sequence.hits)
+        self._accountant.give(Part.OTHER, sequence.hits.byte_count)
         self._accountant.give(Part.OTHER, self._observed_bytes)
         self._pools.give_tail()
 

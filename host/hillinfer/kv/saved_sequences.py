@@ -311,28 +311,6 @@ class SavedBytes:
     copied_row_bytes: int
 
 
-@dataclass(frozen=True)
-class RowOwner:
-    """Where rows lie and who owns them.
-
-    Parameters
-    ----------
-    store, groups
-        The cold pool.
-    """
-
-    store: ColdStore
-    groups: GroupTable
-
-    def holds_only(self, sequence: Sequence) -> bool:
-        """Whether the files hold this sequence's groups in order, none before, none after."""
-        if self.store.pages.are_sealed:
-            # Nobody could read them once this process has ended.
-            return False
-        in_order = sequence.groups == list(range(self.groups.groups)) and not sequence.deeper
-        return in_order and not self.store.others.are_used and bool(sequence.groups)
-
-
 def value_coder(
     sequence: Sequence, shape: ModelShape, shadow: SequenceShadows
 ) -> CodesBeside | None:
@@ -356,7 +334,8 @@ def value_coder(
 
 def save_sequence(
     sequence: Sequence,
-    rows: RowOwner,
+    store: ColdStore,
+    groups: GroupTable,
     parts: Iterable[tuple[Part, Iterable[memoryview]]],
     coder: CodesBeside | None,
     shape: ModelShape,
@@ -372,8 +351,8 @@ def save_sequence(
     ----------
     sequence
         What to save.
-    rows
-        Where its rows lie.
+    store, groups
+        The cold pool, where its rows lie.
     parts
         What it holds beside them.
     coder
@@ -400,30 +379,30 @@ def save_sequence(
         )
     with SessionWriter(target, calls) as writer, ExitStack() as undo:
         fresh: list[ColdFile] = []
-        if rows.holds_only(sequence):
-            fresh = _fresh_files(rows.store, target)
+        if _holds_only(store, groups, sequence):
+            fresh = _fresh_files(store, target)
             for file in fresh:
                 undo.callback(file.close)
         copied = 0
         with ExitStack() as adding:
             take = adding.enter_context(writer.adding(Part.CODES.value)) if coder else None
             for layer in range(shape.layers):
-                groups = sequence.of(layer).groups
-                byte_count = len(groups) * GROUP_TOKENS * shape.row_bytes
-                rows.store.settle_all(layer)
-                content = partial(rows.store.groups_in_order, layer, groups)
+                numbers = sequence.of(layer).groups
+                byte_count = len(numbers) * GROUP_TOKENS * shape.row_bytes
+                store.settle_all(layer)
+                content = partial(store.groups_in_order, layer, numbers)
                 if coder is not None and take is not None:
                     content = partial(coder.pieces, layer, content, take)
                 name = rows_file(layer)
-                publish = partial(rows.store.publish, layer)
+                publish = partial(store.publish, layer)
                 if not (fresh and writer.link(name, publish, byte_count, content)):
                     writer.add(name, content())
                     copied += byte_count
         if fresh:
             # Whatever comes now, a file that once had a name is not written to again.
             undo.pop_all()
-            rows.store.freeze(len(sequence.groups), fresh)
-            rows.groups.seal(len(sequence.groups))
+            store.freeze(len(sequence.groups), fresh)
+            groups.seal(len(sequence.groups))
         for part, pieces in parts:
             writer.add(part.value, pieces)
         writer.finish(
@@ -436,6 +415,15 @@ def save_sequence(
             )
         )
         return SavedBytes(writer.byte_count, copied)
+
+
+def _holds_only(store: ColdStore, groups: GroupTable, sequence: Sequence) -> bool:
+    """Whether the cold pool's files hold a sequence's groups in order, none before, none after."""
+    if store.pages.are_sealed:
+        # Nobody could read them once this process has ended.
+        return False
+    in_order = sequence.groups == list(range(groups.groups)) and not sequence.deeper
+    return in_order and not store.others.are_used and bool(sequence.groups)
 
 
 def _fresh_files(store: ColdStore, target: Path) -> list[ColdFile]:

@@ -114,50 +114,6 @@ class RowLayout:
         return items.view(len(rows), self._kv_heads, self._head_dim)
 
 
-# --- how often each token was selected ---
-
-HIT_BYTES = 2
-GROWTH_TOKENS = 1024
-
-
-class HitRateTable:
-    """2 bytes per token and layer of one sequence (HillInfer section 5.4).
-
-    What they mean is the pool policy's matter; none lets them overflow. The native library owns
-    them.
-
-    Attributes
-    ----------
-    counts
-        uint16 of each layer, where they lie; others once `cover` has made room for more.
-    """
-
-    def __init__(self, tables: SequenceTables) -> None:
-        self._tables = tables
-        self.counts = [tables.hits(layer) for layer in range(len(tables.addresses))]
-
-    @property
-    def byte_count(self) -> int:
-        """Memory of the table."""
-        return sum(counts.nbytes for counts in self.counts)
-
-    def growth_bytes(self, layer: int, tokens: int) -> int:
-        """Return by how much `cover` would grow the table."""
-        return max(0, room_for(tokens) - len(self.counts[layer])) * HIT_BYTES
-
-    def cover(self, layer: int, tokens: int) -> None:
-        """Make room for a layer's positions below `tokens`, with no hits yet."""
-        if tokens > len(self.counts[layer]):
-            # Nobody but this list is to look at the smaller one.
-            self._tables.cover_hits(layer, room_for(tokens))
-            self.counts[layer] = self._tables.hits(layer)
-
-
-def room_for(tokens: int) -> int:
-    """Return the entries that a layer's table has for so many tokens."""
-    return -(-tokens // GROWTH_TOKENS) * GROWTH_TOKENS
-
-
 # --- One sequence's tokens and where its rows and shadow lie ---
 
 
@@ -223,7 +179,7 @@ class Sequence:
         # What the library is told of its values, layer by layer.
         self.value_words: list[ValueWords | None] = [None] * layers
         self.segments: list[Segment] = []
-        self.hits = HitRateTable(self.tables)
+        self.hits = self.tables.hits
         # Queries of the last prefill tokens, float32 (queries, query_heads, head_dim), until what
         # they select is counted.
         self.observed: list[torch.Tensor | None] = [None] * layers
@@ -404,6 +360,14 @@ class RowPart:
     def of(self, rows: NDArray[np.uint8]) -> torch.Tensor:
         """Return those of rows, float16 (tokens, kv_heads, head_dim); a view where it can be."""
         return self._half(self._view(torch.from_numpy(rows)))
+
+    def fill(self, blocks: Iterable[NDArray[np.uint8]], out: torch.Tensor) -> int:
+        """Write those of blocks of rows to `out`, as `of` returns them; return how many came."""
+        at = 0
+        for rows in blocks:
+            out[at : at + len(rows)] = self.of(rows)
+            at += len(rows)
+        return at
 
     def in_tail(self, layer: int, sequence: Sequence, first: int, stop: int) -> torch.Tensor:
         """Return those of some rows of a layer's tail.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence as SequenceOf
+from contextlib import suppress
 from functools import partial
 from itertools import product
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from hillinfer.devices.device import ROWS_TOGETHER
 from hillinfer.drive.shared_files import ShadowBase
+from hillinfer.errors import BudgetError
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.sequence import RowLayout, RowPart, Sequence
 from hillinfer.scoring.scorer import Scorer, SegmentShadow
@@ -353,11 +355,8 @@ class SequenceShadows:
         if start >= held and end <= fresh_start:
             return part.in_tail(layer, sequence, start - held, end - held)
         states = torch.empty((end - start, *fresh.shape[1:]), dtype=torch.float16)
-        at = 0
         stored = np.arange(start, min(end, fresh_start))
-        for rows in self._gather.stream(layer, sequence, stored):
-            states[at : at + len(rows)] = part.of(rows)
-            at += len(rows)
+        at = part.fill(self._gather.stream(layer, sequence, stored), states)
         states[at:] = fresh[: end - start - at]
         return states
 
@@ -440,7 +439,9 @@ class SequenceShadows:
         if self.codes is not None and number < len(known):
             rows = sequence.rows(np.arange(start, start + GROUP_TOKENS))
             values = self.value_part.in_tail(layer, sequence, 0, GROUP_TOKENS)
-            self.codes.keep_filled(layer, rows, values, known[number])
+            # Where tables of it do not fit it has none, and its tokens come as rows.
+            with suppress(BudgetError):
+                self.codes.keep(layer, rows, values, known[number])
 
     def _keep_values(
         self, layer: int, sequence: Sequence, number: int, values: torch.Tensor, start: int
@@ -482,10 +483,7 @@ class SequenceShadows:
         another attends to rows.
         """
         states = torch.empty((end - start, *self._no_keys.shape[1:]), dtype=torch.float16)
-        at = 0
-        for rows in self._gather.from_drive(layer, sequence, start, end):
-            states[at : at + len(rows)] = part.of(rows)
-            at += len(rows)
+        part.fill(self._gather.from_drive(layer, sequence, start, end), states)
         return states
 
     def _own(self, sequence: Sequence, number: int) -> Segment:

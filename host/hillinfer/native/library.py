@@ -150,11 +150,15 @@ class NativeLibrary:
         OSError
             The system does not reserve memory for so many.
         """
-        pool = ctypes.c_void_p()
-        error = -self.functions.hillinfer_pool_open(slots, row_bytes, ctypes.byref(pool))
-        if error or pool.value is None:
+        return self._open("hillinfer_pool_open", slots, row_bytes)
+
+    def _open(self, name: str, *arguments: object) -> int:
+        """Call a function that makes an object or returns an error of the system, below 0."""
+        made = ctypes.c_void_p()
+        error = -getattr(self.functions, name)(*arguments, ctypes.byref(made))
+        if error or made.value is None:
             raise OSError(error, os.strerror(error))
-        return pool.value
+        return made.value
 
     def call_holding(self, name: str, *arguments: object) -> None:
         """Call a function that is done in a microsecond, and keep Python's global lock; see `call`.
@@ -179,10 +183,6 @@ class NativeLibrary:
         """Return the bytes of a softmax's state, for a reference to an `Attention`."""
         return int(self.functions.hillinfer_attention_bytes(attention))
 
-    def close_launches(self, thread: ctypes.c_void_p) -> None:
-        """End a thread that `hillinfer_launches_open` made."""
-        self.functions.hillinfer_launches_close(thread)
-
     def open_ring(self, depth: int) -> int:
         """Make a ring of io_uring for the calling thread and return its address.
 
@@ -191,11 +191,7 @@ class NativeLibrary:
         OSError
             The kernel gives none.
         """
-        ring = ctypes.c_void_p()
-        error = -self.functions.hillinfer_ring_open(depth, ctypes.byref(ring))
-        if error or ring.value is None:
-            raise OSError(error, os.strerror(error))
-        return ring.value
+        return self._open("hillinfer_ring_open", depth)
 
     def close_ring(self, ring: int) -> None:
         """Give a ring back that reads nothing now."""

@@ -89,6 +89,48 @@ _LENGTH, _HELD, _CODED = map(_word, ("length", "held", "coded"))
 
 # --- Sequences ---
 
+HIT_BYTES = 2
+GROWTH_TOKENS = 1024
+
+
+class HitRateTable:
+    """2 bytes per token and layer of one sequence: how often it was selected (HillInfer 5.4).
+
+    What they mean is the pool policy's matter; none lets them overflow. They belong to `handle`,
+    and `tables` are those of its layers. `counts` are uint16 of each layer, where they lie; others
+    once `cover` has made room for more.
+    """
+
+    def __init__(self, handle: Handle, tables: list[LayerTable]) -> None:
+        self._tables = tables
+        self._columns = [Column(handle, np.dtype(np.uint16)) for _ in tables]
+        self.counts = [self._look(layer) for layer in range(len(tables))]
+
+    @property
+    def byte_count(self) -> int:
+        """Memory of the table."""
+        return sum(counts.nbytes for counts in self.counts)
+
+    def growth_bytes(self, layer: int, tokens: int) -> int:
+        """Return by how much `cover` would grow the table."""
+        return max(0, room_for(tokens) - len(self.counts[layer])) * HIT_BYTES
+
+    def cover(self, layer: int, tokens: int) -> None:
+        """Make room for a layer's positions below `tokens`, with no hits yet."""
+        if tokens > len(self.counts[layer]):
+            self._columns[layer].grow("hillinfer_sequence_cover_hits", layer, room_for(tokens))
+            self.counts[layer] = self._look(layer)
+
+    def _look(self, layer: int) -> NDArray[np.uint16]:
+        column, table = self._columns[layer], self._tables[layer]
+        column.look(table.hits, table.hit_count)
+        return column.array
+
+
+def room_for(tokens: int) -> int:
+    """Return the entries that a layer's table has for so many tokens."""
+    return -(-tokens // GROWTH_TOKENS) * GROWTH_TOKENS
+
 
 class SequenceTables:
     """The tables of one sequence: groups, lengths, tails, hit counts and shadow descriptors.
@@ -99,7 +141,7 @@ class SequenceTables:
     `addresses` say where each layer's table lies, as decode steps in the library are told.
     `lengths`, `held_starts` and `coded` are of each layer its tokens, the position of the first row
     in its tail, and the coded tokens of the last segment that is described; to be looked at.
-    `tails` is uint8 (layers, 64, row_bytes), where it stays.
+    `tails` is uint8 (layers, 64, row_bytes), where it stays, and `hits` the hit counts.
     """
 
     def __init__(self, layers: int, row_bytes: int, source: SequenceTables | None = None) -> None:
@@ -123,18 +165,11 @@ class SequenceTables:
         tail = GROUP_TOKENS * row_bytes
         tails = self.handle.view(self._tables[0].tail, layers * tail, np.dtype(np.uint8))
         self.tails: NDArray[np.uint8] = tails.reshape(layers, GROUP_TOKENS, row_bytes)
-        self._hits = [Column(self.handle, np.dtype(np.uint16)) for _ in range(layers)]
-        for column, table in zip(self._hits, self._tables, strict=True):
-            column.look(table.hits, table.hit_count)
+        self.hits = HitRateTable(self.handle, self._tables)
 
     def fork(self) -> SequenceTables:
         """Return tables that have the same and go on by themselves."""
         return SequenceTables(self._layers, self._row_bytes, self)
-
-    @property
-    def group_count(self) -> int:
-        """Groups of the block table."""
-        return int(self._tables[0].group_count)
 
     def groups(self) -> NDArray[np.int64]:
         """Return the numbers of all groups, int64; what comes later is not in it."""
@@ -142,10 +177,6 @@ class SequenceTables:
         groups = self.handle.view(table.groups, table.group_count, _WORD)
         groups.flags.writeable = False
         return groups
-
-    def hits(self, layer: int) -> NDArray[np.uint16]:
-        """Return a layer's hit counts, uint16, where they lie until there is room for more."""
-        return self._hits[layer].array
 
     def append_groups(self, numbers: NDArray[np.int64]) -> None:
         """Let the next positions lie in these groups, int64, contiguous."""
@@ -160,12 +191,6 @@ class SequenceTables:
     def truncate(self, length: int) -> None:
         """Forget positions from `length` on, with the groups and hits behind it."""
         self._library.tables.hillinfer_sequence_truncate(self._address, length)
-
-    def cover_hits(self, layer: int, entries: int) -> None:
-        """Make room for the hits of so many positions."""
-        column, table = self._hits[layer], self._tables[layer]
-        column.grow("hillinfer_sequence_cover_hits", layer, entries)
-        column.look(table.hits, table.hit_count)
 
     def describe(self, layer: int, words: Any, count: int) -> None:
         """Describe the shadow of a layer, `SEGMENT_WORDS` words for each of its segments."""

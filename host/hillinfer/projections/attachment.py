@@ -299,12 +299,12 @@ class ProjectionAttachment:
             return
         self._covered.append((group, packed))
         outputs = [layer.out_features for layer in group.layers]
-        if packed.restores is Restores.FROM_SHARED_MEMORY:
+        if self._way.restores is Restores.FROM_SHARED_MEMORY:
             for layer, part in zip(
                 group.layers, torch.split(packed.plain_weight(), outputs), strict=True
             ):
                 layer.weight.data = part
-        elif packed.restores is Restores.FROM_COPY:
+        elif self._way.restores is Restores.FROM_COPY:
             for layer in group.layers:
                 if uses[id(layer.weight)] == 1:
                     self._let_go_weight(layer)
@@ -323,7 +323,7 @@ class ProjectionAttachment:
 
     @torch.no_grad()
     def _give_back(self, group: LayerGroup, packed: PackedLinear) -> None:
-        if packed.restores is Restores.NOTHING:
+        if self._way.restores is Restores.NOTHING:
             return
         outputs = [layer.out_features for layer in group.layers]
         for layer, part in zip(
@@ -333,6 +333,6 @@ class ProjectionAttachment:
             if own is not None:
                 own.data = part.clone()
                 layer.weight = own
-            elif packed.restores is Restores.FROM_SHARED_MEMORY and len(outputs) > 1:
+            elif self._way.restores is Restores.FROM_SHARED_MEMORY and len(outputs) > 1:
                 # Memory of its own again: the joined matrix is let go. One layer's never moved.
                 layer.weight.data = part.clone()

@@ -109,13 +109,7 @@ class Restores(Enum):
 
 
 class PackedLinear(Protocol):
-    """Weights of one or several linear layers that share their input, as one matrix.
-
-    `restores` decides what the model's own weights do meanwhile: stay, are let go, or live in the
-    packed memory.
-    """
-
-    restores: ClassVar[Restores]
+    """Weights of one or several linear layers that share their input, as one matrix."""
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         """Return (..., outputs) of (..., inputs), in the type of `states`."""
@@ -125,7 +119,7 @@ class PackedLinear(Protocol):
         """Bytes that packing allocated and that live as long as this does."""
 
     def plain_weight(self) -> torch.Tensor:
-        """Return the weight (outputs, inputs) bit for bit; called unless `restores` is NOTHING."""
+        """Return the weight (outputs, inputs) bit for bit; called where a way restores it."""
 
 
 class ProjectionWay:
@@ -136,7 +130,8 @@ class ProjectionWay:
     least_layers
         Layers that must share an input for packing to change anything.
     restores
-        That of what `pack` returns.
+        Of what `pack` returns. It decides what the model's own weights do meanwhile: stay, are let
+        go, or live in the packed memory.
     packing_copies
         Float32 copies of a matrix that packing makes for a moment, beside what it holds.
     """
@@ -225,8 +220,6 @@ class Fp16(ProjectionWay):
 
 @dataclass(frozen=True)
 class _Fp16Linear:
-    restores: ClassVar[Restores] = Restores.NOTHING
-
     packed: Any
     held_bytes: int
 
@@ -274,8 +267,6 @@ class Int8(ProjectionWay):
 
 @dataclass(frozen=True)
 class _Int8Linear:
-    restores: ClassVar[Restores] = Restores.NOTHING
-
     codes: torch.Tensor
     scales: torch.Tensor
     bias: torch.Tensor | None
@@ -325,8 +316,6 @@ class Fused(ProjectionWay):
 
 @dataclass(frozen=True)
 class _FusedLinear:
-    restores: ClassVar[Restores] = Restores.FROM_SHARED_MEMORY
-
     weight: torch.Tensor
     bias: torch.Tensor | None
 
@@ -372,8 +361,6 @@ class Prepacked(ProjectionWay):
 
 @dataclass(frozen=True)
 class _PrepackedLinear:
-    restores: ClassVar[Restores] = Restores.FROM_COPY
-
     packed: torch.Tensor
     bias: torch.Tensor | None
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.native.library import NativeError, NativeLibrary, Variant, native_library
+from hillinfer.native.library import NativeError, Variant, native_library
 from hillinfer.native.structures import PIECE_WORDS, SEGMENT_WORDS, Addresses, Shape
 from hillinfer.native.structures import Sequence as NativeSequence
 from hillinfer_model.choices import Rule, Scope
@@ -35,14 +35,14 @@ class LaunchThread:
 
     def __init__(self) -> None:
         self._library = native_library()
-        thread = ctypes.c_void_p()
-        self._library.call("hillinfer_launches_open", ctypes.byref(thread))
-        self._thread: ctypes.c_void_p | None = thread
+        thread = self._library.make("hillinfer_launches_open")
+        self._thread: int | None = thread
         # What launches under way read and write. The finalizer has it, too: where nobody closes the
         # thread, nothing else may be left when it ends.
         self._held: list[object] = []
         # A thread that nobody closed ends with this object; no process waits for it to exit.
-        self._end = weakref.finalize(self, _close, self._library, thread, self._held)
+        close = self._library.closing("hillinfer_launches_close")
+        self._end = weakref.finalize(self, _close, close, thread, self._held)
         self._end.atexit = False
 
     def begin(
@@ -91,8 +91,8 @@ class LaunchThread:
         self._end()
 
 
-def _close(library: NativeLibrary, thread: ctypes.c_void_p, held: list[object]) -> None:
-    library.close_launches(thread)
+def _close(close: Callable[[int], None], thread: int, held: list[object]) -> None:
+    close(thread)
     held.clear()
 
 

@@ -128,10 +128,6 @@ class Fingerprint:
             weights=None,
         )
 
-    def with_weights(self, digest: str) -> Fingerprint:
-        """Return this fingerprint with the digest of the weights."""
-        return replace(self, weights=digest)
-
     def check(self, found: Fingerprint, directory: Path) -> None:
         """Refuse to use a session with something else than it was saved with.
 
@@ -221,4 +217,4 @@ class ModelIdentity:
         """Return the whole fingerprint; parameters as in `Fingerprint.of`."""
         if self._weights is None:
             self._weights = weights_digest(self._model)
-        return self.without_weights(shadow, tokenizer).with_weights(self._weights)
+        return replace(self.without_weights(shadow, tokenizer), weights=self._weights)

@@ -468,7 +468,7 @@ class CodeFile:
         groups = int(rows.max()) // GROUP_TOKENS + 1
         # A layer's records of so many rows lie behind those of the layer before.
         starts = self._first_starts[:groups] + layer * _SPAN_ROWS * self._size
-        sums = self._sums.expected(layer, 0)
+        sums = self._sums.expected(layer)
         places = np.arange(len(rows))
         unit = self._file.read_unit
         wanted = FileRows(rows, buffer, places, self._landing, sums, starts=starts, unit_bytes=unit)

@@ -120,11 +120,6 @@ class KeptCodes:
         """
         return None if self._file is None else self._file.written(layer, rows, own.number)
 
-    @property
-    def are_filed(self) -> bool:
-        """Whether a file keeps codes of what is coded."""
-        return self._file is not None
-
     def keep(
         self, layer: int, rows: NDArray[np.int64], values: torch.Tensor, own: SegmentValues
     ) -> None:
@@ -149,19 +144,6 @@ class KeptCodes:
         if self._file is not None and not self._file.covers(layer, rows, numbers).all():
             self._file.write(layer, rows, own.number, codes)
         self._values.offer(layer, rows, numbers, codes)
-
-    def keep_filled(
-        self, layer: int, rows: NDArray[np.int64], values: torch.Tensor, own: SegmentValues
-    ) -> None:
-        """Keep codes of a group that decoding filled, unless tables of it do not fit.
-
-        A step that has attended must not fail of that: what has no codes comes as rows.
-        Parameters as in `keep`.
-        """
-        try:
-            self.keep(layer, rows, values, own)
-        except BudgetError:
-            return
 
     def complete_one(
         self,

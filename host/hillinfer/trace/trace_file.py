@@ -285,11 +285,6 @@ class PoolTimeline(_OwnFile):
             if len(self._waiting) >= _BUFFER_BYTES:
                 self._flush()
 
-    def flush(self) -> None:
-        """Bring what was observed so far into the file."""
-        with self._lock:
-            self._flush()
-
     def close(self) -> None:
         """Bring everything into the file and close it; harmless when done twice."""
         with self._lock:

@@ -32,7 +32,7 @@ def test_against_a_plain_count_of_owners(moves):
                 assert table.give(group) == (owners[group] == 0)
                 owners += Counter()
         assert table.groups == highest + 1
-        assert table.groups_in_use == len(owners)
+        assert table.parts_in_use == len(owners)
 
 
 MOVES = ["take", "share", "give", "open", "let go", "close"]
@@ -86,7 +86,7 @@ def test_regions_are_shared_and_never_handed_out(moves):
             group = owned[number % len(owned)]
             owners -= Counter([group])
             assert table.give(group) == (group not in owners)
-        assert table.groups_in_use == len(owners)
+        assert table.parts_in_use == len(owners)
 
 
 def test_groups_that_are_sealed_go_with_their_last_owner():

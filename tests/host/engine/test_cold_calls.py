@@ -26,6 +26,7 @@ from hillinfer.kv.hot_pools import HotPools
 from hillinfer.native.library import NativeLibrary, native_library
 from hillinfer.native.signatures import SIGNATURES
 from hillinfer.scoring.scorer import ImportanceEvaluation
+from hillinfer.shadow.values import SegmentValues
 from hillinfer_model.channel_statistics import ChannelStatistics
 
 TEXT = Text(prompt=1090, steps=4)
@@ -422,15 +423,15 @@ def test_a_thread_that_scores_goes_on_while_a_layer_waits_and_attends(ahead, col
     assert np.array_equal(np.stack(beside.found), np.stack(ahead.found))
 
 
-STATISTICS = ChannelStatistics(np.zeros((1, 1), np.int8), np.zeros((1, 1), np.int32))
-
-
 class Lacking(Turns):
     """Values of some segment, of whoever, are without codes: one is coded at each turn."""
 
     def step(self, sequence, step):
-        codes = self.runtime.parts.shadow.codes
-        self.other = codes.numbered(0, np.zeros(0, np.int64), STATISTICS)
+        codes, shape = self.runtime.parts.shadow.codes, (SHAPE.kv_heads, SHAPE.head_dim)
+        # Kept here: what nobody has any more lacks nothing.
+        self.other = SegmentValues(
+            ChannelStatistics(np.zeros(shape, np.int8), np.zeros(shape, np.int32)), 1 << 20
+        )
         codes.lack(self.other)
         assert codes.completes
         return super().step(sequence, step)

@@ -117,7 +117,7 @@ class Filled:
     def blocks(self):
         self.runtime.statistics()
         # Blocks are given back behind a promotion, in the thread that promotes.
-        self.runtime.parts.pools.finish()
+        self.runtime.parts.pools.promotions.finish()
         return {state.value for state in self.runtime.prefetch.landing.states()}
 
 
@@ -510,7 +510,7 @@ def test_an_interrupt_while_a_promotion_begins_waits_for_it(cold_dir, monkeypatc
     with pytest.raises(KeyboardInterrupt), interrupted(type(manager).offer_missed):
         made.attend(1, keys, seed=1)
     # Called at once where nothing is under way.
-    pools.when_settled(1, lambda: settled.append(threading.current_thread()))
+    pools.promotions.when_settled(1, lambda: settled.append(threading.current_thread()))
     assert settled == [threading.current_thread()]
     assert made.runtime.counters.promoted_rows + pools.layers[1].used_rows > before
     made.runtime.close()

@@ -88,7 +88,7 @@ def test_a_stream_that_was_left_in_the_middle_disturbs_no_later_one(cold_dir):
     sequence = runtime.open_sequence()
     rows = rows_of(fill(runtime, sequence, 500), 0)
     positions = np.arange(500)
-    runtime.parts.pools.settle_all()
+    runtime.parts.pools.promotions.settle_all()
     for group in sequence.groups:
         runtime.parts.pools.forget_group(group)
     abandoned = runtime.gather.stream(0, sequence, positions)
@@ -123,7 +123,7 @@ def test_errors_while_rows_are_taken_in_use_no_buffer_up(runtime, breakable):
     def take_in():
         fill(runtime, sequence, 70)
         # As attention does.
-        runtime.parts.pools.settle_all()
+        runtime.parts.pools.promotions.settle_all()
 
     def fail_three_times():
         for _ in range(3):
@@ -195,10 +195,10 @@ def test_an_error_in_the_background_surfaces_at_the_next_use(runtime, breakable,
 def test_an_error_in_the_background_does_not_stop_a_release_half_way(runtime, breakable, two):
     """Groups are given back whole, and whoever comes next is told of the error."""
     fill(runtime, two[1][0], 130, seed=2)
-    assert runtime.parts.groups.groups_in_use == 5
+    assert runtime.parts.groups.parts_in_use == 5
     fail_in_the_background(runtime, breakable, two)
     runtime.release(two.pop()[0])
-    assert runtime.parts.groups.groups_in_use == 3
+    assert runtime.parts.groups.parts_in_use == 3
     with pytest.raises(ZeroDivisionError, match="a broken policy"):
         read(runtime, 1, two[0][0], np.arange(5))
     check_rows(runtime, two)
@@ -223,25 +223,25 @@ def test_a_fork_that_does_not_fit_leaves_nothing_behind(runtime, two):
         runtime.parts.manager.tally(layer, sequence, np.arange(3))
     accountant = runtime.parts.accountant
     # Rows that are still on their way into a pool would come while it shrinks.
-    runtime.parts.pools.settle_all()
+    runtime.parts.pools.promotions.settle_all()
     for pool in runtime.parts.pools.layers:
         pool.shrink(0, PoolMoment(1, 200, 0.1, 4, 32))
     runtime.parts.pools.redistribute(np.zeros(SHAPE.layers, np.int64))
     held = accountant.held()
-    before = len(runtime.parts.rows.sequences), runtime.parts.groups.groups_in_use
+    before = len(runtime.parts.rows.sequences), runtime.parts.groups.parts_in_use
     # The table of hits fits, then the open group does not; and the other way round nothing does.
     for spare in (sequence.hits.byte_count, 100):
         rest = accountant.spare_bytes - spare
         accountant.take(Part.STAGING, rest)
         with pytest.raises(BudgetError):
             runtime.fork(sequence)
-        assert (len(runtime.parts.rows.sequences), runtime.parts.groups.groups_in_use) == before
+        assert (len(runtime.parts.rows.sequences), runtime.parts.groups.parts_in_use) == before
         assert accountant.held()[Part.OTHER] == held[Part.OTHER]
         assert runtime.parts.pools.tails_bytes == 2 * 64 * SHAPE.token_bytes
         accountant.give(Part.STAGING, rest)
     for sequence, _ in two:
         runtime.release(sequence)
-    assert runtime.parts.groups.groups_in_use == 0, "no group is owned by a fork that failed"
+    assert runtime.parts.groups.parts_in_use == 0, "no group is owned by a fork that failed"
 
 
 def test_observed_queries_are_forgotten_only_where_tokens_are(cold_dir):

@@ -288,7 +288,7 @@ def test_dropping_a_cache_is_closing_it(cold_dir):
             cache.crop(0)
             assert runtime.parts.accountant.held()["hot"] - held["hot"] < 200 * 2 * 64
             assert runtime.parts.accountant.held()["shadow"] <= held["shadow"]
-            assert runtime.parts.groups.groups_in_use == 2
+            assert runtime.parts.groups.parts_in_use == 2
             del cache
             assert len(open_cold_files(cold_dir)) == before
     finally:

@@ -96,7 +96,7 @@ def attached(model, cold_dir, calls, **changes):
 
 
 def make_cold(runtime):
-    runtime.parts.pools.settle_all()
+    runtime.parts.pools.promotions.settle_all()
     for pool in runtime.parts.pools.layers:
         pool.forget(0, 128)
 
@@ -163,7 +163,7 @@ def test_all_threads_of_a_runtime_are_known_by_their_names(cold_dir, calls):
         make_cold(cache.engine.runtime)
         feed_singly(model, cache, IDS[:, :2])
         # Few rows are promoted by whoever offers them.
-        cache.engine.runtime.parts.pools.finish()
+        cache.engine.runtime.parts.pools.promotions.finish()
         shadows = cache.engine.runtime.parts.shadow_store
         slot, shadow = shadows.take(), shadows.buffer()
         shadows.write(slot, shadow).result()
@@ -205,7 +205,7 @@ def test_a_dropped_fork_is_freed_by_the_thread_that_uses_its_sibling(where, cold
         runtime = cache.engine.runtime
 
         def in_use():
-            return runtime.parts.groups.groups_in_use, len(runtime.parts.rows.sequences)
+            return runtime.parts.groups.parts_in_use, len(runtime.parts.rows.sequences)
 
         fork = cache.fork()
         feed(model, fork, way)
@@ -266,12 +266,12 @@ def test_the_next_use_frees_what_was_dropped(use, cold_dir, calls):
         fork = cache.fork()
         own = fork.sequences[0]
         feed(model, fork, IDS)
-        assert runtime.parts.groups.groups_in_use == 4
+        assert runtime.parts.groups.parts_in_use == 4
         del fork
         assert own in runtime.parts.rows.sequences
         use(model, cache)
         assert own not in runtime.parts.rows.sequences
-        assert runtime.parts.groups.groups_in_use <= 2
+        assert runtime.parts.groups.parts_in_use <= 2
         cache.close()
 
 
@@ -354,7 +354,7 @@ def test_statistics_after_close(cold_dir, calls, monkeypatch):
         cache = hill.new_cache()
         feed(model, cache, IDS)
         runtime = cache.engine.runtime
-        runtime.parts.pools.settle_all()
+        runtime.parts.pools.promotions.settle_all()
         # Nothing is promoted in the first layer, which the second would wait for.
         runtime.parts.pools.layers[1].forget(0, 128)
         # What Python ranks, however few, the thread promotes.

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hillinfer.kv.pool_policies import POOL_POLICIES, make_pool_policy
-from hillinfer.kv.sequence import GROWTH_TOKENS, HIT_BYTES, Sequence, room_for
+from hillinfer.kv.sequence import Sequence
+from hillinfer.native.tables import GROWTH_TOKENS, HIT_BYTES, room_for
 
 
 def table_of(layers):

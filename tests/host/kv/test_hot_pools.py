@@ -196,18 +196,13 @@ def test_tables_grow_in_steps_and_are_counted():
     pools.close()
 
 
-def test_hit_rate_tables_are_counted_as_they_grow_part_and_go(make_pools):
+def test_hit_rate_tables_are_counted_as_they_grow(make_pools):
     accountant, pools = make_pools(50)
     before = accountant.held()[Part.OTHER]
     hits = Sequence(SHAPE.layers, SHAPE.row_bytes).hits
     for layer, tokens in ((0, 1), (0, 1024), (1, 1500), (0, 3000), (0, 10)):
         pools.cover_hits(hits, layer, tokens)
         assert accountant.held()[Part.OTHER] == before + hits.byte_count
-    pools.take_hits(hits)
-    assert accountant.held()[Part.OTHER] == before + 2 * hits.byte_count
-    pools.give_hits(hits)
-    pools.give_hits(hits)
-    assert accountant.held()[Part.OTHER] == before
 
 
 def test_a_growing_hit_rate_table_is_counted_beside_the_old_one():
@@ -261,10 +256,10 @@ def test_promotion_goes_on_while_the_caller_computes(make_pools):
     assert accountant.held()[Part.HOT] == TAIL + 20 * SLOT // SHAPE.layers
     assert (pools.layers[1].slots(np.arange(ROWS)) < 0).all()
     told = []
-    pools.when_settled(1, lambda: told.append(list(moved)))
+    pools.promotions.when_settled(1, lambda: told.append(list(moved)))
     assert told == []
     policy.opened.set()
-    pools.settle_all()
+    pools.promotions.settle_all()
     assert moved == [(20, 0)] == [under_way.result()]
     assert hot(pools, 1) == list(range(10, 30))
     pools.close()
@@ -274,7 +269,7 @@ def test_promotion_goes_on_while_the_caller_computes(make_pools):
 def test_nothing_under_way_is_told_at_once(make_pools):
     _, pools = make_pools(20)
     told = []
-    pools.when_settled(0, lambda: told.append(1))
+    pools.promotions.when_settled(0, lambda: told.append(1))
     assert told == [1]
 
 
@@ -287,7 +282,7 @@ def test_an_error_after_a_promotion_surfaces_at_a_later_use(make_pools):
     def done():
         raise ZeroDivisionError("a broken policy")
 
-    pools.when_settled(0, done)
+    pools.promotions.when_settled(0, done)
     policy.opened.set()
     # The thread is joined here, so what `done` raised is known afterwards.
     pools.close()
@@ -318,7 +313,7 @@ def test_memory_given_up_meanwhile_waits_for_the_thread(make_pools):
     "use",
     [
         lambda pools: pools.settle(1),
-        lambda pools: pools.settle_all(),
+        lambda pools: pools.promotions.settle_all(),
         lambda pools: promote(pools, 1, [7], step=3),
     ],
     ids=["settle", "settle all", "promote"],
@@ -327,13 +322,13 @@ def test_an_error_in_the_background_surfaces_once_at_the_next_use(make_pools, us
     policy = Gate()
     accountant, pools = make_pools(20, policy=policy)
     promote(pools, 1, range(10))
-    pools.settle_all()
+    pools.promotions.settle_all()
     held = accountant.held()
     policy.failures = 1
     promote(pools, 1, range(5, 15), step=2).exception(ENOUGH)
     with pytest.raises(ZeroDivisionError, match="a broken policy"):
         use(pools)
-    pools.settle_all()
+    pools.promotions.settle_all()
     # Nothing was lost: slots that were taken for it stay free, and it works again.
     assert hot(pools, 1) == list(range(10))
     promote(pools, 1, range(5, 15), step=3)
@@ -346,7 +341,7 @@ def test_whoever_gives_up_groups_or_memory_is_not_stopped_by_an_error(make_pools
     _, pools = make_pools(20, policy=policy)
     for layer in range(SHAPE.layers):
         promote(pools, layer, [1, 2, 70])
-    pools.settle_all()
+    pools.promotions.settle_all()
     policy.failures = 1
     promote(pools, 0, [3], step=2).exception(ENOUGH)
     pools.forget_group(0)
@@ -387,7 +382,7 @@ def test_nothing_is_waited_for_after_close(make_pools):
     waiting.start()
     waiting.join(ENOUGH)
     assert not waiting.is_alive()
-    pools.settle_all()
+    pools.promotions.settle_all()
     pools.forget_group(0)
 
 
@@ -399,7 +394,8 @@ def test_whoever_waits_while_it_is_closed_is_let_go(make_pools):
         promote(pools, layer, range(5))
     assert policy.entered.wait(ENOUGH)
     waiting = [
-        threading.Thread(target=wait, daemon=True) for wait in (pools.wait, pools.settle_all)
+        threading.Thread(target=wait, daemon=True)
+        for wait in (pools.wait, pools.promotions.settle_all)
     ]
     for thread in waiting:
         thread.start()
@@ -415,7 +411,7 @@ def test_a_policy_that_raises_while_memory_is_taken_leaves_the_sum_as_it_was(mak
     accountant, pools = make_pools(20, policy=policy)
     for layer in range(SHAPE.layers):
         promote(pools, layer, range(20))
-    pools.settle_all()
+    pools.promotions.settle_all()
     held = accountant.held()
     policy.failures = 1
     with pytest.raises(ZeroDivisionError):
@@ -441,7 +437,7 @@ def test_ranking_for_promotion_is_no_matter_of_the_calling_thread(make_pools):
     _, pools = make_pools(5, policy=policy)
     for layer in range(SHAPE.layers):
         promote(pools, layer, range(9))
-    pools.settle_all()
+    pools.promotions.settle_all()
     assert all(name.startswith("hillinfer-pool") for name in policy.threads)
     assert policy.threads
 

@@ -94,7 +94,7 @@ class Scene:
         if len(cold):
             entry, source = LayerStep(step, 0, LENGTH), content(rows, SHAPE.row_bytes)
             self.manager.offer_read(entry, sequence, positions[cold], source, cold)
-        self.pools.settle_all()
+        self.pools.promotions.settle_all()
 
     def hot(self):
         return sorted(self.pools.layers[0].hot_rows.tolist())

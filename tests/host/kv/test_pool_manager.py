@@ -72,7 +72,7 @@ class Scene:
         source = content(rows, SHAPE.row_bytes)
         if cold.any():
             self.manager.offer_read(entry, sequence, settled[cold], source, np.flatnonzero(cold))
-        self.pools.settle_all()
+        self.pools.promotions.settle_all()
         return entry
 
     def hot(self, sequence, layer=0):
@@ -275,7 +275,7 @@ def test_an_error_while_written_rows_are_offered_surfaces_once(make_scene):
     assert isinstance(offered.exception(20), ZeroDivisionError)
     with pytest.raises(ZeroDivisionError, match="a broken policy"):
         scene.pools.settle(0)
-    scene.pools.settle_all()
+    scene.pools.promotions.settle_all()
     scene.manager.offer_written(0, sequence, positions, source, 1).result(20)
     assert len(scene.hot(sequence)) >= 20
 

@@ -44,7 +44,7 @@ def test_what_a_sequence_learnt_outlives_its_rows(cold_dir, ends):
         sequence = runtime.open_sequence()
         fill(runtime, sequence, 200)
         read(runtime, 0, sequence, np.arange(100))
-        runtime.parts.pools.settle_all()
+        runtime.parts.pools.promotions.settle_all()
         fork = runtime.fork(sequence)
         for _ in range(3):
             read(runtime, 0, sequence, np.arange(90, 100))
@@ -74,7 +74,7 @@ def test_rounds_are_those_of_open_sequences(cold_dir):
         for _ in range(4):
             read(runtime, 0, sequences[1], rows)
         pools = runtime.parts.pools
-        pools.settle_all()
+        pools.promotions.settle_all()
         pools.hits.tell(0)
         wanted = sequences[0].hits.counts[0][:60].copy()
         for _ in range(2):

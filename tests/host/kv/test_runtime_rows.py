@@ -197,14 +197,14 @@ class RowsOfSequences(RuleBasedStateMachine):
         pools, counters = self.runtime.parts.pools, self.runtime.counters
         # A table that grows, and memory divided anew, may demote rows before the step does.
         pools.cover_hits(sequence.hits, layer, len(rows[layer]))
-        pools.settle_all()
+        pools.promotions.settle_all()
         pool = pools.layers[layer]
         self.runtime.begin_step()
         hot = len(pool.hot_rows)
         full = hot == pool.used_rows >= pools.capacity(layer)
         before = counters.promoted_rows, counters.demoted_rows
         fetched = list(self.runtime.gather.copied(layer, sequence, positions, self.runtime.step))
-        pools.settle_all()
+        pools.promotions.settle_all()
         promoted = counters.promoted_rows - before[0]
         demoted = counters.demoted_rows - before[1]
         assert promoted - demoted == len(pool.hot_rows) - hot
@@ -253,7 +253,7 @@ class RowsOfSequences(RuleBasedStateMachine):
     @precondition(lambda self: hasattr(self, "runtime"))
     @invariant()
     def kept_tokens_stay_hot(self):
-        self.runtime.parts.pools.settle_all()
+        self.runtime.parts.pools.promotions.settle_all()
         for layer in range(SHAPE.layers):
             if self.runtime.parts.pools.capacity(layer) < ROOMY:
                 self.kept = {key: set() for key in self.kept}

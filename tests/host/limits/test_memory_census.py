@@ -131,7 +131,7 @@ def runtime(request, cold_dir):
 
 
 def check(runtime):
-    runtime.parts.pools.settle_all()
+    runtime.parts.pools.promotions.settle_all()
     runtime.parts.shadow_memory.settle()
     held = runtime.parts.accountant.held()
     pools = runtime.parts.pools.layers

@@ -67,7 +67,7 @@ class Census(DriveCalls):
         runtime = self.cache.engine.runtime
         runtime.settle()
         # A buffer that a thread still has can be reached once the thread has put it back.
-        runtime.parts.pools.settle_all()
+        runtime.parts.pools.promotions.settle_all()
         runtime.parts.shadow_memory.settle()
         for layer in range(runtime.shape.layers):
             runtime.parts.store.settle_all(layer)

@@ -44,7 +44,7 @@ def row_sums():
 
     def address(rows):
         sums.cover(rows)
-        return sums.expected(0, 0)
+        return sums.expected(0)
 
     return address
 
@@ -73,8 +73,8 @@ def hits():
     tables = SequenceTables(1, 64)
 
     def address(tokens):
-        tables.cover_hits(0, tokens)
-        return tables.hits(0)
+        tables.hits.cover(0, tokens)
+        return tables.hits.counts[0]
 
     return address
 
@@ -199,11 +199,11 @@ def test_sums_that_the_system_has_no_memory_for_are_not_counted():
     with room_for(640 << 20), pytest.raises(MemoryError):
         sums.cover(MANY)
     assert accountant.held() == before
-    assert [len(sums.expected(layer, 0)) for layer in range(2)] == [TABLE_GROWTH_ROWS] * 2
+    assert [len(sums.expected(layer)) for layer in range(2)] == [TABLE_GROWTH_ROWS] * 2
     sums.cover(2 * TABLE_GROWTH_ROWS)
     assert accountant.held()[Part.OTHER] == 2 * before[Part.OTHER]
-    assert sums.expected(0, 0)[:TABLE_GROWTH_ROWS].tolist() == list(range(TABLE_GROWTH_ROWS))
-    assert not sums.expected(0, 0)[TABLE_GROWTH_ROWS:].any()
+    assert sums.expected(0)[:TABLE_GROWTH_ROWS].tolist() == list(range(TABLE_GROWTH_ROWS))
+    assert not sums.expected(0)[TABLE_GROWTH_ROWS:].any()
 
 
 def test_codes_tables_that_the_system_has_no_memory_for_are_not_counted():

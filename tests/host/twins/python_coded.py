@@ -10,7 +10,6 @@ from hillinfer.engine.coded_step import CodedStep
 from hillinfer.engine.queries import Ahead, host_query
 from hillinfer.native.structures import row_addresses
 from hillinfer_bench.precision.coded_attention import CodedAttention, CodedSegment, CodePlaces
-from hillinfer_model.coded_attention import BLOCK_TOKENS
 
 
 class PythonCodedStep(CodedStep):
@@ -52,8 +51,7 @@ class PythonCodedStep(CodedStep):
         rows = np.unique(np.concatenate(exact))
         copies = np.empty((len(rows), self.row_bytes), np.uint8)
         at = 0
-        given = layer, sequence, rows, step, landed, BLOCK_TOKENS
-        with closing(self.gather.in_place(*given)) as runs:
+        with closing(self.gather.in_place(layer, sequence, rows, step, landed)) as runs:
             for run in runs:
                 self._library.copy_rows(run, copies[at:])
                 at += len(run)

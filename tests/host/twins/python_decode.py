@@ -40,8 +40,7 @@ class PythonDecode(NativeDecode):
         rows = np.unique(np.concatenate(sets))
         copies = np.empty((len(rows), self.attention.shape.row_bytes), np.uint8)
         copied = 0
-        given = layer, sequence, rows, step, landed, self._library.tile_rows
-        with closing(self._gather.in_place(*given)) as runs:
+        with closing(self._gather.in_place(layer, sequence, rows, step, landed)) as runs:
             for run in runs:
                 self._library.copy_rows(run, copies[copied:])
                 copied += len(run)

@@ -13,9 +13,10 @@ from hillinfer.kv.hot_pool import SLOT_BYTES
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_manager import PoolManager
 from hillinfer.kv.pool_policies import LayerShares, PoolPolicy
-from hillinfer.kv.sequence import HIT_BYTES, Sequence, room_for
+from hillinfer.kv.sequence import Sequence
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.native.tables import HIT_BYTES, room_for
 from hillinfer.settings import PoolSizes
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import LayerStep
