@@ -415,6 +415,7 @@ class _Kept:
                 told = json.loads(file.read_text(encoding="utf-8"))
                 del told["text"]
                 document = Document(**told | {"tenant": bytes.fromhex(told["tenant"])})
+                document.filename.encode()
                 if _NAME.fullmatch(document.name) and file.stem == document.name:
                     found.append(document)
         return found

@@ -97,13 +97,14 @@ def running(
     counts=Passes.put_on,
     calls=None,
     tokenizer=lambda own: own,
+    say=lambda line: None,
     **rules,
 ):
     """Run a server of a tiny model.
 
     A model whose passes are counted stores rows of its own: whoever wants those of a command has
-    `counts` do nothing. `calls` are how it reaches the drive, and `tokenizer` returns what the
-    server has in the place of the model's own.
+    `counts` do nothing. `calls` are how it reaches the drive, `tokenizer` returns what the
+    server has in the place of the model's own, and `say` is told lines for who started it.
     """
     lines, passes = [], Passes()
     allowed = ServerRules(**({"port": 0, "alias": "tiny", "chunk_tokens": CHUNK} | rules))
@@ -119,7 +120,7 @@ def running(
         with served_model(loaded, settings, allowed, stored, steps, calls) as served:
             yield served
 
-    server = Server(allowed, opening, Log(lines.append), spans=spans, calls=calls)
+    server = Server(allowed, opening, Log(lines.append), say, spans, calls)
     with in_background(server) as url:
         yield Running(server, url, lines, passes)
 

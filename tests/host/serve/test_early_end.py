@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that is told to end before it has a model."""
+"""A server that is told to end before it has a model, or that nobody listens to any more."""
 
 import threading
 from contextlib import contextmanager
 
 import pytest
 import torch
+from servers import HTTP, running
 from waiting import until
 
+from hillinfer.errors import BrokenRunError
 from hillinfer.serve.http.running import Server
 from hillinfer.serve.http.telemetry import Log
 from hillinfer.serve.inference import State
@@ -78,3 +80,19 @@ def test_torch_computes_as_ever_afterwards():
         server.end()
         thread.join(20)
     assert torch.ones(2).sum() == pytest.approx(2)
+
+
+def test_a_server_goes_on_where_nobody_reads_what_it_says(endless_folder, cold_dir):
+    said = []
+
+    def say(line):
+        said.append(line)
+        # Whoever started it has read where it listens.
+        if len(said) > 1:
+            raise BrokenRunError("nobody reads")
+
+    with running(endless_folder, cold_dir, say=say) as server:
+        asked = {"model": "tiny", "prompt": "the cat", "max_tokens": 4}
+        told = HTTP.post(f"{server.url}/v1/completions", json=asked)
+        assert told.status_code == 200, told.text
+    assert "is ready" in said[1]

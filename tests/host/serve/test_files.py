@@ -174,6 +174,19 @@ def test_what_is_no_document(library, anna, data, code, status):
     assert list(anna.files.list()) == []
 
 
+def test_a_name_that_no_answer_can_tell_is_refused(library, anna):
+    """The client says how its names are encoded."""
+    part = b"--XX\r\nContent-Disposition: form-data; name="
+    body = part + b'"purpose"\r\n\r\nuser_data\r\n'
+    body += part + b'"file"; filename="a\\ud800.txt"\r\n\r\nthe cat\r\n--XX--\r\n'
+    sent = {"authorization": f"Bearer {KEYS[0]}"}
+    for encoding, status in (("unicode_escape", 400), ("utf-8", 200)):
+        kind = {"content-type": f"multipart/form-data; boundary=XX; charset={encoding}"}
+        told = HTTP.post(f"{library.url}/v1/files", content=body, headers=sent | kind)
+        assert told.status_code == status, told.text
+        assert HTTP.get(f"{library.url}/v1/files", headers=sent).status_code == 200
+
+
 def test_no_more_files_than_there_is_room_for(library, anna):
     for _ in range(3):
         put(anna, BOOK[:900] * 2)

@@ -14,6 +14,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from hillinfer.serve.documents import Documents
+from hillinfer.serve.fields import checked_text
 from hillinfer.serve.http.gate import BODY_SECONDS, late, visit_of
 from hillinfer.serve.refusals import invalid
 from hillinfer.serve.rules import ServerRules
@@ -47,9 +48,9 @@ class FileRoutes:
             raise invalid(f"purpose must be one of {', '.join(_PURPOSES)}", "purpose")
         data, visit = await file.read(), visit_of(request.scope)
         visit.notes["file_bytes"] = len(data)
-        made = await run_in_threadpool(
-            self._documents.add, file.filename or "file", data, visit.tenant
-        )
+        # A client says how its names are to be read, and may have said what no answer can tell.
+        name = checked_text(file.filename or "file", "file")
+        made = await run_in_threadpool(self._documents.add, name, data, visit.tenant)
         return JSONResponse(made.as_json())
 
     async def list(self, request: Request) -> Response:

@@ -10,14 +10,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FrameType
 from typing import Any
 
 import uvicorn
 
 from hillinfer.drive.calls import DriveCalls
-from hillinfer.errors import SettingsError, reason_of
+from hillinfer.errors import BrokenRunError, SettingsError, reason_of
 from hillinfer.serve.documents import Documents
 from hillinfer.serve.http.app import Routes, application, own_version
 from hillinfer.serve.http.files import FileRoutes
@@ -150,7 +150,7 @@ class Server:
         self._documents.stop()
         until = time.monotonic() + self._rules.drain_seconds
         if not self.inference.is_idle:
-            self._say("draining: requests that are there go on; another signal ends them")
+            self._tell("draining: requests that are there go on; another signal ends them")
         while not (
             self.inference.is_idle
             or self.inference.has_ended
@@ -182,11 +182,16 @@ class Server:
         else:
             self._log.failure("answer_failed", error, facts)
 
+    def _tell(self, line: str) -> None:
+        """Say it where somebody still listens: requests go on where nobody does."""
+        with suppress(BrokenRunError):
+            self._say(line)
+
     def _note_state(self) -> None:
         if self.inference.state is State.READY:
             served = self.inference.served
             self._log.line("ready", {"model": served.name, "max_model_len": served.context_tokens})
-            self._say(f"{served.name} is ready: {served.context_tokens} tokens of context")
+            self._tell(f"{served.name} is ready: {served.context_tokens} tokens of context")
             # Chats are rendered and texts made tokens: not in the thread that has the model.
             threading.Thread(target=self._documents.take_up, name="documents").start()
 
