@@ -9,6 +9,8 @@ _ROOM = "host/hillinfer/catalogue"
 _TESTS = "tests/host/catalogue"
 _ONE_SET = "tests/host/hf/test_one_set.py"
 _PLACED = "tests/host/serve/test_placed_documents.py"
+_CHANGED = "test_a_form_that_the_drive_gives_back_changed_costs_no_answer"
+_FILED = "tests/host/forms/test_filed_forms.py"
 
 CATALOGUE = (
     Mutant(
@@ -331,5 +333,29 @@ CATALOGUE = (
         "wide = np.ldexp((1 << _FRACTION_BITS) + fraction",
         "wide = np.ldexp(fraction",
         (_ONE_SET,),
+    ),
+    Mutant(
+        "packed-forms-unchecked",
+        "What a form packed on a drive comes back as is not compared with what was written.",
+        "host/hillinfer/forms/filed.py",
+        "            if _sum(piece) != expected:\n",
+        "            if _sum(piece) is None:\n",
+        (f"{_FILED}::test_other_bytes_than_were_written_are_noticed",),
+    ),
+    Mutant(
+        "changed-form-kept",
+        "A form that the drive gives back no more stays in its place.",
+        "host/hillinfer/catalogue/placed.py",
+        "            self._form_cache.give_up(found.key, made)\n",
+        "",
+        (f"{_PLACED}::{_CHANGED}",),
+    ),
+    Mutant(
+        "changed-form-ends-the-answer",
+        "A form that the drive gives back no more ends the request.",
+        "host/hillinfer/catalogue/placed.py",
+        "        except ColdPoolError as error:\n",
+        "        except LookupError as error:\n",
+        (f"{_PLACED}::{_CHANGED}",),
     ),
 )

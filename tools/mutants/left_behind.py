@@ -6,6 +6,9 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 _TESTS = "tests/host"
+_BLOCKS = f"{_TESTS}/pruning/test_blocks.py"
+_CROPPED = "test_an_answer_that_is_cropped_leaves_none_of_its_rows_without_pruning_either"
+_SAVED = "test_rows_that_entered_are_saved_once_they_lie_in_the_order_of_tokens"
 
 LEFT_BEHIND = (
     Mutant(
@@ -109,5 +112,37 @@ LEFT_BEHIND = (
         "    except RuntimeError as error:\n",
         "    except LookupError as error:\n",
         (f"{_TESTS}/serve/test_chat.py::test_a_name_that_means_no_file_ends_no_conversation",),
+    ),
+    Mutant(
+        "cropped-by-count",
+        "A band whose rows lie out of order is cropped as if they lay in the order of tokens.",
+        "host/hillinfer/kv/rows.py",
+        "cuts = [(one, one.rows_until(length)) for one in sequence.deeper]",
+        "cuts = [(one, one.rows_before(length)) for one in sequence.deeper]",
+        (f"{_BLOCKS}::{_CROPPED}",),
+    ),
+    Mutant(
+        "cropped-rows-not-lacking",
+        "Rows that went with those before them are not missed.",
+        "host/hillinfer/kv/rows.py",
+        "one.keep(one.kept[one.kept < length], min(length, one.kept_until))",
+        "one.keep(one.kept[: one.tokens], min(length, one.kept_until))",
+        (f"{_BLOCKS}::{_CROPPED}",),
+    ),
+    Mutant(
+        "entered-rows-in-order",
+        "What entered a band is said to lie in the order of tokens.",
+        "host/hillinfer/pruning/decoding.py",
+        "now.cache.keep([positions], now.before)",
+        "now.cache.keep([positions.sort().values], now.before)",
+        (f"{_BLOCKS}::{_CROPPED}", f"{_BLOCKS}::{_SAVED}"),
+    ),
+    Mutant(
+        "saved-out-of-order",
+        "A session is saved whose deeper layers have their rows in another order.",
+        "host/hillinfer/hf/cache.py",
+        "if not is_whole or not all(own.is_ordered for own in bands):",
+        "if not is_whole:",
+        (f"{_BLOCKS}::{_SAVED}",),
     ),
 )

@@ -185,7 +185,7 @@ PRUNING: tuple[Mutant, ...] = (
         "bands-cut-by-tokens",
         "A cropped cache leaves as many rows in deeper bands as it has tokens.",
         "host/hillinfer/kv/rows.py",
-        "[(one, one.rows_before(length)) for one in sequence.deeper]",
+        "[(one, one.rows_until(length)) for one in sequence.deeper]",
         "[(one, min(one.tokens, length)) for one in sequence.deeper]",
         (f"{_BANDS}::test_what_is_cropped_is_gone_from_every_band",),
     ),

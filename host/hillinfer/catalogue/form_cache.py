@@ -322,12 +322,16 @@ class FormCache:
             own.sort(key=lambda pair: self._kept[pair[0]].last_used)
         for count in range(1, len(own) + 1):
             if fits([made for _, made in own[:count]]):
-                with self._lock:
-                    for key, made in own[:count]:
-                        if key in self._kept and self._kept[key].made is made:
-                            self._drop(key)
+                for key, made in own[:count]:
+                    self.give_up(key, made)
                 return True
         return False
+
+    def give_up(self, key: bytes, made: MadeForm) -> None:
+        """Give up a document's form, where it is still this one; the document rests."""
+        with self._lock:
+            if key in self._kept and self._kept[key].made is made:
+                self._drop(key)
 
     def close(self) -> None:
         """Give all forms up; what was opened from them stays."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from hillinfer.catalogue.records import (
     document_uses,
     with_expected_forms,
 )
-from hillinfer.errors import CacheUseError, HillInferError
+from hillinfer.errors import CacheUseError, ColdPoolError, HillInferError, HillInferWarning
 from hillinfer.forms.filed import DriveForm, FormFile
 from hillinfer.forms.form import Form, MadeForm
 from hillinfer.forms.shadowed import LeadForm, MadeShadows, ShadowedForm
@@ -199,6 +200,14 @@ class PlacedDocuments:
         except CacheUseError:
             # The store gave its rows up since it was asked.
             loan.give_back()
+            return None
+        except ColdPoolError as error:
+            # The engine reads the rows, or computes them.
+            loan.give_back()
+            self._form_cache.give_up(found.key, made)
+            warnings.warn(
+                f"a document is read from its rows: {error}", HillInferWarning, stacklevel=2
+            )
             return None
         except BaseException:
             loan.give_back()

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, aligned_buffer, probe_io_mode, round_up
@@ -26,10 +28,13 @@ from hillinfer.forms.form import (
     OpenedForm,
 )
 from hillinfer.model_shape import ModelShape
+from hillinfer.native.library import native_library
 from hillinfer.placement.options import on_drive
 
 # Tensors begin at multiples of it.
 _ALIGNED = 64
+# Bytes that have a checksum together; the last ones of an extent may be fewer.
+_PIECE_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
@@ -42,11 +47,14 @@ class Extent:
         Of all of them, in bytes; whole pages.
     parts
         Type and shape of each.
+    sums
+        Checksums of its pieces of 256 KiB.
     """
 
     offset: int
     byte_count: int
     parts: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
+    sums: tuple[int, ...]
 
 
 class FormFile:
@@ -95,7 +103,7 @@ class FormFile:
         except BaseException:
             self._free[offset] = size
             raise
-        return Extent(offset, size, parts)
+        return Extent(offset, size, parts, tuple(map(_sum, _pieces(buffer[:size]))))
 
     def read(self, extent: Extent) -> list[torch.Tensor]:
         """Return the tensors, in memory of their own.
@@ -103,10 +111,15 @@ class FormFile:
         Raises
         ------
         ColdPoolError
-            Where the drive fails.
+            Where the drive fails, or gives other bytes than were written.
         """
         buffer = aligned_buffer(extent.byte_count)
         self._file.read(buffer.data[: extent.byte_count], extent.offset)
+        offset = extent.offset
+        for piece, expected in zip(_pieces(buffer[: extent.byte_count]), extent.sums, strict=True):
+            if _sum(piece) != expected:
+                raise self._file.changed(len(piece), offset)
+            offset += len(piece)
         memory = torch.from_numpy(buffer)
         tensors = []
         for begin, (dtype, shape) in zip(_sizes(extent.parts), extent.parts, strict=False):
@@ -233,3 +246,11 @@ def _sizes(parts: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> list[int]:
     for dtype, shape in parts:
         begins.append(begins[-1] + round_up(_byte_count(dtype, shape), _ALIGNED))
     return begins
+
+
+def _pieces(memory: NDArray[np.uint8]) -> Sequence[NDArray[np.uint8]]:
+    return [memory[at : at + _PIECE_BYTES] for at in range(0, len(memory), _PIECE_BYTES)]
+
+
+def _sum(piece: NDArray[np.uint8]) -> int:
+    return int(native_library().crc32c(piece.reshape(1, -1), np.zeros(1, np.uint32))[0])

@@ -164,11 +164,13 @@ class HillInferCache(PassingCache):
         def save() -> SavedBytes:
             with self._alone(Use(sys._getframe())):
                 sequence = self._batch.only_sequence()
-                if len({own.tokens for own in sequence.bands()}) > 1:
+                bands = sequence.bands()
+                is_whole = len({own.tokens for own in bands}) == 1
+                if not is_whole or not all(own.is_ordered for own in bands):
                     raise SessionError(
                         f"cannot save the session {directory}: its prompt was read in stages, and "
-                        "deeper layers have fewer rows: complete it with the pruning that read "
-                        "it, or read it without prune"
+                        "deeper layers have fewer rows, or have them in another order: complete it "
+                        "with the pruning that read it, or read it without prune"
                     )
                 fingerprint = identity.fingerprint(self._runtime.settings.key_mode.codes, tokenizer)
                 origin = SessionOrigin(fingerprint, chunk_tokens, prompt_form)

@@ -236,8 +236,11 @@ class SequenceManager:
             recording.finish(_recorded(sequence))
 
     def truncate(self, sequence: Sequence, length: int) -> None:
-        """Forget the tokens from position `length` on, in every layer."""
-        cuts = [(one, one.rows_before(length)) for one in sequence.deeper]
+        """Forget the tokens from position `length` on, in every layer.
+
+        Rows of a deeper band that lie behind one that goes, of tokens that stay, are lacking then.
+        """
+        cuts = [(one, one.rows_until(length)) for one in sequence.deeper]
         self._truncate([*cuts, (sequence, length)])
         for one in sequence.deeper:
             one.keep(one.kept[one.kept < length], min(length, one.kept_until))

@@ -141,7 +141,8 @@ class Sequence:
         What has the rows of the layers behind them, where those have fewer: a sequence per band.
     kept, kept_until
         Of a deeper band: the positions among all tokens of those that it has of the first
-        `kept_until`, int64, ascending; of later tokens it has every one.
+        `kept_until`, int64, in the order of its rows; of later tokens it has every one, behind
+        these. Where it has fewer rows, the last of them are still to come.
     lacking
         How many tokens of the sequence have no row in this band.
     told
@@ -225,7 +226,7 @@ class Sequence:
         self.deeper.append(band)
 
     def keep(self, positions: NDArray[np.int64], until: int) -> None:
-        """Say which of the first `until` tokens a deeper band has, int64, ascending."""
+        """Say which of the first `until` tokens a deeper band has, int64, in order of its rows."""
         self.kept, self.kept_until = positions, until
         self.lacking = until - len(positions)
 
@@ -242,10 +243,23 @@ class Sequence:
         told = self.told_rows(self.lengths[layer])
         return None if told is None else [told]
 
+    @property
+    def is_ordered(self) -> bool:
+        """Whether a deeper band has its rows in the order of positions."""
+        return bool((self.kept[1:] > self.kept[:-1]).all())
+
     def rows_before(self, length: int) -> int:
-        """Return how many of the first `length` tokens a deeper band has."""
-        later = max(0, length - self.kept_until)
-        return later + int(np.searchsorted(self.kept, min(length, self.kept_until)))
+        """Return how many of the first `length` tokens a deeper band has, or is to have."""
+        if length >= self.kept_until:
+            return len(self.kept) + length - self.kept_until
+        return int(np.count_nonzero(self.kept < length))
+
+    def rows_until(self, length: int) -> int:
+        """Return how many rows of a deeper band come before any of tokens from `length` on."""
+        if length >= self.kept_until:
+            return self.rows_before(length)
+        (later,) = np.nonzero(self.kept >= length)
+        return int(later[0]) if len(later) else len(self.kept)
 
     @property
     def tokens(self) -> int:

@@ -329,7 +329,7 @@ class CacheOnDrive(StagedCache):
             lengths.end_stage()
 
     def keep(self, positions: Sequence[torch.Tensor], until: int) -> None:
-        """See `StagedCache`; later tokens are in every band."""
+        """See `StagedCache`."""
         for sequence in self._cache.sequences:
             for own, kept in zip(sequence.deeper, positions, strict=True):
                 own.keep(kept.cpu().numpy(), until)

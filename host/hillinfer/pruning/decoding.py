@@ -342,11 +342,8 @@ class BlockManager:
 
     @staticmethod
     def _keep(now: Pass, positions: torch.Tensor) -> None:
-        """Say which of the prompt's tokens the band has, whatever the order of its rows."""
-        state = now.held.swapping
-        assert state is not None
-        inside = positions[positions < state.tokens]
-        now.cache.keep([inside.sort().values], state.tokens)
+        """Say which tokens the band has before those of the pass, in the order of its rows."""
+        now.cache.keep([positions], now.before)
 
     def _candidates(
         self,

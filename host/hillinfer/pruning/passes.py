@@ -330,7 +330,15 @@ class StagedCache(ABC):
 
     @abstractmethod
     def keep(self, positions: Sequence[torch.Tensor], until: int) -> None:
-        """Learn which of the first `until` tokens each band behind the first cut has."""
+        """Learn which of the first `until` tokens each band behind the first cut has.
+
+        Parameters
+        ----------
+        positions
+            Theirs, int64 for each band, in the order of its rows.
+        until
+            All later tokens are in every band, behind these.
+        """
 
     @abstractmethod
     def wait_with(self, states: torch.Tensor) -> States:

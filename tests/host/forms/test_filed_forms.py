@@ -5,7 +5,8 @@ import pytest
 import torch
 from stored_document import stored_document
 
-from hillinfer.errors import SettingsError
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.errors import ColdPoolError, SettingsError
 from hillinfer.forms.filed import DriveForm, FormFile
 from hillinfer.forms.table import make_form
 from hillinfer.forms.whole import StoredRowsForm
@@ -73,6 +74,34 @@ def test_places_are_used_again_and_nothing_has_a_name(file, tmp_path):
     assert file.write(numbers).offset == 61440
     for extent in (third, wide):
         assert all(map(torch.equal, file.read(extent), numbers)) is (extent is third)
+
+
+class OtherBytes(DriveCalls):
+    """A drive that gives back one bit that was not written."""
+
+    wrong = None
+
+    def preadv(self, descriptor, into, offset):
+        count = super().preadv(descriptor, into, offset)
+        if self.wrong is not None and offset <= self.wrong < offset + count:
+            into[self.wrong - offset] ^= 0x40
+        return count
+
+
+@pytest.mark.parametrize("wrong", [0, 100, (256 << 10) - 1, 256 << 10, 300_000])
+def test_other_bytes_than_were_written_are_noticed(tmp_path, wrong):
+    numbers, calls = [torch.arange(25_000), torch.arange(20_000)], OtherBytes()
+    file = FormFile(tmp_path, calls)
+    other = file.write(numbers[1:])
+    extent = file.write(numbers)
+    calls.wrong = extent.offset + wrong
+    with pytest.raises(ColdPoolError, match="are not what was written there"):
+        file.read(extent)
+    # The twin: what lies elsewhere is read, and so is this once the drive gives it back.
+    assert torch.equal(*file.read(other), numbers[1])
+    calls.wrong = None
+    assert all(map(torch.equal, file.read(extent), numbers))
+    file.close()
 
 
 def test_what_has_no_memory_is_refused(document, file):

@@ -22,7 +22,13 @@ from waiting import until
 
 import hillinfer
 from hillinfer.engine.runtime import Runtime
-from hillinfer.errors import ColdPoolError, SettingsError, UnsupportedFeatureError
+from hillinfer.errors import (
+    CacheUseError,
+    ColdPoolError,
+    SessionError,
+    SettingsError,
+    UnsupportedFeatureError,
+)
 from hillinfer.hf.attach import Attachment
 from hillinfer.pruning.block_policies import make_decoding
 from hillinfer.pruning.caches import CacheOnDrive
@@ -388,6 +394,70 @@ def test_what_has_entered_goes_on_to_a_question_and_is_completed(cold_dir):
         whole = hill.new_cache()
         model(torch.cat([IDS, FED[:, :30]], 1), past_key_values=whole, logits_to_keep=1)
         torch.testing.assert_close(found, feed(model, whole, FED[:, 30:32]), atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("name", [NAME, ENTER])
+@torch.no_grad()
+def test_an_answer_that_is_cropped_leaves_none_of_its_rows_without_pruning_either(name, cold_dir):
+    """What entered behind it has rows behind its own, so these layers are to be read anew."""
+    model = TINY.build()
+    with observed(model, cold_dir, None, alpha=1.0) as hill:
+        with hillinfer.prune(model, CUT, ranker="paper", decoding=name) as pruning:
+            cache = held(model, hill)
+            bands = lengths(cache)
+            feed(model, cache, FED[:, :STEPS])
+            entered = pruning.decoding_of(cache).computed
+        cache.crop(-STEPS)
+        assert cache.get_seq_length() == TOKENS
+        # The twin: where nothing entered the cache goes on with what the prompt's read kept.
+        if name == NAME:
+            assert (lengths(cache), entered) == (bands, 0)
+            feed(model, cache, FED[:, :1])
+            return
+        assert entered > 0
+        first = cache.fork()
+        for own in (cache, cache.fork(), first):
+            # Nothing goes, and what is lacking still is.
+            own.crop(0)
+            for given in (FED[:, :1], FED[:, :2]):
+                with pytest.raises(CacheUseError, match=f"the {TOKENS} tokens of this cache wait"):
+                    model(given, past_key_values=own, logits_to_keep=1)
+            assert lengths(own)[: BAND.start] == [TOKENS] * BAND.start
+        # The first block never lies behind another one.
+        first.crop(64 - TOKENS)
+        dense = hill.new_cache(expected_tokens=1000)
+        model(IDS[:, :64], past_key_values=dense, logits_to_keep=1)
+        assert lengths(first) == lengths(dense)
+        expected = feed(model, dense, FED[:, :4])
+        torch.testing.assert_close(feed(model, first, FED[:, :4]), expected, atol=2e-3, rtol=2e-3)
+        with hillinfer.prune(model, CUT, ranker="paper", decoding=name) as pruning:
+            again = hill.new_cache(expected_tokens=1000)
+            with pruning.prompt(TOKENS + 1):
+                model(IDS, past_key_values=again, logits_to_keep=1)
+                expected = feed(model, again, FED[:, :1])
+            assert torch.equal(feed(model, cache, FED[:, :1]), expected)
+
+
+def test_rows_that_entered_are_saved_once_they_lie_in_the_order_of_tokens(cold_dir, tmp_path):
+    model, half = TINY.build(), TOKENS // 2
+    with opened(model, cold_dir, "enter:99%:1", alpha=1.0) as (hill, pruning):
+        cache = held(model, hill)
+        feed(model, cache, FED[:, :2])
+        # Every block has entered, so all layers have as many rows.
+        assert lengths(cache) == [TOKENS + 2] * 5
+        for own in (cache, cache.fork()):
+            with pytest.raises(SessionError, match="have them in another order: complete it"):
+                own.save_session(tmp_path / "session")
+            assert not (tmp_path / "session").exists()
+        # The twin: what was completed lies in order, and is saved.
+        pruning.complete(cache)
+        cache.save_session(tmp_path / "session")
+    with attached(model, cold_dir, alpha=1.0) as hill, torch.no_grad():
+        loaded, dense = hill.load_session(tmp_path / "session"), hill.new_cache()
+        loaded.crop(half - TOKENS - 2)
+        model(IDS[:, :half], past_key_values=dense, logits_to_keep=1)
+        expected = feed(model, dense, FED[:, :4])
+        torch.testing.assert_close(feed(model, loaded, FED[:, :4]), expected, atol=2e-3, rtol=2e-3)
 
 
 def test_states_that_do_not_come_back_end_the_step_and_leave_the_cache(cold_dir):

@@ -3,8 +3,9 @@
 
 import json
 import shutil
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from generation_runs import SETTINGS
@@ -13,7 +14,7 @@ from waiting import until
 
 from hillinfer.catalogue.catalogue import Catalogue
 from hillinfer.catalogue.planning import DocumentRules
-from hillinfer.errors import BudgetError
+from hillinfer.errors import BudgetError, HillInferWarning
 from hillinfer.generate.tokens import Sampling
 from hillinfer.memory_budget import Part
 from hillinfer.models.loader import load_model
@@ -398,6 +399,53 @@ def test_a_drive_of_a_store_with_two_is_a_place_for_forms(
             assert (begun.form, begun.held) == ("drive2-int8", library[1]["tokens"])
             begun.generation.close()
         store.places = here
+
+
+def changed_on_the_drive(directory):
+    """Change the first bytes of what lies there without a name, of this process."""
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            place = str(link.readlink())
+            if place.startswith(f"{directory}/") and place.endswith(" (deleted)"):
+                with link.open("r+b") as file:
+                    file.write(b"other")
+
+
+def test_a_form_that_the_drive_gives_back_changed_costs_no_answer(
+    library, endless_folder, cold_dir
+):
+    """It is given up, the rows are read where they are stored, and it is made anew."""
+    with Store(library[0]) as store, Catalogue(store.places) as catalogue:
+        (document,) = catalogue.documents()
+        only = (replace(document.of_form("int8"), form="int2"),)
+        catalogue.put(replace(document, measured=only))
+    pinned(library, "drive-int2")
+    prompt = document_prompt(library)
+    with ExitStack() as opened:
+        settings = {"rules": DocumentRules(drive_budget=1 << 20), "dram_budget": "24MiB"}
+        served = served_alone(library, endless_folder, cold_dir, opened, **settings)
+
+        def begun_and_answered():
+            begun = served.begin(b"", prompt, 1500)
+            for _ in begun.reading(prompt):
+                pass
+            answer = list(begun.generation.decode(Sampling(), 12, frozenset()))
+            begun.generation.close()
+            return begun.form, answer
+
+        # Nobody has looked at the catalogue yet.
+        resting = begun_and_answered()
+        served.rest(lambda: False)
+        packed = begun_and_answered()
+        # The twin: from the form the answer is another one.
+        assert (resting[0], packed[0]) == (None, "drive-int2")
+        assert packed[1] != resting[1]
+        changed_on_the_drive(library[0].resolve())
+        with pytest.warns(HillInferWarning, match="a document is read from its rows"):
+            assert begun_and_answered() == resting
+        assert (served.placed.held, served.placed.accountant.lent_bytes) == ({}, 0)
+        assert [one.form for one in served.rest(lambda: False)] == ["drive-int2"]
+        assert begun_and_answered() == packed
 
 
 def test_a_floor_out_of_range_is_refused(command):
