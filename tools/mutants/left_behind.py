@@ -70,6 +70,17 @@ LEFT_BEHIND = (
         (f"{_TESTS}/hf/test_one_set.py::test_a_query_that_is_not_finite_is_told_with_its_layer",),
     ),
     Mutant(
+        "vllm-keeps-what-leavers-computed",
+        "What a request computed behind missing rows stays in vLLM's cache once its client left.",
+        "plugins/hillinfer_vllm/hillinfer_vllm/scheduling.py",
+        "for own in self._step:",
+        "for own in [known.blocks for known in self._known.values()]:",
+        (
+            f"{_TESTS}/store/test_vllm_steps.py::"
+            "test_what_another_request_computed_behind_missing_rows_is_not_stored",
+        ),
+    ),
+    Mutant(
         "unknown-home-ends-a-talk",
         "A file in a home that nobody has ends a conversation.",
         "host/hillinfer/cli/serving/chat.py",

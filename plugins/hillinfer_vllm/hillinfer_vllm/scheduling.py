@@ -86,6 +86,9 @@ class SchedulerSide:
         self._others, self._adapters = others, adapters or Adapters()
         self._publishes: list[tuple[str, int]] = []
         self._known: dict[str, _Known] = {}
+        # Blocks of each request of the last step, from its first token on: what became of it is
+        # told when some of them may be over.
+        self._step: list[list[int]] = []
         self._is_resting = False
 
     def rest(self) -> None:
@@ -99,14 +102,14 @@ class SchedulerSide:
         Requests that have them look for nothing and store nothing any more.
         """
         gone = set(blocks)
+        for own in self._step:
+            first = next((at for at, one in enumerate(own) if one in blocks), len(own))
+            gone.update(own[first:])
         for known in self._known.values():
-            first = next((at for at, one in enumerate(known.blocks) if one in blocks), None)
-            if first is None:
-                continue
-            gone.update(known.blocks[first:])
-            known.saved = len(known.prompt.ids)
-            known.found.close()
-            known.found.tokens = 0
+            if not blocks.isdisjoint(known.blocks):
+                known.saved = len(known.prompt.ids)
+                known.found.close()
+                known.found.tokens = 0
         return gone
 
     def reported(self, reports: RankReports) -> None:
@@ -143,17 +146,16 @@ class SchedulerSide:
     def plan(self, output: SchedulerOutput) -> StepPlan:
         """Return what the worker does in one step."""
         plan = StepPlan(publishes=self._publishes)
-        self._publishes = []
+        self._publishes, self._step = [], []
         for new in output.scheduled_new_reqs:
             self._planned(plan, output, new.req_id, new.block_ids[0], new.num_computed_tokens)
         again = output.scheduled_cached_reqs
         for at, request in enumerate(again.req_ids):
-            known = self._known.get(request)
-            if known is None:
-                continue
             new_blocks = again.new_block_ids[at]
-            own = [] if new_blocks is None else list(new_blocks[0])
-            blocks = own if request in again.resumed_req_ids else known.blocks + own
+            blocks = [] if new_blocks is None else list(new_blocks[0])
+            known = self._known.get(request)
+            if known is not None and request not in again.resumed_req_ids:
+                blocks = known.blocks + blocks
             self._planned(plan, output, request, blocks, again.num_computed_tokens[at])
         return plan
 
@@ -212,6 +214,7 @@ class SchedulerSide:
     def _planned(
         self, plan: StepPlan, output: Any, request: str, blocks: Any, computed: int
     ) -> None:
+        self._step.append(list(blocks))
         known = self._known.get(request)
         if known is None:
             return

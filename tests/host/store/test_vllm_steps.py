@@ -339,9 +339,24 @@ def test_a_read_that_brings_less_is_made_again_and_one_that_fails_is_told(
     store.close()
 
 
-@pytest.mark.parametrize("missing", ["damaged", "out of reach", None])
-def test_what_another_request_computed_behind_missing_rows_is_not_stored(opened, tmp_path, missing):
-    """Both have the document's blocks; the second finds them in the engine, still on their way."""
+@pytest.mark.parametrize(
+    ("missing", "left"),
+    [
+        ("damaged", ""),
+        ("damaged", "b"),
+        ("damaged", "bc"),
+        ("out of reach", ""),
+        ("out of reach", "c"),
+        (None, ""),
+    ],
+)
+def test_what_another_request_computed_behind_missing_rows_is_not_stored(
+    opened, tmp_path, missing, left
+):
+    """Both have the document's blocks; the second finds them in the engine, still on their way.
+
+    vLLM ends requests whose clients left before it tells what became of the step's loads.
+    """
     document, first, second = IDS[:1024], [1] * 300, [2] * 300
     opened().read("a", [*document, 0])
     engine = opened()
@@ -363,6 +378,8 @@ def test_what_another_request_computed_behind_missing_rows_is_not_stored(opened,
     engine.step(turns)
     failed = engine.loads.failed_blocks()
     assert failed == (set(shared) if missing else set())
+    for name in left:
+        engine.scheduler.finished(name)
     # The engine is told to forget those, and all that was computed behind them.
     gone = engine.scheduler.failed(failed)
     everything = {number for one in turns for number in one.numbers}
