@@ -73,11 +73,33 @@ LEFT_BEHIND = (
         "vllm-keeps-what-leavers-computed",
         "What a request computed behind missing rows stays in vLLM's cache once its client left.",
         "plugins/hillinfer_vllm/hillinfer_vllm/scheduling.py",
-        "for own in self._step:",
-        "for own in [known.blocks for known in self._known.values()]:",
+        "        for turn in self._step:\n            own = turn.blocks\n",
+        "        for own in [known.blocks for known in self._known.values()]:\n",
         (
             f"{_TESTS}/store/test_vllm_steps.py::"
             "test_what_another_request_computed_behind_missing_rows_is_not_stored",
+        ),
+    ),
+    Mutant(
+        "blocks-of-others-become-own",
+        "What vLLM's own cache has of another engine's rows is stored as vLLM's.",
+        "plugins/hillinfer_vllm/hillinfer_vllm/scheduling.py",
+        "if not self._blocks.isdisjoint(one.shared)}",
+        "if one.request in self._requests}",
+        (
+            f"{_TESTS}/store/test_vllm_others.py::"
+            "test_nothing_is_stored_behind_blocks_of_others_that_vllm_kept",
+        ),
+    ),
+    Mutant(
+        "blocks-of-others-for-ever",
+        "A block that once had another engine's rows keeps all that comes to lie in it unstored.",
+        "plugins/hillinfer_vllm/hillinfer_vllm/scheduling.py",
+        "self._blocks.difference_update(one.filled)",
+        "self._blocks.difference_update(())",
+        (
+            f"{_TESTS}/store/test_vllm_others.py::"
+            "test_blocks_that_are_given_out_anew_are_of_others_no_more",
         ),
     ),
     Mutant(

@@ -6,7 +6,7 @@ The engine here computes rows by a formula of layer and tokens; `make vllm-store
 
 import errno
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -112,23 +112,23 @@ class Engine:
         self.saves.finish({name})
         return numbers, external, failed
 
-    def step(self, turns):
-        """Take a step of several requests, as the scheduler has planned them together."""
-        plan = self.scheduler.plan(self.output_of(turns))
+    def step(self, turns, given=()):
+        """Take a step of several requests; what they are given is new blocks of older ones."""
+        plan = self.scheduler.plan(self.output_of(turns, dict(given)))
         self.saves.begin(plan.saves)
         self.loads.begin(plan.loads)
         self.compute(turns)
         self.saves.end(self.loads.end())
 
     @staticmethod
-    def output_of(turns):
+    def output_of(turns, given=MappingProxyType({})):
         """What vLLM's scheduler says of a step."""
         new = [one for one in turns if one.is_new]
         old = [one for one in turns if not one.is_new]
         cached = SimpleNamespace(
             req_ids=[one.name for one in old],
             resumed_req_ids=set(),
-            new_block_ids=[None for _ in old],
+            new_block_ids=[(given[one.name],) if one.name in given else None for one in old],
             num_computed_tokens=[one.start for one in old],
         )
         return SimpleNamespace(
