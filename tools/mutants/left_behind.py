@@ -103,6 +103,14 @@ LEFT_BEHIND = (
         ),
     ),
     Mutant(
+        "headers-without-end",
+        "A host that sends a header now and then holds a transfer as long as it likes.",
+        "plugins/hillinfer_hosts/hillinfer_hosts/transfer.py",
+        "threading.Timer(left, self._client.close)",
+        "threading.Timer(left, self._client.cookies.clear)",
+        (f"{_TESTS}/hosts/test_transfer.py::test_a_host_that_never_ends_is_given_up_in_time",),
+    ),
+    Mutant(
         "unknown-home-ends-a-talk",
         "A file in a home that nobody has ends a conversation.",
         "host/hillinfer/cli/serving/chat.py",
