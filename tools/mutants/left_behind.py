@@ -106,6 +106,47 @@ LEFT_BEHIND = (
         (f"{_TESTS}/hf/test_one_set.py::test_a_query_that_is_not_finite_is_told_with_its_layer",),
     ),
     Mutant(
+        "vllm-keeps-what-leavers-computed",
+        "What a request computed behind missing rows stays in vLLM's cache once its client left.",
+        "plugins/hillinfer_vllm/hillinfer_vllm/scheduling.py",
+        "        for turn in self._step:\n            own = turn.blocks\n",
+        "        for own in [known.blocks for known in self._known.values()]:\n",
+        (
+            f"{_TESTS}/store/test_vllm_steps.py::"
+            "test_what_another_request_computed_behind_missing_rows_is_not_stored",
+        ),
+    ),
+    Mutant(
+        "blocks-of-others-become-own",
+        "What vLLM's own cache has of another engine's rows is stored as vLLM's.",
+        "plugins/hillinfer_vllm/hillinfer_vllm/scheduling.py",
+        "if not self._blocks.isdisjoint(one.shared)}",
+        "if one.request in self._requests}",
+        (
+            f"{_TESTS}/store/test_vllm_others.py::"
+            "test_nothing_is_stored_behind_blocks_of_others_that_vllm_kept",
+        ),
+    ),
+    Mutant(
+        "blocks-of-others-for-ever",
+        "A block that once had another engine's rows keeps all that comes to lie in it unstored.",
+        "plugins/hillinfer_vllm/hillinfer_vllm/scheduling.py",
+        "self._blocks.difference_update(one.filled)",
+        "self._blocks.difference_update(())",
+        (
+            f"{_TESTS}/store/test_vllm_others.py::"
+            "test_blocks_that_are_given_out_anew_are_of_others_no_more",
+        ),
+    ),
+    Mutant(
+        "headers-without-end",
+        "A host that sends a header now and then holds a transfer as long as it likes.",
+        "plugins/hillinfer_hosts/hillinfer_hosts/transfer.py",
+        "threading.Timer(left, self._client.close)",
+        "threading.Timer(left, self._client.cookies.clear)",
+        (f"{_TESTS}/hosts/test_transfer.py::test_a_host_that_never_ends_is_given_up_in_time",),
+    ),
+    Mutant(
         "unknown-home-ends-a-talk",
         "A file in a home that nobody has ends a conversation.",
         "host/hillinfer/cli/serving/chat.py",

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import numpy as np
@@ -47,7 +49,8 @@ EXTENTS, NAMESPACES, TRANSPORTS = "/extents/", "/namespaces/", "/transports/"
 POOL_HEADER = "X-HillInfer-Pool"
 # What a host was met as, and where its memory is; an answer says how many bytes were put there.
 INTO_HEADER, WRITTEN_HEADER = "X-HillInfer-Into", "X-HillInfer-Written"
-_MOST_NAMESPACE_BYTES = 1 << 20
+# Of an answer that has no rows.
+_MOST_TOLD_BYTES = 1 << 20
 # A host that sends nothing for so long is given up.
 _SILENT_SECONDS = 2.0
 # Of one range, where a layer's rows are not more.
@@ -113,7 +116,8 @@ class HostReader:
     key
         What hosts share; empty for none.
     deadline
-        When to give up, in seconds of `time.monotonic`.
+        When to give up, in seconds of `time.monotonic`. A host that falls silent just before it is
+        given up up to two seconds later.
     direct
         Memory that the other host may write to by a transport that both have; None for HTTP alone.
 
@@ -126,15 +130,20 @@ class HostReader:
     def __init__(
         self, url: str, key: str, deadline: float, direct: DirectMemory | None = None
     ) -> None:
-        self._client = host_client(url, key, max(0.0, deadline - time.monotonic()))
+        left = max(0.0, deadline - time.monotonic())
+        self._client = host_client(url, key, left)
         self._deadline, self._direct = deadline, direct
+        # A host that sends a little now and then lets no read of its headers run out of time.
+        self._end = threading.Timer(left, self._client.close)
+        self._end.daemon = True
+        self._end.start()
         # What the other host knows this one as, once it was told.
         self._known: str | None = None
         self.byte_count, self.direct_bytes = 0, 0
 
     def namespace(self, digest: bytes) -> Namespace:
         """Return a namespace of the other host's store; TransferError where it is not that one."""
-        content, _ = self._got(NAMESPACES + digest.hex(), {}, _MOST_NAMESPACE_BYTES)
+        content, _ = self._got("GET", NAMESPACES + digest.hex(), _MOST_TOLD_BYTES)
         try:
             told = json.loads(content)
             found = Namespace(
@@ -169,6 +178,7 @@ class HostReader:
 
     def close(self) -> None:
         """Let the connection go."""
+        self._end.cancel()
         self._client.close()
 
     def _range(self, path: str, headers: dict[str, str], into: NDArray[np.uint8]) -> httpx.Headers:
@@ -189,9 +199,9 @@ class HostReader:
         told = base64.b64encode(self._direct.introduction).decode()
         path = TRANSPORTS + self._direct.name
         try:
-            answer = self._client.post(path, json={"introduction": told}, timeout=_SILENT_SECONDS)
-            self._known = str(answer.json()["peer"])
-        except (httpx.HTTPError, KeyError, TypeError, ValueError):
+            answer, _ = self._got("POST", path, _MOST_TOLD_BYTES, json={"introduction": told})
+            self._known = str(json.loads(answer)["peer"])
+        except (TransferError, KeyError, TypeError, ValueError, RecursionError):
             self._direct = None
 
     def _sent(
@@ -202,7 +212,7 @@ class HostReader:
         landing: NDArray[np.uint8] | None = None,
     ) -> httpx.Headers:
         """Take a range from an answer's body, or from memory that it says was written to."""
-        content, told = self._got(path, headers, len(into))
+        content, told = self._got("GET", path, len(into), headers=headers)
         if landing is not None and told.get(WRITTEN_HEADER) == str(len(into)) and not content:
             into[:] = landing
             self.direct_bytes += len(into)
@@ -213,15 +223,17 @@ class HostReader:
         return told
 
     def _got(
-        self, path: str, headers: dict[str, str], most_bytes: int
+        self, method: str, path: str, most_bytes: int, **asked: Any
     ) -> tuple[bytearray, httpx.Headers]:
         """Return a body of so many bytes at most, and what its headers say."""
         content = bytearray()
-        headers = headers | {"Accept-Encoding": "identity"}
-        # Of each read: the deadline is looked at behind every one.
-        seconds = min(self._left(), _SILENT_SECONDS)
+        asked["headers"] = asked.get("headers", {}) | {"Accept-Encoding": "identity"}
+        # Of each read. Whoever is still connecting at the deadline has nothing to close then, and
+        # looks behind it.
+        asked["timeout"] = min(self._left(), _SILENT_SECONDS)
+        asked["extensions"] = {"trace": lambda *_: self._left()}
         try:
-            with self._client.stream("GET", path, headers=headers, timeout=seconds) as answer:
+            with self._client.stream(method, path, **asked) as answer:
                 if answer.status_code not in (httpx.codes.OK, httpx.codes.PARTIAL_CONTENT):
                     raise TransferError(f"the other host answers with status {answer.status_code}")
                 for part in answer.iter_raw():
@@ -230,7 +242,9 @@ class HostReader:
                         raise TransferError("the other host sends more than was asked for")
                     self._left()
                 return content, answer.headers
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, RuntimeError, ValueError) as error:
+            # What is closed at the deadline says so in several ways.
+            self._left()
             raise TransferError(f"the other host does not answer: {error}") from error
 
     def _left(self) -> float:

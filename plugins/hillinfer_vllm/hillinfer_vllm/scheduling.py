@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hillinfer.store.keys import Namespace
 from hillinfer.store.store import Store
@@ -50,6 +50,66 @@ class _Known:
         return self.found.tokens
 
 
+@dataclass(frozen=True)
+class _Turn:
+    """What a request has of a step.
+
+    Parameters
+    ----------
+    request
+        Its name.
+    computed
+        Its tokens that have rows before the step, or are loaded in it.
+    blocks
+        From its first token on.
+    shared, filled
+        Of its new blocks those that vLLM's own cache had, and those that it loads or computes.
+    """
+
+    request: str
+    computed: int
+    blocks: list[int]
+    shared: list[int]
+    filled: list[int]
+
+
+class _BlocksOfOthers:
+    """Blocks of vLLM with another engine's rows, or with what was computed behind such rows.
+
+    vLLM's own cache gives them to later requests, also once the store has those rows no more.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: set[int] = set()
+        self._requests: set[str] = set()
+
+    def behind(self, turns: Sequence[_Turn], loading: set[str]) -> set[str]:
+        """Learn what a step fills; return its requests that compute behind rows of others.
+
+        Parameters
+        ----------
+        turns
+            Of the step, in any order.
+        loading
+            Requests that load rows of others in it.
+        """
+        for one in turns:
+            self._blocks.difference_update(one.filled)
+        found = loading | {one.request for one in turns if one.request in self._requests}
+        known = -1
+        # Of two requests that begin in one step the one may share what the other one fills.
+        while len(found) > known:
+            known = len(found)
+            self._blocks.update(*(one.filled for one in turns if one.request in found))
+            found |= {one.request for one in turns if not self._blocks.isdisjoint(one.shared)}
+        self._requests |= found
+        return found
+
+    def finished(self, request: str) -> None:
+        """Forget a request, and none of its blocks."""
+        self._requests.discard(request)
+
+
 class SchedulerSide:
     """Looks prompts up once each, and plans steps.
 
@@ -86,6 +146,9 @@ class SchedulerSide:
         self._others, self._adapters = others, adapters or Adapters()
         self._publishes: list[tuple[str, int]] = []
         self._known: dict[str, _Known] = {}
+        # Of the last step: what became of it is told when some of its requests may be over.
+        self._step: list[_Turn] = []
+        self._of_others = _BlocksOfOthers()
         self._is_resting = False
 
     def rest(self) -> None:
@@ -99,14 +162,15 @@ class SchedulerSide:
         Requests that have them look for nothing and store nothing any more.
         """
         gone = set(blocks)
+        for turn in self._step:
+            own = turn.blocks
+            first = next((at for at, one in enumerate(own) if one in blocks), len(own))
+            gone.update(own[first:])
         for known in self._known.values():
-            first = next((at for at, one in enumerate(known.blocks) if one in blocks), None)
-            if first is None:
-                continue
-            gone.update(known.blocks[first:])
-            known.saved = len(known.prompt.ids)
-            known.found.close()
-            known.found.tokens = 0
+            if not blocks.isdisjoint(known.blocks):
+                known.saved = len(known.prompt.ids)
+                known.found.close()
+                known.found.tokens = 0
         return gone
 
     def reported(self, reports: RankReports) -> None:
@@ -144,21 +208,22 @@ class SchedulerSide:
         """Return what the worker does in one step."""
         plan = StepPlan(publishes=self._publishes)
         self._publishes = []
-        for new in output.scheduled_new_reqs:
-            self._planned(plan, output, new.req_id, new.block_ids[0], new.num_computed_tokens)
-        again = output.scheduled_cached_reqs
-        for at, request in enumerate(again.req_ids):
-            known = self._known.get(request)
+        self._step = list(self._turns(output))
+        loading = {one.request for one in self._step if self._loads_of_others(one.request)}
+        behind = self._of_others.behind(self._step, loading)
+        for turn in self._step:
+            known = self._known.get(turn.request)
             if known is None:
                 continue
-            new_blocks = again.new_block_ids[at]
-            own = [] if new_blocks is None else list(new_blocks[0])
-            blocks = own if request in again.resumed_req_ids else known.blocks + own
-            self._planned(plan, output, request, blocks, again.num_computed_tokens[at])
+            if turn.request in behind:
+                # Nobody's own, as what is computed behind a load of such rows.
+                known.saved = len(known.prompt.ids)
+            self._planned(plan, turn, known, output.num_scheduled_tokens[turn.request])
         return plan
 
     def finished(self, request: str) -> None:
         """Let go of what a request that is over had leased."""
+        self._of_others.finished(request)
         known = self._known.pop(request, None)
         if known is not None:
             known.found.close()
@@ -209,18 +274,39 @@ class SchedulerSide:
             self._warned.add(line)
             self._warn(line)
 
-    def _planned(
-        self, plan: StepPlan, output: Any, request: str, blocks: Any, computed: int
-    ) -> None:
+    def _turns(self, output: SchedulerOutput) -> Iterator[_Turn]:
+        """Yield what each request has of a step, also those that the store does not serve."""
+        for new in output.scheduled_new_reqs:
+            yield self._begun(new.req_id, new.block_ids[0], new.num_computed_tokens)
+        again = output.scheduled_cached_reqs
+        for at, request in enumerate(again.req_ids):
+            new_blocks, computed = again.new_block_ids[at], again.num_computed_tokens[at]
+            own = [] if new_blocks is None else list(new_blocks[0])
+            if request in again.resumed_req_ids:
+                yield self._begun(request, own, computed)
+            else:
+                known = self._known.get(request)
+                blocks = own if known is None else known.blocks + own
+                yield _Turn(request, computed, blocks, [], own)
+
+    def _begun(self, request: str, blocks: Sequence[int], computed: int) -> _Turn:
+        """Return the turn of a request that begins, or begins anew."""
+        known, own = self._known.get(request), list(blocks)
+        cached = computed if known is None or known.load is None else known.load[0]
+        at = cached // self._block_tokens
+        return _Turn(request, computed, own, own[:at], own[at:])
+
+    def _loads_of_others(self, request: str) -> bool:
         known = self._known.get(request)
-        if known is None:
-            return
-        known.blocks = list(blocks)
+        return known is not None and known.load is not None and known.found.taken is not None
+
+    def _planned(self, plan: StepPlan, turn: _Turn, known: _Known, tokens: int) -> None:
+        request, known.blocks = turn.request, turn.blocks
         if known.load is not None:
             blocks_of, space = tuple(known.blocks), known.found.taken
             plan.loads.append(PlannedLoad(request, known.prompt, *known.load, blocks_of, space))
             known.load = None
-        stop = min(computed + output.num_scheduled_tokens[request], len(known.prompt.ids))
+        stop = min(turn.computed + tokens, len(known.prompt.ids))
         if stop // GROUP_TOKENS * GROUP_TOKENS > known.saved:
             plan.saves.append(
                 PlannedSave(request, known.prompt, known.stored, stop, tuple(known.blocks))

@@ -213,9 +213,10 @@ def test_a_host_is_told_to_bring_a_prefix(stores):
 
 
 class Trickle(BaseHTTPRequestHandler):
-    """Another host that sends what it likes: without end, or a byte at a time."""
+    """Another host that sends what it likes: without end, or a byte or a header at a time."""
 
     sent = 0
+    head = b"HTTP/1.1 200 OK\r\n\r\n"
     pause = 0.0
     part = b"0" * 65536
 
@@ -224,32 +225,49 @@ class Trickle(BaseHTTPRequestHandler):
 
     def do_GET(self):
         own = type(self)
-        self.send_response(200)
-        self.end_headers()
+        self.wfile.write(own.head)
         with suppress(OSError):
             while own.sent < 256 << 20:
                 self.wfile.write(own.part)
                 own.sent += len(own.part)
                 time.sleep(own.pause)
 
+    def do_POST(self):
+        self.do_GET()
 
-@pytest.mark.parametrize(
-    ("pause", "part", "said"),
-    [(0.0, b"0" * 65536, "more than was asked"), (0.05, b"0", "too long")],
-)
-def test_a_host_that_never_ends_is_given_up_in_time(stores, pause, part, said):
-    own = type("Own", (Trickle,), {"pause": pause, "part": part})
+
+@contextmanager
+def trickling(**how):
+    """Serve a host that never ends; yield its class and its URL."""
+    own = type("Own", (Trickle,), how)
     server = ThreadingHTTPServer(("127.0.0.1", 0), own)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
+        yield own, f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+# httpx takes 100 KiB of headers: five seconds of these.
+HEADERS = {"head": b"HTTP/1.1 200 OK\r\n", "pause": 0.05, "part": b"X-One: %s\r\n" % (b"1" * 1000)}
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({}, "more than was asked"),
+        ({"pause": 0.05, "part": b"0"}, "too long"),
+        (HEADERS, "too long"),
+    ],
+    ids=["body", "bytes", "headers"],
+)
+def test_a_host_that_never_ends_is_given_up_in_time(stores, how, said):
+    with trickling(**how) as (own, url):
         began = time.monotonic()
-        url = f"http://127.0.0.1:{server.server_port}"
         with reading(url, seconds=0.5) as reader, pytest.raises(TransferError, match=said):
             bring(stores[0], reader, wanted(prompt(1, 1024)))
         assert time.monotonic() - began < 2.0
         # What is more is left where it is, a few buffers of sockets beside it.
         assert own.sent < 32 << 20
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 import numpy as np
 import pytest
 from replicas import HTTP
+from test_transfer import HEADERS, trickling
 
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.store.keys import group_keys, root_key
@@ -18,7 +19,7 @@ from hillinfer_bench.storing.made_prompts import check, namespace, prompt, put
 from hillinfer_hosts.agent import Agent, fetch_body
 from hillinfer_hosts.directory import HostsError
 from hillinfer_hosts.running import in_background
-from hillinfer_hosts.transfer import INTO_HEADER, HostReader, Wanted, bring
+from hillinfer_hosts.transfer import INTO_HEADER, HostReader, TransferError, Wanted, bring
 from hillinfer_hosts.transports import (
     DirectMemory,
     NixlTransport,
@@ -112,6 +113,19 @@ def test_an_agent_that_fetches_says_what_came_past_http(stores):
     assert (told["tokens"], told["failure"]) == (2944, "")
     assert told["direct_bytes"] == told["bytes"]
     assert check(here, SPACE, IDS) == 2944
+
+
+@pytest.mark.parametrize("how", [HEADERS, {"part": b"0", "pause": 0.05}], ids=["headers", "bytes"])
+def test_an_introduction_takes_no_longer_than_all_may_take(how):
+    direct = DirectMemory(Copying(), 2, 1 << 20)
+    began = time.monotonic()
+    with (
+        trickling(**how) as (_, url),
+        closing(HostReader(url, KEY, began + 0.5, direct)) as reader,
+        pytest.raises(TransferError, match="too long"),
+    ):
+        reader.read(bytes(32), 0, 4096, np.zeros(4096, np.uint8))
+    assert time.monotonic() - began < 2.0
 
 
 def test_a_bit_that_a_transport_flips_is_noticed(stores):

@@ -6,7 +6,7 @@ The engine here computes rows by a formula of layer and tokens; `make vllm-store
 
 import errno
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -112,23 +112,23 @@ class Engine:
         self.saves.finish({name})
         return numbers, external, failed
 
-    def step(self, turns):
-        """Take a step of several requests, as the scheduler has planned them together."""
-        plan = self.scheduler.plan(self.output_of(turns))
+    def step(self, turns, given=()):
+        """Take a step of several requests; what they are given is new blocks of older ones."""
+        plan = self.scheduler.plan(self.output_of(turns, dict(given)))
         self.saves.begin(plan.saves)
         self.loads.begin(plan.loads)
         self.compute(turns)
         self.saves.end(self.loads.end())
 
     @staticmethod
-    def output_of(turns):
+    def output_of(turns, given=MappingProxyType({})):
         """What vLLM's scheduler says of a step."""
         new = [one for one in turns if one.is_new]
         old = [one for one in turns if not one.is_new]
         cached = SimpleNamespace(
             req_ids=[one.name for one in old],
             resumed_req_ids=set(),
-            new_block_ids=[None for _ in old],
+            new_block_ids=[(given[one.name],) if one.name in given else None for one in old],
             num_computed_tokens=[one.start for one in old],
         )
         return SimpleNamespace(
@@ -339,9 +339,24 @@ def test_a_read_that_brings_less_is_made_again_and_one_that_fails_is_told(
     store.close()
 
 
-@pytest.mark.parametrize("missing", ["damaged", "out of reach", None])
-def test_what_another_request_computed_behind_missing_rows_is_not_stored(opened, tmp_path, missing):
-    """Both have the document's blocks; the second finds them in the engine, still on their way."""
+@pytest.mark.parametrize(
+    ("missing", "left"),
+    [
+        ("damaged", ""),
+        ("damaged", "b"),
+        ("damaged", "bc"),
+        ("out of reach", ""),
+        ("out of reach", "c"),
+        (None, ""),
+    ],
+)
+def test_what_another_request_computed_behind_missing_rows_is_not_stored(
+    opened, tmp_path, missing, left
+):
+    """Both have the document's blocks; the second finds them in the engine, still on their way.
+
+    vLLM ends requests whose clients left before it tells what became of the step's loads.
+    """
     document, first, second = IDS[:1024], [1] * 300, [2] * 300
     opened().read("a", [*document, 0])
     engine = opened()
@@ -363,6 +378,8 @@ def test_what_another_request_computed_behind_missing_rows_is_not_stored(opened,
     engine.step(turns)
     failed = engine.loads.failed_blocks()
     assert failed == (set(shared) if missing else set())
+    for name in left:
+        engine.scheduler.finished(name)
     # The engine is told to forget those, and all that was computed behind them.
     gone = engine.scheduler.failed(failed)
     everything = {number for one in turns for number in one.numbers}
