@@ -34,4 +34,12 @@ REUSED_ROWS: tuple[Mutant, ...] = (
         "0 if one.is_inference()",
         (f"{_WEIGHTS}_without_counters_are_looked_at_each_time",),
     ),
+    Mutant(
+        "refused-prompt-kept-for-ever",
+        "Chunks of a prompt that the budget refuses stay leased.",
+        f"{_REUSE}/other_makers.py",
+        "leased.enter_context(found)",
+        "found",
+        (f"{_TESTS}/test_let_go.py::test_what_the_budget_refuses_keeps_no_chunk",),
+    ),
 )
