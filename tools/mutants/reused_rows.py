@@ -7,6 +7,7 @@ from mutants.mutant import Mutant
 
 _REUSE = "host/hillinfer/reuse"
 _TESTS = "tests/host/reuse"
+_OTHERS = f"{_TESTS}/test_other_makers.py"
 _WEIGHTS = f"{_TESTS}/test_described_model.py::test_weights"
 
 REUSED_ROWS: tuple[Mutant, ...] = (
@@ -41,5 +42,21 @@ REUSED_ROWS: tuple[Mutant, ...] = (
         "leased.enter_context(found)",
         "found",
         (f"{_TESTS}/test_let_go.py::test_what_the_budget_refuses_keeps_no_chunk",),
+    ),
+    Mutant(
+        "maker-of-what-is-found-later",
+        "Whose rows were opened is asked of what is found after some of them turned out wrong.",
+        f"{_REUSE}/stored_prompts.py",
+        "made_by=made_by,",
+        'made_by=self._prompts.maker(found) if opened.tokens else "",',
+        (f"{_OTHERS}::test_nobody_goes_on_storing_behind_rows_of_others_that_turn_out_wrong",),
+    ),
+    Mutant(
+        "recorded-behind-others",
+        "What comes behind another engine's rows is recorded where the model has as much itself.",
+        f"{_REUSE}/stored_prompts.py",
+        "not facts.is_of_another and ",
+        "",
+        (f"{_OTHERS}::test_nobody_goes_on_storing_behind_rows_of_others_that_turn_out_wrong",),
     ),
 )

@@ -307,7 +307,7 @@ class StoredPrompts:
             if facts.found_tokens:
                 way = self.way(facts.found_tokens, len(ids) - facts.found_tokens)
                 facts = replace(facts, way=way.way, passes=(way,))
-            if whole and self._prompts.is_own(found):
+            if whole and not facts.is_of_another and self._prompts.is_own(found):
                 recording = cache.record(partial(self._recording, cache, whole, found))
             if recording is not None:
                 # It lets the prefix go when it ends.
@@ -358,8 +358,10 @@ class StoredPrompts:
             # A drive that failed in the middle has left a prefix that ends elsewhere.
             cache.crop(self.whole(opened.tokens) - opened.tokens)
             opened = replace(opened, tokens=self.whole(opened.tokens))
+        made_by = self._prompts.maker(found) if opened.tokens else ""
         if failure is not None and found is not None:
-            # Wrong bytes are found no more, and what was behind them is stored again.
+            # Wrong bytes are found no more, and what was behind them is stored again. What is found
+            # now may be another maker's than what was opened.
             found.close()
             found = self._prompts.find_leased(ids, leased)
         facts = StoreFacts(
@@ -370,7 +372,7 @@ class StoredPrompts:
             read_bytes=opened.read_bytes,
             failure=str(failure) if failure is not None else self._failure_of(found),
             directory=self._directory,
-            made_by=self._prompts.maker(found) if opened.tokens else "",
+            made_by=made_by,
             not_accepted=self._prompts.accepted.refused,
         )
         return facts, found
