@@ -62,7 +62,7 @@ MAKERS: tuple[Mutant, ...] = (
         "rows-behind-others-recorded",
         "What is read behind another engine's rows goes on in its chain.",
         "host/hillinfer/reuse/stored_prompts.py",
-        "if whole and self._prompts.is_own(found):",
+        "if whole and not facts.is_of_another and self._prompts.is_own(found):",
         "if whole:",
         (f"{_TESTS}::test_what_is_read_behind_rows_of_others_is_stored_by_nobody",),
     ),

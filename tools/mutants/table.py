@@ -17,6 +17,7 @@ from mutants.placement import PLACEMENT
 from mutants.predicted import PREDICTED
 from mutants.prompts import PROMPTS
 from mutants.pruning import PRUNING
+from mutants.reused_rows import REUSED_ROWS
 from mutants.secrecy import SECRECY
 from mutants.serving import SERVING
 from mutants.software import SOFTWARE
@@ -46,4 +47,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *HOSTS,
     *LEFT_BEHIND,
     *MAKERS,
+    *REUSED_ROWS,
 )

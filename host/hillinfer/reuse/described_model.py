@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
@@ -18,7 +19,7 @@ from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.features import Guard
 from hillinfer.hf.hooks import ModelHook, nothing
 from hillinfer.model_shape import ModelShape
-from hillinfer.sessions.fingerprint import Fingerprint, weights_digest
+from hillinfer.sessions.fingerprint import Fingerprint, bytes_digest, weights_digest
 from hillinfer.settings import Settings
 from hillinfer_model.choices import KeyMode
 
@@ -31,8 +32,9 @@ _COLLECTORS = "transformers.utils.output_capturing"
 class DescribedModel:
     """A model as it is at each moment: weights, positions, types, adapters, and what covers them.
 
-    Weights are hashed again where torch's counters say that they were written or replaced; what is
-    written behind those, as through `.data`, is not noticed.
+    Weights are hashed again where torch's counters say that they were written, and where they are
+    others; what is written behind the counters, as through `.data`, is not noticed. Weights made
+    under `torch.inference_mode` have none, and are hashed each time.
 
     Parameters
     ----------
@@ -42,7 +44,7 @@ class DescribedModel:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._stamp: list[tuple[Any, ...]] | None = None
+        self._seen: list[_Seen] | None = None
         self._weights = ""
 
     def facts(self) -> dict[str, object]:
@@ -56,17 +58,40 @@ class DescribedModel:
         }
 
     def _digest(self) -> str:
-        stamp = [
-            (name, id(one), one.data_ptr(), _version(one), one.shape, one.dtype)
-            for name, one in [*self._model.named_parameters(), *self._model.named_buffers()]
-        ]
-        if stamp != self._stamp:
-            self._weights, self._stamp = _weights(self._model), stamp
+        here = [*self._model.named_parameters(), *self._model.named_buffers()]
+        if not self._has_seen(here):
+            seen = [_Seen(name, one) for name, one in here]
+            self._weights, self._seen = _weights(self._model), seen
         return self._weights
 
+    def _has_seen(self, here: list[tuple[str, torch.Tensor]]) -> bool:
+        seen = self._seen
+        if seen is None or len(seen) != len(here):
+            return False
+        return all(own.is_now(*one) for own, one in zip(seen, here, strict=True))
 
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+
+class _Seen:
+    """A tensor of a model, and what torch counted of it at one moment.
+
+    What takes the place of a tensor that is gone often has its number and its address. A weak
+    reference tells them apart; that of its memory does so where a tensor got other memory.
+    """
+
+    def __init__(self, name: str, tensor: torch.Tensor) -> None:
+        self._tensor, self._memory = weakref.ref(tensor), weakref.ref(tensor.untyped_storage())
+        self._state = self._state_of(name, tensor)
+
+    def is_now(self, name: str, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor of this name is the same one, and nobody wrote to it."""
+        if self._tensor() is not tensor or self._memory() is not tensor.untyped_storage():
+            return False
+        return self._state == self._state_of(name, tensor)
+
+    @staticmethod
+    def _state_of(name: str, one: torch.Tensor) -> tuple[object, ...]:
+        writes = bytes_digest(one) if one.is_inference() else one._version
+        return name, one.shape, one.dtype, one.data_ptr(), writes
 
 
 def _weights(model: Any) -> str:

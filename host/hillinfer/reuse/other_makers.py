@@ -9,6 +9,7 @@ its config makes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,11 @@ class FoundPrompts:
     def find(self, ids: Sequence[int]) -> StoredPrefix | None:
         """Return the longest stored prefix, of whoever has it."""
         return self._store.find(self._namespace, ids, self._salt, self.accepted.namespaces)
+
+    def find_leased(self, ids: Sequence[int], leased: ExitStack) -> StoredPrefix | None:
+        """Return the longest stored prefix, which is let go with others at the latest."""
+        found = self.find(ids)
+        return None if found is None else leased.enter_context(found)
 
     def own(self, ids: Sequence[int]) -> StoredPrefix | None:
         """Return the longest one of the model's own rows."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -298,18 +298,20 @@ class StoredPrompts:
         CacheUseError
             Where the cache holds tokens already.
         """
-        facts, found = self._opened(cache, ids)
-        if facts.found_tokens:
-            way = self.way(facts.found_tokens, len(ids) - facts.found_tokens)
-            facts = replace(facts, way=way.way, passes=(way,))
         before = self.counts.refused_chunks
         recording = None
         # What is behind a border has, in other prompts, the bits of another division.
         whole = ids[: self.whole(len(ids))]
-        if whole and self._prompts.is_own(found):
-            recording = cache.record(partial(self._recording, cache, whole, found))
-        if recording is None and found is not None:
-            found.close()
+        with ExitStack() as leased:
+            facts, found = self._opened(cache, ids, leased)
+            if facts.found_tokens:
+                way = self.way(facts.found_tokens, len(ids) - facts.found_tokens)
+                facts = replace(facts, way=way.way, passes=(way,))
+            if whole and not facts.is_of_another and self._prompts.is_own(found):
+                recording = cache.record(partial(self._recording, cache, whole, found))
+            if recording is not None:
+                # It lets the prefix go when it ends.
+                leased.pop_all()
 
         def refused() -> int:
             return self.counts.refused_chunks - before
@@ -318,10 +320,8 @@ class StoredPrompts:
 
     def fill(self, cache: HillInferCache, ids: Sequence[int]) -> StoreFacts:
         """Give an empty cache the longest stored prefix, and store nothing; else as `open`."""
-        facts, found = self._opened(cache, ids)
-        if found is not None:
-            found.close()
-        return facts
+        with ExitStack() as leased:
+            return self._opened(cache, ids, leased)[0]
 
     def keep_from(self, cache: HillInferCache, ids: Sequence[int], seconds: float = 0.0) -> int:
         """Store the rows of a prompt that a cache of HillInfer holds, read densely.
@@ -331,12 +331,12 @@ class StoredPrompts:
         return self._keep(ids, cache.copy_rows, seconds)
 
     def _opened(
-        self, cache: HillInferCache, ids: Sequence[int]
+        self, cache: HillInferCache, ids: Sequence[int], leased: ExitStack
     ) -> tuple[StoreFacts, StoredPrefix | None]:
-        """Give a cache the longest stored prefix; return it, leased, where it may go on."""
+        """Give a cache the longest stored prefix; return it where it may go on, to be let go."""
         assert self._slot is not None, "a model with a cache of HillInfer has shadows"
         started = time.perf_counter()
-        found = self._prompts.find(ids)
+        found = self._prompts.find_leased(ids, leased)
         looked = time.perf_counter() - started
         opened = OpenedRows(0, 0, None)
         if found is not None:
@@ -358,10 +358,12 @@ class StoredPrompts:
             # A drive that failed in the middle has left a prefix that ends elsewhere.
             cache.crop(self.whole(opened.tokens) - opened.tokens)
             opened = replace(opened, tokens=self.whole(opened.tokens))
+        made_by = self._prompts.maker(found) if opened.tokens else ""
         if failure is not None and found is not None:
-            # Wrong bytes are found no more, and what was behind them is stored again.
+            # Wrong bytes are found no more, and what was behind them is stored again. What is found
+            # now may be another maker's than what was opened.
             found.close()
-            found = self._prompts.find(ids)
+            found = self._prompts.find_leased(ids, leased)
         facts = StoreFacts(
             len(ids),
             found_tokens=opened.tokens,
@@ -370,7 +372,7 @@ class StoredPrompts:
             read_bytes=opened.read_bytes,
             failure=str(failure) if failure is not None else self._failure_of(found),
             directory=self._directory,
-            made_by=self._prompts.maker(found) if opened.tokens else "",
+            made_by=made_by,
             not_accepted=self._prompts.accepted.refused,
         )
         return facts, found

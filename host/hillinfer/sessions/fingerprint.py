@@ -182,7 +182,7 @@ def weights_digest(model: Any) -> str:
     state = sorted(model.state_dict().items())
     places: dict[tuple[Any, ...], torch.Tensor] = {_place(weight): weight for _, weight in state}
     with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
-        digests = dict(zip(places, threads.map(_bytes_digest, places.values()), strict=True))
+        digests = dict(zip(places, threads.map(bytes_digest, places.values()), strict=True))
     whole = hashlib.sha256()
     for name, weight in state:
         line = f"{name} {tuple(weight.shape)} {weight.dtype} {digests[_place(weight)]}\n"
@@ -194,7 +194,8 @@ def _place(weight: torch.Tensor) -> tuple[Any, ...]:
     return (weight.device, weight.data_ptr(), weight.shape, weight.stride(), weight.dtype)
 
 
-def _bytes_digest(weight: torch.Tensor) -> str:
+def bytes_digest(weight: torch.Tensor) -> str:
+    """Return the SHA-256 of a tensor's bytes, in the order of its elements, as hex digits."""
     flat = weight.detach().to("cpu").contiguous().reshape(-1)
     return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
 

@@ -217,6 +217,32 @@ def test_what_is_read_behind_rows_of_others_is_stored_by_nobody(model, store, at
         assert read(model, hill, IDS[:1100])[2].found_tokens == 0
 
 
+def test_nobody_goes_on_storing_behind_rows_of_others_that_turn_out_wrong(
+    model, store, attached, rows
+):
+    """The second chunk of vLLM's is damaged, and then what the model itself has is longer."""
+    with attached() as hill:
+        read(model, hill, IDS[:1100])
+    with vllm(store, model, rows[2]) as engine:
+        engine.read("a", IDS)
+    with store.find(engine.space, IDS) as prefix:
+        span, shape = prefix.chunks[1].record.span, prefix.shape
+    with store.places.files[0][0].open("r+b") as file:
+        file.seek(span.offset + shape.rows_at(0))
+        file.write(bytes(1 << 12))
+    with attached() as hill:
+        told = read(model, hill)[2]
+    assert "not as they were written" in told.failure
+    assert (told.found_tokens, told.made_by, told.stored_tokens) == (1024, "vllm", 0)
+    # The twin: behind its own it goes on, and finds that.
+    for found, stored in ((1088, STORED - 1088), (STORED, 0)):
+        with attached(accept=()) as hill:
+            _, _, told, held = read(model, hill)
+        assert (told.found_tokens, told.made_by) == (found, "hillinfer")
+        assert told.stored_tokens == stored
+        assert all(torch.equal(a[:1088], b[:1088]) for a, b in zip(held, rows[2], strict=True))
+
+
 def test_a_session_is_saved_of_own_rows_alone(model, store, attached, rows, tmp_path):
     with vllm(store, model, rows[2]) as engine:
         engine.read("a", FEW)
