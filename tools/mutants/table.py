@@ -19,6 +19,7 @@ from mutants.prompts import PROMPTS
 from mutants.pruning import PRUNING
 from mutants.secrecy import SECRECY
 from mutants.serving import SERVING
+from mutants.shared_stores import SHARED_STORES
 from mutants.software import SOFTWARE
 from mutants.stores import STORES
 from mutants.study import STUDY
@@ -46,4 +47,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *HOSTS,
     *LEFT_BEHIND,
     *MAKERS,
+    *SHARED_STORES,
 )

@@ -15,17 +15,16 @@ from typing import Any
 from hillinfer.errors import HillInferError
 
 _BUSY_SECONDS = 10.0
-# What says nothing against the file itself: it is in use, or its drive is full or failing.
-_PASSING = frozenset(
-    {
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_READONLY,
-        sqlite3.SQLITE_NOMEM,
-    }
-)
+# What says that the contents are wrong. All else says nothing against the file: it is in use, its
+# drive is full or failing, or there is too little memory or too few descriptors.
+_BROKEN = frozenset({sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+
+
+def is_broken(error: BaseException | None) -> bool:
+    """Return whether an error of SQLite says that a file's contents are wrong, now and later."""
+    # What is found here has no number of SQLite's.
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+    return isinstance(error, sqlite3.DatabaseError) and code & 0xFF in _BROKEN
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,7 @@ class FileKind:
 
     def failure(self, path: Path, what: str, error: sqlite3.Error) -> HillInferError:
         """Return what to raise where SQLite refuses; `what` is like `cannot be used`."""
-        is_passing = getattr(error, "sqlite_errorcode", 0) & 0xFF in _PASSING
-        advice = f"; {self.way_out}" if self.way_out and not is_passing else ""
+        advice = f"; {self.way_out}" if self.way_out and is_broken(error) else ""
         return self.error(f"{self.name} {path} {what}: {error}{advice}")
 
 
