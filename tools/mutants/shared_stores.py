@@ -26,4 +26,23 @@ SHARED_STORES: tuple[Mutant, ...] = (
         "            scratch = ",
         (f"{_SHARED}::test_a_broken_index_stays_in_its_place_until_there_is_a_new_one",),
     ),
+    Mutant(
+        "a-child-closes-its-parents-store",
+        "A forked child that closes a store ends its parent's leases and removes its token.",
+        "host/hillinfer/store/store.py",
+        "        if self.database.is_inherited:\n            self._opened.pop_all()\n",
+        "        if not self.files:\n            self._opened.pop_all()\n",
+        (f"{_SHARED}::test_a_child_that_closes_a_store_takes_nothing_from_its_parent[the child]",),
+    ),
+    Mutant(
+        "a-child-changes-its-parents-index",
+        "A forked child uses the connection to the index that its parent opened.",
+        "host/hillinfer/system/sqlite_file.py",
+        "        return os.getpid() != self._pid\n",
+        "        return not self._pid\n",
+        (
+            f"{_SHARED}::test_a_child_that_closes_a_store_takes_nothing_from_its_parent[the child]",
+            f"{_SHARED}::test_a_child_opens_a_store_anew",
+        ),
+    ),
 )

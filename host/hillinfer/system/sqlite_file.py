@@ -54,6 +54,8 @@ class FileKind:
 class SqliteFile:
     """One process' connection to an existing file; any of its threads may use it.
 
+    A child that is forked has none: what SQLite holds is its parent's, which goes on.
+
     Parameters
     ----------
     kind
@@ -83,6 +85,7 @@ class SqliteFile:
     ) -> None:
         self.kind, self.path = kind, path
         self._lock = threading.RLock()
+        self._pid = os.getpid()
         try:
             self._db = sqlite3.connect(
                 f"{path.absolute().as_uri()}?mode=rw",
@@ -143,8 +146,23 @@ class SqliteFile:
         except sqlite3.Error as error:
             raise kind.failure(path, "cannot be made", error) from error
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether it was opened before this process was forked."""
+        return os.getpid() != self._pid
+
+    def check_process(self) -> None:
+        """Refuse, with the kind's error, where it was opened before this process was forked."""
+        if self.is_inherited:
+            raise self.kind.error(
+                f"{self.kind.name} {self.path} was opened before this process was forked: open it "
+                "again in the child"
+            )
+
     def close(self) -> None:
-        """Close the connection; harmless when done twice."""
+        """Close the connection; harmless when done twice, and in a child that was forked."""
+        if self.is_inherited:
+            return
         with self._lock:
             self._db.close()
 
@@ -162,6 +180,7 @@ class SqliteFile:
         HillInferError
             The kind's, where it is broken.
         """
+        self.check_process()
         with self._lock:
             try:
                 self._check()
@@ -170,6 +189,7 @@ class SqliteFile:
 
     def rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
         """Return the rows that a query finds, outside of a transaction."""
+        self.check_process()
         with self._lock:
             try:
                 return self._db.execute(query, values).fetchall()
@@ -179,6 +199,7 @@ class SqliteFile:
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Change all or nothing, alone; what SQLite refuses becomes the kind's error."""
+        self.check_process()
         with self._lock:
             try:
                 self._db.execute("BEGIN IMMEDIATE")

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What fails for one process, or for a while, takes nothing of a store from all the others."""
 
+import os
+
+import numpy as np
 import pytest
 from few_descriptors import free_descriptors
 
 from hillinfer.store.maintenance import chains, pin
 from hillinfer.store.pool_files import StoreError
 from hillinfer.store.store import Store
-from hillinfer_bench.storing.made_prompts import check, namespace, prompt, put
+from hillinfer_bench.storing.made_prompts import check, namespace, prompt, put, rows_of
 
 MIB = 1 << 20
 SPACE = namespace()
@@ -69,4 +72,72 @@ def test_a_broken_index_stays_in_its_place_until_there_is_a_new_one(place):
     assert any("cannot be made anew" in one for one in said if one)
     assert said[-1] is None
     with Store(place) as store:
+        assert check(store, SPACE, IDS) == 2944
+
+
+# --- A child that was forked ---
+
+
+def in_child(act):
+    """Return whether an action returns True in a forked child."""
+    child = os.fork()
+    if child == 0:
+        code = 2
+        try:
+            code = 0 if act() else 1
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("ends", ["the child", "its parent"])
+def test_a_child_that_closes_a_store_takes_nothing_from_its_parent(place, ends):
+    ids, others = prompt(2, 1024), prompt(3, 1024)
+    words = np.asarray(ids, np.uint32)
+    store = Store(place)
+    found = store.find(SPACE, IDS)
+    writer = store.writer(SPACE, ids)
+    for layer in range(SPACE.layers - 1):
+        writer.write(layer, 0, rows_of(SPACE, words, layer, 0, 16))
+
+    def leave():
+        found.close()
+        writer.close()
+        store.close()
+        store.close()
+        return True
+
+    if ends == "the child":
+        assert in_child(leave)
+    else:
+        leave()
+    with Store(place) as other:
+        facts = other.statistics()
+        assert (facts["leases"], facts["writing"]) == ((3, 1) if ends == "the child" else (0, 0))
+        assert put(other, SPACE, others) == 1024
+    if ends == "the child":
+        writer.write(SPACE.layers - 1, 0, rows_of(SPACE, words, SPACE.layers - 1, 0, 16))
+        writer.publish(1024)
+        assert writer.published_tokens == 1024, store.counts.last_failure
+        leave()
+    with Store(place) as other:
+        assert check(other, SPACE, ids) == (1024 if ends == "the child" else 0)
+        assert check(other, SPACE, others) == 1024
+        facts = other.statistics()
+        assert (facts["leases"], facts["writing"]) == (0, 0)
+
+
+def test_a_child_opens_a_store_anew(place):
+    store = Store(place)
+
+    def finds_nothing():
+        return store.find(SPACE, IDS) is None and "in the child" in store.counts.last_failure
+
+    def opens_it():
+        with Store(place) as own:
+            return check(own, SPACE, IDS) == 2944
+
+    with store:
+        assert in_child(finds_nothing)
+        assert in_child(opens_it)
         assert check(store, SPACE, IDS) == 2944
