@@ -45,4 +45,28 @@ SHARED_STORES: tuple[Mutant, ...] = (
             f"{_SHARED}::test_a_child_opens_a_store_anew",
         ),
     ),
+    Mutant(
+        "a-chain-goes-on-in-another-prompt",
+        "What came before a chunk is taken by its number alone, which another chunk may have now.",
+        "host/hillinfer/store/maintenance.py",
+        "ON c.id = u.parent AND c.key = u.parent_key AND c.state",
+        "ON c.id = u.parent AND c.state",
+        (f"{_SHARED}::test_what_a_damaged_chunk_leaves_is_named_and_removed[another's]",),
+    ),
+    Mutant(
+        "ids-of-a-prompt-without-its-beginning",
+        "The tokens of what is left of a damaged prompt are given out as the prompt's.",
+        "host/hillinfer/store_namespaces.py",
+        '            "WHERE c.id = ? AND c.position = ?",\n            (number, position),\n',
+        '            "WHERE c.id = ? AND c.position >= ?",\n            (number, position),\n',
+        (f"{_SHARED}::test_what_a_damaged_chunk_leaves_is_named_and_removed[forgotten]",),
+    ),
+    Mutant(
+        "a-number-that-goes-is-still-named",
+        "A chunk goes, and what followed it still names its number, which another one may get.",
+        "host/hillinfer/store/retirement.py",
+        "(SELECT key FROM chunk WHERE id = ?1) AND parent = ?1",
+        "(SELECT key FROM chunk WHERE id = ?1) AND parent < 0 AND id = ?1",
+        (f"{_SHARED}::test_what_a_damaged_chunk_leaves_is_named_and_removed[forgotten]",),
+    ),
 )

@@ -2,14 +2,18 @@
 """What fails for one process, or for a while, takes nothing of a store from all the others."""
 
 import os
+import sqlite3
+from contextlib import closing
 
 import numpy as np
 import pytest
 from few_descriptors import free_descriptors
+from stored_bytes import flip
 
 from hillinfer.store.maintenance import chains, pin
 from hillinfer.store.pool_files import StoreError
 from hillinfer.store.store import Store
+from hillinfer.store_namespaces import prefix_ids, token_ids
 from hillinfer_bench.storing.made_prompts import check, namespace, prompt, put, rows_of
 
 MIB = 1 << 20
@@ -141,3 +145,59 @@ def test_a_child_opens_a_store_anew(place):
         assert in_child(finds_nothing)
         assert in_child(opens_it)
         assert check(store, SPACE, IDS) == 2944
+
+
+# --- What comes behind a chunk that was damaged ---
+
+
+@pytest.fixture
+def damaged(place):
+    """The store, with the key of its prompt, behind whose first chunk one was damaged."""
+    with Store(place) as store, store.find(SPACE, IDS) as found:
+        first, second, last = (chunk.record for chunk in found.chunks)
+        assert token_ids(store, last.key.hex()) == prefix_ids(store, last.key) == IDS[:2944]
+        assert prefix_ids(store, first.key) == IDS[:1024]
+        assert pin(store.database, last.key.hex(), 1) == 3
+    for header in (0, 4096):
+        flip(place / "pool-0.kv", second.span.offset + header + 100)
+    for _ in range(2):
+        with Store(place) as store:
+            assert check(store, SPACE, IDS) == 1024
+    return place, last.key
+
+
+@pytest.mark.parametrize("number", ["forgotten", "nobody's", "another's"])
+def test_what_a_damaged_chunk_leaves_is_named_and_removed(damaged, number):
+    """Older stores left the number of what came before, which another chunk may have now."""
+    place, key = damaged
+    name = key.hex()
+    with Store(place) as store:
+        put(store, SPACE, prompt(2, 1024))
+    with closing(sqlite3.connect(place / "index.sqlite")) as index, index:
+        query = "SELECT count(*) FROM chunk WHERE parent NOT IN (SELECT id FROM chunk)"
+        assert index.execute(query).fetchall() == [(0,)]
+        query = "SELECT max(id), max(id) + 9 FROM chunk"
+        ((other, none),) = index.execute(query)
+        if number != "forgotten":
+            parent = none if number == "nobody's" else other
+            index.execute("UPDATE chunk SET parent = ? WHERE key = ?", (parent, key))
+    with Store(place) as store:
+        assert [pin(store.database, name, how) for how in (0, 1)] == [1, 1]
+        for ids, called in ((token_ids, name), (prefix_ids, key)):
+            with pytest.raises(StoreError, match=r"begins with was damaged.*hillinfer store rm"):
+                ids(store, called)
+        assert store.remove(name) == 1
+        assert check(store, SPACE, IDS) == check(store, SPACE, prompt(2, 1024)) == 1024
+        assert store.statistics()["chunks"] == 2
+        put(store, SPACE, IDS)
+        assert check(store, SPACE, IDS) == 2944
+        assert token_ids(store, name) == IDS[:2944]
+
+
+def test_what_a_damaged_chunk_leaves_is_found_again_behind_a_new_one(damaged):
+    place, key = damaged
+    with Store(place) as store:
+        put(store, SPACE, IDS, tokens=2048)
+        assert check(store, SPACE, IDS) == 2944
+        assert token_ids(store, key.hex()) == IDS[:2944]
+        assert store.remove(key.hex()) == 3
