@@ -6,6 +6,7 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 _SHARED = "tests/host/store/test_shared_stores.py"
+_INDEX = "host/hillinfer/store/index.py"
 _DATABASE = "host/hillinfer/store/database.py"
 
 SHARED_STORES: tuple[Mutant, ...] = (
@@ -68,5 +69,21 @@ SHARED_STORES: tuple[Mutant, ...] = (
         "(SELECT key FROM chunk WHERE id = ?1) AND parent = ?1",
         "(SELECT key FROM chunk WHERE id = ?1) AND parent < 0 AND id = ?1",
         (f"{_SHARED}::test_what_a_damaged_chunk_leaves_is_named_and_removed[forgotten]",),
+    ),
+    Mutant(
+        "two-whole-chunks-of-one-key",
+        "A process fills its chunk up to what another one has stored already.",
+        _INDEX,
+        '"SELECT 1 FROM prefix WHERE hash = ?3)",\n',
+        '"SELECT 1 FROM prefix WHERE hash = ?3 AND groups < 0)",\n',
+        (f"{_SHARED}::test_no_chunk_is_extended_to_what_another_process_has_stored",),
+    ),
+    Mutant(
+        "a-chunk-that-is-going-is-adopted",
+        "A chunk that is stored again counts one after it whose room is being cleared.",
+        _INDEX,
+        '                        f"AND state <> {State.TOMBED:d}",\n',
+        '                        f"AND state <> {-State.TOMBED:d}",\n',
+        (f"{_SHARED}::test_a_chunk_that_is_going_follows_no_new_one",),
     ),
 )

@@ -306,13 +306,15 @@ class Index:
         """Let a process fill more groups of a chunk; False where it is not its alone to do.
 
         It leases it and knows all its groups; nothing follows it, nobody else leases it or is
-        filling it.
+        filling it, or has stored what it is to hold.
         """
         with self._database.transaction() as db:
             changed = db.execute(
                 "UPDATE chunk SET owner = ?2, target = ?3 WHERE id = ?1 AND state = ?4 "
                 "AND groups < ?5 AND groups = ?6 AND children = 0 AND owner IS NULL AND NOT EXISTS "
-                "(SELECT 1 FROM lease WHERE chunk = ?1 AND owner <> ?2)",
+                "(SELECT 1 FROM lease WHERE chunk = ?1 AND owner <> ?2) AND NOT EXISTS "
+                "(SELECT 1 FROM chunk WHERE target = ?3 UNION ALL "
+                "SELECT 1 FROM prefix WHERE hash = ?3)",
                 (number, owner, target, State.READY, CHUNK_GROUPS, groups),
             )
             return changed.rowcount == 1
@@ -361,7 +363,8 @@ class Index:
                 if header.is_full:
                     # Chunks that came after one which is there again.
                     db.execute(
-                        "UPDATE chunk SET parent = ? WHERE parent_key = ? AND position = ?",
+                        "UPDATE chunk SET parent = ? WHERE parent_key = ? AND position = ? "
+                        f"AND state <> {State.TOMBED:d}",
                         (number, header.key, header.position + 1),
                     )
                     db.execute(

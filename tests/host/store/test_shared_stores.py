@@ -10,6 +10,7 @@ import pytest
 from few_descriptors import free_descriptors
 from stored_bytes import flip
 
+from hillinfer.drive.calls import DriveCalls
 from hillinfer.store.maintenance import chains, pin
 from hillinfer.store.pool_files import StoreError
 from hillinfer.store.store import Store
@@ -201,3 +202,80 @@ def test_what_a_damaged_chunk_leaves_is_found_again_behind_a_new_one(damaged):
         assert check(store, SPACE, IDS) == 2944
         assert token_ids(store, key.hex()) == IDS[:2944]
         assert store.remove(key.hex()) == 3
+
+
+# --- Chunks that two processes store, or take away, at once ---
+
+
+def filled(store, writer, ids, begin, stop):
+    """Let a writer store groups of a prompt as far as it may, 512 tokens a pass."""
+    words = np.asarray(ids, np.uint32)
+    while begin < stop and not writer.is_ended:
+        end = min(begin // 512 * 512 + 512, stop)
+        for layer in range(SPACE.layers):
+            writer.write(layer, begin // 64, rows_of(SPACE, words, layer, begin // 64, end // 64))
+        writer.publish(end)
+        begin = end
+    writer.close()
+
+
+def emptied(store):
+    """Remove all that is listed; return how many chunks are left."""
+    while listed := chains(store.database):
+        store.remove(listed[0].name)
+    return store.statistics()["chunks"]
+
+
+@pytest.mark.parametrize("is_stored_first", [True, False])
+def test_no_chunk_is_extended_to_what_another_process_has_stored(tmp_path, is_stored_first):
+    """A conversation goes on in its last chunk, while another process stores the same prompt."""
+    Store.create(tmp_path / "one", 64 * MIB)
+    ids = prompt(4, 2432)
+    with Store(tmp_path / "one") as own, Store(tmp_path / "one") as other:
+        beside = other.find(SPACE, ids)
+        put(own, SPACE, ids, tokens=320)
+        with own.find(SPACE, ids) as found:
+            writers = own.writer(SPACE, ids, found), other.writer(SPACE, ids, beside)
+            if is_stored_first:
+                filled(other, writers[1], ids, 0, 2432)
+            filled(own, writers[0], ids, 320, 2432)
+            writers[1].close()
+        facts = own.statistics()
+        # Its first turn stays beside the other's chunks, or goes on as the prompt's.
+        assert facts["tokens"] == 2432 + (320 if is_stored_first else 0)
+        assert own.counts.failures == other.counts.failures == 0
+        assert check(own, SPACE, ids) == check(other, SPACE, ids) == 2432
+        assert emptied(own) == 0
+
+
+class Beside(DriveCalls):
+    """Does something before the next write to a drive."""
+
+    act = None
+
+    def pwrite(self, *given):
+        act, self.act = self.act, None
+        if act is not None:
+            act()
+        return super().pwrite(*given)
+
+
+@pytest.mark.parametrize("is_beside", [True, False])
+def test_a_chunk_that_is_going_follows_no_new_one(damaged, is_beside):
+    """What a damaged chunk left is removed, while another process stores that chunk again."""
+    place, key = damaged
+    calls = Beside()
+    with Store(place, calls=calls) as own, Store(place) as other:
+
+        def stores():
+            assert put(other, SPACE, IDS, tokens=2048) == 2048
+
+        if is_beside:
+            calls.act = stores
+        assert own.remove(key.hex()) == 1
+        assert calls.act is None
+        if not is_beside:
+            stores()
+        assert [one.tokens for one in chains(own.database)] == [2048]
+        assert check(own, SPACE, IDS) == 2048
+        assert emptied(own) == 0
