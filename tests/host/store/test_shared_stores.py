@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What fails for one process, or for a while, takes nothing of a store from all the others."""
 
+import itertools
 import os
 import sqlite3
 from contextlib import closing
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,8 +13,10 @@ from few_descriptors import free_descriptors
 from stored_bytes import flip
 
 from hillinfer.drive.calls import DriveCalls
+from hillinfer.store.keys import ExtentShape
 from hillinfer.store.maintenance import chains, pin
 from hillinfer.store.pool_files import StoreError
+from hillinfer.store.prefix import WrongBytesError
 from hillinfer.store.store import Store
 from hillinfer.store_namespaces import prefix_ids, token_ids
 from hillinfer_bench.storing.made_prompts import check, namespace, prompt, put, rows_of
@@ -202,6 +206,35 @@ def test_what_a_damaged_chunk_leaves_is_found_again_behind_a_new_one(damaged):
         assert check(store, SPACE, IDS) == 2944
         assert token_ids(store, key.hex()) == IDS[:2944]
         assert store.remove(key.hex()) == 3
+
+
+@pytest.mark.parametrize("is_stored_again", [False, True])
+def test_what_a_damaged_chunk_leaves_goes_first_until_it_is_found_again(tmp_path, is_stored_again):
+    """It was looked up with the damaged chunk, later than all else was used."""
+    place, space, ids = tmp_path / "small", namespace(row_bytes=2048), prompt(1, 3072)
+    moments = itertools.count(10**9)
+    opened = partial(Store, place, eviction="lru", clock=lambda: float(next(moments)))
+    Store.create(place, 64 * MIB)
+    with opened() as store:
+        put(store, space, ids)
+        with store.find(space, ids) as found:
+            _, second, last = (chunk.record for chunk in found.chunks)
+        for seed in (2, 3, 4):
+            put(store, space, prompt(seed, 1024))
+    flip(place / "pool-0.kv", second.span.offset + ExtentShape.of(space).rows_at(1, 3))
+    with opened() as store, pytest.raises(WrongBytesError):
+        check(store, space, ids)
+    with opened() as store:
+        if is_stored_again:
+            put(store, space, ids, tokens=2048)
+        for seed in itertools.count(5):
+            put(store, space, prompt(seed, 1024))
+            if store.counts.evicted_chunks:
+                break
+        assert store.counts.evicted_chunks == 1
+        is_left = any(last.key.hex().startswith(one.name) for one in chains(store.database))
+        assert is_left == is_stored_again
+        assert check(store, space, ids) == (3072 if is_stored_again else 1024)
 
 
 # --- Chunks that two processes store, or take away, at once ---
