@@ -102,4 +102,20 @@ SHARED_STORES: tuple[Mutant, ...] = (
         "        (number, worth, 2 * UNREACHABLE),\n",
         (f"{_SHARED}::test_what_a_damaged_chunk_leaves_goes_first_until_it_is_found_again[True]",),
     ),
+    Mutant(
+        "a-mount-point-gets-a-file",
+        "The file of a drive that is not mounted is made anew on another drive.",
+        "host/hillinfer/store/pool_files.py",
+        "(0 if is_used else os.O_CREAT)",
+        "(os.O_CREAT if is_used else os.O_CREAT)",
+        (f"{_SHARED}::test_no_file_is_made_where_a_drive_is_not_mounted",),
+    ),
+    Mutant(
+        "without-an-index-nothing-was-held",
+        "A store whose index is lost gets a file for a drive that is not mounted.",
+        "host/hillinfer/store/pool_files.py",
+        "self.index.exists() or any(grown)",
+        "self.index.exists() or (False and any(grown))",
+        (f"{_SHARED}::test_no_file_is_made_where_a_drive_is_not_mounted[a drive and the index]",),
+    ),
 )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from weakref import WeakSet
 
@@ -107,12 +107,12 @@ class Store:
         name = eviction or self.rules.eviction or DEFAULT_EVICTION
         policy = make_eviction_policy(name, self._turns)
         with ExitStack() as opened:
-            files = []
-            for drive, (path, size) in enumerate(self.places.files):
-                files.append(PoolFile(path, self.places.pool, drive, size, calls))
-                opened.callback(files[-1].close)
-            self.files: Sequence[PoolFile] = tuple(files)
-            pool, units = self.places.pool, [file.units for file in files]
+            pool, flags = self.places.pool, self.places.open_flags
+            self.files: Sequence[PoolFile] = [
+                opened.enter_context(closing(PoolFile(path, pool, drive, size, flags, calls)))
+                for drive, (path, size) in enumerate(self.places.files)
+            ]
+            files, units = self.files, [file.units for file in self.files]
             database = opened_database(
                 self.places,
                 units,

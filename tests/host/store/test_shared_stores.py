@@ -312,3 +312,39 @@ def test_a_chunk_that_is_going_follows_no_new_one(damaged, is_beside):
         assert [one.tokens for one in chains(own.database)] == [2048]
         assert check(own, SPACE, IDS) == 2048
         assert emptied(own) == 0
+
+
+# --- A drive that is not there ---
+
+
+@pytest.mark.parametrize("lost", ["a drive", "a drive and the index"])
+def test_no_file_is_made_where_a_drive_is_not_mounted(tmp_path, lost):
+    place, drive, away = (tmp_path / name for name in ("store", "drive", "away"))
+    ids = prompt(5, 4096)
+    Store.create(place, 64 * MIB, [drive])
+    with Store(place) as store:
+        assert put(store, SPACE, ids) == 4096
+    # Of a drive that is not mounted the mount point is left.
+    drive.rename(away)
+    drive.mkdir()
+    if lost != "a drive":
+        (place / "index.sqlite").unlink()
+    with pytest.raises(StoreError, match=r"pool-1\.kv cannot be used: .*; put the drive back"):
+        Store(place)
+    assert list(drive.iterdir()) == []
+    drive.rmdir()
+    away.rename(drive)
+    with Store(place) as store:
+        assert check(store, SPACE, ids) == 4096
+
+
+@pytest.mark.parametrize("there", [[], ["store/pool-0.kv"], ["drive/pool-1.kv"]])
+def test_a_store_that_never_held_anything_gets_its_files(tmp_path, there):
+    """Whoever opened it first may have been killed with some of them made."""
+    Store.create(tmp_path / "store", 64 * MIB, [tmp_path / "drive"])
+    for file in there:
+        (tmp_path / file).write_bytes(b"")
+    with Store(tmp_path / "store") as store:
+        assert put(store, SPACE, IDS) == 2944
+    with Store(tmp_path / "store") as store:
+        assert check(store, SPACE, IDS) == 2944
