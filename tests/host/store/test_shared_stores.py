@@ -3,6 +3,7 @@
 
 import itertools
 import os
+import signal
 import sqlite3
 from contextlib import closing
 from functools import partial
@@ -88,15 +89,18 @@ def test_a_broken_index_stays_in_its_place_until_there_is_a_new_one(place):
 
 
 def in_child(act):
-    """Return whether an action returns True in a forked child."""
+    """Return whether an action returns True in a forked child, which is killed then."""
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        code = 2
         try:
-            code = 0 if act() else 1
+            os.write(writing, b"right" if act() else b"wrong")
         finally:
-            os._exit(code)
-    return os.waitpid(child, 0)[1] == 0
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading, "rb") as said:
+        return said.read() == b"right"
 
 
 @pytest.mark.parametrize("ends", ["the child", "its parent"])
