@@ -23,7 +23,7 @@ from hillinfer.errors import HillInferError, reason_of
 from hillinfer.store.database import Database, State
 from hillinfer.store.extent import read_sheets
 from hillinfer.store.keys import CHUNK_TOKENS, UNIT_BYTES, ExtentShape, Namespace
-from hillinfer.store.maintenance import chunks_of
+from hillinfer.store.maintenance import chain_of, chunks_of
 from hillinfer.store.pool_files import Span, StoreError, place_of
 from hillinfer.store.prefix import StoredPrefix
 from hillinfer.store.retirement import used_bytes
@@ -124,24 +124,26 @@ def prefix_ids(store: Store, key: bytes) -> list[int]:
     if not rows:
         raise StoreError("its rows are gone from the store")
     last, groups, position = rows[0]
-    numbers: list[int] = []
-    above: int | None = last
-    while above is not None:
-        numbers.append(above)
-        ((above,),) = store.database.rows("SELECT parent FROM chunk WHERE id = ?", (above,))
-    ids = _ids_of(store, numbers[::-1], "it")
+    ids = _ids_of(store, chain_of(store.database, last)[::-1], "it")
     return ids[: position * CHUNK_TOKENS + groups * GROUP_TOKENS]
 
 
 def _ids_of(store: Store, numbers: Sequence[int], what: str) -> list[int]:
     """Return the token numbers of chunks, the first one first; `what` they are is for errors."""
     found: list[int] = []
-    for number in numbers:
-        ((drive, unit, units, key, *sizes),) = store.database.rows(
+    for position, number in enumerate(numbers):
+        rows = store.database.rows(
             "SELECT c.drive, c.unit, c.units, c.key, n.layers, n.row_bytes, n.shadow_bytes "
-            "FROM chunk c JOIN namespace n ON n.id = c.namespace WHERE c.id = ?",
-            (number,),
+            "FROM chunk c JOIN namespace n ON n.id = c.namespace "
+            "WHERE c.id = ? AND c.position = ?",
+            (number, position),
         )
+        if not rows:
+            raise StoreError(
+                f"{what} cannot be read: what it begins with was damaged or has gone; read the "
+                "prompt again, or remove it with hillinfer store rm"
+            )
+        ((drive, unit, units, key, *sizes),) = rows
         span = Span(drive, unit, units)
         shape = replace(ExtentShape(*sizes), tag_bytes=store.keys.tag_bytes)
         data = aligned_buffer(shape.sheets_bytes)

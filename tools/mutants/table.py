@@ -20,6 +20,7 @@ from mutants.pruning import PRUNING
 from mutants.reused_rows import REUSED_ROWS
 from mutants.secrecy import SECRECY
 from mutants.serving import SERVING
+from mutants.shared_stores import SHARED_STORES
 from mutants.software import SOFTWARE
 from mutants.stores import STORES
 from mutants.study import STUDY
@@ -48,4 +49,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *LEFT_BEHIND,
     *MAKERS,
     *REUSED_ROWS,
+    *SHARED_STORES,
 )

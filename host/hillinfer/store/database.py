@@ -17,7 +17,7 @@ from hillinfer.drive.files import ScratchPath, sweep
 from hillinfer.errors import reason_of, way_out
 from hillinfer.store.keys import STORE_VERSION
 from hillinfer.store.pool_files import ABOUT, Span, StoreError, StorePlaces
-from hillinfer.system.sqlite_file import FileKind, SqliteFile
+from hillinfer.system.sqlite_file import FileKind, SqliteFile, is_broken
 
 _INDEX = FileKind("the store's index", StoreError)
 _SCHEMA = """
@@ -231,26 +231,27 @@ def opened_database(
         Where it can be neither used nor made, or other processes use one that is lost or broken.
     """
     path = places.index
-    known = _known_database(places)
-    if known is not None:
-        return known
     try:
+        known = _known_database(places)
+        if known is not None:
+            return known
         # One process at a time: of what one stores already, another that still looks at the
         # drives would take headers away.
         with _alone(places):
             known = _known_database(places)
             if known is not None:
                 return known
-            for suffix in ("-wal", "-shm"):
-                path.with_name(path.name + suffix).unlink(missing_ok=True)
-            if path.exists():
-                path.replace(path.with_suffix(".broken"))
             sweep(places.directory)
             scratch = ScratchPath.make_directory(places.directory, DriveCalls())
             try:
                 beside = scratch.path / path.name
                 with closing(Database.create(beside, places.pool, units)) as new:
                     fill(new)
+                # Not before: where no new one can be made, the old one may be mended.
+                if path.exists():
+                    path.replace(path.with_suffix(".broken"))
+                for suffix in ("-wal", "-shm"):
+                    path.with_name(path.name + suffix).unlink(missing_ok=True)
                 beside.rename(path)
             finally:
                 scratch.remove()
@@ -276,7 +277,13 @@ def _known_database(places: StorePlaces) -> Database | None:
     try:
         return Database(index, places.pool)
     except StoreError as error:
-        if not isinstance(error.__cause__, sqlite3.DatabaseError) or places.is_shared:
+        if not is_broken(error.__cause__):
+            # It alone knows what is pinned, how much was written, and how often chunks were found.
+            raise StoreError(
+                f"{error}; it stays as it is: free what its drive, memory or descriptors lack, or "
+                "end what uses it, and try again"
+            ) from error
+        if places.is_shared:
             raise
     return None
 

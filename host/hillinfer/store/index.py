@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
-from hillinfer.store.database import CHUNK_COLUMNS, Chunk, Database, State, chunk_of
+from hillinfer.store.database import CHUNK_COLUMNS, UNREACHABLE, Chunk, Database, State, chunk_of
 from hillinfer.store.extent import Header
 from hillinfer.store.keys import CHUNK_GROUPS, UNIT_BYTES, ExtentShape, Namespace
 from hillinfer.store.pool_files import Span, StoreError
@@ -142,12 +142,15 @@ class Index:
             )
 
     def touch(self, worths: Iterable[tuple[int, float, float, float]]) -> None:
-        """Note of chunks, by number, their decayed hits, when they were last found, their worth."""
+        """Note of chunks, by number, their decayed hits, when they were last found, their worth.
+
+        What was quarantined meanwhile stays as it is, and so does what follows that.
+        """
         with self._database.transaction() as db:
             db.executemany(
                 "UPDATE chunk SET hits = ?2, last = ?3, worth = ?4 WHERE id = ?1 "
-                f"AND state = {State.READY:d}",
-                worths,
+                f"AND state = {State.READY:d} AND worth > ?5",
+                [(*one, UNREACHABLE) for one in worths],
             )
 
     def _longest(self, keys: Sequence[bytes]) -> list[tuple[Chunk, int]]:
@@ -306,13 +309,15 @@ class Index:
         """Let a process fill more groups of a chunk; False where it is not its alone to do.
 
         It leases it and knows all its groups; nothing follows it, nobody else leases it or is
-        filling it.
+        filling it, or has stored what it is to hold.
         """
         with self._database.transaction() as db:
             changed = db.execute(
                 "UPDATE chunk SET owner = ?2, target = ?3 WHERE id = ?1 AND state = ?4 "
                 "AND groups < ?5 AND groups = ?6 AND children = 0 AND owner IS NULL AND NOT EXISTS "
-                "(SELECT 1 FROM lease WHERE chunk = ?1 AND owner <> ?2)",
+                "(SELECT 1 FROM lease WHERE chunk = ?1 AND owner <> ?2) AND NOT EXISTS "
+                "(SELECT 1 FROM chunk WHERE target = ?3 UNION ALL "
+                "SELECT 1 FROM prefix WHERE hash = ?3)",
                 (number, owner, target, State.READY, CHUNK_GROUPS, groups),
             )
             return changed.rowcount == 1
@@ -359,16 +364,7 @@ class Index:
                     [(key, number, groups) for groups, key in enumerate(keys, 1)],
                 )
                 if header.is_full:
-                    # Chunks that came after one which is there again.
-                    db.execute(
-                        "UPDATE chunk SET parent = ? WHERE parent_key = ? AND position = ?",
-                        (number, header.key, header.position + 1),
-                    )
-                    db.execute(
-                        "UPDATE chunk SET children = (SELECT count(*) FROM chunk b "
-                        "WHERE b.parent_key = ?2 AND b.parent = ?1) WHERE id = ?1",
-                        (number, header.key),
-                    )
+                    _adopt(db, number, header, worth)
             return len(written)
 
     def end_writing(self, owner: int, chunks: Iterable[int]) -> None:
@@ -384,6 +380,30 @@ class Index:
                     "UPDATE chunk SET owner = NULL, target = NULL WHERE id = ? AND owner = ?",
                     (number, owner),
                 )
+
+
+def _adopt(db: sqlite3.Connection, number: int, header: Header, worth: float) -> None:
+    """Let chunks follow a full one that is there again, inside a transaction.
+
+    They can be found again, and are worth as much.
+    """
+    db.execute(
+        "UPDATE chunk SET parent = ? WHERE parent_key = ? AND position = ? "
+        f"AND state <> {State.TOMBED:d}",
+        (number, header.key, header.position + 1),
+    )
+    db.execute(
+        "UPDATE chunk SET children = (SELECT count(*) FROM chunk b "
+        "WHERE b.parent_key = ?2 AND b.parent = ?1) WHERE id = ?1",
+        (number, header.key),
+    )
+    db.execute(
+        "WITH RECURSIVE below(id, key) AS (SELECT id, key FROM chunk WHERE id = ?1 "
+        "UNION SELECT c.id, c.key FROM chunk c JOIN below b ON c.parent_key = b.key "
+        f"AND c.parent = b.id WHERE c.state = {State.READY:d} AND c.worth = ?3) "
+        "UPDATE chunk SET worth = ?2 WHERE id IN (SELECT id FROM below)",
+        (number, worth, UNREACHABLE),
+    )
 
 
 def _end(db: sqlite3.Connection, owner: int) -> None:

@@ -320,12 +320,25 @@ def chunks_of(database: Database, name: str) -> list[int]:
     if len(found) != 1 or not wanted:
         what = "nothing stored is" if not found else f"{len(found)} stored prefixes are"
         raise StoreError(f"{what} called '{name}': hillinfer store ls names all that is stored")
-    numbers: list[int] = []
-    above: int | None = found[0]
-    while above is not None:
-        numbers.append(above)
-        ((above,),) = database.rows("SELECT parent FROM chunk WHERE id = ?", (above,))
-    return numbers
+    return chain_of(database, found[0])
+
+
+def chain_of(database: Database, number: int) -> list[int]:
+    """Return a chunk's number and those of all before it, the last one first.
+
+    What comes before one that was damaged and is gone is no part of it.
+    """
+    return [
+        one
+        for (one,) in database.rows(
+            "WITH RECURSIVE up(id, parent, parent_key, position) AS ("
+            "SELECT id, parent, parent_key, position FROM chunk WHERE id = ? UNION ALL "
+            "SELECT c.id, c.parent, c.parent_key, c.position FROM chunk c JOIN up u "
+            f"ON c.id = u.parent AND c.key = u.parent_key AND c.state = {State.READY:d}) "
+            "SELECT id FROM up ORDER BY position DESC",
+            (number,),
+        )
+    ]
 
 
 def pin(database: Database, name: str, how: Literal[0, 1]) -> int:

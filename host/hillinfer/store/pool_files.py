@@ -114,6 +114,18 @@ class StorePlaces:
         return self.directory / "index.sqlite"
 
     @property
+    def open_flags(self) -> int:
+        """How its drives' files are opened: made where it never held anything, else there."""
+        # One that is gone lies on a drive that is not mounted, and another one would fill the
+        # drive of the mount point.
+        try:
+            grown = (path.exists() and path.stat().st_size > UNIT_BYTES for path, _ in self.files)
+            is_used = self.index.exists() or any(grown)
+        except OSError:
+            is_used = True
+        return os.O_RDWR | os.O_NOFOLLOW | (0 if is_used else os.O_CREAT)
+
+    @property
     def owners(self) -> Path:
         """Where processes show that they live."""
         return self.directory / _OWNERS
@@ -279,6 +291,8 @@ class PoolFile:
         Its number in the store.
     most_bytes
         What it may grow to.
+    flags
+        As `StorePlaces.open_flags` says.
     calls
         How the drive is reached; the operating system itself where None.
 
@@ -303,6 +317,7 @@ class PoolFile:
         pool: bytes,
         drive: int,
         most_bytes: int,
+        flags: int,
         calls: DriveCalls | None = None,
     ) -> None:
         self.path = path
@@ -312,7 +327,7 @@ class PoolFile:
         self._counting = threading.Lock()
         self.written_bytes = 0
         try:
-            self._descriptor, self.io_mode = self._opened()
+            self._descriptor, self.io_mode = self._opened(flags)
             direct = self.io_mode is IOMode.DIRECT
             self.read_unit = self._calls.read_unit(self._descriptor) if direct else PAGE_BYTES
             try:
@@ -452,8 +467,7 @@ class PoolFile:
 
     # --- inside ----------------------------------------------------------------------------
 
-    def _opened(self) -> tuple[int, IOMode]:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    def _opened(self, flags: int) -> tuple[int, IOMode]:
         try:
             return self._calls.open(self.path, flags | os.O_DIRECT), IOMode.DIRECT
         except OSError as error:

@@ -224,6 +224,12 @@ def tomb(db: sqlite3.Connection, number: int, owner: int | None = None) -> None:
         "WHERE id = (SELECT parent FROM chunk WHERE id = ?)",
         (number,),
     )
+    # What follows it is found by the key, which has an index; another chunk may get its number.
+    db.execute(
+        "UPDATE chunk SET parent = NULL "
+        "WHERE parent_key = (SELECT key FROM chunk WHERE id = ?1) AND parent = ?1",
+        (number,),
+    )
     db.execute(
         "UPDATE chunk SET state = ?, owner = ?, target = NULL, parent = NULL WHERE id = ?",
         (State.TOMBED, owner, number),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from weakref import WeakSet
 
@@ -96,7 +96,6 @@ class Store:
         key: KeySource | WithoutKey | None = None,
     ) -> None:
         self._raising = raising
-        self._pid = os.getpid()
         self._meter = StoreMeter()
         # Some may still be read in the background when the store is closed.
         self._prefixes: WeakSet[StoredPrefix] = WeakSet()
@@ -108,12 +107,12 @@ class Store:
         name = eviction or self.rules.eviction or DEFAULT_EVICTION
         policy = make_eviction_policy(name, self._turns)
         with ExitStack() as opened:
-            files = []
-            for drive, (path, size) in enumerate(self.places.files):
-                files.append(PoolFile(path, self.places.pool, drive, size, calls))
-                opened.callback(files[-1].close)
-            self.files: Sequence[PoolFile] = tuple(files)
-            pool, units = self.places.pool, [file.units for file in files]
+            pool, flags = self.places.pool, self.places.open_flags
+            self.files: Sequence[PoolFile] = [
+                opened.enter_context(closing(PoolFile(path, pool, drive, size, flags, calls)))
+                for drive, (path, size) in enumerate(self.places.files)
+            ]
+            files, units = self.files, [file.units for file in self.files]
             database = opened_database(
                 self.places,
                 units,
@@ -124,14 +123,14 @@ class Store:
             learned = policy, self._turns
             self._intake = Intake(database, files, self.rules, *learned, self._meter, clock)
             try:
-                token = ScratchPath.make_file(self.places.owners, calls or DriveCalls())
+                self._token = ScratchPath.make_file(self.places.owners, calls or DriveCalls())
             except OSError as error:
                 raise StoreError(
                     f"the store {directory} takes no files: {reason_of(error)}; "
                     f"{way_out(error, 'choose another --store')}"
                 ) from error
-            opened.callback(token.remove)
-            self._owner = self.index.add_owner(token.path.name, self._pid, clock())
+            opened.callback(self._token.remove)
+            self._owner = self.index.add_owner(self._token.path.name, os.getpid(), clock())
             opened.callback(self._leave)
             self._retirement = Retirement(database)
             parts = self.places, self.index, self._retirement, files
@@ -284,7 +283,7 @@ class Store:
         """
         prefix = None
         try:
-            self._check_process()
+            self.database.check_process()
             prefix = self._find(namespace, ids, salt)
             for other in others:
                 prefix = _longer(prefix, self._find(other, ids, salt))
@@ -329,7 +328,7 @@ class Store:
             Room that new extents get behind their planes; none where chunks are sealed.
         """
         try:
-            self._check_process()
+            self.database.check_process()
             sealing = self.keys.made(salt)
             root = root_key(namespace.digest, salt, sealing.hash_key)
             keys = group_keys(root, ids, sealing.hash_key)
@@ -366,7 +365,9 @@ class Store:
         self.index.lease(self._owner, chunks)
 
     def release(self, chunks: list[int]) -> None:
-        """End one lease of each of some chunks, by their numbers."""
+        """End one lease of each of some chunks, by their numbers; in a forked child, none."""
+        if self.database.is_inherited:
+            return
         try:
             self.index.release(self._owner, chunks)
             self.room.write_due()
@@ -383,7 +384,13 @@ class Store:
         self._failed(error)
 
     def close(self) -> None:
-        """Give leases and files back; harmless when done twice."""
+        """Give leases and files back, a forked child its descriptors; harmless when done twice."""
+        if self.database.is_inherited:
+            self._opened.pop_all()
+            self._token.release()
+            for file in self.files:
+                file.close()
+            return
         for prefix in list(self._prefixes):
             prefix.stop()
         self._opened.close()
@@ -465,12 +472,6 @@ class Store:
         except (OSError, HillInferError) as error:
             # Whoever opens the store next collects what this process leaves.
             self._meter.note_failure(error)
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise StoreError(
-                "this store was opened before the process forked: open it again in the child"
-            )
 
 
 def _longer(own: StoredPrefix | None, other: StoredPrefix | None) -> StoredPrefix | None:

@@ -15,17 +15,16 @@ from typing import Any
 from hillinfer.errors import HillInferError
 
 _BUSY_SECONDS = 10.0
-# What says nothing against the file itself: it is in use, or its drive is full or failing.
-_PASSING = frozenset(
-    {
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_READONLY,
-        sqlite3.SQLITE_NOMEM,
-    }
-)
+# What says that the contents are wrong. All else says nothing against the file: it is in use, its
+# drive is full or failing, or there is too little memory or too few descriptors.
+_BROKEN = frozenset({sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+
+
+def is_broken(error: BaseException | None) -> bool:
+    """Return whether an error of SQLite says that a file's contents are wrong, now and later."""
+    # What is found here has no number of SQLite's.
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+    return isinstance(error, sqlite3.DatabaseError) and code & 0xFF in _BROKEN
 
 
 @dataclass(frozen=True)
@@ -48,13 +47,14 @@ class FileKind:
 
     def failure(self, path: Path, what: str, error: sqlite3.Error) -> HillInferError:
         """Return what to raise where SQLite refuses; `what` is like `cannot be used`."""
-        is_passing = getattr(error, "sqlite_errorcode", 0) & 0xFF in _PASSING
-        advice = f"; {self.way_out}" if self.way_out and not is_passing else ""
+        advice = f"; {self.way_out}" if self.way_out and is_broken(error) else ""
         return self.error(f"{self.name} {path} {what}: {error}{advice}")
 
 
 class SqliteFile:
     """One process' connection to an existing file; any of its threads may use it.
+
+    A child that is forked has none: what SQLite holds is its parent's, which goes on.
 
     Parameters
     ----------
@@ -85,6 +85,7 @@ class SqliteFile:
     ) -> None:
         self.kind, self.path = kind, path
         self._lock = threading.RLock()
+        self._pid = os.getpid()
         try:
             self._db = sqlite3.connect(
                 f"{path.absolute().as_uri()}?mode=rw",
@@ -145,8 +146,23 @@ class SqliteFile:
         except sqlite3.Error as error:
             raise kind.failure(path, "cannot be made", error) from error
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether it was opened before this process was forked."""
+        return os.getpid() != self._pid
+
+    def check_process(self) -> None:
+        """Refuse, with the kind's error, where it was opened before this process was forked."""
+        if self.is_inherited:
+            raise self.kind.error(
+                f"{self.kind.name} {self.path} was opened before this process was forked: open it "
+                "again in the child"
+            )
+
     def close(self) -> None:
-        """Close the connection; harmless when done twice."""
+        """Close the connection; harmless when done twice, and in a child that was forked."""
+        if self.is_inherited:
+            return
         with self._lock:
             self._db.close()
 
@@ -164,6 +180,7 @@ class SqliteFile:
         HillInferError
             The kind's, where it is broken.
         """
+        self.check_process()
         with self._lock:
             try:
                 self._check()
@@ -172,6 +189,7 @@ class SqliteFile:
 
     def rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
         """Return the rows that a query finds, outside of a transaction."""
+        self.check_process()
         with self._lock:
             try:
                 return self._db.execute(query, values).fetchall()
@@ -181,6 +199,7 @@ class SqliteFile:
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Change all or nothing, alone; what SQLite refuses becomes the kind's error."""
+        self.check_process()
         with self._lock:
             try:
                 self._db.execute("BEGIN IMMEDIATE")

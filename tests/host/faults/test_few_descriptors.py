@@ -4,12 +4,10 @@
 import errno
 import os
 import re
-import resource
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
+from few_descriptors import free_descriptors, open_files
 from generation_runs import attached
 from tiny_models import TinyModel, prompts
 
@@ -22,25 +20,6 @@ from hillinfer.sessions.writing import SessionWriter
 IDS, _ = prompts([300], seed=5)
 CAUSE = "Too many open files"
 FIX = r"raise the limit on open files, \d+ now, with ulimit -n \d+"
-
-
-def open_files():
-    # Without the one of the listing itself.
-    return {file for file in Path("/proc/self/fd").iterdir() if file.is_symlink()}
-
-
-@contextmanager
-def free_descriptors(count):
-    """So many more can be opened."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken = {int(file.name) for file in open_files()}
-    free = (number for number in range(soft) if number not in taken)
-    limit = next(number for index, number in enumerate(free) if index == count)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @torch.no_grad()
