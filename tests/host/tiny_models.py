@@ -20,6 +20,8 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Query heads and KV heads: multi-head, grouped-query and multi-query attention.
 HEADS = {"mha": (4, 4), "gqa": (4, 2), "mqa": (4, 1)}
+# As many as real models have.
+HEADS |= {"32 of 32": (32, 32), "32 of 8": (32, 8)}
 # Chosen so that over `prompts([150])` and ten new tokens no two best logits lie closer than a tenth
 # of the logits' spread in any type: greedy tokens then mean something in BF16 too. And no token
 # after that prompt or `prompts([40])` is padding. The least such seeds of the weights below; of
