@@ -10,8 +10,10 @@
 namespace hillinfer {
 namespace {
 
-// From codes that are worked on to those that are asked for, of what is read.
-constexpr size_t kFetchBytes = 12288;
+// From what is worked on to what comes to the first cache, and to what comes to the second, in bytes of
+// what is read: as tile_heads.h has them, but in whole tiles.
+constexpr size_t kNearBytes = 2048;
+constexpr size_t kFarBytes = 24576;
 
 // Some tokens of a group.
 struct SomeTokens {
@@ -61,9 +63,8 @@ void aligned_tokens(const Kernels& kernels, const Sequence& sequence, const int6
         return sequence.segments[group / per_segment].shadow +
                size_t(group % per_segment) * shape.group_bytes();
     };
-    // Codes that are read together, and where each group's begin.
-    const int at_once = kernels.tokens_at_once(shape);
-    const size_t bytes_at_once = size_t(at_once / shape.tile_tokens()) * shape.tile_bytes();
+    // Tiles that are read, and where each group's begin.
+    const int tile_tokens = shape.tile_tokens();
     std::vector<const uint8_t*> reads;
     std::vector<size_t> first_read;
     int64_t coded = -1;
@@ -75,16 +76,19 @@ void aligned_tokens(const Kernels& kernels, const Sequence& sequence, const int6
         }
         first_read.push_back(reads.size());
         const uint8_t* read = group_at(group.group) + size_t(shape.kv_heads) * kBeatBytes;
-        for (uint64_t left = group.tokens; left; read += bytes_at_once) {
-            if (left << (kGroupTokens - at_once)) {
+        for (uint64_t left = group.tokens; left; left >>= tile_tokens, read += shape.tile_bytes()) {
+            if (left << (kGroupTokens - tile_tokens)) {
                 reads.push_back(read);
             }
-            left = at_once < kGroupTokens ? left >> at_once : 0;
         }
     }
-    // What is read so many bytes later is asked for; behind the last one, it again.
-    const size_t ahead = kFetchBytes / bytes_at_once + 1;
-    reads.insert(reads.end(), ahead, reads.empty() ? nullptr : reads.back());
+    const size_t near = kNearBytes / shape.tile_bytes() + 1;
+    const size_t far = kFarBytes / shape.tile_bytes() + 1;
+    std::vector<TilesAhead> ahead;
+    for (size_t i = 0; i < reads.size(); ++i) {
+        const size_t last = reads.size() - 1;
+        ahead.push_back({reads[std::min(i + near, last)], reads[std::min(i + far, last)]});
+    }
     const int64_t all = int64_t(groups.size());
     const int threads = scoring_threads(kernels, shape, all * kGroupTokens, sequence.threads);
     const int64_t step = groups_at_once(all, threads);
@@ -98,12 +102,13 @@ void aligned_tokens(const Kernels& kernels, const Sequence& sequence, const int6
             const QueryCodes query = queries.codes_of(number);
             GroupInput in{from, &query, queries.arranged_of(number), own[worker].products.get(),
                           own[worker].row_words.get()};
-            const uint8_t* const* fetches = reads.data() + first_read[size_t(i)] + ahead;
+            const TilesAhead* own_ahead = ahead.data() + first_read[size_t(i)];
             if (products) {
                 in.products = products + group.group * shape.rows() * kGroupTokens;
-                fetches = nullptr;
+                own_ahead = nullptr;
             }
-            kernels.some_log_weights(shape, in, group.tokens, fetches, aligned + group.first, count);
+            kernels.some_log_weights(shape, in, group.tokens, own_ahead, aligned + group.first,
+                                     count);
             for (int head = 0; head < shape.kv_heads; ++head) {
                 mark_invalid(from + head * kGroupTokens, group.tokens,
                              invalid + head * count + group.first);

@@ -47,7 +47,7 @@ struct HeadTile;
 template <>
 struct HeadTile<8> {
     static constexpr int kSliceBytes = 32;
-    static constexpr int kTiles = 1;
+    static constexpr int kMostTiles = 1;
 
     static void arrange(const int8_t* codes, int8_t* out) {
         int16_t wide[16];
@@ -58,8 +58,8 @@ struct HeadTile<8> {
         std::memcpy(out, wide, sizeof wide);
     }
 
-    template <int kHeads, class Fetched>
-    static void run(const uint8_t* beats, const uint8_t* fetch, size_t, int slices,
+    template <int kHeads, class Ahead>
+    static void run(const uint8_t* beats, Ahead ahead, size_t, int slices,
                     const int8_t* query, size_t stride, int32_t* products) {
         // Two tokens in each half: with four heads, eight sums and what they need fill the registers.
         __m256i sums[kHeads][2];
@@ -68,8 +68,8 @@ struct HeadTile<8> {
             halves[0] = halves[1] = _mm256_setzero_si256();
         }
         for (int slice = 0; slice < slices;
-             ++slice, beats += 64, fetch += 64, query += kSliceBytes) {
-            Fetched::fetch(beats, fetch);
+             ++slice, beats += 64, ahead = ahead + 64, query += kSliceBytes) {
+            ahead.fetch(beats);
             const __m256i first = load(beats);
             const __m256i second = load(beats + 32);
             const __m256i first_odd = _mm256_srai_epi16(first, 8);
@@ -104,7 +104,7 @@ struct HeadTile<8> {
 template <>
 struct HeadTile<4> {
     static constexpr int kSliceBytes = 16;
-    static constexpr int kTiles = 1;
+    static constexpr int kMostTiles = 1;
 
     static void arrange(const int8_t* codes, int8_t* out) {
         for (int i = 0; i < 8; ++i) {
@@ -119,14 +119,14 @@ struct HeadTile<4> {
         return _mm256_set1_epi64x(word);
     }
 
-    template <int kHeads, class Fetched>
-    static void run(const uint8_t* beats, const uint8_t* fetch, size_t, int slices,
+    template <int kHeads, class Ahead>
+    static void run(const uint8_t* beats, Ahead ahead, size_t, int slices,
                     const int8_t* query, size_t stride, int32_t* products) {
         __m256i wide[kHeads][2];
-        add_slices<kHeads, true, Fetched>(beats, fetch, slices < 4 ? slices : 4, query, stride,
+        add_slices<kHeads, true>(beats, ahead, slices < 4 ? slices : 4, query, stride,
                                           wide);
         for (int done = 4; done < slices; done += 4) {
-            add_slices<kHeads, false, Fetched>(beats + done * 64, fetch + done * 64,
+            add_slices<kHeads, false>(beats + done * 64, ahead + done * 64,
                                                slices - done < 4 ? slices - done : 4,
                                                query + done * kSliceBytes, stride, wide);
         }
@@ -140,8 +140,8 @@ struct HeadTile<4> {
 
 private:
     // Adds up to four slices in 16 bits, and then to `wide`, or puts them there.
-    template <int kHeads, bool kFirst, class Fetched>
-    static void add_slices(const uint8_t* beats, const uint8_t* fetch, int slices,
+    template <int kHeads, bool kFirst, class Ahead>
+    static void add_slices(const uint8_t* beats, Ahead ahead, int slices,
                            const int8_t* query, size_t stride, __m256i (*wide)[2]) {
         const __m256i top = _mm256_set1_epi8(int8_t(0x88));
         const __m256i nibble = _mm256_set1_epi8(0x0F);
@@ -151,8 +151,8 @@ private:
             halves[0] = halves[1] = _mm256_setzero_si256();
         }
         for (int slice = 0; slice < slices;
-             ++slice, beats += 64, fetch += 64, query += kSliceBytes) {
-            Fetched::fetch(beats, fetch);
+             ++slice, beats += 64, ahead = ahead + 64, query += kSliceBytes) {
+            ahead.fetch(beats);
             const __m256i first = _mm256_xor_si256(load(beats), top);
             const __m256i second = _mm256_xor_si256(load(beats + 32), top);
             const __m256i first_low = _mm256_and_si256(first, nibble);
@@ -184,7 +184,7 @@ private:
 template <>
 struct HeadTile<2> {
     static constexpr int kSliceBytes = 16;
-    static constexpr int kTiles = 1;
+    static constexpr int kMostTiles = 1;
 
     static void arrange(const int8_t* codes, int8_t* out) {
         for (int i = 0; i < 16; ++i) {
@@ -198,14 +198,14 @@ struct HeadTile<2> {
         return _mm256_set1_epi32(word);
     }
 
-    template <int kHeads, class Fetched>
-    static void run(const uint8_t* beats, const uint8_t* fetch, size_t, int slices,
+    template <int kHeads, class Ahead>
+    static void run(const uint8_t* beats, Ahead ahead, size_t, int slices,
                     const int8_t* query, size_t stride, int32_t* products) {
         __m256i wide[kHeads][2];
-        add_slices<kHeads, true, Fetched>(beats, fetch, slices < 8 ? slices : 8, query, stride,
+        add_slices<kHeads, true>(beats, ahead, slices < 8 ? slices : 8, query, stride,
                                           wide);
         for (int done = 8; done < slices; done += 8) {
-            add_slices<kHeads, false, Fetched>(beats + done * 64, fetch + done * 64,
+            add_slices<kHeads, false>(beats + done * 64, ahead + done * 64,
                                                slices - done < 8 ? slices - done : 8,
                                                query + done * kSliceBytes, stride, wide);
         }
@@ -218,8 +218,8 @@ struct HeadTile<2> {
 
 private:
     // Adds up to eight slices in 16 bits, and then to `wide`, or puts them there.
-    template <int kHeads, bool kFirst, class Fetched>
-    static void add_slices(const uint8_t* beats, const uint8_t* fetch, int slices,
+    template <int kHeads, bool kFirst, class Ahead>
+    static void add_slices(const uint8_t* beats, Ahead ahead, int slices,
                            const int8_t* query, size_t stride, __m256i (*wide)[2]) {
         const __m256i top = _mm256_set1_epi8(int8_t(0xAA));
         __m256i narrow[kHeads][2];
@@ -228,8 +228,8 @@ private:
             halves[0] = halves[1] = _mm256_setzero_si256();
         }
         for (int slice = 0; slice < slices;
-             ++slice, beats += 64, fetch += 64, query += kSliceBytes) {
-            Fetched::fetch(beats, fetch);
+             ++slice, beats += 64, ahead = ahead + 64, query += kSliceBytes) {
+            ahead.fetch(beats);
             const __m256i first = _mm256_xor_si256(load(beats), top);
             const __m256i second = _mm256_xor_si256(load(beats + 32), top);
             // Two of the four fields at a time: registers again.

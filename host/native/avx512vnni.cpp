@@ -12,9 +12,9 @@
 
 namespace {
 
-template <class Fetched>
-inline __m512i load(const uint8_t* bytes, const uint8_t* fetch) {
-    Fetched::fetch(bytes, fetch);
+template <class Ahead>
+inline __m512i load(const uint8_t* bytes, Ahead ahead) {
+    ahead.fetch(bytes);
     return _mm512_loadu_si512(reinterpret_cast<const void*>(bytes));
 }
 
@@ -23,6 +23,10 @@ inline __m512i load(const uint8_t* bytes, const uint8_t* fetch) {
 inline void add_products(__m512i& sum, __m512i codes, __m512i query) {
     sum = _mm512_dpbusd_epi32(sum, codes, query);
     asm("" : "+v"(sum));
+}
+
+inline void store(int32_t* to, __m128i values) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), values);
 }
 
 inline void store(int32_t* to, __m256i values) {
@@ -36,13 +40,14 @@ struct HeadTile;
 template <>
 struct HeadTile<8> {
     static constexpr int kSliceBytes = 16;
-    static constexpr int kTiles = 2;
+    static constexpr int kMostTiles = 2;
 
     static void arrange(const int8_t* codes, int8_t* out) { std::memcpy(out, codes, 16); }
 
-    template <int kHeads, class Fetched>
-    static void run(const uint8_t* beats, const uint8_t* fetch, size_t tile_bytes, int slices,
+    template <int kHeads, class Ahead>
+    static void run(const uint8_t* beats, Ahead ahead, size_t tile_bytes, int slices,
                     const int8_t* query, size_t stride, int32_t* products) {
+        constexpr int kTiles = Ahead::template tiles<HeadTile>();
         const __m512i top = _mm512_set1_epi8(int8_t(0x80));
         __m512i sums[kHeads][kTiles];
 #pragma GCC unroll 4
@@ -53,12 +58,12 @@ struct HeadTile<8> {
             }
         }
         for (int slice = 0; slice < slices;
-             ++slice, beats += 64, fetch += kTiles * 64, query += kSliceBytes) {
+             ++slice, beats += 64, ahead = ahead + kTiles * 64, query += kSliceBytes) {
             __m512i codes[kTiles];
 #pragma GCC unroll 4
             for (int tile = 0; tile < kTiles; ++tile) {
                 codes[tile] = _mm512_xor_si512(
-                    load<Fetched>(beats + tile * tile_bytes, fetch + tile * 64), top);
+                    load(beats + tile * tile_bytes, ahead + tile * 64), top);
             }
 #pragma GCC unroll 4
             for (int head = 0; head < kHeads; ++head) {
@@ -76,13 +81,20 @@ struct HeadTile<8> {
         for (int head = 0; head < kHeads; head += 2) {
             const int other = head + 1 < kHeads ? head + 1 : head;
             // Lane of 128 bits: a token of each tile; in it afterwards two heads' sums of two tiles.
-            const __m512i first = pairs(sums[head][0], sums[head][1]);
-            const __m512i second = pairs(sums[other][0], sums[other][1]);
+            const __m512i first = pairs(sums[head][0], sums[head][kTiles - 1]);
+            const __m512i second = pairs(sums[other][0], sums[other][kTiles - 1]);
             const __m512i all = _mm512_permutexvar_epi32(
                 order, _mm512_add_epi32(_mm512_unpacklo_epi64(first, second),
                                         _mm512_unpackhi_epi64(first, second)));
-            store(products + head * kGroupTokens, _mm512_castsi512_si256(all));
-            store(products + other * kGroupTokens, _mm512_extracti64x4_epi64(all, 1));
+            const __m256i own = _mm512_castsi512_si256(all);
+            const __m256i others = _mm512_extracti64x4_epi64(all, 1);
+            if (kTiles == 1) {
+                store(products + head * kGroupTokens, _mm256_castsi256_si128(own));
+                store(products + other * kGroupTokens, _mm256_castsi256_si128(others));
+                continue;
+            }
+            store(products + head * kGroupTokens, own);
+            store(products + other * kGroupTokens, others);
         }
     }
 
@@ -96,7 +108,7 @@ private:
 template <>
 struct HeadTile<4> {
     static constexpr int kSliceBytes = 16;
-    static constexpr int kTiles = 2;
+    static constexpr int kMostTiles = 2;
 
     static void arrange(const int8_t* codes, int8_t* out) {
         for (int i = 0; i < 8; ++i) {
@@ -111,9 +123,10 @@ struct HeadTile<4> {
         return _mm512_set1_epi64(word);
     }
 
-    template <int kHeads, class Fetched>
-    static void run(const uint8_t* beats, const uint8_t* fetch, size_t tile_bytes, int slices,
+    template <int kHeads, class Ahead>
+    static void run(const uint8_t* beats, Ahead ahead, size_t tile_bytes, int slices,
                     const int8_t* query, size_t stride, int32_t* products) {
+        constexpr int kTiles = Ahead::template tiles<HeadTile>();
         const __m512i top = _mm512_set1_epi8(int8_t(0x88));
         const __m512i nibble = _mm512_set1_epi8(0x0F);
         // Of even and of odd channels.
@@ -126,13 +139,13 @@ struct HeadTile<4> {
             }
         }
         for (int slice = 0; slice < slices;
-             ++slice, beats += 64, fetch += kTiles * 64, query += kSliceBytes) {
+             ++slice, beats += 64, ahead = ahead + kTiles * 64, query += kSliceBytes) {
             __m512i low[kTiles];
             __m512i high[kTiles];
 #pragma GCC unroll 2
             for (int tile = 0; tile < kTiles; ++tile) {
                 const __m512i codes = _mm512_xor_si512(
-                    load<Fetched>(beats + tile * tile_bytes, fetch + tile * 64), top);
+                    load(beats + tile * tile_bytes, ahead + tile * 64), top);
                 low[tile] = _mm512_and_si512(codes, nibble);
                 high[tile] = _mm512_and_si512(_mm512_srli_epi16(codes, 4), nibble);
             }
@@ -154,11 +167,15 @@ struct HeadTile<4> {
         for (int head = 0; head < kHeads; ++head) {
             // Two neighbours are the sums of one token.
             const __m512i first = _mm512_add_epi32(sums[head][0][0], sums[head][0][1]);
-            const __m512i second = _mm512_add_epi32(sums[head][1][0], sums[head][1][1]);
-            _mm512_storeu_si512(
-                products + head * kGroupTokens,
-                _mm512_add_epi32(_mm512_permutex2var_epi32(first, evens, second),
-                                 _mm512_permutex2var_epi32(first, odds, second)));
+            const __m512i second =
+                _mm512_add_epi32(sums[head][kTiles - 1][0], sums[head][kTiles - 1][1]);
+            const __m512i all = _mm512_add_epi32(_mm512_permutex2var_epi32(first, evens, second),
+                                                 _mm512_permutex2var_epi32(first, odds, second));
+            if (kTiles == 1) {
+                store(products + head * kGroupTokens, _mm512_castsi512_si256(all));
+                continue;
+            }
+            _mm512_storeu_si512(products + head * kGroupTokens, all);
         }
     }
 };
@@ -167,7 +184,7 @@ struct HeadTile<4> {
 template <>
 struct HeadTile<2> {
     static constexpr int kSliceBytes = 16;
-    static constexpr int kTiles = 1;
+    static constexpr int kMostTiles = 1;
 
     static void arrange(const int8_t* codes, int8_t* out) {
         for (int i = 0; i < 16; ++i) {
@@ -181,8 +198,8 @@ struct HeadTile<2> {
         return _mm512_set1_epi32(word);
     }
 
-    template <int kHeads, class Fetched>
-    static void run(const uint8_t* beats, const uint8_t* fetch, size_t, int slices,
+    template <int kHeads, class Ahead>
+    static void run(const uint8_t* beats, Ahead ahead, size_t, int slices,
                     const int8_t* query, size_t stride, int32_t* products) {
         const __m512i top = _mm512_set1_epi8(int8_t(0xAA));
         const __m512i field = _mm512_set1_epi8(3);
@@ -192,8 +209,8 @@ struct HeadTile<2> {
             fields[0] = fields[1] = fields[2] = fields[3] = _mm512_setzero_si512();
         }
         for (int slice = 0; slice < slices;
-             ++slice, beats += 64, fetch += kTiles * 64, query += kSliceBytes) {
-            const __m512i codes = _mm512_xor_si512(load<Fetched>(beats, fetch), top);
+             ++slice, beats += 64, ahead = ahead + 64, query += kSliceBytes) {
+            const __m512i codes = _mm512_xor_si512(load(beats, ahead), top);
             const __m512i first = _mm512_and_si512(codes, field);
             const __m512i second = _mm512_and_si512(_mm512_srli_epi16(codes, 2), field);
             const __m512i third = _mm512_and_si512(_mm512_srli_epi16(codes, 4), field);

@@ -19,6 +19,7 @@ namespace {
 
 using hillinfer::GroupInput;
 using hillinfer::Shape;
+using hillinfer::TilesAhead;
 using hillinfer::kGroupTokens;
 using hillinfer::kInvalidExponent;
 
@@ -40,18 +41,17 @@ void group_products(const Shape& shape, const GroupInput& in) {
     }
 }
 
-// Of tiles that are made together with those of some tokens.
+// Of tiles that have some tokens.
 template <class Products>
 void some_group_products(const Shape& shape, const GroupInput& in, uint64_t tokens,
-                         const uint8_t* const* fetches) {
+                         const TilesAhead* ahead) {
     const uint8_t* tile = in.group + size_t(shape.kv_heads) * hillinfer::kBeatBytes;
-    const int once = Products::tiles_at_once(shape);
-    const uint64_t own = (uint64_t(1) << (once * shape.tile_tokens())) - 1;
-    for (int number = 0; number < shape.tiles(); number += once) {
+    const uint64_t own = (uint64_t(1) << shape.tile_tokens()) - 1;
+    for (int number = 0; number < shape.tiles(); ++number) {
         const int first = number * shape.tile_tokens();
         if (tokens >> first & own) {
             Products::tiles(shape, tile + number * shape.tile_bytes(), in.arranged,
-                            in.products + first, *fetches++);
+                            in.products + first, *ahead++);
         }
     }
 }
@@ -193,16 +193,12 @@ struct GroupScores {
         }
     }
 
-    static int tokens_at_once(const Shape& shape) {
-        return Products::tiles_at_once(shape) * shape.tile_tokens();
-    }
-
     static void some_log_weights(const Shape& shape, const GroupInput& in, uint64_t tokens,
-                                 const uint8_t* const* fetches, int32_t* out, int64_t stride) {
+                                 const TilesAhead* ahead, int32_t* out, int64_t stride) {
         alignas(64) int32_t exponents[kGroupTokens], far[kGroupTokens];
         const int32_t nu = largest_nu(shape);
-        if (fetches) {
-            some_group_products<Products>(shape, in, tokens, fetches);
+        if (ahead) {
+            some_group_products<Products>(shape, in, tokens, ahead);
         }
         for (int head = 0, row = 0; head < shape.kv_heads; ++head) {
             const int32_t largest = near_exponents(in.group + head * kGroupTokens, exponents);
@@ -319,7 +315,6 @@ constexpr hillinfer::Kernels kernels_of(const char* name) {
             Products::arrange,
             code_query,
             GroupScores<Products>::log_weights,
-            GroupScores<Products>::tokens_at_once,
             GroupScores<Products>::some_log_weights,
             GroupScores<Products>::tuples,
             GroupScores<Products>::finish,

@@ -21,6 +21,13 @@ struct GroupInput {
     int64_t products_stride = 0;
 };
 
+// What is to be asked for while a tile is worked on: of a tile that comes soon to the first cache, of
+// one that comes later to the second. As long as a tile.
+struct TilesAhead {
+    const uint8_t* near;
+    const uint8_t* far;
+};
+
 struct Kernels {
     const char* name;
     // Bytes of a segment's query codes as `log_weights` and `tuples` read them.
@@ -29,14 +36,11 @@ struct Kernels {
     void (*code_query)(const Shape&, const float* scaled, const Segment&, const QueryCodes& out);
     // L' of a group of 64 tokens: rows * 64.
     void (*log_weights)(const Shape&, const GroupInput&, int32_t* out);
-    // Tokens whose products are made together.
-    int (*tokens_at_once)(const Shape&);
-    // L' of some of the 64 tokens, a bit for each: out[row * stride + i] is that of the i-th one. Codes
-    // are read of those alone whose products are made together with theirs; `fetches` has, one behind
-    // the other, what is to be asked for while each of these is made. Where it is null all products are
-    // there already.
+    // L' of some of the 64 tokens, a bit for each: out[row * stride + i] is that of the i-th one. Only
+    // tiles that have some of them are read, and `ahead` has one for each. Where it is null all
+    // products are there already.
     void (*some_log_weights)(const Shape&, const GroupInput&, uint64_t tokens,
-                             const uint8_t* const* fetches, int32_t* out, int64_t stride);
+                             const TilesAhead* ahead, int32_t* out, int64_t stride);
     // The tuples of a segment's groups from the given one on: out[set * stride + token], `tokens` of
     // them.
     void (*tuples)(const Shape&, const GroupInput&, const int32_t* offsets, int64_t position,

@@ -18,12 +18,12 @@ struct HeadTile;
 template <>
 struct HeadTile<8> {
     static constexpr int kSliceBytes = 16;
-    static constexpr int kTiles = 1;
+    static constexpr int kMostTiles = 1;
 
     static void arrange(const int8_t* codes, int8_t* out) { std::memcpy(out, codes, 16); }
 
-    template <int kHeads, class>
-    static void run(const uint8_t* beats, const uint8_t*, size_t, int slices,
+    template <int kHeads, class Ahead>
+    static void run(const uint8_t* beats, Ahead, size_t, int slices,
                     const int8_t* query, size_t stride, int32_t* products) {
         int32x4_t sums[kHeads][4];
         for (auto& tokens : sums) {
@@ -55,7 +55,7 @@ struct HeadTile<8> {
 template <>
 struct HeadTile<4> {
     static constexpr int kSliceBytes = 16;
-    static constexpr int kTiles = 1;
+    static constexpr int kMostTiles = 1;
 
     static void arrange(const int8_t* codes, int8_t* out) {
         for (int i = 0; i < 8; ++i) {
@@ -64,8 +64,8 @@ struct HeadTile<4> {
         }
     }
 
-    template <int kHeads, class>
-    static void run(const uint8_t* beats, const uint8_t*, size_t, int slices,
+    template <int kHeads, class Ahead>
+    static void run(const uint8_t* beats, Ahead, size_t, int slices,
                     const int8_t* query, size_t stride, int32_t* products) {
         int32x4_t sums[kHeads][4];
         for (auto& tokens : sums) {
@@ -105,7 +105,7 @@ struct HeadTile<4> {
 template <>
 struct HeadTile<2> {
     static constexpr int kSliceBytes = 16;
-    static constexpr int kTiles = 1;
+    static constexpr int kMostTiles = 1;
 
     static void arrange(const int8_t* codes, int8_t* out) {
         for (int i = 0; i < 16; ++i) {
@@ -119,8 +119,8 @@ struct HeadTile<2> {
         return vreinterpretq_s8_s32(vdupq_n_s32(word));
     }
 
-    template <int kHeads, class>
-    static void run(const uint8_t* beats, const uint8_t*, size_t, int slices,
+    template <int kHeads, class Ahead>
+    static void run(const uint8_t* beats, Ahead, size_t, int slices,
                     const int8_t* query, size_t stride, int32_t* products) {
         for (int part = 0; part < 4; ++part) {
             int32x4_t sums[kHeads];

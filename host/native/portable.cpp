@@ -48,7 +48,7 @@ struct PortableProducts : NearWeights {
     static int tiles_at_once(const Shape&) { return 1; }
 
     static void tiles(const Shape& shape, const uint8_t* tile, const int8_t* arranged,
-                      int32_t* products, const uint8_t* = nullptr) {
+                      int32_t* products, TilesAhead = {}) {
         const auto head_tile_of = shape.code_bits == 8   ? head_tile<8>
                                   : shape.code_bits == 4 ? head_tile<4>
                                                          : head_tile<2>;

@@ -11,22 +11,44 @@ namespace {
 constexpr size_t kFarAhead = 24576;
 constexpr size_t kNearAhead = 4096;
 
-// Tiles that follow each other in memory.
+// Tiles that follow each other in memory: as many at once as a kernel takes.
 struct Streamed {
-    static void fetch(const uint8_t* beat, const uint8_t* far) {
+    template <class Kernel>
+    static constexpr int tiles() {
+        return Kernel::kMostTiles;
+    }
+
+    Streamed operator+(size_t bytes) const { return {far + bytes}; }
+
+    void fetch(const uint8_t* beat) const {
         __builtin_prefetch(far, 0, 2);
         __builtin_prefetch(beat + kNearAhead);
     }
+
+    const uint8_t* far;
 };
 
-// Tiles of which somebody says which comes next.
+// Tiles of which somebody says what comes next: each for itself, since its neighbour may have none of
+// the tokens.
 struct Told {
-    static void fetch(const uint8_t*, const uint8_t* next) { __builtin_prefetch(next); }
+    template <class>
+    static constexpr int tiles() {
+        return 1;
+    }
+
+    Told operator+(size_t bytes) const { return {{ahead.near + bytes, ahead.far + bytes}}; }
+
+    void fetch(const uint8_t*) const {
+        __builtin_prefetch(ahead.far, 0, 2);
+        __builtin_prefetch(ahead.near);
+    }
+
+    TilesAhead ahead;
 };
 
-// `HeadTile<bits>` has kSliceBytes, kTiles (that it takes at once), `arrange` (16 query codes in its
-// order) and `run<heads, Fetched>`. Bytes at `fetch` come in the order of memory, kTiles beats per
-// slice: tiles at once fetched each for itself take half the rate from memory.
+// `HeadTile<bits>` has kSliceBytes, kMostTiles (that it takes at once), `arrange` (16 query codes in its
+// order) and `run<heads, Ahead>`. What is far ahead comes in the order of memory, a beat for each beat:
+// tiles at once fetched each for itself take half the rate from memory.
 template <template <int> class HeadTile, int kHeadsAtOnce>
 struct TileHeads {
     static_assert(kHeadsAtOnce == 4);
@@ -52,34 +74,34 @@ struct TileHeads {
     }
 
     static int tiles_at_once(const Shape& shape) {
-        return shape.code_bits == 8   ? HeadTile<8>::kTiles
-               : shape.code_bits == 4 ? HeadTile<4>::kTiles
-                                      : HeadTile<2>::kTiles;
+        return shape.code_bits == 8   ? HeadTile<8>::kMostTiles
+               : shape.code_bits == 4 ? HeadTile<4>::kMostTiles
+                                      : HeadTile<2>::kMostTiles;
     }
 
     static void tiles(const Shape& shape, const uint8_t* beats, const int8_t* arranged,
                       int32_t* products) {
-        some_tiles<Streamed>(shape, beats, arranged, products, beats + kFarAhead);
+        some_tiles(shape, beats, arranged, products, Streamed{beats + kFarAhead});
     }
 
     static void tiles(const Shape& shape, const uint8_t* beats, const int8_t* arranged,
-                      int32_t* products, const uint8_t* fetch) {
-        some_tiles<Told>(shape, beats, arranged, products, fetch);
+                      int32_t* products, TilesAhead ahead) {
+        some_tiles(shape, beats, arranged, products, Told{ahead});
     }
 
 private:
-    template <class Fetched>
+    template <class Ahead>
     static void some_tiles(const Shape& shape, const uint8_t* beats, const int8_t* arranged,
-                           int32_t* products, const uint8_t* fetch) {
+                           int32_t* products, Ahead ahead) {
         switch (shape.code_bits) {
-            case 8: return all_heads<HeadTile<8>, Fetched>(shape, beats, fetch, arranged, products);
-            case 4: return all_heads<HeadTile<4>, Fetched>(shape, beats, fetch, arranged, products);
-            default: return all_heads<HeadTile<2>, Fetched>(shape, beats, fetch, arranged, products);
+            case 8: return all_heads<HeadTile<8>>(shape, beats, ahead, arranged, products);
+            case 4: return all_heads<HeadTile<4>>(shape, beats, ahead, arranged, products);
+            default: return all_heads<HeadTile<2>>(shape, beats, ahead, arranged, products);
         }
     }
 
-    template <class Kernel, class Fetched>
-    static void all_heads(const Shape& shape, const uint8_t* beats, const uint8_t* fetch,
+    template <class Kernel, class Ahead>
+    static void all_heads(const Shape& shape, const uint8_t* beats, Ahead ahead,
                           const int8_t* arranged, int32_t* products) {
         const int slices = shape.slices();
         const size_t bytes = shape.tile_bytes();
@@ -88,20 +110,20 @@ private:
             for (int first = 0; first < shape.heads; first += kHeadsAtOnce) {
                 switch (shape.heads - first) {
                     case 1:
-                        Kernel::template run<1, Fetched>(beats, fetch, bytes, slices, arranged,
-                                                           stride, products);
+                        Kernel::template run<1>(beats, ahead, bytes, slices, arranged, stride,
+                                                  products);
                         break;
                     case 2:
-                        Kernel::template run<2, Fetched>(beats, fetch, bytes, slices, arranged,
-                                                           stride, products);
+                        Kernel::template run<2>(beats, ahead, bytes, slices, arranged, stride,
+                                                  products);
                         break;
                     case 3:
-                        Kernel::template run<3, Fetched>(beats, fetch, bytes, slices, arranged,
-                                                           stride, products);
+                        Kernel::template run<3>(beats, ahead, bytes, slices, arranged, stride,
+                                                  products);
                         break;
                     default:
-                        Kernel::template run<4, Fetched>(beats, fetch, bytes, slices, arranged,
-                                                           stride, products);
+                        Kernel::template run<4>(beats, ahead, bytes, slices, arranged, stride,
+                                                  products);
                 }
                 const int done =
                     shape.heads - first < kHeadsAtOnce ? shape.heads - first : kHeadsAtOnce;
@@ -109,7 +131,7 @@ private:
                 products += done * kGroupTokens;
             }
             beats += size_t(slices) * hillinfer::kBeatBytes;
-            fetch += size_t(slices) * Kernel::kTiles * hillinfer::kBeatBytes;
+            ahead = ahead + size_t(slices) * Ahead::template tiles<Kernel>() * hillinfer::kBeatBytes;
         }
     }
 };

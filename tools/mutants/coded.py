@@ -28,6 +28,26 @@ _SETTINGS = "host/hillinfer/settings.py"
 
 CODED: tuple[Mutant, ...] = (
     Mutant(
+        "two-heads-of-a-lonely-tile-are-one",
+        "Products of a tile without its neighbour are those of the first of two heads.",
+        "host/native/avx512vnni.cpp",
+        "_mm256_castsi256_si128(others)",
+        "_mm256_castsi256_si128(own)",
+        ("tests/host/scoring/test_aligned.py",),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "tiles-without-chosen-tokens-shift-those-behind",
+        "Codes of a tile that has none of some tokens are those of the next one that has.",
+        "host/native/group_scores.h",
+        "            Products::tiles(shape, tile + number * shape.tile_bytes(), in.arranged,\n"
+        "                            in.products + first, *ahead++);",
+        "            Products::tiles(shape, tile, in.arranged,\n"
+        "                            in.products + first, *ahead++);",
+        ("tests/host/scoring/test_aligned.py",),
+        Built.NATIVE,
+    ),
+    Mutant(
         "products-of-the-first-group-weigh-all",
         "Products that were kept while choosing are those of other tokens.",
         "host/native/aligned_tokens.cpp",
