@@ -6,6 +6,7 @@ python tools/scorer_bench.py --out build/reports/scorer.json
 Every round reads the shadows' bytes with each of the library's loops for that, then scores them
 where they lie, so that what else the machine does falls on all of it. `native` scores one large
 array; then come the same shadows in an arena, as a cache holds them, and each in memory of its own.
+`chosen` weighs one token in five of the arena, in pairs: its rate is of the tiles that hold one.
 Reported are the fastest and the median round; a round's read is that of its fastest loop.
 """
 
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.native.library import native_library
+from hillinfer.scoring.coded import AlignedWeights
 from hillinfer.scoring.layout import ProbeShadow, ShadowLayout
 from hillinfer.scoring.native import NativeScorer
 from hillinfer.scoring.scorer import SegmentShadow
@@ -126,6 +128,19 @@ def measure_beside_reads(
     return {"read": fastest} | {name: measured[name] for name in calls}
 
 
+def one_in_five(tokens: int) -> NDArray[np.int64]:
+    """Return positions of about one token in five, int64 ascending, in pairs."""
+    first = 2 * np.flatnonzero(np.random.default_rng(2).random(tokens // 2) < 0.2)
+    return np.sort(np.concatenate((first, first + 1)))
+
+
+def tile_bytes_of(spec: KernelSpec, positions: NDArray[np.int64]) -> int:
+    """Return the bytes of the tiles that hold some tokens."""
+    tile_tokens = 32 // spec.key_mode.code_bits
+    tile_bytes = spec.kv_heads * spec.padded_head_dim // 16 * 64
+    return len(np.unique(positions // tile_tokens)) * tile_bytes
+
+
 def any_query(spec: KernelSpec) -> torch.Tensor:
     """Return a query of random numbers, float32 (query_heads, head_dim)."""
     numbers = np.random.default_rng(1).normal(0, 1, (spec.query_heads, spec.head_dim))
@@ -142,16 +157,21 @@ def bench(shape: str, mode: KeyMode, least_bytes: int, rounds: int) -> dict[str,
     without = [replace(one, probe_copy=None) for one in segments]
     arena = placed(segments, ShadowArena(shadow_bytes(spec)).take)
     apart = placed(segments, partial(aligned_buffer, spec.segment_bytes))
+    weights = AlignedWeights(spec)
+    scaled, chosen = query * SCALING, one_in_five(len(segments) * spec.segment_tokens)
     calls: dict[str, Callable[[], object]] = {
         "native": lambda: native.tuples(query, SCALING, segments),
         "native in an arena": lambda: native.tuples(query, SCALING, arena),
         "native each apart": lambda: native.tuples(query, SCALING, apart),
         "native without copies": lambda: native.tuples(query, SCALING, without),
+        "chosen": lambda: weights.of_each(scaled, arena, [chosen]),
     }
+    sizes = dict.fromkeys(calls, memory.nbytes) | {"chosen": tile_bytes_of(spec, chosen)}
     seconds = measure_beside_reads(memory, calls, rounds)
     figures = {
-        name: Figures(memory.nbytes / min(own), memory.nbytes / statistics.median(own))
+        name: Figures(size / min(own), size / statistics.median(own))
         for name, own in seconds.items()
+        for size in [sizes.get(name, memory.nbytes)]
     }
     # Of each round its own ratio: load that comes and goes must not fall on one side.
     shares = [a / b for a, b in zip(seconds["read"], seconds["native"], strict=True)]
