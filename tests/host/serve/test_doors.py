@@ -276,6 +276,20 @@ def test_a_port_that_is_taken(tiny_server):
         Server(ServerRules(port=port), lambda: None)
 
 
+def test_a_port_that_is_taken_is_said_before_a_model_is_fetched(
+    tiny_server, command, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    outcome = command("serve", "--port", tiny_server.url.rpartition(":")[2])
+    assert "cannot listen" in outcome.error_line()
+    assert "fetching" not in outcome.err
+    # The twin: where the port is free, it is the model that is not there.
+    outcome = command("serve", "--port", 0)
+    assert "fetching" in outcome.err
+    assert "cannot listen" not in outcome.err
+
+
 def test_bytes_that_are_no_request(tiny_server):
     host, port = tiny_server.url.removeprefix("http://").split(":")
     for data in (

@@ -231,6 +231,17 @@ class _Quiet(uvicorn.Server):
         yield
 
 
+def check_address(rules: ServerRules) -> None:
+    """Refuse an address that cannot be listened at, before anything that takes time.
+
+    Raises
+    ------
+    SettingsError
+        Then.
+    """
+    _listening(rules).close()
+
+
 def _listening(rules: ServerRules) -> socket.socket:
     family = socket.AF_INET6 if ":" in rules.host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)

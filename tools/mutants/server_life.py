@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults in what a server does around its answers: it starts, takes files, sends, ends."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+_TESTS = "tests/host/serve"
+_FETCHED = "tests/host/models/test_fetch_ended.py::test_nothing_is_left"
+
+SERVER_LIFE: tuple[Mutant, ...] = (
+    Mutant(
+        "fetched-where-no-signal-comes",
+        "A server fetches its model in the thread that is to use it, which no signal ends.",
+        "host/hillinfer/cli/serving/serve.py",
+        "        opening = partial(request.opened, request.located())\n",
+        "        opening = lambda: request.opened(request.located())\n",
+        (f"{_FETCHED}[serve-Signals.SIGTERM]",),
+    ),
+    Mutant(
+        "fetching-unsaid",
+        "What fetching says shows once the model is there.",
+        "host/hillinfer/cli/serving/serve.py",
+        "        return ModelSource.locate(self.model, error_console().print)\n",
+        "        with panics_unsaid():\n"
+        "            return ModelSource.locate(self.model, error_console().print)\n",
+        (f"{_FETCHED}[chat-Signals.SIGTERM]",),
+    ),
+    Mutant(
+        "fetched-for-a-taken-port",
+        "A server fetches its model before it says that its port is taken.",
+        "host/hillinfer/cli/serving/serve.py",
+        "    check_address(request.rules)\n",
+        "",
+        (f"{_TESTS}/test_doors.py::test_a_port_that_is_taken_is_said_before_a_model_is_fetched",),
+    ),
+)
