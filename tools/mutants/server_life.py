@@ -7,6 +7,7 @@ from mutants.mutant import Mutant
 
 _TESTS = "tests/host/serve"
 _FETCHED = "tests/host/models/test_fetch_ended.py::test_nothing_is_left"
+_DELETED = "test_a_file_that_is_deleted_while_it_is_written_does_not_stay"
 
 SERVER_LIFE: tuple[Mutant, ...] = (
     Mutant(
@@ -33,5 +34,21 @@ SERVER_LIFE: tuple[Mutant, ...] = (
         "    check_address(request.rules)\n",
         "",
         (f"{_TESTS}/test_doors.py::test_a_port_that_is_taken_is_said_before_a_model_is_fetched",),
+    ),
+    Mutant(
+        "deleted-while-written-stays",
+        "A file that is deleted while it is written lies in the directory of files afterwards.",
+        "host/hillinfer/serve/documents.py",
+        "            if not self._is_known(document.name):\n",
+        "            if False:\n",
+        (f"{_TESTS}/test_files.py::{_DELETED}",),
+    ),
+    Mutant(
+        "deleted-while-written-is-read",
+        "A file that is deleted while it is written is read into the store all the same.",
+        "host/hillinfer/serve/documents.py",
+        "            if document.name not in self._known:\n",
+        "            if False:\n",
+        (f"{_TESTS}/test_files.py::{_DELETED}",),
     ),
 )
