@@ -8,6 +8,8 @@ from mutants.mutant import Mutant
 _TESTS = "tests/host/serve"
 _FETCHED = "tests/host/models/test_fetch_ended.py::test_nothing_is_left"
 _DELETED = "test_a_file_that_is_deleted_while_it_is_written_does_not_stay"
+_RUNNING = "host/hillinfer/serve/http/running.py"
+_ENDS = f"{_TESTS}/test_early_end.py"
 
 SERVER_LIFE: tuple[Mutant, ...] = (
     Mutant(
@@ -16,7 +18,7 @@ SERVER_LIFE: tuple[Mutant, ...] = (
         "host/hillinfer/cli/serving/serve.py",
         "        opening = partial(request.opened, request.located())\n",
         "        opening = lambda: request.opened(request.located())\n",
-        (f"{_FETCHED}[serve-Signals.SIGTERM]",),
+        (f"{_FETCHED}[serve-SIGTERM]",),
     ),
     Mutant(
         "fetching-unsaid",
@@ -25,7 +27,7 @@ SERVER_LIFE: tuple[Mutant, ...] = (
         "        return ModelSource.locate(self.model, error_console().print)\n",
         "        with panics_unsaid():\n"
         "            return ModelSource.locate(self.model, error_console().print)\n",
-        (f"{_FETCHED}[chat-Signals.SIGTERM]",),
+        (f"{_FETCHED}[chat-SIGTERM]",),
     ),
     Mutant(
         "fetched-for-a-taken-port",
@@ -50,5 +52,29 @@ SERVER_LIFE: tuple[Mutant, ...] = (
         "            if document.name not in self._known:\n",
         "            if False:\n",
         (f"{_TESTS}/test_files.py::{_DELETED}",),
+    ),
+    Mutant(
+        "readers-are-cut",
+        "An answer that its reader has not taken a second after the end was asked for is cut.",
+        _RUNNING,
+        "time.monotonic() < max(least, until)",
+        "time.monotonic() < least",
+        (f"{_ENDS}::test_an_answer_that_its_reader_has_not_taken_yet_is_sent_to_its_end",),
+    ),
+    Mutant(
+        "a-second-end-waits-for-readers",
+        "A reader that takes nothing keeps a server that is told to end a second time.",
+        _RUNNING,
+        "                until = least\n",
+        "                pass\n",
+        (f"{_ENDS}::test_a_second_end_waits_for_no_reader",),
+    ),
+    Mutant(
+        "two-signals-of-one-moment-are-two",
+        "SIGINT and SIGTERM of one moment end what a server has under way.",
+        _RUNNING,
+        "            if now - last >= _ONE_END_SECONDS:\n",
+        "            if now > last:\n",
+        (f"{_ENDS}::test_signals_of_one_moment_are_one_end",),
     ),
 )

@@ -40,12 +40,12 @@ def default_signals():
 @pytest.mark.parametrize(
     ("command", "how"),
     [
-        ("fetch", signal.SIGKILL),
-        ("fetch", signal.SIGTERM),
-        ("fetch", signal.SIGINT),
-        ("serve", signal.SIGTERM),
-        ("serve", signal.SIGINT),
-        ("chat", signal.SIGTERM),
+        ("fetch", "SIGKILL"),
+        ("fetch", "SIGTERM"),
+        ("fetch", "SIGINT"),
+        ("serve", "SIGTERM"),
+        ("serve", "SIGINT"),
+        ("chat", "SIGTERM"),
     ],
 )
 def test_nothing_is_left(command, how, index, warm_python, tmp_path):
@@ -54,7 +54,7 @@ def test_nothing_is_left(command, how, index, warm_python, tmp_path):
         "XDG_CACHE_HOME": str(tmp_path), "PIP_INDEX_URL": f"http://127.0.0.1:{port}/simple",
         "PIP_NO_INDEX": "0",
     }  # fmt: skip
-    models = tmp_path / "hillinfer" / "models"
+    models, number = tmp_path / "hillinfer" / "models", signal.Signals[how]
     with subprocess.Popen(
         [*warm_python, *PROGRAM, command, *COMMANDS[command]],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -65,7 +65,7 @@ def test_nothing_is_left(command, how, index, warm_python, tmp_path):
             (working,) = processes_in(models)
             assert working != process.pid
             assert select.select([process.stderr], [], [], 10)[0], "nothing is said meanwhile"
-            process.send_signal(how)
+            process.send_signal(number)
             process.wait(30)
             said = process.stderr.read().decode()
         finally:
@@ -76,7 +76,7 @@ def test_nothing_is_left(command, how, index, warm_python, tmp_path):
     soon(lambda: not processes_in(models))
     soon(lambda: [one.name for one in models.iterdir()] == ["smollm2-135m.lock"])
     # As docs/endings.md says; nothing is told of SIGKILL.
-    assert process.returncode == (-how if how is signal.SIGKILL else 128 + how)
+    assert process.returncode == (-number if how == "SIGKILL" else 128 + number)
 
 
 def test_the_next_fetch_removes_what_was_left(warm_python, tmp_path):
