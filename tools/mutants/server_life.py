@@ -10,6 +10,8 @@ _FETCHED = "tests/host/models/test_fetch_ended.py::test_nothing_is_left"
 _DELETED = "test_a_file_that_is_deleted_while_it_is_written_does_not_stay"
 _RUNNING = "host/hillinfer/serve/http/running.py"
 _ENDS = f"{_TESTS}/test_early_end.py"
+_STREAMS = "host/hillinfer/serve/http/streams.py"
+_EVENTS = f"{_TESTS}/test_stream_events.py"
 
 SERVER_LIFE: tuple[Mutant, ...] = (
     Mutant(
@@ -76,5 +78,36 @@ SERVER_LIFE: tuple[Mutant, ...] = (
         "            if now - last >= _ONE_END_SECONDS:\n",
         "            if now > last:\n",
         (f"{_ENDS}::test_signals_of_one_moment_are_one_end",),
+    ),
+    Mutant(
+        "silent-while-the-model-goes-on",
+        "A stream says nothing while tokens come of which nothing is told yet.",
+        _STREAMS,
+        "            if sent or time.monotonic() >= due:\n"
+        '                yield held + sent or comment(f"ping {int(time.time())}")\n'
+        '                held, due = b"", time.monotonic() + self._ping_seconds\n'
+        "            told = await self._mailbox.get(due - time.monotonic())\n",
+        "            if sent or told is None:\n"
+        '                yield held + sent or comment(f"ping {int(time.time())}")\n'
+        '                held = b""\n'
+        "            told = await self._mailbox.get(_HELD_SECONDS if held else self._ping_seconds)\n",
+        (f"{_EVENTS}::test_a_stream_pings_while_a_call_is_made",),
+    ),
+    Mutant(
+        "progress-waits-for-more-progress",
+        "How far a prompt is read is told once no more of it comes for a moment.",
+        _STREAMS,
+        "                if not held:\n"
+        "                    due = min(due, time.monotonic() + _HELD_SECONDS)\n",
+        "                due = time.monotonic() + _HELD_SECONDS\n",
+        (f"{_EVENTS}::test_progress_that_comes_often_is_told_while_a_prompt_is_read",),
+    ),
+    Mutant(
+        "comments-alone-are-whole",
+        "A comment arrives whole and alone, and clients that strip it lose what is behind it.",
+        _STREAMS,
+        'is_begun = b"data: " not in data',
+        "is_begun = False",
+        (f"{_EVENTS}::test_a_comment_behind_which_nothing_comes_is_sent",),
     ),
 )

@@ -7,17 +7,12 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Literal
 
 import openai
 import pydantic
 import pytest
-import torch
 from servers import running
-from tiny_folder import byte_tokenizer
-from tiny_models import TinyModel
-from transformers import AutoModelForCausalLM
 
 from hillinfer.serve.fields import parsed
 from hillinfer.serve.formats import read_call
@@ -25,10 +20,6 @@ from hillinfer.serve.http.gate import FewAtOnce
 from hillinfer.serve.refusals import ApiError
 from hillinfer.serve.requests import chat_request
 
-WORDS = 272
-TEMPLATE = (
-    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
-)
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -50,21 +41,6 @@ TOOLS = [
     {"type": "function", "function": {"name": "clock", "description": "tells the time"}},
 ]
 QUESTION = [{"role": "user", "content": "what is it"}]
-
-
-@pytest.fixture(scope="module")
-def byte_folder(tmp_path_factory):
-    """A tiny random model of bytes, which says anything at all."""
-    folder = tmp_path_factory.mktemp("bytes")
-    config = replace(TinyModel(), head_dim=16).config()
-    config.vocab_size = WORDS
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    tokenizer = byte_tokenizer()
-    tokenizer.add_special_tokens({"eos_token": "<e>"})
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
