@@ -90,7 +90,7 @@ SERVER_LIFE: tuple[Mutant, ...] = (
         "            if sent or told is None:\n"
         '                yield held + sent or comment(f"ping {int(time.time())}")\n'
         '                held = b""\n'
-        "            told = await self._mailbox.get(_HELD_SECONDS if held else self._ping_seconds)\n",
+        "            told = await self._mailbox.get(_HELD_SECONDS if held else 15.0)\n",
         (f"{_EVENTS}::test_a_stream_pings_while_a_call_is_made",),
     ),
     Mutant(
