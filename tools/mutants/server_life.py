@@ -12,6 +12,8 @@ _RUNNING = "host/hillinfer/serve/http/running.py"
 _ENDS = f"{_TESTS}/test_early_end.py"
 _STREAMS = "host/hillinfer/serve/http/streams.py"
 _EVENTS = f"{_TESTS}/test_stream_events.py"
+_APP = "host/hillinfer/serve/http/app.py"
+_OTHERS = (f"{_TESTS}/test_hostile.py::test_others_are_answered_while_many_tokens_become_a_text",)
 
 SERVER_LIFE: tuple[Mutant, ...] = (
     Mutant(
@@ -109,5 +111,29 @@ SERVER_LIFE: tuple[Mutant, ...] = (
         'is_begun = b"data: " not in data',
         "is_begun = False",
         (f"{_EVENTS}::test_a_comment_behind_which_nothing_comes_is_sent",),
+    ),
+    Mutant(
+        "echo-before-all-others",
+        "Nobody is answered while the text of a prompt's tokens is made.",
+        _APP,
+        "await run_in_threadpool(_prompt, served, asked)",
+        "_prompt(served, asked)",
+        _OTHERS,
+    ),
+    Mutant(
+        "tokens-before-all-others",
+        "Nobody is answered while a text is made of tokens.",
+        _APP,
+        'await run_in_threadpool(_text, self._named(fields.text("model")), fields)',
+        '_text(self._named(fields.text("model")), fields)',
+        _OTHERS,
+    ),
+    Mutant(
+        "a-text-of-any-tokens",
+        "A text is made of however many tokens a client sends.",
+        "host/hillinfer/serve/chats.py",
+        "        if len(ids) > self._context_tokens:\n",
+        "        if len(ids) > 1 << 30:\n",
+        (f"{_TESTS}/test_hostile.py::test_more_tokens_than_the_context_become_no_text",),
     ),
 )

@@ -86,8 +86,11 @@ class PromptTokens:
         Raises
         ------
         ApiError
-            Where one is none of the model's.
+            Where one is none of the model's, or they are more than its context holds.
         """
+        if len(ids) > self._context_tokens:
+            # To make a text of very many takes seconds in which nobody else is answered.
+            raise _too_long(f"a list of {len(ids)} tokens", self._context_tokens)
         if max(ids) >= self._words:
             raise invalid(f"prompt has a token above {self._words - 1}, the model's last", "prompt")
         return list(ids)
