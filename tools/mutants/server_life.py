@@ -136,4 +136,26 @@ SERVER_LIFE: tuple[Mutant, ...] = (
         "        if len(ids) > 1 << 30:\n",
         (f"{_TESTS}/test_hostile.py::test_more_tokens_than_the_context_become_no_text",),
     ),
+    Mutant(
+        "no-tools-without-a-system-role",
+        "Tools are refused where a template knows no system message.",
+        "host/hillinfer/serve/chats.py",
+        "        if others is not None:\n            with",
+        "        if others is None:\n            with",
+        (
+            f"{_TESTS}/test_formats.py::"
+            "test_tools_are_told_where_no_template_knows_a_system_message",
+        ),
+    ),
+    Mutant(
+        "clients-are-told-what-commands-can-do",
+        "A client whose chat a template does not take is told of an option of a command.",
+        "host/hillinfer/serve/chats.py",
+        "take this chat ({error.reason})",
+        "take this chat ({error})",
+        (
+            f"{_TESTS}/test_formats.py::"
+            "test_a_chat_that_no_template_takes_is_refused_with_what_a_client_can_do",
+        ),
+    ),
 )

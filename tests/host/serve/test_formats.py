@@ -12,7 +12,7 @@ from typing import Literal
 import openai
 import pydantic
 import pytest
-from servers import running
+from servers import HTTP, running, save_bytes
 
 from hillinfer.serve.fields import parsed
 from hillinfer.serve.formats import read_call
@@ -298,6 +298,60 @@ def test_the_model_is_told_of_functions(ask):
 )
 def test_what_is_a_call(text, call):
     assert read_call(text) == call
+
+
+# --- templates without a system role ---
+
+# As those of Mistral's first models and Gemma's.
+STRICT = (
+    "{% for one in messages %}{% if (one['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate user/assistant') }}{% endif %}"
+    "[{{ one['role'] }}]{{ one['content'] }}{% endfor %}"
+)
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory, cold_dir):
+    """A server whose model's template takes turns of the user and the assistant alone."""
+    folder = save_bytes(tmp_path_factory.mktemp("strict"), STRICT)
+    with running(folder, cold_dir) as server, server.client() as client:
+        yield server, client
+
+
+def told_in(server, **asked):
+    """Return the prompt that a chat becomes."""
+    tokens = HTTP.post(f"{server.url}/tokenize", json={"model": "tiny"} | asked).json()["tokens"]
+    told = HTTP.post(f"{server.url}/detokenize", json={"model": "tiny", "tokens": tokens})
+    return told.json()["prompt"]
+
+
+def test_tools_are_told_where_no_template_knows_a_system_message(strict):
+    server, client = strict
+    answer = server.ask(QUESTION, client, tools=TOOLS, tool_choice="required", max_tokens=96)
+    (call,) = answer.choices[0].message.tool_calls
+    assert call.function.name in ("weather", "clock")
+    # They are part of the prompt, with the question behind them.
+    plain = server.ask(QUESTION, client, max_tokens=1).usage.prompt_tokens
+    assert answer.usage.prompt_tokens > plain + 200
+
+
+def test_a_system_message_begins_the_users_first_turn(strict, server):
+    chat = [{"role": "system", "content": "be kind"}, *QUESTION]
+    assert told_in(strict[0], messages=chat) == "[user]be kind\n\nwhat is it"
+    assert told_in(strict[0], messages=chat[:1]) == "[user]be kind"
+    # A template that knows it has it as it is.
+    assert told_in(server, messages=chat) == "system: be kind\nuser: what is it\n"
+
+
+def test_a_chat_that_no_template_takes_is_refused_with_what_a_client_can_do(strict):
+    server, client = strict
+    with pytest.raises(openai.BadRequestError) as refused:
+        server.ask([*QUESTION, *QUESTION], client)
+    assert refused.value.code == "chat_template"
+    said = str(refused.value)
+    assert "roles must alternate" in said
+    assert "/v1/completions" in said
+    assert "--prompt-style" not in said
 
 
 # --- what is refused ---
