@@ -158,4 +158,42 @@ SERVER_LIFE: tuple[Mutant, ...] = (
             "test_a_chat_that_no_template_takes_is_refused_with_what_a_client_can_do",
         ),
     ),
+    Mutant(
+        "any-temperature",
+        "Logits are divided by what leaves no numbers of them.",
+        "host/hillinfer/generate/tokens.py",
+        "        if 0 < self.temperature < _COLDEST:\n",
+        "        if self.temperature < 0:\n",
+        (
+            "tests/host/cli/test_odd_values.py::"
+            "test_a_temperature_that_no_logit_can_be_divided_by_is_named",
+        ),
+    ),
+    Mutant(
+        "likeliest-without-the-one-that-came",
+        "The likeliest tokens of a text lack the one that came.",
+        "host/hillinfer/serve/http/wire.py",
+        "likely = (*chosen.top, Likely(chosen.token_id, chosen.logprob))",
+        "likely = chosen.top",
+        (
+            f"{_TESTS}/test_options.py::"
+            "test_the_token_that_came_is_told_with_the_likeliest_of_a_text",
+        ),
+    ),
+    Mutant(
+        "refusals-logged-as-defects",
+        "The log tells of a request that is refused late as of a defect.",
+        "host/hillinfer/serve/http/telemetry.py",
+        "        if isinstance(error, ApiError):\n",
+        "        if error is None:\n",
+        (f"{_TESTS}/test_doors.py::test_a_request_that_takes_too_long",),
+    ),
+    Mutant(
+        "a-rate-of-what-was-there",
+        "What a conversation's cache has counts as read.",
+        "host/hillinfer/cli/serving/conversation.py",
+        'self._view.stage("reading", len(ids), found)',
+        'self._view.stage("reading", len(ids))',
+        (f"{_TESTS}/test_chat.py::test_what_the_cache_has_is_no_part_of_a_readings_rate",),
+    ),
 )

@@ -253,6 +253,10 @@ def test_a_request_that_takes_too_long(endless_folder, cold_dir):
         with pytest.raises(openai.APIStatusError) as late:
             server.ask(CHAT, client, max_tokens=4000)
         assert (late.value.status_code, late.value.code) == (504, "time_limit")
+        # As the client was told, and no defect.
+        (failed,) = server.logged("answer_failed")
+        assert (failed["status"], failed["error"]) == (504, "time_limit")
+        assert "detail" not in failed
         assert server.inference.is_idle
 
 
