@@ -42,6 +42,22 @@ SERVER_LIFE: tuple[Mutant, ...] = (
         (f"{_TESTS}/test_doors.py::test_a_port_that_is_taken_is_said_before_a_model_is_fetched",),
     ),
     Mutant(
+        "a-fetch-outlives-its-signal",
+        "A signal waits until a model of the hub is there.",
+        "host/hillinfer/models/sources.py",
+        "            end_session(process, place)\n",
+        "            process.wait()\n",
+        ("tests/host/models/test_hub_fetched.py::test_a_signal_ends_it",),
+    ),
+    Mutant(
+        "any-refusal-is-a-failure",
+        "A model that the hub does not have is told as a fault of the network.",
+        "host/hillinfer/models/hub_child.py",
+        "came, said = Came.REFUSED, str(error)",
+        "came, said = Came.FAILED, str(error)",
+        ("tests/host/models/test_hub_fetched.py::test_a_model_that_the_hub_does_not_have",),
+    ),
+    Mutant(
         "deleted-while-written-stays",
         "A file that is deleted while it is written lies in the directory of files afterwards.",
         "host/hillinfer/serve/documents.py",
