@@ -133,10 +133,10 @@ def test_a_signal_ends_it(how, command, warm_python, tiny_folder, tmp_path):
         assert waiting.wait(60)
         (place,) = fetching(tmp_path)
         process.send_signal(number)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=300)
         # Nothing goes on for nobody, whatever ended it.
-        until(lambda: not fetching(tmp_path))
-        until(lambda: not place.exists())
+        until(lambda: not fetching(tmp_path), 120)
+        until(lambda: not place.exists(), 120)
     told = ["looking for somebody/tiny on the hub", f"hillinfer: interrupted ({how})"]
     # As docs/endings.md says; nothing is told of SIGKILL.
     is_killed = how == "SIGKILL"
@@ -150,7 +150,7 @@ def test_what_comes_is_what_the_hub_has(warm_python, tiny_folder, cold_dir, tmp_
         hub(tiny_folder, ()) as (address, _),
         started(warm_python, address, tmp_path, *GENERATE, *model) as process,
     ):
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=300)
     assert process.returncode == 0, said
     assert f"somebody/tiny is commit {COMMIT} now" in said
     (found,) = (tmp_path / "hub").glob(f"models--somebody--tiny/snapshots/{COMMIT}")
@@ -164,7 +164,7 @@ def test_a_model_that_the_hub_does_not_have(warm_python, tiny_folder, tmp_path):
         hub(tiny_folder, ()) as (address, _),
         started(warm_python, address, tmp_path, *GENERATE, *model) as process,
     ):
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=300)
     assert process.returncode == 2, said
     assert said.splitlines() == [
         "looking for nobody/other on the hub",
