@@ -19,6 +19,7 @@ from mutants.prompts import PROMPTS
 from mutants.pruning import PRUNING
 from mutants.reused_rows import REUSED_ROWS
 from mutants.secrecy import SECRECY
+from mutants.server_life import SERVER_LIFE
 from mutants.serving import SERVING
 from mutants.shared_stores import SHARED_STORES
 from mutants.software import SOFTWARE
@@ -50,4 +51,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *MAKERS,
     *REUSED_ROWS,
     *SHARED_STORES,
+    *SERVER_LIFE,
 )

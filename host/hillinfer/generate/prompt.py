@@ -243,7 +243,11 @@ _LENGTH = struct.Struct("<Q")
 
 
 class TemplateError(HillInferError):
-    """A model's chat template cannot be used."""
+    """A model's chat template cannot be used; `reason` says why, and not what a command can do."""
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason or message
 
 
 def rendered_chats(tokenizer: Any, contents: Sequence[str]) -> list[str]:
@@ -330,7 +334,8 @@ def _started(*arguments: str) -> subprocess.Popen[bytes]:
 
 def _unusable(reason: str) -> TemplateError:
     return TemplateError(
-        f"the chat template of this model cannot be used ({reason}): use --prompt-style plain"
+        f"the chat template of this model cannot be used ({reason}): use --prompt-style plain",
+        reason,
     )
 
 

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 # --- The next token ---
 
 
+# Logits up to 1e8, far beyond any model's, stay float32 numbers when they are divided by it.
+_COLDEST = 1e-30
+
+
 @dataclass(frozen=True)
 class Sampling:
     """Greedy at temperature 0, else drawn from what top-k and top-p leave.
@@ -33,6 +37,11 @@ class Sampling:
         """Refuse values that mean nothing."""
         if not 0 <= self.temperature < float("inf"):
             raise SettingsError(f"temperature={self.temperature} must be 0 (greedy) or above")
+        if 0 < self.temperature < _COLDEST:
+            raise SettingsError(
+                f"temperature={self.temperature} leaves no numbers where logits are divided by it: "
+                f"use 0, which takes the likeliest token, or {_COLDEST} and more"
+            )
         if self.top_k < 0:
             raise SettingsError(f"top_k={self.top_k} must be 0 (all tokens) or above")
         if not 0 < self.top_p <= 1:

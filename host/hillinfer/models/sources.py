@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hillinfer.errors import ModelError, one_line
+from hillinfer.models import hub_child
 from hillinfer.models.json_files import (
     check_settings,
     check_size,
@@ -20,6 +25,7 @@ from hillinfer.models.json_files import (
 )
 from hillinfer.models.registry_model import REGISTRY_MODELS
 from hillinfer.models.weights import StoredTensor, stored_tensors
+from hillinfer.system.processes import SessionGuard, end_session
 
 # --- Models that lie on this machine ---
 
@@ -140,51 +146,84 @@ def hub_model(name: str, say: Callable[[str], None]) -> Path:
     commit. Raises ModelError where there is no such model or revision, or it cannot be fetched.
     """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     repository, at, revision = name.partition("@")
     if at and not revision:
         raise ModelError(f"'{name}' names no revision: write a commit after the @")
     wanted = revision or "main"
-
-    def snapshot(*, local: bool) -> Path:
-        return Path(
-            snapshot_download(
-                repository,
-                revision=wanted,
-                allow_patterns=_FILES,
-                local_files_only=local,
-                # Where `hillinfer models` looks, whatever was imported before.
-                cache_dir=hub_cache(os.environ),
-            )
-        )
-
+    # Where `hillinfer models` looks, whatever was imported before.
+    cache = hub_cache(os.environ)
     with one_line(f"fetch {name} from the hub", "check the network, try again"):
         try:
-            folder = snapshot(local=True)
+            folder = Path(
+                snapshot_download(
+                    repository,
+                    revision=wanted,
+                    allow_patterns=_FILES,
+                    local_files_only=True,
+                    cache_dir=cache,
+                )
+            )
             if not any(folder.glob("*.safetensors")):
                 # Another program wanted the tokenizer alone, say.
                 raise LocalEntryNotFoundError(f"{folder} has no weights")
         except (LocalEntryNotFoundError, HFValidationError):
             say(f"looking for {name} on the hub")
-            try:
-                folder = snapshot(local=False)
-            except LocalEntryNotFoundError as error:
-                raise ModelError(
-                    f"'{name}' is neither a path nor in the local cache of the hub, and the hub "
-                    "cannot be reached: fetch it on a machine with a network and give its folder "
-                    "to --model"
-                ) from error
-            except (HFValidationError, HfHubHTTPError) as error:
-                raise ModelError(
-                    f"'{name}' is neither a path nor a model that the hub gives out"
-                ) from error
+            folder = _fetched(name, (repository, wanted, str(cache.absolute()), *_FILES))
     commit = folder.name
     if not _COMMIT.fullmatch(commit):
         raise ModelError(f"the hub's cache gives {folder} for {name}, which is of no commit")
     if revision != commit:
         say(f"model: {name} is commit {commit} now; --model {repository}@{commit} keeps to it")
     return folder
+
+
+def _fetched(name: str, asked: Sequence[str]) -> Path:
+    """Return the folder of a model that a process of its own fetches, and that ends with this one.
+
+    The hub's library fetches in threads, which no signal ends and Python's own end waits for.
+    """
+    from huggingface_hub import constants
+
+    own = {"HF_HUB_OFFLINE": "1" if constants.HF_HUB_OFFLINE else "0"}
+    if not sys.stderr.isatty():
+        own["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    place = Path(tempfile.mkdtemp(prefix="hillinfer-"))
+    guard = SessionGuard(place)
+    try:
+        process = subprocess.Popen(
+            # Not isolated: the library may lie where a variable says.
+            [sys.executable, "-P", hub_child.__file__, *asked],
+            cwd=place, env=os.environ | own, start_new_session=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            out, _ = process.communicate()
+        except BaseException:
+            # Whatever ends the waiting ends it: nobody would take what it brings.
+            end_session(process, place)
+            raise
+    finally:
+        guard.close()
+    try:
+        ((came, said),) = json.loads(out).items()
+    except ValueError:
+        came, said = hub_child.Came.FAILED, f"its process ended with {process.returncode}"
+    if came == hub_child.Came.FOLDER:
+        return Path(said)
+    if came == hub_child.Came.UNREACHABLE:
+        raise ModelError(
+            f"'{name}' is neither a path nor in the local cache of the hub, and the hub "
+            "cannot be reached: fetch it on a machine with a network and give its folder "
+            "to --model"
+        )
+    if came == hub_child.Came.REFUSED:
+        raise ModelError(f"'{name}' is neither a path nor a model that the hub gives out")
+    raise ModelError(
+        f"cannot fetch {name} from the hub: {' '.join(said.split())[:300]}; check the network, "
+        "try again"
+    )
 
 
 # --- Model folders ---

@@ -6,9 +6,10 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from hillinfer.generate.prompt import TemplateProcess, rendered_turns
+from hillinfer.generate.prompt import TemplateError, TemplateProcess, rendered_turns
 from hillinfer.generate.special_tokens import MaskedText, SpecialTokens, TextEncoder
 from hillinfer.serve.refusals import ApiError, invalid
 
@@ -48,14 +49,16 @@ class PromptTokens:
     def of_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Return the tokens of a chat, up to where the answer begins.
 
-        Of a single turn of the user's they are those of `hillinfer generate --prompt`.
+        Of a single turn of the user's they are those of `hillinfer generate --prompt`. Where the
+        template takes no system message, its text begins the user's first turn.
 
         Raises
         ------
         ApiError
-            Where the model has no chat template, or the chat is far too long.
+            Where the model has no chat template, or one that does not take the chat, or the chat is
+            far too long.
         HillInferError
-            Where the template cannot be used or does not keep the texts.
+            Where the template does not keep the texts.
         """
         if not self.has_template:
             raise ApiError(
@@ -67,7 +70,10 @@ class PromptTokens:
             # Each has a token of the template's at least.
             raise _too_long(f"a chat of {len(messages)} messages", self._context_tokens)
         self.check_letters(sum(len(one["content"]) for one in messages))
-        chat = self._rendered(messages)
+        try:
+            chat = self._rendered(messages)
+        except TemplateError as error:
+            chat = self._rendered_otherwise(messages, error)
         with self._lock:
             return self._checked(self._encoder.ids(chat, False))  # noqa: FBT003
 
@@ -86,8 +92,11 @@ class PromptTokens:
         Raises
         ------
         ApiError
-            Where one is none of the model's.
+            Where one is none of the model's, or they are more than its context holds.
         """
+        if len(ids) > self._context_tokens:
+            # To make a text of very many takes seconds in which nobody else is answered.
+            raise _too_long(f"a list of {len(ids)} tokens", self._context_tokens)
         if max(ids) >= self._words:
             raise invalid(f"prompt has a token above {self._words - 1}, the model's last", "prompt")
         return list(ids)
@@ -135,6 +144,22 @@ class PromptTokens:
                 self._encoder.check_same_control(text, other)
         return whole.with_text(text)
 
+    def _rendered_otherwise(
+        self, messages: Sequence[Mapping[str, str]], error: TemplateError
+    ) -> MaskedText:
+        """Return the chat without a system message, where it has one; else tell of the error."""
+        others = _without_system(messages)
+        if others is not None:
+            with suppress(TemplateError):
+                return self._rendered(others)
+        raise ApiError(
+            400,
+            f"the chat template of this model does not take this chat ({error.reason}): change its "
+            "roles or their order, or send a prompt to /v1/completions",
+            "chat_template",
+            param="messages",
+        ) from error
+
     def _checked(self, ids: list[int]) -> list[int]:
         if not ids:
             raise invalid("the prompt has no tokens", code="invalid_prompt")
@@ -151,6 +176,17 @@ class PromptTokens:
 def _too_long(what: str, tokens: int) -> ApiError:
     said = f"{what} is more than {tokens} tokens: shorten it"
     return ApiError(400, said, "context_length_exceeded")
+
+
+def _without_system(messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]] | None:
+    """Return a chat whose system message begins the user's first turn; None where it has none."""
+    first, *others = messages
+    if first["role"] != "system":
+        return None
+    if not others or others[0]["role"] != "user":
+        return [{**first, "role": "user"}, *others]
+    content = f"{first['content']}\n\n{others[0]['content']}"
+    return [{**others[0], "content": content}, *others[1:]]
 
 
 def _with(

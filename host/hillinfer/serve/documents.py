@@ -171,6 +171,9 @@ class Documents:
                     "drive_full" if is_full else "drive_failed",
                     "server_error",
                 ) from error
+            if not self._is_known(document.name):
+                # Whoever deleted it meanwhile found no file there yet.
+                self._kept.remove(document.name)
         try:
             self._read(document, ids)
         except ApiError:
@@ -303,6 +306,9 @@ class Documents:
             is_background=True,
         )
         with self._lock:
+            if document.name not in self._known:
+                # Deleted meanwhile: nobody would take what is read of it.
+                return
             self._jobs[document.name] = job
         self._inference.submit(job)
 
@@ -322,6 +328,10 @@ class Documents:
                 self._known[name] = replace(known, **changes)
             if changes.get("state") is not None:
                 self._jobs.pop(name, None)
+
+    def _is_known(self, name: str) -> bool:
+        with self._lock:
+            return name in self._known
 
     def _forget(self, name: str) -> None:
         with self._lock:

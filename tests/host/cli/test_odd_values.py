@@ -210,3 +210,15 @@ def test_a_line_stays_a_line():
     long = one_line("begin" + "x" * 10**6 + "end")
     assert len(long) < 2000
     assert (long[:5], long[-3:]) == ("begin", "end")
+
+
+def test_a_temperature_that_no_logit_can_be_divided_by_is_named(command, tiny_folder, cold_dir):
+    arguments = ("generate", "--model", tiny_folder, "--cold-dir", cold_dir, "--prompt", "a cat")
+    arguments += (*PLAIN, "--max-new-tokens", 3, "--dram-budget", "64MiB", "--temperature")
+    line = command(*arguments, "1e-40").error_line()
+    assert "temperature=1e-40" in line
+    assert "use 0" in line
+    # The least there is takes the likeliest tokens.
+    least, greedy = (command(*arguments, one) for one in ("1e-30", "0"))
+    assert least.code == greedy.code == 0
+    assert least.out == greedy.out

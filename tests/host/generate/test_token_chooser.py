@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from hillinfer.errors import CacheUseError
+from hillinfer.errors import CacheUseError, SettingsError
 from hillinfer.generate.tokens import Sampling, TokenChooser
 
 SAMPLINGS = (Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=3, top_p=0.5))
@@ -22,6 +22,13 @@ def test_one_logit_that_is_no_number_is_refused(sampling, odd, place):
     logits[place] = odd
     with pytest.raises(CacheUseError, match="not finite: its weights"):
         chosen(logits, sampling)
+
+
+def test_the_lowest_temperature_takes_the_likeliest_token_and_less_is_refused():
+    assert chosen([0.5, 1e8, -1e8], Sampling(temperature=1e-30)) == 1
+    for less in (9.9e-31, 1e-40, 5e-324):
+        with pytest.raises(SettingsError, match=r"temperature=.* use 0, which"):
+            Sampling(temperature=less)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)

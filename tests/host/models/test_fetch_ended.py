@@ -2,6 +2,7 @@
 """A fetch that is ended leaves neither files nor pip, whatever ends it."""
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -11,7 +12,9 @@ import pytest
 
 from hillinfer.system.processes import processes_in
 
-FETCH = ("-c", "from hillinfer_command import main; main()", "fetch")
+PROGRAM = ("-c", "from hillinfer_command import main; main()")
+# Whatever fetches says so while it does, and ends as soon.
+COMMANDS = {"fetch": (), "serve": ("--port", "0"), "chat": ()}
 SECONDS = 120
 
 
@@ -34,30 +37,46 @@ def default_signals():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_nothing_is_left(how, index, warm_python, tmp_path):
+@pytest.mark.parametrize(
+    ("command", "how"),
+    [
+        ("fetch", "SIGKILL"),
+        ("fetch", "SIGTERM"),
+        ("fetch", "SIGINT"),
+        ("serve", "SIGTERM"),
+        ("serve", "SIGINT"),
+        ("chat", "SIGTERM"),
+    ],
+)
+def test_nothing_is_left(command, how, index, warm_python, tmp_path):
     port = index.getsockname()[1]
     environment = os.environ | {
         "XDG_CACHE_HOME": str(tmp_path), "PIP_INDEX_URL": f"http://127.0.0.1:{port}/simple",
         "PIP_NO_INDEX": "0",
     }  # fmt: skip
-    models = tmp_path / "hillinfer" / "models"
+    models, number = tmp_path / "hillinfer" / "models", signal.Signals[how]
     with subprocess.Popen(
-        [*warm_python, *FETCH],
-        env=environment, stderr=subprocess.PIPE, preexec_fn=default_signals,
+        [*warm_python, *PROGRAM, command, *COMMANDS[command]],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=default_signals,
     ) as process:  # fmt: skip
         waiting, _ = index.accept()
-        (working,) = processes_in(models)
-        assert working != process.pid
-        process.send_signal(how)
-        said = process.stderr.read().decode()
-        process.wait(SECONDS)
-    waiting.close()
+        try:
+            (working,) = processes_in(models)
+            assert working != process.pid
+            assert select.select([process.stderr], [], [], 10)[0], "nothing is said meanwhile"
+            process.send_signal(number)
+            process.wait(30)
+            said = process.stderr.read().decode()
+        finally:
+            process.kill()
+            waiting.close()
+    assert "fetching smollm2-135m" in said
     assert "Traceback" not in said
     soon(lambda: not processes_in(models))
     soon(lambda: [one.name for one in models.iterdir()] == ["smollm2-135m.lock"])
     # As docs/endings.md says; nothing is told of SIGKILL.
-    assert process.returncode == (-how if how is signal.SIGKILL else 128 + how)
+    assert process.returncode == (-number if how == "SIGKILL" else 128 + number)
 
 
 def test_the_next_fetch_removes_what_was_left(warm_python, tmp_path):
@@ -70,7 +89,7 @@ def test_the_next_fetch_removes_what_was_left(warm_python, tmp_path):
     fetch = [
         *warm_python,
         "-c",
-        f"import sys; sys.modules['transformers'] = None; {FETCH[1]}",
+        f"import sys; sys.modules['transformers'] = None; {PROGRAM[1]}",
         "fetch",
     ]
     done = subprocess.run(fetch, env=environment, capture_output=True, text=True)

@@ -30,6 +30,14 @@ def endless_folder(tmp_path_factory):
     return save_tiny(tmp_path_factory.mktemp("endless"), tokenizer=tokenizer)
 
 
+@pytest.fixture(scope="session")
+def byte_folder(tmp_path_factory):
+    """A tiny random model of bytes, which says anything at all."""
+    from servers import save_bytes
+
+    return save_bytes(tmp_path_factory.mktemp("bytes"))
+
+
 @pytest.fixture(scope="module")
 def tiny_server(endless_folder, cold_dir):
     """A server that has no store and lets everybody in, for the tests of a module."""

@@ -9,8 +9,11 @@ from dataclasses import dataclass, field, replace
 
 import httpx2
 import openai
+import torch
 from generation_runs import SETTINGS
-from tiny_folder import save_tiny
+from tiny_folder import byte_tokenizer, save_tiny
+from tiny_models import TinyModel
+from transformers import AutoModelForCausalLM
 
 from hillinfer.models.loader import load_model
 from hillinfer.projections.attachment import ProjectionAttachment
@@ -26,6 +29,24 @@ CHAT = [{"role": "user", "content": "the cat sat on the mat"}]
 CHUNK = 64
 # Reading certificates that nobody needs would take longer than most requests.
 HTTP = httpx2.Client(verify=False, timeout=60)
+
+
+ROLES_AND_TEXTS = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+)
+
+
+def save_bytes(folder, template=ROLES_AND_TEXTS):
+    """Save a tiny random model of bytes, which says anything at all, and return its folder."""
+    config = replace(TinyModel(), head_dim=16).config()
+    config.vocab_size = 272
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"eos_token": "<e>"})
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 class Passes:
@@ -125,4 +146,4 @@ def running(
         yield Running(server, url, lines, passes)
 
 
-__all__ = ["CHAT", "CHUNK", "HTTP", "Passes", "Running", "running", "save_tiny"]
+__all__ = ["CHAT", "CHUNK", "HTTP", "Passes", "Running", "running", "save_bytes", "save_tiny"]

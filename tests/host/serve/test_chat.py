@@ -122,17 +122,39 @@ def test_no_text(talk, tmp_path):
     assert "cannot read" in talk(tmp_path / "none", stdin="").error_line()
 
 
+class Stages(NoProgress):
+    """Notes of each stage how many tokens it is of, and how many are there when it begins."""
+
+    def __init__(self):
+        self.begun = []
+
+    def stage(self, name, total, begun=0):
+        self.begun.append((total, begun))
+        return super().stage(name, total, begun)
+
+
 @pytest.fixture
-def conversation(endless_folder, cold_dir):
+def stages():
+    return Stages()
+
+
+@pytest.fixture
+def conversation(endless_folder, cold_dir, stages):
     settings = Settings().changed(cold_dir=cold_dir, **SETTINGS)
     rules = ServerRules(context_tokens=600)
     asked = chat_request(
         {"model": "m", "messages": [{"role": "user", "content": "x"}], "temperature": 0}
     )
     with served_model(load_model(str(endless_folder)), settings, rules) as served:
-        made = Conversation(served, asked.wishes, 12, NoProgress())
+        made = Conversation(served, asked.wishes, 12, stages)
         yield made
         made.close()
+
+
+def test_what_the_cache_has_is_no_part_of_a_readings_rate(conversation, stages):
+    turns = [conversation.ask(one, lambda piece: None) for one in ("the cat", "and the mat")]
+    assert stages.begun == [(one.prompt_tokens, one.held_tokens) for one in turns]
+    assert [bool(begun) for _, begun in stages.begun] == [False, True]
 
 
 def test_an_interrupt_ends_an_answer_and_not_the_conversation(conversation):

@@ -253,6 +253,10 @@ def test_a_request_that_takes_too_long(endless_folder, cold_dir):
         with pytest.raises(openai.APIStatusError) as late:
             server.ask(CHAT, client, max_tokens=4000)
         assert (late.value.status_code, late.value.code) == (504, "time_limit")
+        # As the client was told, and no defect.
+        (failed,) = server.logged("answer_failed")
+        assert (failed["status"], failed["error"]) == (504, "time_limit")
+        assert "detail" not in failed
         assert server.inference.is_idle
 
 
@@ -274,6 +278,20 @@ def test_a_port_that_is_taken(tiny_server):
     port = int(tiny_server.url.rpartition(":")[2])
     with pytest.raises(SettingsError, match=r"cannot listen.*--port"):
         Server(ServerRules(port=port), lambda: None)
+
+
+def test_a_port_that_is_taken_is_said_before_a_model_is_fetched(
+    tiny_server, command, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    outcome = command("serve", "--port", tiny_server.url.rpartition(":")[2])
+    assert "cannot listen" in outcome.error_line()
+    assert "fetching" not in outcome.err
+    # The twin: where the port is free, it is the model that is not there.
+    outcome = command("serve", "--port", 0)
+    assert "fetching" in outcome.err
+    assert "cannot listen" not in outcome.err
 
 
 def test_bytes_that_are_no_request(tiny_server):

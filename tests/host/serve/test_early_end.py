@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that is told to end before it has a model, or that nobody listens to any more."""
+"""How a server ends: before it has a model, with answers under way, with nobody who listens."""
 
+import json
+import re
+import signal
+import socket
+import subprocess
 import threading
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -96,3 +102,94 @@ def test_a_server_goes_on_where_nobody_reads_what_it_says(endless_folder, cold_d
         told = HTTP.post(f"{server.url}/v1/completions", json=asked)
         assert told.status_code == 200, told.text
     assert "is ready" in said[1]
+
+
+def asked_slowly(url, **asked):
+    """Ask for a chat's answer by a connection whose reader takes little at a time."""
+    host, port = url.removeprefix("http://").split(":")
+    body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **asked})
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.settimeout(60)
+    made.connect((host, int(port)))
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}"
+    made.sendall(f"{head}\r\nContent-Type: application/json\r\n\r\n{body}".encode())
+    return made
+
+
+def all_of(connection):
+    found = b""
+    with connection:
+        while part := connection.recv(1 << 16):
+            found += part
+    return found
+
+
+# More than sockets hold.
+MUCH = {"n": 4, "max_tokens": 700, "logprobs": True, "top_logprobs": 20, "temperature": 0}
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_an_answer_that_its_reader_has_not_taken_yet_is_sent_to_its_end(
+    endless_folder, cold_dir, streamed
+):
+    with running(endless_folder, cold_dir, drain_seconds=60) as server:
+        reader = asked_slowly(server.url, stream=streamed, **MUCH)
+        until(lambda: server.logged("answered"), 120)
+        server.server.end()
+        # Longer than connections have to close where nobody is waited for.
+        time.sleep(2.5)
+        found = all_of(reader)
+        assert len(found) > 3 << 20
+        assert found.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n" if streamed else b"}")
+        until(lambda: server.inference.has_ended)
+
+
+def test_a_second_end_waits_for_no_reader(endless_folder, cold_dir):
+    with running(endless_folder, cold_dir, drain_seconds=60) as server:
+        reader = asked_slowly(server.url, stream=True, **MUCH)
+        until(lambda: server.logged("answered"), 120)
+        began = time.monotonic()
+        server.server.end()
+        server.server.end()
+    assert time.monotonic() - began < 20
+    reader.close()
+
+
+@pytest.fixture
+def command_server(warm_python, endless_folder, cold_dir):
+    """`hillinfer serve` as a process, with its address."""
+    program = "from hillinfer_command import main; main()"
+    options = ("--model", endless_folder, "--alias", "tiny", "--cold-dir", cold_dir)
+    process = subprocess.Popen(
+        [
+            *(*warm_python, "-c", program, "serve", "--port", "0", "--threads", "1"),
+            *(str(one) for one in options),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    address = re.search(r"http://\S+\d", process.stdout.readline()).group()
+    assert "is ready" in process.stdout.readline()
+    yield process, address
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.2])
+def test_signals_of_one_moment_are_one_end(command_server, seconds):
+    process, url = command_server
+    reader = asked_slowly(url, stream=True, max_tokens=1500)
+    found = reader.recv(1 << 12)
+    assert b"200 OK" in found
+    process.send_signal(signal.SIGINT)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGTERM)
+    found += all_of(reader)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors
+    # The twin: one that comes later is another, which ends what is under way.
+    assert (b"[DONE]" in found) == (not seconds)

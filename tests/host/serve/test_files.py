@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files are read ahead into the store, beside requests, and answered from there."""
 
+import threading
 import time
 from contextlib import contextmanager
 
@@ -9,6 +10,7 @@ import pytest
 from servers import CHUNK, HTTP, running
 from waiting import until
 
+from hillinfer.drive.calls import DriveCalls
 from hillinfer.serve.rules import ApiKeys
 from hillinfer.store.store import Store
 
@@ -251,6 +253,50 @@ def test_kept_files_are_there_after_a_restart(endless_folder, cold_dir, tmp_path
         assert cached(server.ask(about(half.id), client)) > 64
         client.files.delete(half.id)
     assert half.id not in {one.stem for one in files.iterdir()}
+
+
+def test_a_file_that_is_deleted_while_it_is_written_does_not_stay(
+    endless_folder, cold_dir, tmp_path
+):
+    class HeldUp(DriveCalls):
+        """Holds the renaming of files of clients up."""
+
+        def __init__(self):
+            super().__init__()
+            self.begun, self.may = threading.Event(), threading.Event()
+
+        def rename(self, source, target):
+            if "file-" in str(target):
+                self.begun.set()
+                assert self.may.wait(30)
+            return super().rename(source, target)
+
+    calls, refused = HeldUp(), []
+
+    def put_one(client):
+        with pytest.raises(openai.NotFoundError) as raised:
+            put(client, BOOK)
+        refused.append(raised.value.code)
+
+    rules = {"files": tmp_path / "files", "calls": calls}
+    with (
+        with_store(endless_folder, cold_dir, tmp_path / "store", **rules) as server,
+        server.client() as client,
+    ):
+        putting = threading.Thread(target=put_one, args=(client,))
+        putting.start()
+        assert calls.begun.wait(30)
+        (one,) = client.files.list()
+        client.files.delete(one.id)
+        calls.may.set()
+        putting.join()
+        assert refused == ["file_not_found"]
+        assert list((tmp_path / "files").iterdir()) == []
+        # Nor is it read: what comes after it is the first that is.
+        other = read(client, BOOK)
+        assert [one.id for one in client.files.list()] == [other.id]
+        assert len(server.logged("answered")) == 1
+    assert [one.stem for one in (tmp_path / "files").iterdir()] == [other.id]
 
 
 def test_texts_of_kept_files_lie_in_the_directory_alone(endless_folder, cold_dir, tmp_path):

@@ -7,17 +7,12 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Literal
 
 import openai
 import pydantic
 import pytest
-import torch
-from servers import running
-from tiny_folder import byte_tokenizer
-from tiny_models import TinyModel
-from transformers import AutoModelForCausalLM
+from servers import HTTP, running, save_bytes
 
 from hillinfer.serve.fields import parsed
 from hillinfer.serve.formats import read_call
@@ -25,10 +20,6 @@ from hillinfer.serve.http.gate import FewAtOnce
 from hillinfer.serve.refusals import ApiError
 from hillinfer.serve.requests import chat_request
 
-WORDS = 272
-TEMPLATE = (
-    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
-)
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -50,21 +41,6 @@ TOOLS = [
     {"type": "function", "function": {"name": "clock", "description": "tells the time"}},
 ]
 QUESTION = [{"role": "user", "content": "what is it"}]
-
-
-@pytest.fixture(scope="module")
-def byte_folder(tmp_path_factory):
-    """A tiny random model of bytes, which says anything at all."""
-    folder = tmp_path_factory.mktemp("bytes")
-    config = replace(TinyModel(), head_dim=16).config()
-    config.vocab_size = WORDS
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    tokenizer = byte_tokenizer()
-    tokenizer.add_special_tokens({"eos_token": "<e>"})
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -322,6 +298,60 @@ def test_the_model_is_told_of_functions(ask):
 )
 def test_what_is_a_call(text, call):
     assert read_call(text) == call
+
+
+# --- templates without a system role ---
+
+# As those of Mistral's first models and Gemma's.
+STRICT = (
+    "{% for one in messages %}{% if (one['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate user/assistant') }}{% endif %}"
+    "[{{ one['role'] }}]{{ one['content'] }}{% endfor %}"
+)
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory, cold_dir):
+    """A server whose model's template takes turns of the user and the assistant alone."""
+    folder = save_bytes(tmp_path_factory.mktemp("strict"), STRICT)
+    with running(folder, cold_dir) as server, server.client() as client:
+        yield server, client
+
+
+def told_in(server, **asked):
+    """Return the prompt that a chat becomes."""
+    tokens = HTTP.post(f"{server.url}/tokenize", json={"model": "tiny"} | asked).json()["tokens"]
+    told = HTTP.post(f"{server.url}/detokenize", json={"model": "tiny", "tokens": tokens})
+    return told.json()["prompt"]
+
+
+def test_tools_are_told_where_no_template_knows_a_system_message(strict):
+    server, client = strict
+    answer = server.ask(QUESTION, client, tools=TOOLS, tool_choice="required", max_tokens=96)
+    (call,) = answer.choices[0].message.tool_calls
+    assert call.function.name in ("weather", "clock")
+    # They are part of the prompt, with the question behind them.
+    plain = server.ask(QUESTION, client, max_tokens=1).usage.prompt_tokens
+    assert answer.usage.prompt_tokens > plain + 200
+
+
+def test_a_system_message_begins_the_users_first_turn(strict, server):
+    chat = [{"role": "system", "content": "be kind"}, *QUESTION]
+    assert told_in(strict[0], messages=chat) == "[user]be kind\n\nwhat is it"
+    assert told_in(strict[0], messages=chat[:1]) == "[user]be kind"
+    # A template that knows it has it as it is.
+    assert told_in(server, messages=chat) == "system: be kind\nuser: what is it\n"
+
+
+def test_a_chat_that_no_template_takes_is_refused_with_what_a_client_can_do(strict):
+    server, client = strict
+    with pytest.raises(openai.BadRequestError) as refused:
+        server.ask([*QUESTION, *QUESTION], client)
+    assert refused.value.code == "chat_template"
+    said = str(refused.value)
+    assert "roles must alternate" in said
+    assert "/v1/completions" in said
+    assert "--prompt-style" not in said
 
 
 # --- what is refused ---

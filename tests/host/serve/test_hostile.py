@@ -79,6 +79,59 @@ def test_a_defect_of_a_route_is_an_error_object(endless_folder, cold_dir):
         assert text(server.ask(CHAT, client)) == expected
 
 
+class SlowTokenizer(DefectiveTokenizer):
+    """A model's own tokenizer, which makes no text of many tokens before it may."""
+
+    def __init__(self, own):
+        super().__init__(own)
+        self.begun, self.may = threading.Event(), threading.Event()
+
+    def decode(self, ids, **options):
+        if len(ids) > 1000:
+            self.begun.set()
+            assert self.may.wait(20), "nobody else was answered"
+        return self._own.decode(ids, **options)
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/detokenize", {"tokens": [5] * 1001}),
+        ("/v1/completions", {"prompt": [5] * 1001, "echo": True, "max_tokens": 1}),
+    ],
+)
+def test_others_are_answered_while_many_tokens_become_a_text(endless_folder, cold_dir, path, asked):
+    told = []
+
+    def ask(url):
+        told.append(HTTP.post(url, json={"model": "tiny"} | asked).status_code)
+
+    with running(endless_folder, cold_dir, tokenizer=SlowTokenizer) as server:
+        tokenizer = server.inference.served.tokenizer
+        asking = threading.Thread(target=ask, args=(f"{server.url}{path}",))
+        asking.start()
+        assert tokenizer.begun.wait(20)
+        assert HTTP.get(f"{server.url}/v1/models", timeout=10).status_code == 200
+        tokenizer.may.set()
+        asking.join()
+    assert told == [200]
+
+
+@pytest.mark.parametrize("path", ["/detokenize", "/v1/completions"])
+def test_more_tokens_than_the_context_become_no_text(tiny_server, path):
+    def ask(count):
+        given = "tokens" if path == "/detokenize" else "prompt"
+        asked = {"model": "tiny", given: [5] * count, "max_tokens": 1, "echo": True}
+        return HTTP.post(f"{tiny_server.url}{path}", json=asked)
+
+    assert ask(4095).status_code == 200
+    refused = ask(4097)
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert "a list of 4097 tokens" in error["message"]
+
+
 def test_more_requests_than_anybody_answers(endless_folder, cold_dir):
     """Each is told so as an error object, and whoever looks after the server is let in."""
     parallel, queue, more = 1, 1, 256

@@ -96,6 +96,16 @@ def test_logprobs_of_a_text(client):
     assert told.logprobs.text_offset == [len("".join(shown[:place])) for place in range(4)]
 
 
+def test_the_token_that_came_is_told_with_the_likeliest_of_a_text(client):
+    given = {"model": "tiny", "prompt": "the cat", "temperature": 2, "seed": 1, "max_tokens": 12}
+    for most in (0, 1):
+        told = client.completions.create(logprobs=most, **given).choices[0].logprobs
+        own = zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True)
+        assert all(top[token] == logprob for token, logprob, top in own)
+        # Beside the likeliest, where it is none of them: some are and some are not.
+        assert max(map(len, told.top_logprobs)) == most + 1
+
+
 def test_several_answers_are_those_of_seeds_that_follow(ask):
     hot = {"temperature": 1.5, "max_tokens": 12}
     three = ask(n=3, seed=40, **hot)

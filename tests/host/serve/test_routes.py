@@ -19,7 +19,7 @@ def events(text):
     for part in text.split("\n\n"):
         if part.startswith("data: "):
             told.append(part[6:] if part == "data: [DONE]" else json.loads(part[6:]))
-        elif part:
+        elif part and part != ": and":
             told.append(part.split()[1])
     return told
 

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a stream sends at once: comments come with what follows, or alone where nothing does."""
+"""What a stream sends when: comments come with what follows, or alone where nothing does."""
 
 import asyncio
+import time
 from types import SimpleNamespace
+
+from servers import HTTP, running
 
 from hillinfer.serve.answers import Piece
 from hillinfer.serve.http.streams import AnswerStream, Mailbox
@@ -69,7 +72,8 @@ def stripping_client(bodies):
 
 def test_a_comment_comes_with_what_follows_it():
     bodies = sent([*PROGRESS, *PIECES, DONE])
-    assert b"".join(bodies).count(b": progress") == 2
+    assert bodies[0].count(b": progress") == 2
+    assert b"data: " in bodies[0]
     assert stripping_client(bodies) == ['data: {"first":0}', 'data: {"text":"ab"}', "data: [DONE]"]
     # The twin: of comments that arrive alone it loses what is behind.
     apart = [part + b"\n\n" for part in b"".join(bodies).split(b"\n\n") if part]
@@ -81,3 +85,44 @@ def test_a_comment_behind_which_nothing_comes_is_sent():
     assert bodies[0].count(b": progress") == 2
     assert b"data: " not in bodies[0]
     assert bodies[-1] == b"data: [DONE]\n\n"
+    # Whoever strips what arrives finds all that is behind it.
+    assert stripping_client(bodies) == ['data: {"first":0}', 'data: {"text":"ab"}', "data: [DONE]"]
+    # The twin: where the comment is whole, it does not.
+    whole = [bodies[0].removesuffix(b":"), bodies[1].removeprefix(b" and\n\n"), *bodies[2:]]
+    assert stripping_client(whole) != stripping_client(bodies)
+
+
+def arrived(server, **asked):
+    """Return the lines of a stream, each with how many passes the model had begun."""
+    body = {"model": "tiny", "stream": True, "temperature": 0, **asked}
+    before = server.passes.count
+    with HTTP.stream("POST", f"{server.url}/v1/chat/completions", json=body) as answer:
+        assert answer.status_code == 200
+        return [(line, server.passes.count - before) for line in answer.iter_lines() if line]
+
+
+def test_progress_that_comes_often_is_told_while_a_prompt_is_read(endless_folder, cold_dir):
+    messages = [{"role": "user", "content": "a cat " * 110}]
+    with running(endless_folder, cold_dir) as server:
+        server.passes.before = lambda columns: time.sleep(0.1)
+        lines = arrived(server, messages=messages, max_tokens=2)
+    told = [passes for line, passes in lines if line.startswith(": progress")]
+    (begun,) = [passes for line, passes in lines if '"role"' in line]
+    assert len(told) > 9
+    # The first of them comes within some passes, and the answer behind all.
+    assert told[0] <= 7 < 10 <= begun
+
+
+def test_a_stream_pings_while_a_call_is_made(byte_folder, cold_dir):
+    letters = {"type": "string", "minLength": 30, "maxLength": 30}
+    inner = {"type": "object", "properties": {"text": letters}, "required": ["text"]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": inner}}]
+    messages = [{"role": "user", "content": "hi"}]
+    with running(byte_folder, cold_dir, ping_seconds=0.3) as server:
+        server.passes.before = lambda columns: time.sleep(0.05)
+        asked = {"tools": tools, "tool_choice": "required", "max_tokens": 200}
+        lines = [line for line, _ in arrived(server, messages=messages, **asked)]
+    (head,) = [place for place, line in enumerate(lines) if '"role"' in line]
+    (call,) = [place for place, line in enumerate(lines) if '"tool_calls":' in line]
+    pings = [line for line in lines[head:call] if line.startswith(": ping")]
+    assert len(pings) >= 3

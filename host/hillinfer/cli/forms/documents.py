@@ -249,8 +249,9 @@ def loaded_prompts(
     from hillinfer.reuse.stored_prompts import StoredPrompts
 
     around = context.obj or Surroundings()
+    source = around.locate(model, error_console().print)
     with panics_unsaid():
-        outline = ModelOutline.read(around.locate(model, error_console().print), dtype)
+        outline = ModelOutline.read(source, dtype)
     loaded = outline.load()
     return loaded, StoredPrompts(store, loaded.model, salt.encode())
 

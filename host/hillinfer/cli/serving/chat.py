@@ -107,7 +107,7 @@ def chat(
     from hillinfer.cli.serving.conversation import Conversation
 
     console = error_console()
-    with request.opened() as served:
+    with request.opened(request.located()) as served:
         conversation = Conversation(served, wishes, max_new_tokens, reading_view(console))
         try:
             for text in texts:

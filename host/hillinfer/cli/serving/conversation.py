@@ -146,12 +146,12 @@ class Conversation:
             )
         began = time.perf_counter()
         generation, held = self._going_on(ids)
-        with self._view.stage("reading", len(ids)) as advance:
-            found = -1
-            for done in generation.reading(ids[held:]):
-                found = done if found < 0 else found
+        reading = generation.reading(ids[held:])
+        found = held + next(reading)
+        with self._view.stage("reading", len(ids), found) as advance:
+            for done in reading:
                 advance(held + done)
-        return generation, Turn(len(ids), held + found, time.perf_counter() - began)
+        return generation, Turn(len(ids), found, time.perf_counter() - began)
 
     def _going_on(self, ids: list[int]) -> tuple[Generation, int]:
         """Return what goes on with these tokens, and how many of them it has."""

@@ -53,6 +53,7 @@ from hillinfer.system.machine import NumberType
 from hillinfer.values import ByteSize, check_threads
 
 if TYPE_CHECKING:
+    from hillinfer.models.sources import ModelSource
     from hillinfer.serve.served_model import ServedModel
 
 # What the extra `serve` brings.
@@ -111,12 +112,21 @@ class ServeRequest:
     projections: str
     documents: DocumentRules | None = None
 
+    def located(self) -> ModelSource:
+        """Return where the model's files lie, fetched where they are not on this machine yet.
+
+        The main thread's, which signals end while it waits for a network.
+        """
+        from hillinfer.models.sources import ModelSource
+
+        return ModelSource.locate(self.model, error_console().print)
+
     @contextmanager
-    def opened(self) -> Iterator[ServedModel]:
+    def opened(self, source: ModelSource) -> Iterator[ServedModel]:
         """Load the model and open the store; entered in the thread that uses them."""
         import torch
 
-        from hillinfer.models.loader import load_model
+        from hillinfer.models.loader import ModelOutline
         from hillinfer.projections.attachment import ProjectionAttachment
         from hillinfer.projections.ways import make_projections
         from hillinfer.serve.served_model import StoreOfServer, served_model
@@ -128,7 +138,8 @@ class ServeRequest:
         store, _ = opened_store(self.store, None, console)
         try:
             with panics_unsaid():
-                loaded = load_model(self.model, self.number_type, console.print)
+                outline = ModelOutline.read(source, self.number_type)
+            loaded = outline.load()
             steps = ProjectionAttachment(loaded.model, way).steps
             stored = None
             if store is not None and self.store is not None:
@@ -278,12 +289,14 @@ def serve(
     native_library()
     check_extra()
     quiet_transformers()
-    from hillinfer.serve.http.running import Server
+    from hillinfer.serve.http.running import Server, check_address
     from hillinfer.serve.http.telemetry import Spans
 
+    check_address(request.rules)
     spans = Spans.of_variables(os.environ)
     try:
-        Server(request.rules, request.opened, say=partial(print, flush=True), spans=spans).run()
+        opening = partial(request.opened, request.located())
+        Server(request.rules, opening, say=partial(print, flush=True), spans=spans).run()
     finally:
         spans.close()
 

@@ -54,7 +54,7 @@ _LARGE_BYTES = 64 << 10
 # A schema may take a second of a processor, which answers under way need.
 _GRAMMARS_AT_ONCE = 2
 _PAGE = Path(__file__).with_name("page.html")
-_Asked = TypeVar("_Asked", ChatRequest, TextRequest)
+_Asked = TypeVar("_Asked")
 
 
 def own_version() -> str:
@@ -122,7 +122,7 @@ class Routes:
 
     async def load(self, request: Request) -> Response:
         """Say that the model is there, as transformers' chat client asks before it talks."""
-        served = self._named(Fields(parsed(await _body(request))).text("model"))
+        served = self._named((await _read(request, Fields)).text("model"))
         told = {"status": "ready", "model": served.name, "cached": True}
         return Response(event(told), media_type="text/event-stream")
 
@@ -139,29 +139,27 @@ class Routes:
 
     async def tokenize(self, request: Request) -> Response:
         """Return the tokens of a text, or of a chat up to where the answer begins."""
-        fields = Fields(parsed(await _body(request)))
+        fields = await _read(request, Fields)
         served = self._named(fields.text("model"))
+        tenant = visit_of(request.scope).tenant
+        return await run_in_threadpool(self._tokens, served, fields, tenant)
+
+    def _tokens(self, served: ServedModel, fields: Fields, tenant: bytes) -> Response:
         if fields.take("messages") is not None:
-            ids = await run_in_threadpool(
-                self._of_chat, served, read_messages(fields), visit_of(request.scope).tenant
-            )
+            ids = self._of_chat(served, read_messages(fields), tenant)
         else:
             text = fields.text("prompt")
             if text is None:
                 raise invalid("prompt is missing", "prompt", "missing_field")
             bare = fields.take("add_special_tokens") is False
-            ids = await run_in_threadpool(served.prompts.of_text, text, special=not bare)
+            ids = served.prompts.of_text(text, special=not bare)
         told = {"tokens": ids, "count": len(ids), "max_model_len": served.context_tokens}
         return JSONResponse(told)
 
     async def detokenize(self, request: Request) -> Response:
         """Return the text of tokens."""
-        fields = Fields(parsed(await _body(request)))
-        served, given = self._named(fields.text("model")), fields.take("tokens")
-        if not isinstance(given, list) or not all(type(one) is int and one >= 0 for one in given):
-            raise fields.wrong("tokens", given, "a list of tokens")
-        ids = served.prompts.known(given) if given else []
-        return JSONResponse({"prompt": await run_in_threadpool(served.prompts.text_of, ids)})
+        fields = await _read(request, Fields)
+        return await run_in_threadpool(_text, self._named(fields.text("model")), fields)
 
     async def tokenizer_info(self) -> Response:
         """Tell what a harness asks of a tokenizer that it does not have."""
@@ -210,18 +208,13 @@ class Routes:
         asked = await _read(request, text_request)
         served = self._named(asked.model)
         self._inference.check_room()
-        prompts = served.prompts
-        if isinstance(asked.prompt, str):
-            ids, echo = await run_in_threadpool(prompts.of_text, asked.prompt), asked.prompt
-        else:
-            ids = prompts.known(asked.prompt)
-            echo = prompts.text_of(ids) if asked.echo else ""
+        ids, echo = await run_in_threadpool(_prompt, served, asked)
         wire = TextWire(
             Head(asked.model),
             served,
             logprobs=asked.wishes.top is not None,
             told_usage=asked.delivery.told_usage,
-            echo=echo if asked.echo else "",
+            echo=echo,
             first_id=ids[0] if asked.is_scored else None,
         )
         return await self._answered("completions", request, served, ids, asked, wire)
@@ -328,6 +321,23 @@ async def _body(request: Request) -> bytes:
         return await asyncio.wait_for(request.body(), BODY_SECONDS)
     except TimeoutError:
         raise late() from None
+
+
+def _text(served: ServedModel, fields: Fields) -> Response:
+    """Return what tells the text of a request's tokens; of many it takes seconds."""
+    given = fields.take("tokens")
+    if not isinstance(given, list) or not all(type(one) is int and one >= 0 for one in given):
+        raise fields.wrong("tokens", given, "a list of tokens")
+    ids = served.prompts.known(given) if given else []
+    return JSONResponse({"prompt": served.prompts.text_of(ids)})
+
+
+def _prompt(served: ServedModel, asked: TextRequest) -> tuple[list[int], str]:
+    """Return the tokens of a prompt, and what of it is repeated; of many it takes seconds."""
+    if isinstance(asked.prompt, str):
+        return served.prompts.of_text(asked.prompt), asked.prompt if asked.echo else ""
+    ids = served.prompts.known(asked.prompt)
+    return ids, served.prompts.text_of(ids) if asked.echo else ""
 
 
 def _given(served: ServedModel, ids: Sequence[int]) -> tuple[Given, ...]:

@@ -30,6 +30,10 @@ from hillinfer.serve.served_model import ServedModel
 _LOOK_SECONDS = 0.05
 _BACKLOG = 1024
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Whoever ends a process may send several signals at once, and means one end by them.
+_ONE_END_SECONDS = 1.0
+# Least time of connections to close.
+_CLOSING_SECONDS = 1.0
 
 
 class Server:
@@ -81,7 +85,6 @@ class Server:
             log_config=None,
             log_level="warning",
             access_log=False,
-            timeout_graceful_shutdown=1,
             ws="none",
             lifespan="off",
             server_header=False,
@@ -133,23 +136,25 @@ class Server:
     async def _serve(self) -> None:
         self.inference.start()
         served = asyncio.ensure_future(self._uvicorn.serve([self._socket]))
+        until = 0.0
         try:
             while not (self._asked.is_set() or served.done() or self.inference.has_ended):
                 await asyncio.sleep(_LOOK_SECONDS)
-            await self._drained()
+            if not self.inference.has_ended:
+                until = time.monotonic() + self._rules.drain_seconds
+            await self._drained(until)
         finally:
             self.inference.stop()
             while not self.inference.has_ended:
                 await asyncio.sleep(_LOOK_SECONDS)
-            self._uvicorn.should_exit = True
-            await served
+            await self._closed(served, until)
 
-    async def _drained(self) -> None:
-        """Wait until requests that are there are answered, at most as long as is allowed."""
+    async def _drained(self, until: float) -> None:
+        """Wait until requests that are there are answered, at most until then."""
         self.inference.drain()
         self._documents.stop()
-        until = time.monotonic() + self._rules.drain_seconds
-        if not self.inference.is_idle:
+        # An answer that the model has made may still wait for its reader.
+        if self._gate.inside or not self.inference.is_idle:
             self._tell("draining: requests that are there go on; another signal ends them")
         while not (
             self.inference.is_idle
@@ -158,6 +163,19 @@ class Server:
             or time.monotonic() > until
         ):
             await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _closed(self, served: asyncio.Future[None], until: float) -> None:
+        """Close connections, each once its reader has what was sent, at most until then."""
+        least = time.monotonic() + _CLOSING_SECONDS
+        self._uvicorn.should_exit = True
+        while not served.done() and time.monotonic() < max(least, until):
+            if self._asked_again.is_set():
+                until = least
+            await asyncio.sleep(_LOOK_SECONDS)
+        if not served.done():
+            served.cancel()
+        with suppress(asyncio.CancelledError):
+            await served
 
     def _note_end(self, job: Job, error: BaseException | None) -> None:
         self._figures.note(job)
@@ -198,9 +216,14 @@ class Server:
     @contextmanager
     def _signals(self) -> Iterator[None]:
         """Let signals ask for the end, and put back what took them before."""
+        last = -_ONE_END_SECONDS
 
         def ask(number: int, frame: FrameType | None) -> None:
-            self.end()
+            nonlocal last
+            now = time.monotonic()
+            if now - last >= _ONE_END_SECONDS:
+                last = now
+                self.end()
 
         before = {number: signal.signal(number, ask) for number in _SIGNALS}
         try:
@@ -229,6 +252,17 @@ class _Quiet(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def check_address(rules: ServerRules) -> None:
+    """Refuse an address that cannot be listened at, before anything that takes time.
+
+    Raises
+    ------
+    SettingsError
+        Then.
+    """
+    _listening(rules).close()
 
 
 def _listening(rules: ServerRules) -> socket.socket:

@@ -18,9 +18,11 @@ from hillinfer.serve.http.wire import LAST, Wire, comment, event
 from hillinfer.serve.jobs import Done, Event, Failed, Job, ReadSoFar
 from hillinfer.serve.refusals import gone_error
 
-# How long a comment waits for what it can be sent with. Clients that strip what arrives lose the
-# end of a comment that arrives alone, and all behind it: vLLM's load generator does.
+# How long a comment waits for what it can be sent with.
 _HELD_SECONDS = 0.25
+# Clients that strip what arrives lose the end of a comment that arrives alone, and all behind it:
+# vLLM's load generator does. So another comment is begun with it, which ends with what comes next.
+_BEGUN, _ENDED = b":", b" and\n\n"
 
 
 class Mailbox:
@@ -165,36 +167,41 @@ class AnswerStream(Response):
             (b"x-accel-buffering", b"no"),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        is_begun = False
         async for data in self._chunks(first):
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            body = data
+            if is_begun:
+                body = data[len(_BEGUN) :] if data.startswith(_BEGUN) else _ENDED + data
+            is_begun = b"data: " not in data
+            body += _BEGUN if is_begun else b""
+            await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
     async def _chunks(self, told: Event | None) -> AsyncIterator[bytes]:
         begun: set[int] = set()
-        held = b""
+        held, due = b"", time.monotonic() + (0.0 if told is None else self._ping_seconds)
         while True:
-            if told is None:
-                yield held or comment(f"ping {int(time.time())}")
-                held = b""
-            elif isinstance(told, ReadSoFar):
+            sent = b""
+            if isinstance(told, ReadSoFar):
+                if not held:
+                    due = min(due, time.monotonic() + _HELD_SECONDS)
                 held += comment("progress " + json.dumps(vars(told)))
             elif isinstance(told, Piece):
                 if told.choice not in begun:
                     begun.add(told.choice)
                     head = self._wire.first(told.choice)
-                    held += b"" if head is None else event(head)
-                held += b"".join(map(event, self._wire.chunk(told)))
-                if held:
-                    yield held
-                held = b""
+                    sent += b"" if head is None else event(head)
+                sent += b"".join(map(event, self._wire.chunk(told)))
             elif isinstance(told, Failed):
                 yield held + event(told.error.as_json())
                 return
-            else:
+            elif isinstance(told, Done):
                 if self._told_usage:
                     held += event(self._wire.usage(told.usage))
                 yield held + LAST
                 return
-            told = await self._mailbox.get(
-                min(_HELD_SECONDS, self._ping_seconds) if held else self._ping_seconds
-            )
+            # Also where the model goes on and nothing is told yet: of a call that is not whole.
+            if sent or time.monotonic() >= due:
+                yield held + sent or comment(f"ping {int(time.time())}")
+                held, due = b"", time.monotonic() + self._ping_seconds
+            told = await self._mailbox.get(due - time.monotonic())

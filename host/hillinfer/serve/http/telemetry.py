@@ -23,6 +23,7 @@ from hillinfer.errors import Failure, SettingsError
 from hillinfer.serve.documents import Documents
 from hillinfer.serve.inference import Inference
 from hillinfer.serve.jobs import Job
+from hillinfer.serve.refusals import ApiError
 from hillinfer.statistics import COUNTED, METRIC_PREFIX, CacheStatistics
 
 # --- Log lines, one JSON object each ---
@@ -51,7 +52,13 @@ class Log:
             self._write(json.dumps({"time": now, "level": level, "event": event, **told}))
 
     def failure(self, event: str, error: BaseException, facts: Mapping[str, object]) -> None:
-        """Write what failed; where it was not foreseen, its kind and where it came from."""
+        """Write what failed; where it was not foreseen, its kind and where it came from.
+
+        Of what a client is told it is the code: the words may quote a prompt.
+        """
+        if isinstance(error, ApiError):
+            self.line(event, {"error": error.code, "status": error.status, **facts}, "error")
+            return
         failure = Failure.of(error)
         said, detail = failure.message, None
         if failure.detail is not None:

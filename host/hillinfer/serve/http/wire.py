@@ -316,11 +316,18 @@ class TextWire:
         return {
             "tokens": [text(chosen.token_id) for chosen, _ in told],
             "token_logprobs": [chosen.logprob for chosen, _ in told],
-            "top_logprobs": [
-                {text(one.token_id): one.logprob for one in chosen.top} for chosen, _ in told
-            ],
+            "top_logprobs": [self._top(chosen) for chosen, _ in told],
             "text_offset": [len(self._echo) + begin for _, begin in told],
         }
+
+    def _top(self, chosen: Chosen) -> dict[str, float]:
+        """Return the likeliest tokens, and behind them the one that came where it is none."""
+        likely = (*chosen.top, Likely(chosen.token_id, chosen.logprob))
+        told: dict[str, float] = {}
+        for one in likely:
+            # Tokens may have the same text: the likeliest of them is told.
+            told.setdefault(self._tokens.text(one.token_id), one.logprob)
+        return told
 
     def _with_first(self, logprobs: dict[str, Any] | None) -> dict[str, Any] | None:
         if logprobs is None or self._first_id is None:
