@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from mutants.broken_off import BROKEN_OFF
 from mutants.catalogue import CATALOGUE
 from mutants.coded import CODED
 from mutants.frontier import FRONTIER
@@ -50,4 +51,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *MAKERS,
     *REUSED_ROWS,
     *SHARED_STORES,
+    *BROKEN_OFF,
 )
