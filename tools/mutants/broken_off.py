@@ -6,6 +6,8 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 _APPENDS = "tests/host/kv/test_broken_appends.py"
+_STEPS = "tests/host/engine/test_broken_steps.py"
+_TAKEN_AGAIN = "test_a_step_that_broke_off_making_room_is_taken_again_as_it_was"
 _INTERRUPTED = "test_an_interrupt_leaves_rows_and_buffers_as_they_were"
 
 BROKEN_OFF = (
@@ -36,5 +38,23 @@ BROKEN_OFF = (
         "        self._is_sent[which] = True\n"
         "        return self._buffers[which]\n",
         (f"{_APPENDS}::{_INTERRUPTED}[append-92]",),
+    ),
+    Mutant(
+        "room-told-before-it-is-there",
+        "A step that breaks off while it makes room leaves the library to write behind it.",
+        "host/hillinfer/engine/decode_step.py",
+        "        selected = SelectedRows(self._sets, room, longest)\n",
+        "        self._room, self._longest = room, longest\n"
+        "        selected = SelectedRows(self._sets, room, longest)\n",
+        (f"{_STEPS}::{_TAKEN_AGAIN}[call]",),
+    ),
+    Mutant(
+        "asked-before-there-is-room",
+        "A step that breaks off while it makes room is taken for one that has made it.",
+        "host/hillinfer/engine/decode_step.py",
+        "        self._selection.make_room(length)\n        # First",
+        "        self._selection.make_room(length)\n"
+        "        self._both.tell(asked, 0, wanted)\n        # First",
+        (f"{_STEPS}::{_TAKEN_AGAIN}[return]",),
     ),
 )
