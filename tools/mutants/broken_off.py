@@ -6,6 +6,7 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 _APPENDS = "tests/host/kv/test_broken_appends.py"
+_TABLES = "tests/host/system/test_growing_tables.py"
 _STEPS = "tests/host/engine/test_broken_steps.py"
 _TAKEN_AGAIN = "test_a_step_that_broke_off_making_room_is_taken_again_as_it_was"
 _INTERRUPTED = "test_an_interrupt_leaves_rows_and_buffers_as_they_were"
@@ -56,5 +57,46 @@ BROKEN_OFF = (
         "        self._selection.make_room(length)\n"
         "        self._both.tell(asked, 0, wanted)\n        # First",
         (f"{_STEPS}::{_TAKEN_AGAIN}[return]",),
+    ),
+    Mutant(
+        "slots-without-memory-counted",
+        "Tables of slots that the system had no memory for are counted in M0 for good.",
+        "host/hillinfer/kv/hot_pools.py",
+        "            with self._accountant.taking(Part.OTHER, added, old):\n"
+        "                pool.cover(grown)\n",
+        "            self._accountant.take(Part.OTHER, added + old)\n"
+        "            pool.cover(grown)\n"
+        "            self._accountant.give(Part.OTHER, old)\n",
+        (f"{_TABLES}::test_slots_of_rows_that_the_system_has_no_memory_for_are_not_counted",),
+    ),
+    Mutant(
+        "slots-that-grew-not-counted",
+        "What of tables of slots grew before one did not is in no account.",
+        "host/hillinfer/kv/hot_pools.py",
+        "            added = max(0, grown * pool.slot_of_row.itemsize - old)\n",
+        "            added = max(0, grown * pool.slot_of_row.itemsize - old)\n"
+        "            added = len(self.layers) * added if pool is self.layers[-1] else 0\n",
+        (f"{_TABLES}::test_slots_of_rows_that_the_system_has_no_memory_for_are_not_counted",),
+    ),
+    Mutant(
+        "hits-without-memory-counted",
+        "A table of hits that the system had no memory for is counted in M0 for good.",
+        "host/hillinfer/kv/hot_pools.py",
+        "            with self._accountant.taking(Part.OTHER, added, old):\n"
+        "                hits.cover(layer, tokens)\n",
+        "            self._accountant.take(Part.OTHER, added + old)\n"
+        "            hits.cover(layer, tokens)\n"
+        "            self._accountant.give(Part.OTHER, old)\n",
+        (f"{_TABLES}::test_hits_that_the_system_has_no_memory_for_are_not_counted",),
+    ),
+    Mutant(
+        "rows-of-a-step-without-memory-counted",
+        "Rows of a step that the system had no memory for are counted in M0 for good.",
+        "host/hillinfer/native/split.py",
+        "            with self._accountant.taking(Part.STAGING, more):\n"
+        "                self._memory = np.zeros((rows, self._row_bytes), np.uint8)\n",
+        "            self._accountant.take(Part.STAGING, more)\n"
+        "            self._memory = np.zeros((rows, self._row_bytes), np.uint8)\n",
+        (f"{_TABLES}::test_rows_of_a_step_that_the_system_has_no_memory_for_are_not_counted",),
     ),
 )
