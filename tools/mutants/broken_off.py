@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults in what is there once an error or an interrupt has broken something off."""
+"""Faults in what is there once something broke off, or went on for long."""
 
 from __future__ import annotations
 
@@ -98,5 +98,16 @@ BROKEN_OFF = (
         "            self._accountant.take(Part.STAGING, more)\n"
         "            self._memory = np.zeros((rows, self._row_bytes), np.uint8)\n",
         (f"{_TABLES}::test_rows_of_a_step_that_the_system_has_no_memory_for_are_not_counted",),
+    ),
+    Mutant(
+        "as-many-files-as-two-bytes-count",
+        "An engine that has had 32,768 files of others opens no more.",
+        "host/hillinfer/drive/regions.py",
+        "files = np.full((layers, room), OWN_FILE, np.int32)",
+        "files = np.full((layers, room), OWN_FILE, np.int16)",
+        (
+            "tests/host/drive/test_placed_groups.py::"
+            "test_files_are_told_apart_however_many_came_and_went",
+        ),
     ),
 )
