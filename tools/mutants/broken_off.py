@@ -110,4 +110,15 @@ BROKEN_OFF = (
             "test_files_are_told_apart_however_many_came_and_went",
         ),
     ),
+    Mutant(
+        "budget-thought-to-be-raised",
+        "A budget that follows the context is thought to be raised before it is.",
+        "host/hillinfer/engine/budget_growth.py",
+        "        covered = round_up(tokens, GROWTH_TOKENS)\n",
+        "        self.covered = covered = round_up(tokens, GROWTH_TOKENS)\n",
+        (
+            "tests/host/engine/test_following_budget.py::"
+            "test_a_budget_that_was_not_raised_is_raised_by_the_next_token",
+        ),
+    ),
 )
