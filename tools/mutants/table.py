@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from mutants.broken_off import BROKEN_OFF
 from mutants.catalogue import CATALOGUE
 from mutants.coded import CODED
 from mutants.frontier import FRONTIER
@@ -52,4 +53,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *REUSED_ROWS,
     *SHARED_STORES,
     *SERVER_LIFE,
+    *BROKEN_OFF,
 )

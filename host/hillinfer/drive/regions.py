@@ -194,7 +194,7 @@ class Placement:
 
     def __init__(self, layers: int) -> None:
         # Number of the file and byte of it, (layers, groups); they grow by being replaced.
-        self._files = np.zeros((layers, 0), np.int16)
+        self._files = np.zeros((layers, 0), np.int32)
         self._starts = np.zeros((layers, 0), np.int64)
         self._changing = threading.Lock()
 
@@ -222,10 +222,10 @@ class Placement:
             with self._changing:
                 self._files[layers, groups[groups < self._files.shape[1]]] = OWN_FILE
 
-    def of(self, layer: int, groups: NDArray[np.int64]) -> NDArray[np.int16]:
-        """Return the number of the file that each group lies in, int16."""
+    def of(self, layer: int, groups: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Return the number of the file that each group lies in, int32."""
         files = self._files[layer]
-        found = np.full(len(groups), OWN_FILE, np.int16)
+        found = np.full(len(groups), OWN_FILE, np.int32)
         known = groups < len(files)
         found[known] = files[groups[known]]
         return found
@@ -257,7 +257,7 @@ class Placement:
         layers, known = self._files.shape
         if groups > known:
             room = max(groups, 2 * known)
-            files = np.full((layers, room), OWN_FILE, np.int16)
+            files = np.full((layers, room), OWN_FILE, np.int32)
             starts = np.zeros((layers, room), np.int64)
             files[:, :known], starts[:, :known] = self._files, self._starts
             # Who sees the new files sees the new starts.

@@ -258,10 +258,12 @@ class FollowingBudget:
         """Make the budget that of so many distinct tokens, in steps of 1,024."""
         if tokens <= self.covered:
             return
-        self.covered = round_up(tokens, GROWTH_TOKENS)
-        budget_bytes, limit_bytes = self._growth.at(self.covered)
+        covered = round_up(tokens, GROWTH_TOKENS)
+        budget_bytes, limit_bytes = self._growth.at(covered)
         self._accountant.raise_to(budget_bytes)
         self._raise_shadow_limit(limit_bytes)
+        # Last: what broke off in between is done again.
+        self.covered = covered
 
 
 # --- what a new cache is made with ---

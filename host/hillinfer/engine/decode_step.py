@@ -93,14 +93,12 @@ class NativeDecode:
         # A call through it takes a microsecond more, at every layer and step.
         self._functions = self._library.functions
         self._evaluation = evaluation
-        self._selection = selection
-        self._shadow = shadow
+        self._selection, self._shadow = selection, shadow
         self._pools = pools
         self._gather = gather
         self._cold = cold
         self._counters = counters
-        self._log = log
-        self._recorder = recorder
+        self._log, self._recorder = log, recorder
         self._is_recorded = recorder is not SILENT
         shape = attention.shape
         self._query_shape = shape.query_heads, 1, shape.head_dim
@@ -116,7 +114,7 @@ class NativeDecode:
         # Whether another thread writes to the memory of the selected sets.
         self._is_choosing = False
         self._rows, self._rows_address = asked.step, asked.address
-        self._segment_tokens, self._newest_step = spec.segment_tokens, 0
+        self._newest_step = self._room = self._longest = 0
         self._make_room(0, 0)
         self._coming = ComingAttention(self._number, attention.state_bytes, shape.row_bytes)
 
@@ -454,12 +452,12 @@ class NativeDecode:
     def _prepare(self, asked: tuple[int, int, float]) -> None:
         """Ask for the step of a token in all layers."""
         length, lacking, _ = asked
-        wanted, both = self._evaluation.wanted(length, lacking), self._both
-        wanted.check(length, 0)
+        (wanted := self._evaluation.wanted(length, lacking)).check(length, 0)
         self._selection.make_room(length)
-        both.tell(asked, 0, wanted)
-        if both.count > self._room or length > self._longest:
-            self._make_room(both.count, length)
+        # First: what is asked for already is not looked at again.
+        if wanted.count > self._room or length > self._longest:
+            self._make_room(wanted.count, length)
+        self._both.tell(asked, 0, wanted)
 
     def _tell_before(self, asked: tuple[int, int, float]) -> None:
         """Ask once more for the choice of a token, for another sequence than the last time."""
@@ -468,11 +466,14 @@ class NativeDecode:
             self._before.tell(asked, 1, self._evaluation.wanted(past + 1, lacking))
 
     def _make_room(self, count: int, tokens: int) -> None:
-        """Have room for sets of so many positions, of so many tokens."""
-        self._room, self._longest = 2 * count, 2 * tokens
-        self._selected = SelectedRows(self._sets, self._room, self._longest)
-        self._misses = MissList(self._selected.most_rows)
-        self._places = self._selected.address, self._misses.address
+        """Have room for sets of so many positions, of so many tokens; it never becomes less."""
+        room, longest = max(self._room, 2 * count), max(self._longest, 2 * tokens)
+        selected = SelectedRows(self._sets, room, longest)
+        misses = MissList(selected.most_rows)
+        self._selected, self._misses = selected, misses
+        self._places = selected.address, misses.address
+        # Last: the library writes as much as there is said to be room for.
+        self._room, self._longest = room, longest
 
     def _end(
         self,

@@ -299,18 +299,21 @@ class HotPools:
             self.wait_for(layer)
 
     def cover(self, rows: int) -> None:
-        """Make room in all tables for row numbers below `rows`."""
+        """Make room in all tables for row numbers below `rows`.
+
+        Raises BudgetError where M0 has no memory for one, MemoryError where the system has none.
+        """
         if rows <= self._covered_rows:
             return
         grown = -(-rows // TABLE_GROWTH_ROWS) * TABLE_GROWTH_ROWS
-        added = (grown - self._covered_rows) * np.dtype(np.int32).itemsize
-        # While one of them moves the old one is there as well.
-        old = self._covered_rows * np.dtype(np.int32).itemsize
-        self._accountant.take(Part.OTHER, added * self._shape.layers + old)
         self.promotions.end()
         for pool in self.layers:
-            pool.cover(grown)
-        self._accountant.give(Part.OTHER, old)
+            # Some have grown where one did not.
+            old = pool.slot_of_row.nbytes
+            added = max(0, grown * pool.slot_of_row.itemsize - old)
+            # While it moves the old one is there as well.
+            with self._accountant.taking(Part.OTHER, added, old):
+                pool.cover(grown)
         if grown // _TRIMMED_ROWS > self._covered_rows // _TRIMMED_ROWS:
             # What came and went with these rows has left holes.
             give_free_memory_back()
@@ -322,9 +325,8 @@ class HotPools:
         if added:
             # While it moves the old one is there as well.
             old = hits.counts[layer].nbytes
-            self._accountant.take(Part.OTHER, added + old)
-            hits.cover(layer, tokens)
-            self._accountant.give(Part.OTHER, old)
+            with self._accountant.taking(Part.OTHER, added, old):
+                hits.cover(layer, tokens)
 
     def take_tail(self) -> None:
         """Count the open group of one more sequence; it lies beside the slots."""

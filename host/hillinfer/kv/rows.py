@@ -9,7 +9,7 @@ import queue
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
 import numpy as np
@@ -49,25 +49,30 @@ class WriteBack:
         self._store = store
         self._counters = counters
         self.buffer_groups = buffer_rows // GROUP_TOKENS
-        self._free: queue.SimpleQueue[NDArray[np.uint8]] = queue.SimpleQueue()
-        for _ in range(2):
-            buffer = aligned_buffer(buffer_rows * row_bytes)[: buffer_rows * row_bytes]
-            self._free.put(buffer.reshape(buffer_rows, row_bytes))
+        size = buffer_rows * row_bytes
+        self._buffers = [
+            aligned_buffer(size)[:size].reshape(buffer_rows, row_bytes) for _ in range(2)
+        ]
+        # Who is sent somebody looks at; any other one is free, whatever an error or an interrupt
+        # left in it.
+        self._is_sent = [False, False]
+        # Says that one became free since it was emptied. No condition: an interrupt in the middle
+        # of one's own frames leaves its lock taken.
+        self._came: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def buffer(self) -> NDArray[np.uint8]:
-        """Return a buffer to fill, uint8 (buffer_rows, row_bytes), waiting until one is free."""
-        started = time.perf_counter()
-        try:
-            buffer = self._free.get_nowait()
-        except queue.Empty:
-            # What is put off otherwise has to go now.
-            buffer = self._store.turns.hurry(self._free.get)
-        self._counters.drive_wait_seconds += time.perf_counter() - started
-        return buffer
+        """Return a buffer to fill, uint8 (buffer_rows, row_bytes), waiting until one is free.
 
-    def put_back(self, buffer: NDArray[np.uint8]) -> None:
-        """Give back a buffer that will not be sent, because filling it went wrong."""
-        self._free.put(buffer)
+        It is the same one until it is sent: one thread at a time fills.
+        """
+        started = time.perf_counter()
+        while not self._came.empty():
+            self._came.get()
+        while all(self._is_sent):
+            # What is put off otherwise has to go now.
+            self._store.turns.hurry(self._came.get)
+        self._counters.drive_wait_seconds += time.perf_counter() - started
+        return self._buffers[self._is_sent.index(False)]
 
     def send(
         self,
@@ -89,15 +94,27 @@ class WriteBack:
             Writes what it can to another file than the cold pool's own.
         """
         rows = buffer[: len(groups) * GROUP_TOKENS]
+        (which,) = (at for at, own in enumerate(self._buffers) if own is buffer)
 
         def written() -> None:
             if promoting is None:
-                self._free.put(buffer)
+                self._free(which)
             else:
                 # Also called where it is done already, or cancelled.
-                promoting.add_done_callback(lambda _: self._free.put(buffer))
+                promoting.add_done_callback(lambda _: self._free(which))
 
-        self._store.write_groups(layer, groups, rows, written, elsewhere)
+        try:
+            self._is_sent[which] = True
+            self._store.write_groups(layer, groups, rows, written, elsewhere)
+        except BaseException:
+            # An interrupt leaves open whether it stands in line; behind it nobody writes it.
+            with suppress(RuntimeError):
+                self._store.behind_writes(partial(self._free, which)).result()
+            raise
+
+    def _free(self, which: int) -> None:
+        self._is_sent[which] = False
+        self._came.put(None)
 
 
 class SequenceManager:
@@ -322,33 +339,27 @@ class SequenceManager:
             numbers = self._group_numbers(sequence, first, groups)
             positions = np.arange(first * GROUP_TOKENS, (first + groups) * GROUP_TOKENS)
             buffer = self._write_back.buffer()
-            promoting = None
-            try:
-                buffer[:filled] = tail[:filled]
-                self._layout.pack(
-                    keys[:, done : done + taken],
-                    values[:, done : done + taken],
-                    buffer[filled : groups * GROUP_TOKENS],
-                )
-                if done + taken == tokens:
-                    tail[:] = buffer[taken + filled - GROUP_TOKENS : taken + filled]
-                    held = int(positions[-GROUP_TOKENS])
-                    sequence.set_length(layer, sequence.lengths[layer], held)
-                # A single token is attended to before its group may push out what it attends to.
-                if tokens > 1:
-                    promoting = self._manager.offer_written(
-                        layer, sequence, positions, buffer, step
-                    )
-            except BaseException:
-                self._write_back.put_back(buffer)
-                raise
-            elsewhere = None
+            buffer[:filled] = tail[:filled]
+            self._layout.pack(
+                keys[:, done : done + taken],
+                values[:, done : done + taken],
+                buffer[filled : groups * GROUP_TOKENS],
+            )
+            promoting, elsewhere = None, None
+            # A single token is attended to before its group may push out what it attends to.
+            if tokens > 1:
+                promoting = self._manager.offer_written(layer, sequence, positions, buffer, step)
             if sequence.recording is not None:
                 elsewhere = sequence.recording.elsewhere(layer, first, numbers)
             self._write_back.send(layer, numbers, buffer, promoting, elsewhere)
             sequence.counters.cold_write_bytes += numbers.size * GROUP_TOKENS * buffer.shape[1]
-            length = sequence.lengths[layer] + taken
-            sequence.set_length(layer, length, sequence.held_starts[layer])
+            # Until here the open group is as it was, for whoever forgets what came; from here on
+            # it is read where groups are written.
+            length, is_last = sequence.lengths[layer] + taken, done + taken == tokens
+            sequence.set_length(layer, length, length - is_last * GROUP_TOKENS)
+            if is_last:
+                # Nobody fills the buffer but this thread.
+                tail[:] = buffer[taken + filled - GROUP_TOKENS : taken + filled]
             done += taken
 
     def append_token(

@@ -227,8 +227,9 @@ class ReusedRows:
     def take(self, rows: int) -> NDArray[np.uint8]:
         """Return so many rows, valid until the next are taken."""
         if rows > len(self._memory):
-            self._accountant.take(Part.STAGING, (rows - len(self._memory)) * self._row_bytes)
-            self._memory = np.zeros((rows, self._row_bytes), np.uint8)
+            more = (rows - len(self._memory)) * self._row_bytes
+            with self._accountant.taking(Part.STAGING, more):
+                self._memory = np.zeros((rows, self._row_bytes), np.uint8)
         return self._memory[:rows]
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from landings import WAYS, SeenReads, file_of, land, random_content, wanted_rows
 
-from hillinfer.drive.files import PAGE_BYTES, probe_io_mode
-from hillinfer.drive.regions import OWN_FILE, Placement
+from hillinfer.drive.files import PAGE_BYTES, IOMode, probe_io_mode
+from hillinfer.drive.regions import OWN_FILE, OtherFiles, Placement
+from hillinfer.drive.shared_files import RowBase
 
 GROUP = 64
 
@@ -57,3 +58,19 @@ def test_groups_lie_in_the_own_file_until_they_are_placed():
     assert parts == {-1: [0, 1, 3, 4, 7], 3: [2, 5], 4: [6]}
     placement.forget(slice(None), np.array([5, 7, 100]))
     assert placement.of(0, groups).tolist() == [-1, -1, 3, -1, -1, -1, -1, -1]
+
+
+def test_files_are_told_apart_however_many_came_and_went():
+    """Each session that is loaded has a number of its own, and an engine may stay for weeks."""
+    base = RowBase((), 2, IOMode.DIRECT)
+    others = OtherFiles(1, GROUP * 64)
+    for _ in range(1 << 15):
+        others.add_base(0, RowBase((), 0, IOMode.DIRECT))
+        others.drop_base(0)
+    others.add_base(4, base)
+    assert others.placement.of(0, np.arange(7)).tolist() == [-1] * 4 + [1 << 15] * 2 + [-1]
+    (part,) = others.placement.parts(0, np.arange(4, 6))
+    assert (part.file, part.starts[4:6].tolist()) == (1 << 15, [0, GROUP * 64])
+    # The twin: they lie in the own file once the base is gone.
+    others.drop_base(4)
+    assert others.placement.of(0, np.arange(7)).tolist() == [-1] * 7

@@ -11,10 +11,13 @@ import pytest
 
 from hillinfer.drive.checksums import RowSums
 from hillinfer.engine.runtime import Runtime
+from hillinfer.kv.hot_pools import HotPools
+from hillinfer.kv.pool_policies import LayerShares, PoolPolicy
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.native.split import ReusedRows
 from hillinfer.native.tables import PoolTables, SequenceTables
-from hillinfer.settings import Settings
+from hillinfer.settings import PoolSizes, Settings
 from hillinfer.shadow.values import CodePool, ValueCodes
 from hillinfer.system.growing_tables import GrowingTable
 from hillinfer_model.kernel_spec import KernelSpec
@@ -233,3 +236,54 @@ def test_a_sequence_that_the_system_has_no_memory_for_is_not_counted(cold_dir):
     runtime.fork(first)
     assert runtime.parts.accountant.held()[Part.HOT] > before[Part.HOT]
     runtime.close()
+
+
+# Of four bytes each: a table of 64 MiB.
+SOME = 16 << 20
+
+
+def hot_pools(accountant):
+    shape = ModelShape(2, 2, 2, 16, StoredType.FLOAT16, 4096)
+    pools = HotPools(shape, accountant, PoolPolicy(), LayerShares(2, PoolSizes.EQUAL))
+    pools.cover(TABLE_GROWTH_ROWS)
+    return pools
+
+
+def test_slots_of_rows_that_the_system_has_no_memory_for_are_not_counted():
+    accountant = Accountant(1 << 30)
+    pools = hot_pools(accountant)
+    before = accountant.held()[Part.OTHER]
+    table = SOME * 4 - before // 2
+    # For no layer's table, then for one and not for two.
+    for room, there in ((48 << 20, 0), (100 << 20, 1)):
+        with room_for(room), pytest.raises(MemoryError):
+            pools.cover(SOME)
+        assert accountant.held()[Part.OTHER] == before + there * table
+    # The twin: what there is memory for is counted.
+    pools.cover(SOME)
+    assert accountant.held()[Part.OTHER] == before + 2 * table
+    assert [len(pool.slot_of_row) for pool in pools.layers] == [SOME] * 2
+    pools.close()
+
+
+def test_hits_that_the_system_has_no_memory_for_are_not_counted():
+    accountant, hits = Accountant(1 << 30), SequenceTables(1, 64).hits
+    pools = hot_pools(accountant)
+    before = accountant.held()[Part.OTHER]
+    with room_for(48 << 20), pytest.raises(MemoryError):
+        pools.cover_hits(hits, 0, 2 * SOME)
+    assert accountant.held()[Part.OTHER] == before
+    pools.cover_hits(hits, 0, 2 * SOME)
+    assert accountant.held()[Part.OTHER] == before + hits.byte_count
+    assert hits.byte_count == 4 * SOME
+    pools.close()
+
+
+def test_rows_of_a_step_that_the_system_has_no_memory_for_are_not_counted():
+    accountant = Accountant(1 << 30)
+    rows = ReusedRows(64, accountant)
+    with room_for(48 << 20), pytest.raises(MemoryError):
+        rows.take(SOME // 16)
+    assert accountant.held()[Part.STAGING] == 0
+    rows.take(SOME // 16)
+    assert accountant.held()[Part.STAGING] == 4 * SOME

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults in what is there once something broke off, or went on for long."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+_APPENDS = "tests/host/kv/test_broken_appends.py"
+_TABLES = "tests/host/system/test_growing_tables.py"
+_STEPS = "tests/host/engine/test_broken_steps.py"
+_TAKEN_AGAIN = "test_a_step_that_broke_off_making_room_is_taken_again_as_it_was"
+_INTERRUPTED = "test_an_interrupt_leaves_rows_and_buffers_as_they_were"
+
+BROKEN_OFF = (
+    Mutant(
+        "open-group-lost-to-an-error",
+        "The open group is replaced before what may fail is done.",
+        "host/hillinfer/kv/rows.py",
+        "            promoting, elsewhere = None, None\n",
+        "            promoting, elsewhere = None, None\n"
+        "            if done + taken == tokens:\n"
+        "                tail[:] = buffer[taken + filled - GROUP_TOKENS : taken + filled]\n",
+        (f"{_APPENDS}::test_an_error_leaves_the_open_group_as_it_was",),
+    ),
+    Mutant(
+        "open-group-lost-to-an-interrupt",
+        "What was written is looked for in the open group, where others come meanwhile.",
+        "host/hillinfer/kv/rows.py",
+        "sequence.set_length(layer, length, length - is_last * GROUP_TOKENS)",
+        "sequence.set_length(layer, length, sequence.held_starts[layer])",
+        (f"{_APPENDS}::{_INTERRUPTED}[pack-110]",),
+    ),
+    Mutant(
+        "buffer-lost-to-an-interrupt",
+        "A buffer that an interrupt left unsent is given to nobody any more.",
+        "host/hillinfer/kv/rows.py",
+        "        return self._buffers[self._is_sent.index(False)]\n",
+        "        which = self._is_sent.index(False)\n"
+        "        self._is_sent[which] = True\n"
+        "        return self._buffers[which]\n",
+        (f"{_APPENDS}::{_INTERRUPTED}[append-92]",),
+    ),
+    Mutant(
+        "room-told-before-it-is-there",
+        "A step that breaks off while it makes room leaves the library to write behind it.",
+        "host/hillinfer/engine/decode_step.py",
+        "        selected = SelectedRows(self._sets, room, longest)\n",
+        "        self._room, self._longest = room, longest\n"
+        "        selected = SelectedRows(self._sets, room, longest)\n",
+        (f"{_STEPS}::{_TAKEN_AGAIN}[call]",),
+    ),
+    Mutant(
+        "asked-before-there-is-room",
+        "A step that breaks off while it makes room is taken for one that has made it.",
+        "host/hillinfer/engine/decode_step.py",
+        "        self._selection.make_room(length)\n        # First",
+        "        self._selection.make_room(length)\n"
+        "        self._both.tell(asked, 0, wanted)\n        # First",
+        (f"{_STEPS}::{_TAKEN_AGAIN}[return]",),
+    ),
+    Mutant(
+        "slots-without-memory-counted",
+        "Tables of slots that the system had no memory for are counted in M0 for good.",
+        "host/hillinfer/kv/hot_pools.py",
+        "            with self._accountant.taking(Part.OTHER, added, old):\n"
+        "                pool.cover(grown)\n",
+        "            self._accountant.take(Part.OTHER, added + old)\n"
+        "            pool.cover(grown)\n"
+        "            self._accountant.give(Part.OTHER, old)\n",
+        (f"{_TABLES}::test_slots_of_rows_that_the_system_has_no_memory_for_are_not_counted",),
+    ),
+    Mutant(
+        "slots-that-grew-not-counted",
+        "What of tables of slots grew before one did not is in no account.",
+        "host/hillinfer/kv/hot_pools.py",
+        "            added = max(0, grown * pool.slot_of_row.itemsize - old)\n",
+        "            added = max(0, grown * pool.slot_of_row.itemsize - old)\n"
+        "            added = len(self.layers) * added if pool is self.layers[-1] else 0\n",
+        (f"{_TABLES}::test_slots_of_rows_that_the_system_has_no_memory_for_are_not_counted",),
+    ),
+    Mutant(
+        "hits-without-memory-counted",
+        "A table of hits that the system had no memory for is counted in M0 for good.",
+        "host/hillinfer/kv/hot_pools.py",
+        "            with self._accountant.taking(Part.OTHER, added, old):\n"
+        "                hits.cover(layer, tokens)\n",
+        "            self._accountant.take(Part.OTHER, added + old)\n"
+        "            hits.cover(layer, tokens)\n"
+        "            self._accountant.give(Part.OTHER, old)\n",
+        (f"{_TABLES}::test_hits_that_the_system_has_no_memory_for_are_not_counted",),
+    ),
+    Mutant(
+        "rows-of-a-step-without-memory-counted",
+        "Rows of a step that the system had no memory for are counted in M0 for good.",
+        "host/hillinfer/native/split.py",
+        "            with self._accountant.taking(Part.STAGING, more):\n"
+        "                self._memory = np.zeros((rows, self._row_bytes), np.uint8)\n",
+        "            self._accountant.take(Part.STAGING, more)\n"
+        "            self._memory = np.zeros((rows, self._row_bytes), np.uint8)\n",
+        (f"{_TABLES}::test_rows_of_a_step_that_the_system_has_no_memory_for_are_not_counted",),
+    ),
+    Mutant(
+        "as-many-files-as-two-bytes-count",
+        "An engine that has had 32,768 files of others opens no more.",
+        "host/hillinfer/drive/regions.py",
+        "files = np.full((layers, room), OWN_FILE, np.int32)",
+        "files = np.full((layers, room), OWN_FILE, np.int16)",
+        (
+            "tests/host/drive/test_placed_groups.py::"
+            "test_files_are_told_apart_however_many_came_and_went",
+        ),
+    ),
+    Mutant(
+        "budget-thought-to-be-raised",
+        "A budget that follows the context is thought to be raised before it is.",
+        "host/hillinfer/engine/budget_growth.py",
+        "        covered = round_up(tokens, GROWTH_TOKENS)\n",
+        "        self.covered = covered = round_up(tokens, GROWTH_TOKENS)\n",
+        (
+            "tests/host/engine/test_following_budget.py::"
+            "test_a_budget_that_was_not_raised_is_raised_by_the_next_token",
+        ),
+    ),
+)
