@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from mutants.caches import CACHES
 from mutants.catalogue import CATALOGUE
 from mutants.coded import CODED
 from mutants.frontier import FRONTIER
@@ -45,6 +46,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SERVING,
     *PLACEMENT,
     *CATALOGUE,
+    *CACHES,
     *HOSTS,
     *LEFT_BEHIND,
     *MAKERS,

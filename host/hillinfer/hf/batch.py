@@ -118,6 +118,12 @@ class Batch:
         """Return what the rows hold, each sequence once."""
         return _distinct(self._sequences)
 
+    @property
+    def is_even(self) -> bool:
+        """Whether all rows are as long as each other, padding counted."""
+        rows = zip(self._sequences, self._pads, strict=True)
+        return len({sequence.tokens + pad for sequence, pad in rows}) < 2
+
     def lengths(self, layers: int) -> list[int]:
         """Return the rows that each layer has, padding included, of passes that got through."""
         if not self._sequences:

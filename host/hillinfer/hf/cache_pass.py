@@ -224,7 +224,7 @@ class PassingCache(AttachedCache):
     def begin_choice(self, layer: int) -> None:
         """Have tokens of a layer chosen that waited for its turn."""
         plan = self._plan
-        if plan is not None:
+        if plan is not None and plan.shares:
             self._runtime.begin_choice(layer, plan.shares[0].sequence.of(layer))
 
     def announce_queries(self, layer: int, query: torch.Tensor, scaling: float) -> None:
