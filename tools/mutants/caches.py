@@ -26,4 +26,20 @@ CACHES: tuple[Mutant, ...] = (
         "if True:",
         (f"{_CUT}::test_what_comes_next_cuts_what_a_drive_that_failed_left",),
     ),
+    Mutant(
+        "refused-fork-keeps-rows",
+        "Rows of a batch's fork that the budget refused in the middle are never freed.",
+        f"{_HF}/batch.py",
+        """        except BaseException:
+            copy.clear()
+            raise
+""",
+        """        except BaseException:
+            raise
+""",
+        (
+            f"{_TESTS}/hf/test_cache_operations.py::"
+            "test_a_fork_of_a_batch_that_the_budget_refuses_keeps_none_of_its_rows",
+        ),
+    ),
 )

@@ -154,8 +154,14 @@ class Batch:
 
     def fork(self) -> Batch:
         """Return a batch of the same rows that goes on independently."""
-        copy = Batch(self._runtime)
-        forked = {id(one): self._runtime.fork(one) for one in _distinct(self._sequences)}
+        copy, forked = Batch(self._runtime), dict[int, Sequence]()
+        try:
+            for one in _distinct(self._sequences):
+                forked[id(one)] = fork = self._runtime.fork(one)
+                copy._sequences.append(fork)
+        except BaseException:
+            copy.clear()
+            raise
         copy._sequences = [forked[id(one)] for one in self._sequences]
         copy._pads, copy._made = list(self._pads), list(self._made)
         return copy
@@ -239,7 +245,7 @@ class Batch:
         rows
             Which of them each batch row continues.
         """
-        opened = [one._sequences[0] if one else self._runtime.open_sequence() for one in others]
+        opened = [one._sequences[0] if one else one.open_one() for one in others]
         for one in others:
             one._sequences, one._pads, one._made = [], [], []
         self._sequences = [opened[i] for i in rows]
