@@ -8,6 +8,8 @@ from mutants.mutant import Mutant
 _HF = "host/hillinfer/hf"
 _TESTS = "tests/host"
 _CUT = f"{_TESTS}/faults/test_cut_batches.py"
+_STRICT = f"{_TESTS}/faults/test_strict_stores.py"
+_ENDS = f"{_STRICT}::test_a_cache_whose_rows_could_not_be_stored_ends"
 
 CACHES: tuple[Mutant, ...] = (
     Mutant(
@@ -41,5 +43,46 @@ CACHES: tuple[Mutant, ...] = (
             f"{_TESTS}/hf/test_cache_operations.py::"
             "test_a_fork_of_a_batch_that_the_budget_refuses_keeps_none_of_its_rows",
         ),
+    ),
+    Mutant(
+        "cache-that-cannot-leave",
+        "A cache whose rows could not be stored never leaves its engine, which stays open.",
+        f"{_HF}/engine.py",
+        """        finally:
+            family.lose()
+            self._members.pop()
+            self._close_after_the_last()
+""",
+        """        except ZeroDivisionError:
+            pass
+        else:
+            family.lose()
+            self._members.pop()
+            self._close_after_the_last()
+""",
+        (f"{_ENDS}[close-True]",),
+    ),
+    Mutant(
+        "rows-freed-twice",
+        "Rows that could not be stored are freed, and once more by the next reset.",
+        f"{_HF}/batch.py",
+        """        with ExitStack() as freed:
+            for sequence in gone:
+                freed.callback(self._runtime.release, sequence)
+""",
+        """        self._sequences = gone
+        for sequence in gone:
+            self._runtime.release(sequence)
+        self._sequences = []
+""",
+        (f"{_ENDS}[reset-True]",),
+    ),
+    Mutant(
+        "failure-that-keeps-caches",
+        "A failed write of rows keeps every cache that met it, by the trace of its error.",
+        "host/hillinfer/kv/cold_store.py",
+        "raise copy.copy(self._failure) from self._failure",
+        "raise self._failure",
+        (f"{_ENDS}[drop-True]",),
     ),
 )

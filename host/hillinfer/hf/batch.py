@@ -7,6 +7,7 @@ import weakref
 from array import array
 from collections import deque
 from collections.abc import Sequence as SequenceOf
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -148,9 +149,10 @@ class Batch:
 
     def clear(self) -> None:
         """Free all sequences."""
-        for sequence in _distinct(self._sequences):
-            self._runtime.release(sequence)
-        self._sequences, self._pads, self._made = [], [], []
+        gone, self._sequences, self._pads, self._made = _distinct(self._sequences), [], [], []
+        with ExitStack() as freed:
+            for sequence in gone:
+                freed.callback(self._runtime.release, sequence)
 
     def fork(self) -> Batch:
         """Return a batch of the same rows that goes on independently."""
