@@ -85,4 +85,12 @@ CACHES: tuple[Mutant, ...] = (
         "raise self._failure",
         (f"{_ENDS}[drop-True]",),
     ),
+    Mutant(
+        "joined-new-tokens-cut",
+        "Of new tokens alone a shorter one of joined caches is given some, or none.",
+        f"{_HF}/joined_cache.py",
+        "start if is_whole else 0 :",
+        "start:",
+        (f"{_TESTS}/hf/test_joined_caches.py::test_generate_goes_on_from_new_tokens_alone",),
+    ),
 )
