@@ -86,6 +86,17 @@ CACHES: tuple[Mutant, ...] = (
         (f"{_ENDS}[drop-True]",),
     ),
     Mutant(
+        "observed-queries-in-their-chunk",
+        "Observed queries are a view, which keeps all queries of their chunk.",
+        "host/hillinfer/engine/runtime.py",
+        'last.to("cpu", torch.float32, copy=True)',
+        'last.to("cpu", torch.float32)',
+        (
+            f"{_TESTS}/hf/test_cache_operations.py::"
+            "test_queries_that_are_observed_do_not_keep_those_of_their_chunk",
+        ),
+    ),
+    Mutant(
         "joined-new-tokens-cut",
         "Of new tokens alone a shorter one of joined caches is given some, or none.",
         f"{_HF}/joined_cache.py",

@@ -317,3 +317,16 @@ def test_a_fork_of_a_batch_that_the_budget_refuses_keeps_none_of_its_rows(cold_d
         rows = int(re.search(r"(\d+) sequences share", str(told.value))[1])
         refusals.add(rows - len(ids) * (len(forks) + 1))
     assert refusals == {0, 1, 2}
+
+
+@torch.no_grad()
+def test_queries_that_are_observed_do_not_keep_those_of_their_chunk(cold_dir):
+    """Until the first step the policy has the last 16 of each layer, and nothing beside them."""
+    model = TINY.build()
+    with attached(model, cold_dir, pool_policy="paper") as hill:
+        cache = hill.new_cache()
+        model(prompts([512])[0], past_key_values=cache, logits_to_keep=1)
+        (sequence,) = cache.sequences
+        assert [len(one) for one in sequence.observed] == [16] * TINY.layers
+        assert all(one.untyped_storage().nbytes() == one.nbytes for one in sequence.observed)
+        cache.close()
