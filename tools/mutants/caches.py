@@ -104,4 +104,21 @@ CACHES: tuple[Mutant, ...] = (
         "start:",
         (f"{_TESTS}/hf/test_joined_caches.py::test_generate_goes_on_from_new_tokens_alone",),
     ),
+    Mutant(
+        "token-of-a-step-that-never-began",
+        "A step that fails before its first layer leaves its token among those that were read.",
+        f"{_HF}/cache_pass.py",
+        """        self._plan, self._pass, self._fresh = plan, use, {}
+        self.lengths.begin(plan.tokens)
+        if plan""",
+        """        if plan.tokens == 1:
+            self._end_recordings(plan)
+        self._plan, self._pass, self._fresh = plan, use, {}
+        self.lengths.begin(plan.tokens)
+        if plan""",
+        (
+            f"{_TESTS}/hf/test_broken_forward.py::"
+            "test_a_step_that_fails_before_its_first_layer_leaves_no_token",
+        ),
+    ),
 )
