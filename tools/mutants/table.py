@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from mutants.broken_off import BROKEN_OFF
+from mutants.caches import CACHES
 from mutants.catalogue import CATALOGUE
 from mutants.coded import CODED
 from mutants.frontier import FRONTIER
@@ -47,6 +48,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SERVING,
     *PLACEMENT,
     *CATALOGUE,
+    *CACHES,
     *HOSTS,
     *LEFT_BEHIND,
     *MAKERS,

@@ -302,8 +302,9 @@ class Runtime:
         self.code_full_segments(layer, sequence, keys, values)
         out = self._dense.attend(layer, sequence, query, keys, values, scaling, among)
         if self._manager.observed_queries:
-            last = query[:, -self._manager.observed_queries :]
-            sequence.observed[layer] = last.transpose(0, 1).float().cpu().contiguous()
+            last = query[:, -self._manager.observed_queries :].transpose(0, 1)
+            # A copy: a view would keep all queries of the chunk, which nothing counts.
+            sequence.observed[layer] = last.to("cpu", torch.float32, copy=True).contiguous()
         return out
 
     def announce(

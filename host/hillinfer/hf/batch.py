@@ -7,6 +7,7 @@ import weakref
 from array import array
 from collections import deque
 from collections.abc import Sequence as SequenceOf
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -118,6 +119,12 @@ class Batch:
         """Return what the rows hold, each sequence once."""
         return _distinct(self._sequences)
 
+    @property
+    def is_even(self) -> bool:
+        """Whether all rows are as long as each other, padding counted."""
+        rows = zip(self._sequences, self._pads, strict=True)
+        return len({sequence.tokens + pad for sequence, pad in rows}) < 2
+
     def lengths(self, layers: int) -> list[int]:
         """Return the rows that each layer has, padding included, of passes that got through."""
         if not self._sequences:
@@ -142,14 +149,21 @@ class Batch:
 
     def clear(self) -> None:
         """Free all sequences."""
-        for sequence in _distinct(self._sequences):
-            self._runtime.release(sequence)
-        self._sequences, self._pads, self._made = [], [], []
+        gone, self._sequences, self._pads, self._made = _distinct(self._sequences), [], [], []
+        with ExitStack() as freed:
+            for sequence in gone:
+                freed.callback(self._runtime.release, sequence)
 
     def fork(self) -> Batch:
         """Return a batch of the same rows that goes on independently."""
-        copy = Batch(self._runtime)
-        forked = {id(one): self._runtime.fork(one) for one in _distinct(self._sequences)}
+        copy, forked = Batch(self._runtime), dict[int, Sequence]()
+        try:
+            for one in _distinct(self._sequences):
+                forked[id(one)] = fork = self._runtime.fork(one)
+                copy._sequences.append(fork)
+        except BaseException:
+            copy.clear()
+            raise
         copy._sequences = [forked[id(one)] for one in self._sequences]
         copy._pads, copy._made = list(self._pads), list(self._made)
         return copy
@@ -233,7 +247,7 @@ class Batch:
         rows
             Which of them each batch row continues.
         """
-        opened = [one._sequences[0] if one else self._runtime.open_sequence() for one in others]
+        opened = [one._sequences[0] if one else one.open_one() for one in others]
         for one in others:
             one._sequences, one._pads, one._made = [], [], []
         self._sequences = [opened[i] for i in rows]

@@ -433,18 +433,33 @@ class HillInferCache(PassingCache):
         ----------
         tokens_to_remove
             A negative count, or 0, as transformers passes it.
+
+        Raises
+        ------
+        BudgetError, ColdPoolError
+            Where rows cannot be read back that stay. Nothing is forgotten then, unless other rows
+            of the batch are cut already: whatever uses the cache next cuts the others first.
         """
         if tokens_to_remove > 0:
             raise ValueError(
                 f"crop({tokens_to_remove}): pass a negative number of tokens to remove"
             )
 
+        length: int | None = None
+
         def crop() -> None:
+            nonlocal length
             with self._alone(Use(sys._getframe())):
-                length = max(0, self.get_seq_length() + tokens_to_remove)
+                # Once: where lost rows are computed between, other rows are cut already.
+                if length is None:
+                    length = max(0, self.get_seq_length() + tokens_to_remove)
+                # As a pass of no tokens: where it breaks off, whoever comes next forgets the rest.
+                self._plan = ForwardPlan(length, 0, len(self._batch), ())
                 try:
                     self._batch.truncate(length)
                 finally:
+                    if self._batch.is_even:
+                        self._plan = None
                     self._settle_lengths()
 
         self._regaining(crop)

@@ -224,7 +224,7 @@ class PassingCache(AttachedCache):
     def begin_choice(self, layer: int) -> None:
         """Have tokens of a layer chosen that waited for its turn."""
         plan = self._plan
-        if plan is not None:
+        if plan is not None and plan.shares:
             self._runtime.begin_choice(layer, plan.shares[0].sequence.of(layer))
 
     def announce_queries(self, layer: int, query: torch.Tensor, scaling: float) -> None:
@@ -404,11 +404,12 @@ class PassingCache(AttachedCache):
                 self._batch.repeat(len(ids))
         shares = self._batch.begin_forward(ids, start, mask)
         plan = ForwardPlan(start=start, tokens=ids.shape[1], batch=ids.shape[0], shares=shares)
+        # First of all: what fails from here on takes its tokens back.
+        self._plan, self._pass, self._fresh = plan, use, {}
+        self.lengths.begin(plan.tokens)
         if plan.tokens == 1 or self.takes_one_set:
             # Its rows are made under selection, and so is all that follows.
             self._end_recordings(plan)
-        self._plan, self._pass, self._fresh = plan, use, {}
-        self.lengths.begin(plan.tokens)
         return plan
 
     def _end_recordings(self, plan: ForwardPlan) -> None:

@@ -298,11 +298,13 @@ class Engine:
         family, batch
             That cache's, and its rows; they are empty afterwards.
         """
-        self.free_dropped()
-        batch.clear()
-        family.lose()
-        self._members.pop()
-        self._close_after_the_last()
+        try:
+            self.free_dropped()
+            batch.clear()
+        finally:
+            family.lose()
+            self._members.pop()
+            self._close_after_the_last()
 
     def drop(self, family: CacheFamily, batch: Batch) -> None:
         """Count a cache no more that nobody closed; safe in any thread at any moment.

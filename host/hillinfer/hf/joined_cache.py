@@ -152,10 +152,12 @@ class JoinedCache(AttachedCache):
         """Refuse full ids whose rows do not start with what their caches hold."""
         self._check_rows(ids)
         longest = self.get_seq_length()
+        # Of new tokens alone, whose mask is of all, every row has as many.
+        is_whole = mask is None or mask.shape[1] == ids.shape[1]
         for one in self._members:
             start = longest - one.cache.get_seq_length()
             own_mask = None if mask is None else mask[one.rows, start:]
-            one.cache.check_continues(ids[one.rows, start:], own_mask)
+            one.cache.check_continues(ids[one.rows, start if is_whole else 0 :], own_mask)
 
     def check_positions(self, positions: torch.Tensor | None) -> None:
         """Refuse positions that are not those of each row's own length."""

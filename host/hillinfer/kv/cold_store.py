@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -424,7 +425,8 @@ class ColdStore:
         if isinstance(self._failure, ColdPoolError):
             raise ColdPoolError(str(self._failure)) from self._failure
         if self._failure is not None:
-            raise self._failure
+            # As it is raised it comes to know who met it: caches would stay with it.
+            raise copy.copy(self._failure) from self._failure
 
     def _read_now(self, wanted: WantedRows) -> ReadCost:
         """Read rows that are settled, while it is the caller's turn."""

@@ -223,18 +223,20 @@ class SequenceManager:
         return copy
 
     def release(self, sequence: Sequence) -> None:
-        """Free whatever only this sequence owned."""
+        """Free whatever only this sequence owned, also where storing its rows is told to fail."""
         self._drop_bands(sequence)
-        self.settle_recording(sequence)
-        self._tell_hits(sequence)
-        self._shadow.truncate(sequence, 0)
-        self._give_groups(sequence.truncate(0))
-        self._pools.hits.forget(sequence)
-        del sequence.token_ids[:]
-        self.sequences.remove(sequence)
-        self._accountant.give(Part.OTHER, sequence.hits.byte_count)
-        self._accountant.give(Part.OTHER, self._observed_bytes)
-        self._pools.give_tail()
+        try:
+            self.settle_recording(sequence)
+        finally:
+            self._tell_hits(sequence)
+            self._shadow.truncate(sequence, 0)
+            self._give_groups(sequence.truncate(0))
+            self._pools.hits.forget(sequence)
+            del sequence.token_ids[:]
+            self.sequences.remove(sequence)
+            self._accountant.give(Part.OTHER, sequence.hits.byte_count)
+            self._accountant.give(Part.OTHER, self._observed_bytes)
+            self._pools.give_tail()
 
     def note_pass(self, sequence: Sequence) -> None:
         """Learn that a pass is through, and publish what it made whole."""

@@ -209,3 +209,38 @@ def test_a_drive_that_fails_while_writing_stops_generation(cold_dir):
             with pytest.raises(ColdPoolError, match="could not write"):
                 run(model, cache, ids)
         cache.close()
+
+
+class FailsToEnd:
+    """A recording of rows whose end fails once, as where a shadow cannot be read back for it."""
+
+    is_ended = is_done = False
+
+    def elsewhere(self, layer, first, groups):
+        return None
+
+    def awaits(self, tokens):
+        return False
+
+    def finish(self, made):
+        self.is_ended = True
+        raise ColdPoolError("a shadow cannot be read back")
+
+    def settle(self):
+        pass
+
+
+@torch.no_grad()
+def test_a_step_that_fails_before_its_first_layer_leaves_no_token(cold_dir):
+    """Token ids stay as many as rows, so that later checks and sessions have the right ones."""
+    model, ids = TINY.build(), prompts([150])[0]
+    with attached(model, cold_dir) as hill:
+        cache = hill.new_cache()
+        cache.record(lambda side, fresh: FailsToEnd())
+        model(ids[:, :140], past_key_values=cache, logits_to_keep=1)
+        with pytest.raises(ColdPoolError, match="a shadow"):
+            model(ids[:, 140:141], past_key_values=cache)
+        model(ids[:, 140:141], past_key_values=cache)
+        assert cache.token_ids == ids[:, :141].tolist()
+        assert cache.get_seq_length() == 141
+        cache.close()

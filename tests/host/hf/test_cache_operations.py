@@ -2,12 +2,15 @@
 """What transformers and users do to a cache between forward passes."""
 
 import gc
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from generation_runs import LOGIT_TOLERANCE, RoundedCache, attached, bits, run
 from tiny_models import TinyModel, prompts
+
+from hillinfer.errors import BudgetError
 
 TINY = TinyModel()
 IDS, _ = prompts([150])
@@ -293,3 +296,37 @@ def test_dropping_a_cache_is_closing_it(cold_dir):
             assert len(open_cold_files(cold_dir)) == before
     finally:
         gc.enable()
+
+
+@torch.no_grad()
+def test_a_fork_of_a_batch_that_the_budget_refuses_keeps_none_of_its_rows(cold_dir):
+    """Rows of the batch that there was room for are given back."""
+    model = TinyModel(heads="mha", head_dim=64, layers=4).build()
+    ids, refusals = prompts([150, 150, 150])[0], set()
+    # So that now no row of the last fork has room, and now the first one or two of them have.
+    for budget in range(8200, 8900, 80):
+        with attached(model, cold_dir, dram_budget=f"{budget}KiB") as hill:
+            cache, forks = hill.new_cache(), []
+            model(ids, past_key_values=cache, logits_to_keep=1)
+            with pytest.raises(BudgetError, match="sequences share it") as told:
+                forks.extend(iter(cache.fork, None))
+            whole, known = hill.statistics(), cache.statistics()
+            for one in [*forks, cache]:
+                one.close()
+        assert whole.kv_bytes == known.kv_bytes
+        rows = int(re.search(r"(\d+) sequences share", str(told.value))[1])
+        refusals.add(rows - len(ids) * (len(forks) + 1))
+    assert refusals == {0, 1, 2}
+
+
+@torch.no_grad()
+def test_queries_that_are_observed_do_not_keep_those_of_their_chunk(cold_dir):
+    """Until the first step the policy has the last 16 of each layer, and nothing beside them."""
+    model = TINY.build()
+    with attached(model, cold_dir, pool_policy="paper") as hill:
+        cache = hill.new_cache()
+        model(prompts([512])[0], past_key_values=cache, logits_to_keep=1)
+        (sequence,) = cache.sequences
+        assert [len(one) for one in sequence.observed] == [16] * TINY.layers
+        assert all(one.untyped_storage().nbytes() == one.nbytes for one in sequence.observed)
+        cache.close()

@@ -172,6 +172,25 @@ def test_several_tokens_at_once_and_generate(row_by_row, cold_dir):
             cache.close()
 
 
+def test_generate_goes_on_from_new_tokens_alone(row_by_row, cold_dir):
+    """With a mask of all; caches of different lengths, and tokens that are fewer than that."""
+    new, lengths = prompts([4, 4], seed=5)[0], (150, 90)
+    mask = torch.cat([prompts(lengths)[1], torch.ones_like(new)], dim=1)
+    found = []
+    with attached(TINY.build(), cold_dir) as hill:
+        for is_joined in (True, False):
+            caches = [read(hill, document) for document in documents(lengths)]
+            given = [(hill.join(caches), new, mask)] if is_joined else []
+            for cache, row, own, length in zip(caches, new, mask, lengths, strict=True):
+                given += [] if is_joined else [(cache, row[None], own[None, 150 - length :])]
+            for cache, ids, own in given:
+                out = run(hill.model, cache, ids, own, prefill_chunk_size=None)
+                found.append(torch.stack(out.logits, dim=1))
+            for cache in caches:
+                cache.close()
+    assert torch.equal(found[0], torch.cat(found[1:]))
+
+
 def test_a_batch_of_several_rows_is_joined_whole(row_by_row, cold_dir):
     ids, mask = prompts([90, 40])
     turn, _ = prompts([2, 2, 2], seed=7)

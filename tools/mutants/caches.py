@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults in what a cache is when something ended in the middle of what was done with it."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+_HF = "host/hillinfer/hf"
+_TESTS = "tests/host"
+_CUT = f"{_TESTS}/faults/test_cut_batches.py"
+_STRICT = f"{_TESTS}/faults/test_strict_stores.py"
+_ENDS = f"{_STRICT}::test_a_cache_whose_rows_could_not_be_stored_ends"
+
+CACHES: tuple[Mutant, ...] = (
+    Mutant(
+        "cropped-twice-where-rows-come-back",
+        "A crop that is made again behind lost rows counts from what it has cut already.",
+        f"{_HF}/cache.py",
+        "if length is None:",
+        "if True:",
+        (f"{_CUT}::test_rows_that_are_computed_between_are_cut_once",),
+    ),
+    Mutant(
+        "half-cut-batch",
+        "A batch that a crop broke off within goes on with rows of different lengths.",
+        f"{_HF}/cache.py",
+        "if self._batch.is_even:",
+        "if True:",
+        (f"{_CUT}::test_what_comes_next_cuts_what_a_drive_that_failed_left",),
+    ),
+    Mutant(
+        "refused-fork-keeps-rows",
+        "Rows of a batch's fork that the budget refused in the middle are never freed.",
+        f"{_HF}/batch.py",
+        """        except BaseException:
+            copy.clear()
+            raise
+""",
+        """        except BaseException:
+            raise
+""",
+        (
+            f"{_TESTS}/hf/test_cache_operations.py::"
+            "test_a_fork_of_a_batch_that_the_budget_refuses_keeps_none_of_its_rows",
+        ),
+    ),
+    Mutant(
+        "cache-that-cannot-leave",
+        "A cache whose rows could not be stored never leaves its engine, which stays open.",
+        f"{_HF}/engine.py",
+        """        finally:
+            family.lose()
+            self._members.pop()
+            self._close_after_the_last()
+""",
+        """        except ZeroDivisionError:
+            pass
+        else:
+            family.lose()
+            self._members.pop()
+            self._close_after_the_last()
+""",
+        (f"{_ENDS}[close-True]",),
+    ),
+    Mutant(
+        "rows-freed-twice",
+        "Rows that could not be stored are freed, and once more by the next reset.",
+        f"{_HF}/batch.py",
+        """        with ExitStack() as freed:
+            for sequence in gone:
+                freed.callback(self._runtime.release, sequence)
+""",
+        """        self._sequences = gone
+        for sequence in gone:
+            self._runtime.release(sequence)
+        self._sequences = []
+""",
+        (f"{_ENDS}[reset-True]",),
+    ),
+    Mutant(
+        "failure-that-keeps-caches",
+        "A failed write of rows keeps every cache that met it, by the trace of its error.",
+        "host/hillinfer/kv/cold_store.py",
+        "raise copy.copy(self._failure) from self._failure",
+        "raise self._failure",
+        (f"{_ENDS}[drop-True]",),
+    ),
+    Mutant(
+        "observed-queries-in-their-chunk",
+        "Observed queries are a view, which keeps all queries of their chunk.",
+        "host/hillinfer/engine/runtime.py",
+        'last.to("cpu", torch.float32, copy=True)',
+        'last.to("cpu", torch.float32)',
+        (
+            f"{_TESTS}/hf/test_cache_operations.py::"
+            "test_queries_that_are_observed_do_not_keep_those_of_their_chunk",
+        ),
+    ),
+    Mutant(
+        "joined-new-tokens-cut",
+        "Of new tokens alone a shorter one of joined caches is given some, or none.",
+        f"{_HF}/joined_cache.py",
+        "start if is_whole else 0 :",
+        "start:",
+        (f"{_TESTS}/hf/test_joined_caches.py::test_generate_goes_on_from_new_tokens_alone",),
+    ),
+    Mutant(
+        "token-of-a-step-that-never-began",
+        "A step that fails before its first layer leaves its token among those that were read.",
+        f"{_HF}/cache_pass.py",
+        """        self._plan, self._pass, self._fresh = plan, use, {}
+        self.lengths.begin(plan.tokens)
+        if plan""",
+        """        if plan.tokens == 1:
+            self._end_recordings(plan)
+        self._plan, self._pass, self._fresh = plan, use, {}
+        self.lengths.begin(plan.tokens)
+        if plan""",
+        (
+            f"{_TESTS}/hf/test_broken_forward.py::"
+            "test_a_step_that_fails_before_its_first_layer_leaves_no_token",
+        ),
+    ),
+)
