@@ -62,6 +62,11 @@ def attached(model, cold_dir, devices=None, **changes):
     return hillinfer.attach(model, cold_dir=cold_dir, **(SETTINGS | changes))
 
 
+def with_streamed_shadows(*given, shadow_limit_bytes, **named):
+    """Open a runtime that keeps no full shadow in DRAM, whatever there is room for."""
+    return Runtime(*given, shadow_limit_bytes=0, **named)
+
+
 def attached_with(model, cold_dir, given, **changes):
     """Attach so with something in the place of a part of the attachment, by its name."""
     settings = Settings().changed(cold_dir=cold_dir, **(SETTINGS | changes))

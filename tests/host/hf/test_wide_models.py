@@ -6,11 +6,10 @@ Tiny models never fill a page of 2 MiB. Here a layer's key shadow does, wherever
 
 import pytest
 import torch
-from generation_runs import SETTINGS, attached_with
+from generation_runs import SETTINGS, attached_with, with_streamed_shadows
 from tiny_models import TinyModel, prompts
 
 from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
-from hillinfer.engine.runtime import Runtime
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import Settings
 from hillinfer.shadow.store import STREAM_BUFFERS, shadow_bytes
@@ -30,11 +29,6 @@ WAYS = {
     "streamed, sealed": (0.0, {"encrypt_cold_pool": "yes"}, True),
 }
 CODED = {"exact": 0.02, "exact_floor": 16, "block_rows": 64}
-
-
-def with_streamed_shadows(*given, shadow_limit_bytes, **named):
-    """Open a runtime that keeps no shadow in DRAM, whatever there is room for."""
-    return Runtime(*given, shadow_limit_bytes=0, **named)
 
 
 def opened(model, way, tokens, cold_dir, shadow):
