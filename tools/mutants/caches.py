@@ -29,6 +29,17 @@ CACHES: tuple[Mutant, ...] = (
         (f"{_CUT}::test_what_comes_next_cuts_what_a_drive_that_failed_left",),
     ),
     Mutant(
+        "prompts-end-in-others-steps",
+        "The last token of a prompt selects where it is read beside a single one.",
+        f"{_HF}/joined_cache.py",
+        "if together == 1 < longest_row:",
+        "if together == 1 < longest_row - 1000:",
+        (
+            f"{_TESTS}/hf/test_joined_caches.py::"
+            "test_a_prompt_beside_one_new_token_is_refused_and_nothing_is_lost",
+        ),
+    ),
+    Mutant(
         "refused-fork-keeps-rows",
         "Rows of a batch's fork that the budget refused in the middle are never freed.",
         f"{_HF}/batch.py",

@@ -177,18 +177,35 @@ class JoinedCache(AttachedCache):
             one.cache.check_positions(whole[one.rows])
 
     def begin_prompt(self, ids: torch.Tensor, mask: torch.Tensor | None, call: PromptCall) -> None:
-        """Let each cache without tokens read its row by itself, up to what is computed together."""
+        """Let each cache without tokens read its row by itself, up to what is computed together.
+
+        Raises
+        ------
+        CacheUseError
+            Where a single token is computed together, and a cache without tokens has more of them:
+            a single one is a step, which selects, and alone its prompt's last one does not.
+        """
         if not call.may_skip or (mask is not None and mask.shape != ids.shape):
             return
         longest = self.get_seq_length()
         together = ids.shape[1] - longest if longest else _TOGETHER
         pads = [0] * len(ids) if mask is None else left_padding(mask)
-        for one in self._members:
-            if not one.cache.get_seq_length():
-                row = ids[one.rows.start, pads[one.rows.start] :].tolist()
-                call.read(one.cache, row[: max(0, len(row) - together)])
-                # The next row may begin alike.
-                one.cache.await_stored()
+        empty = [
+            (one.cache, ids[one.rows.start, pads[one.rows.start] :].tolist())
+            for one in self._members
+            if not one.cache.get_seq_length()
+        ]
+        longest_row = max((len(row) for _, row in empty), default=0)
+        if together == 1 < longest_row:
+            raise CacheUseError(
+                f"one new token in joined caches, and a prompt of {longest_row} tokens in one that "
+                "has none: its last token would be a step's. Read the prompt by itself first "
+                "(model(ids, past_key_values=cache)), or give two new tokens"
+            )
+        for cache, row in empty:
+            call.read(cache, row[: max(0, len(row) - together)])
+            # The next row may begin alike.
+            cache.await_stored()
 
     def begin_generate(self, use: Use) -> Use | None:
         """Learn of it in every cache."""

@@ -247,6 +247,38 @@ def test_caches_without_tokens_read_their_prompts_by_themselves(cold_dir):
             cache.close()
 
 
+def test_a_prompt_beside_one_new_token_is_refused_and_nothing_is_lost(row_by_row, cold_dir):
+    """Its last token would select, which alone it does not."""
+    model = TINY.build()
+    (talk, _), (prompt, _) = prompts([150]), prompts([140], seed=2)
+    mask = torch.ones(2, 150, dtype=torch.long)
+    mask[1, :10] = 0
+    ids = torch.zeros(2, 150, dtype=torch.long)
+    ids[0], ids[1, 10:] = talk[0], prompt[0]
+
+    def begun(tokens):
+        caches = [hill.new_cache(), hill.new_cache()]
+        feed(model, caches[0], talk[:, :-tokens])
+        return caches
+
+    with attached(model, cold_dir, alpha=0.1) as hill:
+        alone = run(model, hill.new_cache(), prompt, new_tokens=3)
+        caches = begun(1)
+        with pytest.raises(CacheUseError, match="prompt of 140 tokens"):
+            run(model, hill.join(caches), ids, mask, new_tokens=3)
+        assert [one.get_seq_length() for one in caches] == [149, 0]
+        # As the error says: two new tokens, or the prompt by itself.
+        two = run(model, hill.join(begun(2)), ids, mask, new_tokens=3)
+        assert torch.equal(two.sequences[1, 10:], alone.sequences[0])
+        feed(model, caches[1], prompt[:, :-1])
+        expected = [
+            run(model, one.fork(), own, new_tokens=3).sequences[0, -3:]
+            for one, own in zip(caches, (talk, prompt), strict=True)
+        ]
+        found = run(model, hill.join(caches), ids, mask, new_tokens=3)
+        assert torch.equal(found.sequences[:, -3:], torch.stack(expected))
+
+
 def test_a_step_that_breaks_off_leaves_every_cache_as_it_was(row_by_row, cold_dir):
     turn, _ = prompts([1, 1, 1], seed=8)
     with attached(TINY.build(), cold_dir, alpha=0.3) as hill:
