@@ -238,8 +238,8 @@ def test_a_sequence_that_the_system_has_no_memory_for_is_not_counted(cold_dir):
     runtime.close()
 
 
-# Of four bytes each: a table of 64 MiB.
-SOME = 16 << 20
+# Of four bytes each: a table of 256 MiB, more than what other tests have left free in the heap.
+SOME = 64 << 20
 
 
 def hot_pools(accountant):
@@ -255,7 +255,7 @@ def test_slots_of_rows_that_the_system_has_no_memory_for_are_not_counted():
     before = accountant.held()[Part.OTHER]
     table = SOME * 4 - before // 2
     # For no layer's table, then for one and not for two.
-    for room, there in ((48 << 20, 0), (100 << 20, 1)):
+    for room, there in ((200 << 20, 0), (400 << 20, 1)):
         with room_for(room), pytest.raises(MemoryError):
             pools.cover(SOME)
         assert accountant.held()[Part.OTHER] == before + there * table
@@ -270,7 +270,7 @@ def test_hits_that_the_system_has_no_memory_for_are_not_counted():
     accountant, hits = Accountant(1 << 30), SequenceTables(1, 64).hits
     pools = hot_pools(accountant)
     before = accountant.held()[Part.OTHER]
-    with room_for(48 << 20), pytest.raises(MemoryError):
+    with room_for(200 << 20), pytest.raises(MemoryError):
         pools.cover_hits(hits, 0, 2 * SOME)
     assert accountant.held()[Part.OTHER] == before
     pools.cover_hits(hits, 0, 2 * SOME)
@@ -282,7 +282,7 @@ def test_hits_that_the_system_has_no_memory_for_are_not_counted():
 def test_rows_of_a_step_that_the_system_has_no_memory_for_are_not_counted():
     accountant = Accountant(1 << 30)
     rows = ReusedRows(64, accountant)
-    with room_for(48 << 20), pytest.raises(MemoryError):
+    with room_for(200 << 20), pytest.raises(MemoryError):
         rows.take(SOME // 16)
     assert accountant.held()[Part.STAGING] == 0
     rows.take(SOME // 16)
