@@ -11,7 +11,7 @@ namespace hillinfer {
 namespace {
 
 // From what is worked on to what comes to the first cache, and to what comes to the second, in bytes of
-// what is read: as tile_heads.h has them, but in whole tiles.
+// what is read, made up to whole tiles (tile_heads.h says why in two steps).
 constexpr size_t kNearBytes = 2048;
 constexpr size_t kFarBytes = 24576;
 
@@ -84,11 +84,8 @@ void aligned_tokens(const Kernels& kernels, const Sequence& sequence, const int6
     }
     const size_t near = kNearBytes / shape.tile_bytes() + 1;
     const size_t far = kFarBytes / shape.tile_bytes() + 1;
-    std::vector<TilesAhead> ahead;
-    for (size_t i = 0; i < reads.size(); ++i) {
-        const size_t last = reads.size() - 1;
-        ahead.push_back({reads[std::min(i + near, last)], reads[std::min(i + far, last)]});
-    }
+    // Behind the last one, it again.
+    reads.insert(reads.end(), far, reads.empty() ? nullptr : reads.back());
     const int64_t all = int64_t(groups.size());
     const int threads = scoring_threads(kernels, shape, all * kGroupTokens, sequence.threads);
     const int64_t step = groups_at_once(all, threads);
@@ -102,13 +99,12 @@ void aligned_tokens(const Kernels& kernels, const Sequence& sequence, const int6
             const QueryCodes query = queries.codes_of(number);
             GroupInput in{from, &query, queries.arranged_of(number), own[worker].products.get(),
                           own[worker].row_words.get()};
-            const TilesAhead* own_ahead = ahead.data() + first_read[size_t(i)];
+            TilesToCome coming{reads.data() + first_read[size_t(i)], near, far};
             if (products) {
                 in.products = products + group.group * shape.rows() * kGroupTokens;
-                own_ahead = nullptr;
+                coming.tiles = nullptr;
             }
-            kernels.some_log_weights(shape, in, group.tokens, own_ahead, aligned + group.first,
-                                     count);
+            kernels.some_log_weights(shape, in, group.tokens, coming, aligned + group.first, count);
             for (int head = 0; head < shape.kv_heads; ++head) {
                 mark_invalid(from + head * kGroupTokens, group.tokens,
                              invalid + head * count + group.first);

@@ -2,9 +2,9 @@
 // Products with AVX-512 VNNI.
 //
 // vpdpbusd multiplies unsigned by signed bytes and adds four products to 32 bits without
-// saturating. Key codes become unsigned (+128, +8, +2). Of INT8 and INT4 two tiles are worked on at
-// once: every query code is loaded once for both, and their sums are enough that no addition waits
-// for the one before.
+// saturating. Key codes become unsigned (+128, +8, +2). Of INT8 and INT4 two tiles that
+// follow each other are worked on at once: every query code is loaded once for both, and their sums
+// are enough that no addition waits for the one before.
 #include <immintrin.h>
 
 #include "near_weights_avx512.h"

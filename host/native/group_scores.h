@@ -20,6 +20,7 @@ namespace {
 using hillinfer::GroupInput;
 using hillinfer::Shape;
 using hillinfer::TilesAhead;
+using hillinfer::TilesToCome;
 using hillinfer::kGroupTokens;
 using hillinfer::kInvalidExponent;
 
@@ -44,14 +45,15 @@ void group_products(const Shape& shape, const GroupInput& in) {
 // Of tiles that have some tokens.
 template <class Products>
 void some_group_products(const Shape& shape, const GroupInput& in, uint64_t tokens,
-                         const TilesAhead* ahead) {
+                         TilesToCome coming) {
     const uint8_t* tile = in.group + size_t(shape.kv_heads) * hillinfer::kBeatBytes;
     const uint64_t own = (uint64_t(1) << shape.tile_tokens()) - 1;
     for (int number = 0; number < shape.tiles(); ++number) {
         const int first = number * shape.tile_tokens();
         if (tokens >> first & own) {
             Products::tiles(shape, tile + number * shape.tile_bytes(), in.arranged,
-                            in.products + first, *ahead++);
+                            in.products + first, coming.ahead());
+            ++coming.tiles;
         }
     }
 }
@@ -194,11 +196,11 @@ struct GroupScores {
     }
 
     static void some_log_weights(const Shape& shape, const GroupInput& in, uint64_t tokens,
-                                 const TilesAhead* ahead, int32_t* out, int64_t stride) {
+                                 TilesToCome coming, int32_t* out, int64_t stride) {
         alignas(64) int32_t exponents[kGroupTokens], far[kGroupTokens];
         const int32_t nu = largest_nu(shape);
-        if (ahead) {
-            some_group_products<Products>(shape, in, tokens, ahead);
+        if (coming.tiles) {
+            some_group_products<Products>(shape, in, tokens, coming);
         }
         for (int head = 0, row = 0; head < shape.kv_heads; ++head) {
             const int32_t largest = near_exponents(in.group + head * kGroupTokens, exponents);

@@ -28,6 +28,15 @@ struct TilesAhead {
     const uint8_t* far;
 };
 
+// Tiles one behind the other from the one that is worked on, and at least `far` more.
+struct TilesToCome {
+    TilesAhead ahead() const { return {tiles[near], tiles[far]}; }
+
+    const uint8_t* const* tiles;
+    size_t near;
+    size_t far;
+};
+
 struct Kernels {
     const char* name;
     // Bytes of a segment's query codes as `log_weights` and `tuples` read them.
@@ -37,10 +46,10 @@ struct Kernels {
     // L' of a group of 64 tokens: rows * 64.
     void (*log_weights)(const Shape&, const GroupInput&, int32_t* out);
     // L' of some of the 64 tokens, a bit for each: out[row * stride + i] is that of the i-th one. Only
-    // tiles that have some of them are read, and `ahead` has one for each. Where it is null all
-    // products are there already.
+    // tiles that have some of them are read: the first of `coming`. Where it has none all products are
+    // there already.
     void (*some_log_weights)(const Shape&, const GroupInput&, uint64_t tokens,
-                             const TilesAhead* ahead, int32_t* out, int64_t stride);
+                             TilesToCome coming, int32_t* out, int64_t stride);
     // The tuples of a segment's groups from the given one on: out[set * stride + token], `tokens` of
     // them.
     void (*tuples)(const Shape&, const GroupInput&, const int32_t* offsets, int64_t position,

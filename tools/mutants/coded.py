@@ -41,9 +41,9 @@ CODED: tuple[Mutant, ...] = (
         "Codes of a tile that has none of some tokens are those of the next one that has.",
         "host/native/group_scores.h",
         "            Products::tiles(shape, tile + number * shape.tile_bytes(), in.arranged,\n"
-        "                            in.products + first, *ahead++);",
+        "                            in.products + first, coming.ahead());",
         "            Products::tiles(shape, tile, in.arranged,\n"
-        "                            in.products + first, *ahead++);",
+        "                            in.products + first, coming.ahead());",
         ("tests/host/scoring/test_aligned.py",),
         Built.NATIVE,
     ),
