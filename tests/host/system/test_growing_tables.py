@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables become longer where they lie, so that no place they had before stays as memory."""
 
+import ctypes
 import mmap
 import resource
 from contextlib import contextmanager
@@ -159,20 +160,54 @@ def test_a_growth_that_nobody_took_is_made_again():
     assert (again[1024:] == -1).all()
 
 
+# The largest piece that a heap may still have for what is asked of it under `room_for`.
+PIECE = 8 << 20
+
+LIBC = ctypes.CDLL(None)
+LIBC.malloc.restype = ctypes.c_void_p
+LIBC.malloc.argtypes = [ctypes.c_size_t]
+LIBC.free.argtypes = [ctypes.c_void_p]
+
+
 @contextmanager
 def room_for(byte_count):
-    """Leave so much address space."""
+    """Leave so much address space, and no more than pieces of what the heap holds free.
+
+    What other tests of this process have given back to the heap is no longer counted by the
+    system: the heap would serve a large table from it without asking for anything.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * mmap.PAGESIZE + byte_count, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (pages * mmap.PAGESIZE, hard))
+    taken = []
     try:
+        while piece := LIBC.malloc(PIECE):
+            taken.append(piece)
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * mmap.PAGESIZE + byte_count, hard))
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        for piece in taken:
+            LIBC.free(piece)
 
 
-# Of four bytes each, more than what other tests have left free in the heap. A power of two that
-# holds them is 512 MiB.
+def test_what_a_heap_has_left_free_is_no_room():
+    # A block of 30 MiB given back makes the heap serve its like itself, from then on.
+    LIBC.free(LIBC.malloc(30 << 20))
+    *left, above = [LIBC.malloc(20 << 20) for _ in range(24)]
+    for piece in left:
+        LIBC.free(piece)
+    with room_for(48 << 20):
+        assert not LIBC.malloc(200 << 20)
+        # The twin: what there is room for is had.
+        there = LIBC.malloc(40 << 20)
+        assert there
+        LIBC.free(there)
+    LIBC.free(above)
+
+
+# Of four bytes each. A power of two that holds them is 512 MiB.
 MANY = 80 << 20
 
 
@@ -238,7 +273,7 @@ def test_a_sequence_that_the_system_has_no_memory_for_is_not_counted(cold_dir):
     runtime.close()
 
 
-# Of four bytes each: a table of 256 MiB, more than what other tests have left free in the heap.
+# Of four bytes each: a table of 256 MiB.
 SOME = 64 << 20
 
 
