@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hillinfer.native.library import native_library
-from hillinfer_bench.decode.rates import RateProbe, fastest_reader, memory_readers
+from hillinfer_bench.decode.rates import RateProbe, fastest_reader, held_rate, memory_readers
 from hillinfer_bench.report.rows import Limit, MachineRates, is_beaten
 from hillinfer_bench.systems.system import Counted
 
@@ -91,8 +91,23 @@ def test_the_rate_is_that_of_the_fastest_way_in_its_fastest_round(fastest):
         return read
 
     readers = {name: reader(name) for name in ("one", "two", "three")}
-    found = fastest_reader(readers, 1 << 20, clock=lambda: clock.now)
+    found = fastest_reader(readers, 1 << 20, 0.5, clock=lambda: clock.now)
     assert found == (fastest, pytest.approx((1 << 20) / 0.5))
+
+
+@pytest.mark.parametrize(("seconds", "reads"), [(0, 1), (1, 1), (3, 1), (3.5, 3), (5, 3), (9, 5)])
+def test_a_moment_does_not_make_memorys_rate(seconds, reads):
+    """It is what all reads of a while have together, the slow first and the quick second one."""
+    clock = SimpleNamespace(now=0.0)
+    takes = [3, 0.1, 1.9, 2, 2, 2]
+
+    def reading():
+        for one in takes:
+            yield lambda one=one: setattr(clock, "now", clock.now + one)
+
+    found = held_rate(reading(), 100, seconds, lambda: clock.now)
+    assert found == pytest.approx(100 * reads / sum(takes[:reads]))
+    assert found < 100 / min(takes)
 
 
 def test_rates_are_measured_at_the_start_and_as_often_as_asked(cold_dir):
@@ -114,7 +129,9 @@ def test_a_short_measurement_reads_what_the_one_before_did_not(cold_dir, cache_k
     def readers(memory):
         return {"notes": lambda: read.append((memory.ctypes.data, memory.nbytes))}
 
-    with RateProbe(cold_dir, drive_bytes=33 << 20, readers=readers, **sizes) as probe:
+    with RateProbe(
+        cold_dir, drive_bytes=33 << 20, readers=readers, **sizes, held_seconds=0
+    ) as probe:
         (whole,) = set(read)
         read.clear()
         assert all(probe.sample().memory > 0 for _ in parts)

@@ -26,7 +26,9 @@ pytestmark = pytest.mark.xdist_group("bench-run")
 # More than modelled shapes have, and KV beside which HillInfer's buffers are small.
 LAYERS = 6
 # Of a gigabyte and a half the same is read, in six seconds at first and again before each turn.
-small_probe = partial(RateProbe, memory_bytes=64 << 20, drive_bytes=64 << 20, cache_bytes=0)
+small_probe = partial(
+    RateProbe, memory_bytes=64 << 20, drive_bytes=64 << 20, cache_bytes=0, held_seconds=0
+)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +31,8 @@ _SCATTERED = ((4 << 10, 1024), (16 << 10, 512), (64 << 10, 192))
 # The channels of a large linear layer.
 _CHANNELS = 4096
 _MEMORY_ROUNDS = 6
+# What two threads of a shared machine read for some milliseconds, no step of theirs does.
+_HELD_SECONDS = 0.1
 # What is read once in a round of so many times the largest cache is hardly there the next time.
 _CACHES = 4
 
@@ -50,7 +52,7 @@ class RateSource(Protocol):
     start: MachineRates
 
     def sample(self) -> MachineRates:
-        """Measure both once more, in some tens of milliseconds."""
+        """Measure both once more, in some tenths of a second."""
         ...
 
 
@@ -58,8 +60,9 @@ class RateProbe:
     """Measures memory and drive, once at length and then as often as asked; a context manager.
 
     It keeps a file on the drive and some memory while it lives, so that a short measurement has
-    nothing to prepare. A short one reads the next part of that memory, so that it finds none of it
-    in the processor's caches, some of which hold 300 MiB.
+    nothing to prepare. A short one reads the next parts of that memory, so that it finds none of it
+    in the processor's caches, some of which hold 300 MiB. Memory's rate is what it holds for a
+    tenth of a second and more, as long as the shortest step that is compared with it.
 
     Parameters
     ----------
@@ -71,9 +74,11 @@ class RateProbe:
     cache_bytes
         What the processor's largest cache holds; None to ask.
     part_bytes
-        Of what a short measurement reads, once or twice a second.
+        Of which a short measurement reads as many as it has time for.
     readers
         All ways to read some memory, by name; `memory_readers` where None.
+    held_seconds
+        For which memory is read at least, each time.
 
     Attributes
     ----------
@@ -89,6 +94,7 @@ class RateProbe:
         cache_bytes: int | None = None,
         part_bytes: int = 256 << 20,
         readers: Callable[[NDArray[np.float32]], Readers] | None = None,
+        held_seconds: float = _HELD_SECONDS,
     ) -> None:
         readers = memory_readers if readers is None else readers
         if cache_bytes is None:
@@ -96,11 +102,11 @@ class RateProbe:
         room = MemoryFacts.read().available_bytes // 4
         # Streaming readers know only where it is.
         self._memory = _ones(min(max(memory_bytes, _CACHES * cache_bytes), room))
-        fastest, memory = fastest_reader(readers(self._memory), self._memory.nbytes)
+        fastest, memory = fastest_reader(readers(self._memory), self._memory.nbytes, held_seconds)
         numbers = len(self._memory)
         own = min(numbers, part_bytes // 4 // _CHANNELS * _CHANNELS)
         parts = [self._memory[first : first + own] for first in range(0, numbers - own + 1, own)]
-        self._part_bytes = parts[0].nbytes
+        self._part_bytes, self._held_seconds = parts[0].nbytes, held_seconds
         self._read_next = itertools.cycle([readers(part)[fastest] for part in parts])
         self._drive = _DriveProbe(cold_dir, drive_bytes)
         try:
@@ -112,9 +118,7 @@ class RateProbe:
 
     def sample(self) -> MachineRates:
         """Measure both once more; see `RateSource`."""
-        started = time.perf_counter()
-        next(self._read_next)()
-        memory = self._part_bytes / (time.perf_counter() - started)
+        memory = held_rate(self._read_next, self._part_bytes, self._held_seconds)
         return MachineRates(memory, self._drive.rate_of_next(), self._drive.scattered())
 
     def close(self) -> None:
@@ -163,6 +167,7 @@ def memory_readers(memory: NDArray[np.float32]) -> Readers:
 def fastest_reader(
     readers: Mapping[str, Callable[[], object]],
     byte_count: int,
+    seconds: float = _HELD_SECONDS,
     rounds: int = _MEMORY_ROUNDS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[str, float]:
@@ -176,19 +181,48 @@ def fastest_reader(
         Each reads `byte_count` bytes.
     byte_count
         What rates are of.
+    seconds
+        How long a round takes at least.
     rounds
         Turns of each.
     clock
         Gives the time in seconds.
     """
-    least = dict.fromkeys(readers, float("inf"))
+    best = dict.fromkeys(readers, 0.0)
     for _ in range(rounds):
         for name, read in readers.items():
-            started = clock()
-            read()
-            least[name] = min(least[name], clock() - started)
-    fastest = min(least, key=lambda name: least[name])
-    return fastest, byte_count / least[fastest]
+            rate = held_rate(itertools.repeat(read), byte_count, seconds, clock)
+            best[name] = max(best[name], rate)
+    fastest = max(best, key=lambda name: best[name])
+    return fastest, best[fastest]
+
+
+def held_rate(
+    reads: Iterator[Callable[[], object]],
+    byte_count: int,
+    seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
+    """Return bytes per second of as many reads, one at least, as take so many seconds together.
+
+    Parameters
+    ----------
+    reads
+        Each reads `byte_count` bytes.
+    byte_count
+        What the rate is of.
+    seconds
+        What is read before they have passed is not all yet.
+    clock
+        Gives the time in seconds.
+    """
+    started = clock()
+    for count, read in enumerate(reads, 1):
+        read()
+        passed = clock() - started
+        if passed >= seconds:
+            return count * byte_count / passed
+    raise ValueError("there are no reads left")
 
 
 class _DriveProbe:

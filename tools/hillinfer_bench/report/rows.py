@@ -49,9 +49,9 @@ LIMIT_LABEL = (
     "computed. The drive's is its bytes over its rate, and for each read what one takes beside its "
     "bytes; the memory's is bytes of KV, shadow and weights that a step reads over its rate. "
     "serial: their sum, nothing overlaps. Each rate is the best of what was measured at the start "
-    "and between the turns of the case's own steps; memory's also of what the case's fastest floor "
-    "step read its weights with, the drive's also the mean bytes of any system's steps over its "
-    "fastest step. What a "
+    "and between the turns of the case's own steps, memory's for a tenth of a second or more each "
+    "time; memory's also of what the case's fastest floor step read its weights with, the drive's "
+    "also the mean bytes of any system's steps over its fastest step. What a "
     "read takes is the least that scattered reads of several sizes took beside their bytes. A row "
     "that is faster still is flagged"
 )
@@ -67,8 +67,8 @@ class MachineRates:
     Parameters
     ----------
     memory
-        Bytes per second of reading memory once, with all compute threads: the fastest of all that
-        can read it.
+        Bytes per second of reading memory for a tenth of a second or more, with all compute
+        threads: the fastest of all that can read it.
     drive
         Bytes per second of the fastest batch of reads of 1 MiB past the page cache, in order or at
         random, with the product's own read engine.
