@@ -8,6 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long a case takes says how busy the machine is.
+settings.register_profile("untimed", settings.default, deadline=None)
+settings.load_profile("untimed")
 
 # Tables of cases lie beside the rooms that use them and are imported by name.
 for room in ("host", "host/quality", "sw_model", "hw"):
