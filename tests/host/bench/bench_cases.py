@@ -44,6 +44,7 @@ def measured_row(system="hillinfer", median_ms=10.0, **changes):
         "rss_bytes": 1, "memory_gbps": 10.0, "drive_gbps": 1.0, "read_us": 0.0,
         "limit_ms": median_ms / 2, "drive_reads": 1.0,
         "serial_limit_ms": median_ms * 0.6, "kv_limit_ms": median_ms / 4,
+        "middle_limit_ms": median_ms * 0.8,
     }  # fmt: skip
     values |= changes
     values.setdefault("step_ms", (median_ms,) * values["steps"])

@@ -144,3 +144,15 @@ def test_the_best_rates_are_of_memory_and_drive_apart():
     others = [MachineRates(9.0, 4.0, ((8, 5.0),)), MachineRates(11.0, 1.0, ((8, 7.0), (9, 1.0)))]
     assert start.best_of(others) == MachineRates(11, 4, ((8, 5.0), (9, 1.0)))
     assert start.best_of([]) == start
+
+
+def test_the_middle_rates_are_medians_of_each_apart():
+    """A moment that one measurement met moves the best, and not the middle."""
+    samples = [
+        MachineRates(10.0, 3.0, ((8, 6.0), (9, 2.0))),
+        MachineRates(60.0, 2.0, ((8, 5.0), (9, 1.0))),
+        MachineRates(9.0, 9.0, ((8, 7.0), (9, 3.0))),
+    ]
+    assert MachineRates.middle_of(samples) == MachineRates(10.0, 3.0, ((8, 6.0), (9, 2.0)))
+    assert samples[0].best_of(samples) == MachineRates(60.0, 9.0, ((8, 5.0), (9, 1.0)))
+    assert MachineRates.middle_of(samples[1:2]) == samples[1]

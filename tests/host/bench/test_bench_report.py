@@ -83,7 +83,10 @@ def test_the_share_of_what_is_allowed_is_that_of_its_own_worst_case():
     assert least.row.startswith("llama-13b")
 
 
-NOISY, BEATEN = {"spread": 0.3}, {"limit_ms": 20.0, "serial_limit_ms": 25.0}
+NOISY, BEATEN = (
+    {"spread": 0.3},
+    {"limit_ms": 20.0, "serial_limit_ms": 25.0, "middle_limit_ms": 25.0},
+)
 
 
 @pytest.mark.parametrize("doubt", [NOISY, BEATEN])
@@ -157,6 +160,8 @@ def test_a_missing_scalar_is_found(name, tmp_path):
         ("steps", 15),
         ("serial_limit_ms", None),
         ("serial_limit_ms", 4.9),
+        ("middle_limit_ms", None),
+        ("middle_limit_ms", 4.9),
         ("memory_gbps", None),
         ("shadow_used", None),
         ("shadow", "int8"),
@@ -190,7 +195,7 @@ def test_the_shadow_that_was_used_is_told(system, asked, used, right, tmp_path):
 
 @pytest.mark.parametrize(("limit_ms", "beaten"), [(9.0, False), (9.4, False), (9.6, True)])
 def test_a_row_faster_than_its_limit_is_flagged_with_the_reason(limit_ms, beaten, tmp_path):
-    row = measured_row(median_ms=10.0, limit_ms=limit_ms, serial_limit_ms=12.0)
+    row = measured_row(limit_ms=limit_ms, serial_limit_ms=12.0, middle_limit_ms=12.0)
     told = report([row], tmp_path)
     assert report_faults(told) == []
     (found,) = told["rows"]

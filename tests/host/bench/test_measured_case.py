@@ -70,6 +70,20 @@ def test_rates_are_measured_between_the_turns_and_the_best_makes_the_limits(bed)
     assert {(row.memory_gbps, row.drive_gbps) for row in rows.values()} == {(1e6, 3.0)}
 
 
+def test_the_middle_of_what_was_measured_between_the_turns_makes_another_limit(bed):
+    """All measurements but one find a drive that is slower than a step shows it to be."""
+    case = replace(bed.setting.case, systems=("full-drive",))
+    setting = replace(bed.setting, case=case, budget_bytes=1 << 16)
+    slow, fast = MachineRates(1e15, 1.0), MachineRates(1e15, 1e12)
+    full = measured(replace(bed, setting=setting), Rates(slow, fast))["full-drive"]
+    assert full.drive_gbps == 1e3
+    assert full.limit_ms == pytest.approx(full.drive_read_bytes / 1e9)
+    assert full.middle_limit_ms == pytest.approx(full.median_ms)
+    # The twin: where all are as fast both limits are the same.
+    full = measured(replace(bed, setting=setting), Rates(fast))["full-drive"]
+    assert full.middle_limit_ms == full.limit_ms
+
+
 def test_a_row_that_beats_every_rate_is_flagged_and_the_others_go_on(bed):
     case = replace(bed.setting.case, systems=("full-drive", "full-memory"))
     setting = replace(bed.setting, case=case, budget_bytes=1 << 16)

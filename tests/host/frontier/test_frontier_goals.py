@@ -269,6 +269,31 @@ def test_goals_say_what_the_models_loop_leaves_and_are_not_judged_by_it(floor_ms
     assert found["allowed"] == 2.2
 
 
+@pytest.mark.parametrize(("own", "allowed"), [(80.0, 6.0), (60.0, 8.0), (None, None)])
+def test_goals_say_what_the_middle_rates_allow_and_are_not_judged_by_it(own, allowed):
+    """H2O-like takes 6 times as long, where the best rates allow 8, and reaches 3 quarters."""
+    rows = []
+    for one in timed():
+        row = one.row
+        if row.system == "hillinfer-coded":
+            row = replace(row, limit_ms=37.5, middle_limit_ms=own)
+        rows.append(replace(one, row=row))
+    made = report(timed_models=[TimedModel("opt-6.7b", False, rows, MACHINE)])
+    found = goal(made, "speed over h2o-all-keys")
+    assert (found["reached"], found["allowed"]) == (6.0, 8.0)
+    assert (found["verdict"], found["share_of_allowed"]) == ("missed", 0.75)
+    assert found["allowed_by_middle"] == allowed
+    assert found["share_by_middle"] == (None if allowed is None else 6 / allowed)
+    ratio = made["equal_quality_from"]["h2o-all-keys"]
+    assert ratio["allowed_by_middle"] == allowed
+    lines = report_text(made).splitlines()
+    (line,) = (one for one in lines if "speed over h2o-all-keys" in one)
+    told = "the middle rates between the turns allow"
+    assert (told in line) is (allowed is not None)
+    if allowed is not None:
+        assert line.endswith(f"; {told} {allowed:g}, and {6 / allowed:.0%} of that is reached")
+
+
 def test_flagged_rows_meet_no_goal():
     noisy = [
         replace(one, row=replace(one.row, spread=0.5)) if one.row.system == "full-drive" else one

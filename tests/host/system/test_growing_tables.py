@@ -164,9 +164,8 @@ def test_a_growth_that_nobody_took_is_made_again():
 PIECE = 8 << 20
 
 LIBC = ctypes.CDLL(None)
-LIBC.malloc.restype = ctypes.c_void_p
-LIBC.malloc.argtypes = [ctypes.c_size_t]
-LIBC.free.argtypes = [ctypes.c_void_p]
+MALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(("malloc", LIBC))
+FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(("free", LIBC))
 
 
 @contextmanager
@@ -181,7 +180,7 @@ def room_for(byte_count):
     resource.setrlimit(resource.RLIMIT_AS, (pages * mmap.PAGESIZE, hard))
     taken = []
     try:
-        while piece := LIBC.malloc(PIECE):
+        while piece := MALLOC(PIECE):
             taken.append(piece)
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (pages * mmap.PAGESIZE + byte_count, hard))
@@ -189,22 +188,22 @@ def room_for(byte_count):
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
         for piece in taken:
-            LIBC.free(piece)
+            FREE(piece)
 
 
 def test_what_a_heap_has_left_free_is_no_room():
     # A block of 30 MiB given back makes the heap serve its like itself, from then on.
-    LIBC.free(LIBC.malloc(30 << 20))
-    *left, above = [LIBC.malloc(20 << 20) for _ in range(24)]
+    FREE(MALLOC(30 << 20))
+    *left, above = [MALLOC(20 << 20) for _ in range(24)]
     for piece in left:
-        LIBC.free(piece)
+        FREE(piece)
     with room_for(48 << 20):
-        assert not LIBC.malloc(200 << 20)
+        assert not MALLOC(200 << 20)
         # The twin: what there is room for is had.
-        there = LIBC.malloc(40 << 20)
+        there = MALLOC(40 << 20)
         assert there
-        LIBC.free(there)
-    LIBC.free(above)
+        FREE(there)
+    FREE(above)
 
 
 # Of four bytes each. A power of two that holds them is 512 MiB.

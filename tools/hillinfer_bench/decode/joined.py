@@ -17,6 +17,7 @@ from hillinfer.statistics import CacheStatistics
 from hillinfer.values import ByteSize
 from hillinfer_bench.decode.measuring import (
     Bed,
+    Rates,
     blank_row,
     predicted_layers,
     turns,
@@ -102,13 +103,15 @@ def measure_joined(
         used = caches[0].engine.runtime.settings
         predicted = predicted_layers(caches[0], setting)
         held = resident_bytes() - before
-    best = rates.start.best_of(samples)
+    limits = Rates(rates.start.best_of(samples), MachineRates.middle_of(samples))
     spec = kernel_spec(setting.shape, used)
     rows = []
     for row, way, passes in zip(blank, ways, (1, len(caches), 1), strict=True):
         row = replace(row, budget_bytes=setting.budget_bytes, rss_bytes=held)
         if row.system == FLOOR:
-            rows.append(with_figures(row, Counted(0, 0, 0, 0), way.seconds, bed.weight_bytes, best))
+            rows.append(
+                with_figures(row, Counted(0, 0, 0, 0), way.seconds, bed.weight_bytes, limits)
+            )
             continue
         made = replace(
             row,
@@ -117,7 +120,7 @@ def measure_joined(
             predicted_layers=predicted,
         )
         counted = way.counted(lambda one: counted_by(one, setting.shape, spec))
-        rows.append(with_figures(made, counted, way.seconds, passes * bed.weight_bytes, best))
+        rows.append(with_figures(made, counted, way.seconds, passes * bed.weight_bytes, limits))
     return rows
 
 

@@ -279,15 +279,19 @@ def measure_case(
         )
         full = {system.name: own.logits for (system, _), own in zip(opened, steps, strict=True)}
         reference = next((full[name] for name in REFERENCES if name in full), None)
-        best = rates.start.best_of(samples)
+        best, middle = rates.start.best_of(samples), MachineRates.middle_of(samples)
         for (system, _), own in zip(opened, steps, strict=True):
+            timing = Timing.of(own.seconds)
             if system.name == FLOOR:
-                best = best.shown_by_floor(bed.weight_bytes, Timing.of(own.seconds).minimum)
+                best = best.shown_by_floor(bed.weight_bytes, timing.minimum)
+                middle = middle.shown_by_floor(bed.weight_bytes, timing.median)
             if own.counted is not None:
                 read = own.counted.drive_read_bytes / len(own.seconds)
-                best = best.shown_by_step(read, Timing.of(own.seconds).minimum)
+                best = best.shown_by_step(read, timing.minimum)
+                middle = middle.shown_by_step(read, timing.median)
+        limits = Rates(best, middle)
         for (system, one), own, own_held in zip(opened, steps, held, strict=True):
-            row = _measured(rows[system.name], one, own, own_held, bed, best)
+            row = _measured(rows[system.name], one, own, own_held, bed, limits)
             if bed.next_ids is not None and system.name != FLOOR:
                 perplexity, agreement = step_quality(
                     own.logits, reference, bed.next_ids[case.warm_up :]
@@ -325,7 +329,7 @@ def predicted_layers(cache: Any, setting: BenchSetting) -> int:
 
 
 def _measured(
-    row: BenchRow, system: OpenSystem, steps: Steps, held: int, bed: Bed, rates: MachineRates
+    row: BenchRow, system: OpenSystem, steps: Steps, held: int, bed: Bed, rates: Rates
 ) -> BenchRow:
     assert steps.counted is not None
     return with_figures(
@@ -344,12 +348,28 @@ def _measured(
     )
 
 
+@dataclass(frozen=True)
+class Rates:
+    """What limits of a case are made with.
+
+    Parameters
+    ----------
+    best
+        The best that the machine has shown.
+    middle
+        The middle of what was measured between the turns of the case's steps.
+    """
+
+    best: MachineRates
+    middle: MachineRates
+
+
 def with_figures(
     row: BenchRow,
     counted: Counted,
     seconds: Sequence[float],
     weight_bytes: int,
-    rates: MachineRates,
+    rates: Rates,
 ) -> BenchRow:
     """Return a row with times, bytes and limits, or skipped where the page cache was measured.
 
@@ -374,7 +394,9 @@ def with_figures(
         )
     timing = Timing.of(seconds)
     count = timing.steps
-    limit = Limit.of(counted, count, weight_bytes, rates)
+    best = rates.best
+    limit = Limit.of(counted, count, weight_bytes, best)
+    middle = Limit.of(counted, count, weight_bytes, rates.middle)
     return replace(
         row,
         min_ms=timing.minimum,
@@ -390,10 +412,11 @@ def with_figures(
         held_bytes=counted.held_bytes,
         hit_rate=counted.hit_rate,
         io_mode=counted.io_mode,
-        memory_gbps=rates.memory / 1e9,
-        drive_gbps=rates.drive / 1e9,
-        read_us=rates.read_seconds * 1e6,
+        memory_gbps=best.memory / 1e9,
+        drive_gbps=best.drive / 1e9,
+        read_us=best.read_seconds * 1e6,
         limit_ms=limit.overlapped_ms,
         serial_limit_ms=limit.serial_ms,
-        kv_limit_ms=Limit.of(counted, count, 0, rates).overlapped_ms,
+        middle_limit_ms=max(limit.overlapped_ms, middle.overlapped_ms),
+        kv_limit_ms=Limit.of(counted, count, 0, best).overlapped_ms,
     )

@@ -113,7 +113,7 @@ class TimeRatio:
         The ratio; None where there is none.
     source
         Measured or modelled and of which rows, or why there is none.
-    allowed, allowed_with_loop
+    allowed, allowed_with_loop, allowed_by_middle
         What limits allow, as in `Allowed`; modelled, None where not known.
     flagged
         Whether a row behind it is.
@@ -124,6 +124,7 @@ class TimeRatio:
     source: str
     allowed: float | None = None
     allowed_with_loop: float | None = None
+    allowed_by_middle: float | None = None
     flagged: bool = False
 
 
@@ -165,7 +166,7 @@ def time_ratios(
             source = f"{rows[0].row.selection}, {model}"
             allowed = Allowed.of(rows, other, own)
             assert allowed is not None
-            limits = allowed.by_rates, allowed.with_loop
+            limits = allowed.by_rates, allowed.with_loop, allowed.by_middle
             flagged = own.flagged or other.flagged
             made.append(TimeRatio(rival, theirs / ours, source, *limits, flagged))
             continue

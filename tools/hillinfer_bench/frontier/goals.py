@@ -64,6 +64,10 @@ class FrontierGoal:
         turns. It judges nothing.
     share_with_loop
         What was reached of that; None likewise.
+    by_middle
+        Of a speed, what the middle rates between the turns allow. It judges nothing either.
+    share_by_middle
+        What was reached of that; None where it is not known.
     """
 
     record: GoalRecord
@@ -72,6 +76,8 @@ class FrontierGoal:
     forbidden: bool = False
     with_loop: float | None = None
     share_with_loop: float | None = None
+    by_middle: float | None = None
+    share_by_middle: float | None = None
 
     @classmethod
     def of(
@@ -99,7 +105,9 @@ class FrontierGoal:
         if allowed is None:
             return cls(record)
         made = cls.of(record, bound, reached, allowed.by_rates)
-        left = allowed.with_loop
+        left, middle = allowed.with_loop, allowed.by_middle
+        if middle is not None:
+            made = replace(made, by_middle=middle, share_by_middle=reached / middle)
         if bound.reached(left):
             return replace(made, with_loop=left)
         return replace(made, with_loop=left, share_with_loop=reached / left)
@@ -116,16 +124,17 @@ class FrontierGoal:
 
     def as_record(self) -> dict[str, Any]:
         """Return what the report says of it."""
-        known = self.allowed, self.with_loop, self.share, self.share_with_loop
-        allowed, with_loop, share, share_with_loop = (
-            None if one is None else round(one, 3) for one in known
-        )
+        known = {
+            "allowed": self.allowed,
+            "allowed_with_loop": self.with_loop,
+            "allowed_by_middle": self.by_middle,
+            "share_of_allowed": self.share,
+            "share_with_loop": self.share_with_loop,
+            "share_by_middle": self.share_by_middle,
+        }
         return {
             **asdict(self.record),
-            "allowed": allowed,
-            "allowed_with_loop": with_loop,
-            "share_of_allowed": share,
-            "share_with_loop": share_with_loop,
+            **{name: None if one is None else round(one, 3) for name, one in known.items()},
             "forbidden": self.forbidden,
             "verdict": self.verdict,
         }
@@ -292,7 +301,7 @@ def _rival_goal(name: str, least: float, ratios: Sequence[TimeRatio]) -> Frontie
     worst = min(timed, key=lambda one: one.value or 0.0)
     if worst.allowed is None or worst.allowed_with_loop is None:
         return FrontierGoal(record)
-    limits = Allowed(worst.allowed, worst.allowed_with_loop)
+    limits = Allowed(worst.allowed, worst.allowed_with_loop, worst.allowed_by_middle)
     return FrontierGoal.of_speed(record, bound, worst.value or 0.0, limits)
 
 

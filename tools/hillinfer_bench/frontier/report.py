@@ -234,5 +234,10 @@ def _goal_line(goal: Mapping[str, Any]) -> str:
             limit += f"; with the model's loop {goal['allowed_with_loop']:g} are left"
         if goal["share_with_loop"] is not None:
             limit += f", and {goal['share_with_loop']:.0%} of that is reached"
+        if goal["allowed_by_middle"] is not None:
+            limit += (
+                f"; the middle rates between the turns allow {goal['allowed_by_middle']:g}, and "
+                f"{goal['share_by_middle']:.0%} of that is reached"
+            )
     flagged = ", flagged" if goal["flagged"] else ""
     return f"- {goal['verdict']}{flagged}: {goal['goal']}: {reached}{limit}"

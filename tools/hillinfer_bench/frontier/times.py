@@ -341,10 +341,13 @@ class Allowed:
         By bytes and rates alone.
     with_loop
         By `BenchRow.limit_over`, the loop of each row's own turns included.
+    by_middle
+        By the middle rates between the turns, which are no bound; None where they are not known.
     """
 
     by_rates: float
     with_loop: float
+    by_middle: float | None = None
 
     @classmethod
     def of(cls, rows: Sequence[TimedRow], slower: BenchRow, faster: BenchRow) -> Allowed | None:
@@ -360,7 +363,10 @@ class Allowed:
         theirs, own = (row.limit_over(floor_of(rows, row)) for row in (slower, faster))
         if not slower.limit_ms or not faster.limit_ms or not theirs or not own:
             return None
-        return cls(slower.limit_ms / faster.limit_ms, theirs / own)
+        middle = None
+        if slower.middle_limit_ms and faster.middle_limit_ms:
+            middle = slower.middle_limit_ms / faster.middle_limit_ms
+        return cls(slower.limit_ms / faster.limit_ms, theirs / own, middle)
 
 
 def floor_of(rows: Sequence[TimedRow], row: BenchRow) -> BenchRow | None:

@@ -109,6 +109,7 @@ _MEASURED = (
     "read_us",
     "limit_ms",
     "serial_limit_ms",
+    "middle_limit_ms",
     "kv_limit_ms",
 )
 
@@ -187,10 +188,11 @@ def _row_faults(row: Mapping[str, Any]) -> list[str]:
     faults += _step_faults(row)
     if not 0 < row["min_ms"] <= row["median_ms"]:
         faults.append(f"min_ms {row['min_ms']} and median_ms {row['median_ms']} do not go together")
-    if row["limit_ms"] > row["serial_limit_ms"]:
-        faults.append(
-            f"limit_ms {row['limit_ms']} lies above serial_limit_ms {row['serial_limit_ms']}"
-        )
+    faults += [
+        f"limit_ms {row['limit_ms']} lies above {name} {row[name]}"
+        for name in ("serial_limit_ms", "middle_limit_ms")
+        if row["limit_ms"] > row[name]
+    ]
     flags = list(row_flags(row["spread"], row["min_ms"], row["limit_ms"]))
     if row.get("flags") != flags or row.get("flagged") is not bool(flags):
         faults.append(

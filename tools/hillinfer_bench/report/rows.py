@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 import numpy as np
 
@@ -101,6 +102,19 @@ class MachineRates:
             max(one.memory for one in every),
             max(one.drive for one in every),
             tuple(sorted(least.items())),
+        )
+
+    @classmethod
+    def middle_of(cls, samples: Sequence[MachineRates]) -> MachineRates:
+        """Return the median of at least one measurement, each rate by itself."""
+        taken: dict[int, list[float]] = {}
+        for one in samples:
+            for size, seconds in one.scattered:
+                taken.setdefault(size, []).append(seconds)
+        return cls(
+            median(one.memory for one in samples),
+            median(one.drive for one in samples),
+            tuple((size, median(taken[size])) for size in sorted(taken)),
         )
 
     def shown_by_step(self, byte_count: float, milliseconds: float) -> MachineRates:
@@ -249,6 +263,9 @@ class BenchRow:
         at the same time; modelled.
     serial_limit_ms
         The first of them where one is read after the other.
+    middle_limit_ms
+        The first of them with the middle rates between the turns of the case's steps. No bound: a
+        step may meet better ones.
     perplexity, agreement
         Of the decoded text, and the share of steps with the full cache's most probable token; None
         for random weights.
@@ -289,6 +306,7 @@ class BenchRow:
     read_us: float | None = None
     limit_ms: float | None = None
     serial_limit_ms: float | None = None
+    middle_limit_ms: float | None = None
     kv_limit_ms: float | None = None
     perplexity: float | None = None
     agreement: float | None = None
