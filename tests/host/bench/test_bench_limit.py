@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits are what drive and memory allow at best, and rates the best that was found."""
 
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -98,14 +99,15 @@ def test_the_rate_is_that_of_the_fastest_way_in_its_fastest_round(fastest):
 @pytest.mark.parametrize(("seconds", "reads"), [(0, 1), (1, 1), (3, 1), (3.5, 3), (5, 3), (9, 5)])
 def test_a_moment_does_not_make_memorys_rate(seconds, reads):
     """It is what all reads of a while have together, the slow first and the quick second one."""
-    clock = SimpleNamespace(now=0.0)
+    clock = SimpleNamespace(now=0.0, calls=0)
     takes = [3, 0.1, 1.9, 2, 2, 2]
 
-    def reading():
-        for one in takes:
-            yield lambda one=one: setattr(clock, "now", clock.now + one)
+    def read():
+        clock.now += takes[clock.calls]
+        clock.calls += 1
 
-    found = held_rate(reading(), 100, seconds, lambda: clock.now)
+    found = held_rate(itertools.repeat(read), 100, seconds, lambda: clock.now)
+    assert clock.calls == reads
     assert found == pytest.approx(100 * reads / sum(takes[:reads]))
     assert found < 100 / min(takes)
 
