@@ -286,9 +286,9 @@ def test_what_an_interrupt_left_to_the_thread_that_scores_is_waited_for(cold_dir
     threads, gate = [], threading.Event()
 
     class Held(noting(threads, Unhurried)):
-        def select_next(self, *given):
+        def select(self, *given, **named):
             assert gate.wait(30)
-            return super().select_next(*given)
+            return super().select(*given, **named)
 
     made = Filled(cold_dir, evaluate=Held)
     made.runtime.begin_step()
