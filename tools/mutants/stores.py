@@ -60,7 +60,7 @@ STORES: tuple[Mutant, ...] = (
         "host/hillinfer/store/maintenance.py",
         "            if found is None or found.span.units != shape.units:\n",
         "            if found is None:\n",
-        (f"{_CODES}::test_an_index_that_is_made_anew_knows_the_room_of_codes",),
+        ("tests/host/store/test_lookup.py::test_extents_of_two_sizes_are_found_anew",),
     ),
     Mutant(
         "rows-of-a-store-come-in-pages",

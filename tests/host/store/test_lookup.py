@@ -172,6 +172,26 @@ def test_extents_of_several_models_and_gaps_between_them_are_found_anew(tmp_path
         assert store.statistics() == before | {"written_bytes": 0, "written_day_bytes": 0}
 
 
+@pytest.mark.parametrize("extra", [0, 100_000])
+def test_extents_of_two_sizes_are_found_anew(tmp_path, extra):
+    """Those with room behind their planes take two units, others of the model one."""
+    place = tmp_path / "store"
+    Store.create(place, 64 * MIB)
+    space, prompts = namespace(layers=1, row_bytes=64), [prompt(20 + i, 1024) for i in range(5)]
+    with Store(place) as store:
+        put(store, space, prompts[0], extra_bytes=extra)
+        for ids in prompts[1:]:
+            put(store, space, ids)
+    (place / "index.sqlite").unlink()
+    with Store(place) as store:
+        found = [store.find(space, ids) for ids in prompts]
+        units = [one.chunks[0].record.span.units for one in found]
+        for one in found:
+            one.close()
+        assert units == [2 if extra else 1, 1, 1, 1, 1]
+        assert [check(store, space, ids) for ids in prompts] == [1024] * 5
+
+
 OPENER = """
 import sys
 sys.path[:0] = sys.argv[2].split(":")

@@ -175,21 +175,25 @@ def test_a_lost_index_is_not_made_anew_under_another_process(place):
             Store(place)
 
 
-def test_an_index_that_another_process_makes_meanwhile_is_not_lost(place, monkeypatch):
+@pytest.mark.parametrize("look", range(3))
+def test_an_index_that_another_process_makes_meanwhile_is_not_lost(place, look, monkeypatch):
+    """Meanwhile: just behind one of the looks for it that find nothing."""
     with Store(place):
         pass
-    index, others, exists = place / "index.sqlite", [], Path.exists
+    index, looks, others, exists = place / "index.sqlite", [], [], Path.exists
     index.unlink()
 
     def looked_for(path, **options):
         found = exists(path, **options)
-        if path == index and not others:
-            others.append(None)
-            others[0] = Store(place)
+        if path == index:
+            looks.append(found)
+            if len(looks) == look + 1:
+                others.append(Store(place))
         return found
 
     monkeypatch.setattr(Path, "exists", looked_for)
     with Store(place) as store, others[0] as other:
+        assert not any(looks[: look + 1])
         assert put(other, namespace(), prompt(0, 1024)) == 1024
         assert check(store, namespace(), prompt(0, 1024)) == 1024
 

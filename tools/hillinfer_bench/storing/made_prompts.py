@@ -82,6 +82,7 @@ def put(
     step: int = 512,
     salt: bytes = b"",
     turn: int = 0,
+    extra_bytes: int = 0,
 ) -> int:
     """Read a prompt as a model would: what is stored is found, the rest is made and stored.
 
@@ -89,7 +90,7 @@ def put(
 
     Parameters
     ----------
-    store, space, ids, salt, turn
+    store, space, ids, salt, turn, extra_bytes
         As in `Store.writer`.
     tokens
         How many of the prompt's; all where None.
@@ -100,7 +101,7 @@ def put(
     last = count // GROUP_TOKENS * GROUP_TOKENS
     found = store.find(space, ids[:count], salt)
     done = 0 if found is None else found.tokens
-    writer = store.writer(space, ids[:count], found, salt, turn)
+    writer = store.writer(space, ids[:count], found, salt, turn, extra_bytes=extra_bytes)
     words = np.asarray(ids[:last], np.uint32)
     if writer is not None:
         begun = done
