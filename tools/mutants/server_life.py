@@ -42,6 +42,14 @@ SERVER_LIFE: tuple[Mutant, ...] = (
         (f"{_TESTS}/test_doors.py::test_a_port_that_is_taken_is_said_before_a_model_is_fetched",),
     ),
     Mutant(
+        "an-ignored-signal-ends-a-server",
+        "A server that was started to ignore SIGINT ends by it.",
+        _RUNNING,
+        "for one in _SIGNALS if signal.getsignal(one) is not signal.SIG_IGN]",
+        "for one in _SIGNALS]",
+        (f"{_ENDS}::test_a_signal_that_it_was_started_to_ignore_is_ignored",),
+    ),
+    Mutant(
         "a-fetch-outlives-its-signal",
         "A signal waits until a model of the hub is there.",
         "host/hillinfer/models/sources.py",

@@ -19,7 +19,7 @@ import typer
 from hillinfer.cli.console import shown_warnings
 from hillinfer.cli.ending import carried, run_to_end
 from hillinfer.errors import SettingsError
-from hillinfer.generate.prompt import PromptStyle
+from hillinfer.generate.prompt import PromptStyle, check_text
 from hillinfer.generate.special_tokens import SpecialTokens
 from hillinfer.secrecy.key_sources import KEY_FILE, KEYRING, PASSPHRASE_FILE
 from hillinfer.settings import Encryption
@@ -333,11 +333,20 @@ SizeOption = Annotated[
         help="Make the store where there is none yet, of this size, like 200GB.",
     ),
 ]
+
+
+def checked_salt(salt: str) -> str:
+    """Return a salt as it was given; PromptError where its bytes are not UTF-8."""
+    check_text(salt, "--salt")
+    return salt
+
+
 SaltOption = Annotated[
     str,
     typer.Option(
         "--salt",
         envvar="HILLINFER_STORE_SALT",
+        callback=checked_salt,
         help="Of a tenant: what is stored with another one is not found.",
     ),
 ]

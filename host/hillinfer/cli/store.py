@@ -22,6 +22,7 @@ from hillinfer.cli.parsing import (
     KeyringOption,
     PassphraseOption,
     StoredName,
+    checked_salt,
     tell,
     whole_bytes,
 )
@@ -420,7 +421,11 @@ def forget(
     store: Directory,
     salt: Annotated[
         str,
-        typer.Option(envvar="HILLINFER_STORE_SALT", help="Whose; without it, what has none."),
+        typer.Option(
+            envvar="HILLINFER_STORE_SALT",
+            callback=checked_salt,
+            help="Whose; without it, what has none.",
+        ),
     ] = "",
     key_file: KeyFileOption = None,
     passphrase_file: PassphraseOption = None,

@@ -326,7 +326,8 @@ class OtherFiles:
     @property
     def io_modes(self) -> set[IOMode]:
         """How they are read."""
-        return {mode for _, mode in self._files.values()}
+        # A copy first: whoever asks for statistics does not wait for who opens files meanwhile.
+        return {mode for _, mode in tuple(self._files.values())}
 
     @property
     def are_used(self) -> bool:

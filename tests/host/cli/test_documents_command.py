@@ -125,6 +125,13 @@ def test_bad_input_is_named_with_the_way_out(documents, put, long_document, tmp_
         ("text", "form='text' is all there was"),
     ):
         assert said in put(long_document, "--form", form).error_line()
+    for option, value, said in (
+        ("--seed", -1, "--seed -1: give 0 or more"),
+        ("--question", "caf\udce9", "the text after --question is not UTF-8 (character 3)"),
+        ("--question", " ", "a question is empty"),
+        ("--salt", "caf\udce9", "the text after --salt is not UTF-8 (character 3)"),
+    ):
+        assert said in put(long_document, option, value).error_line()
     # Before anything was read or made.
     assert not (tmp_path / "store").exists()
     assert "100 probes of 48 tokens" in put(long_document, *FORMS, "--probes", 100).error_line()

@@ -190,6 +190,12 @@ def test_bytes_that_are_no_text_are_named(command):
         words = words[2:] if option == "--prompt" else words
         line = command("generate", "--model", "/no/model", *words).error_line()
         assert f"the text after {option} is not UTF-8 (character 3)" in line
+    for words in (
+        *(("generate", "--prompt", "text"), ("serve", "--port", "0")),
+        *(("store", "forget"), ("store", "export", "a", "b"), ("store", "put", "--prompt", "text")),
+    ):
+        line = command(*words, "--store", "/no/store", "--salt", "caf\udce9").error_line()
+        assert "the text after --salt is not UTF-8 (character 3)" in line
 
 
 def test_interactive_goes_on_after_a_line_that_is_no_text(command, tiny_folder, cold_dir, document):

@@ -74,3 +74,27 @@ def test_files_are_told_apart_however_many_came_and_went():
     # The twin: they lie in the own file once the base is gone.
     others.drop_base(4)
     assert others.placement.of(0, np.arange(7)).tolist() == [-1] * 7
+
+
+def test_files_that_come_while_somebody_asks_how_all_are_read():
+    others = OtherFiles(1, GROUP * 64)
+
+    class Meanwhile:
+        """A mode that is looked at in the moment in which another thread opens a file."""
+
+        def __hash__(self):
+            if others.base_like(late) is None:
+                others.add_base(8, late)
+            return hash(IOMode.BUFFERED)
+
+        def __eq__(self, other):
+            return other is IOMode.BUFFERED
+
+    late = RowBase((), 0, IOMode.BUFFERED, [], ("late",))
+    others.add_base(0, RowBase((), 0, IOMode.DIRECT, [], ("first",)))
+    others.add_base(4, RowBase((), 0, Meanwhile(), [], ("second",)))
+    assert others.io_modes == {IOMode.DIRECT, IOMode.BUFFERED}
+    # The twin: without the files that are read so, none is.
+    for first in (4, 8):
+        others.drop_base(first)
+    assert others.io_modes == {IOMode.DIRECT}

@@ -2,6 +2,7 @@
 """How a server ends: before it has a model, with answers under way, with nobody who listens."""
 
 import json
+import os
 import re
 import signal
 import socket
@@ -71,6 +72,35 @@ def test_a_model_is_loaded_no_further_and_that_is_no_failure():
     assert errors == []
     assert loading.cleaned
     assert server.inference.error is None
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.default_int_handler])
+def test_a_signal_that_it_was_started_to_ignore_is_ignored(handler):
+    """So a shell starts what a script has in the background, where Ctrl-C ends the script."""
+    loading, went_on = Loading(), []
+    server = Server(ServerRules(port=0), loading, Log(lambda line: None))
+    is_ignored = handler is signal.SIG_IGN
+
+    def strike():
+        until(lambda: loading.count > 10)
+        os.kill(os.getpid(), signal.SIGINT)
+        end = time.monotonic() + (1 if is_ignored else 30)
+        while not loading.cleaned and time.monotonic() < end:
+            time.sleep(0.01)
+        went_on.append(not loading.cleaned)
+        server.end()
+
+    thread = threading.Thread(target=strike)
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        thread.start()
+        server.run()
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+        thread.join()
+    # The twin: where it heeds the signal it ends.
+    assert went_on == [is_ignored]
 
 
 def test_what_fails_in_loading_is_still_told():

@@ -52,8 +52,8 @@ from hillinfer.cli.parsing import (
 )
 from hillinfer.cli.questions import read_document, reads_stdin
 from hillinfer.cli.store import StoreUse, named_by
-from hillinfer.errors import SettingsError
-from hillinfer.generate.prompt import DocumentPrompt, PromptStyle, QuestionPrompt
+from hillinfer.errors import PromptError, SettingsError
+from hillinfer.generate.prompt import DocumentPrompt, PromptStyle, QuestionPrompt, check_text
 from hillinfer.generate.special_tokens import SpecialTokens
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.native.library import native_library
@@ -239,7 +239,10 @@ def named_forms(names: Sequence[str] | None) -> list[Form] | None:
 
 @dataclass(frozen=True)
 class _Wishes:
-    """What options say of probes; SettingsError where nothing would be measured by them."""
+    """What options say of probes; SettingsError where nothing would be measured by them.
+
+    PromptError where a question is empty or no UTF-8: a document is read before it is asked.
+    """
 
     probes: int | None
     judge: int
@@ -260,6 +263,12 @@ class _Wishes:
             raise SettingsError(
                 "--probes 0 and no --question: nothing would be measured; give one of them"
             )
+        if self.seed < 0:
+            raise SettingsError(f"--seed {self.seed}: give 0 or more")
+        for one in self.questions:
+            check_text(one, "--question")
+            if not one.strip():
+                raise PromptError("a question is empty: write it after --question")
 
 
 def _measure(

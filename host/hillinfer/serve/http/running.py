@@ -103,7 +103,8 @@ class Server:
     def run(self) -> None:
         """Answer until `end` is called or SIGTERM or SIGINT comes; then let what is there go on.
 
-        After `drain_seconds`, or a second signal, what is left is ended. The main thread's.
+        After `drain_seconds`, or a second signal, what is left is ended. A signal that this process
+        was started to ignore stays so. The main thread's.
 
         Raises
         ------
@@ -225,7 +226,9 @@ class Server:
                 last = now
                 self.end()
 
-        before = {number: signal.signal(number, ask) for number in _SIGNALS}
+        # Whoever starts it in the background of a script has it ignore Ctrl-C.
+        heeded = [one for one in _SIGNALS if signal.getsignal(one) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, ask) for number in heeded}
         try:
             yield
         finally:
