@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
+_DROPPED = "tests/host/hf/test_dropped_caches.py"
+_LOST = "tests/host/faults/test_lost_rows.py"
 _APPENDS = "tests/host/kv/test_broken_appends.py"
 _TABLES = "tests/host/system/test_growing_tables.py"
 _STEPS = "tests/host/engine/test_broken_steps.py"
@@ -12,6 +14,30 @@ _TAKEN_AGAIN = "test_a_step_that_broke_off_making_room_is_taken_again_as_it_was"
 _INTERRUPTED = "test_an_interrupt_leaves_rows_and_buffers_as_they_were"
 
 BROKEN_OFF = (
+    Mutant(
+        "a-cache-collected-within-its-store",
+        "A cache's engine is closed where the garbage collector comes, in the middle of its store.",
+        "host/hillinfer/hf/engine.py",
+        "startswith(RUNTIME_THREADS) or _is_within_a_store():",
+        "startswith(RUNTIME_THREADS):",
+        (f"{_DROPPED}::test_a_last_cache_that_is_collected_within_its_store_stops_nobody",),
+    ),
+    Mutant(
+        "one-failed-end-for-all",
+        "The first prompt that a strict store cannot end leaves all others without an end.",
+        "host/hillinfer/extents/shared_chunks.py",
+        "                ends.callback(end)\n",
+        "                end()\n",
+        ("tests/host/reuse/test_ends_of_recordings.py",),
+    ),
+    Mutant(
+        "a-sequence-left-by-an-interrupt",
+        "A sequence that was to compute lost rows again stays where Ctrl-C comes before it does.",
+        "host/hillinfer/kv/opened_sequences.py",
+        "            self._rows.release(again)\n",
+        "",
+        (f"{_LOST}::test_an_interrupt_before_rows_are_computed_again_leaves_no_sequence",),
+    ),
     Mutant(
         "open-group-lost-to-an-error",
         "The open group is replaced before what may fail is done.",

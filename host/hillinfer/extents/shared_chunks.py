@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -315,9 +315,13 @@ class SharedChunks:
         self._ends.pop(who, None)
 
     def close(self) -> None:
-        """Give all chunks back."""
-        for end in list(self._ends.values()):
-            end()
+        """Give all chunks back, whatever becomes of what is called then."""
+        with ExitStack() as ends:
+            ends.callback(self._give_back)
+            for end in reversed(list(self._ends.values())):
+                ends.callback(end)
+
+    def _give_back(self) -> None:
         with self._changing:
             groups = list(self._of_group)
             ended, self._chunks, self._of_group = list(self._chunks.values()), {}, {}
@@ -330,12 +334,14 @@ def _end(chunks: Iterable[_Shared]) -> None:
     by_store: dict[Store, list[_Shared]] = {}
     for shared in chunks:
         by_store.setdefault(shared.store, []).append(shared)
-    for store, own in by_store.items():
-        leased = [shared.number for shared in own if shared.is_leased]
-        if leased:
-            store.release(leased)
-        unpublished = [shared.number for shared in own if not shared.is_leased]
-        if unpublished:
-            # Whoever opens the store next collects what cannot be given back now.
-            with suppress(OSError, HillInferError):
-                store.room.end_writing(unpublished)
+    # Each whatever became of another.
+    with ExitStack() as ends:
+        for store, own in by_store.items():
+            leased = [shared.number for shared in own if shared.is_leased]
+            if leased:
+                ends.callback(store.release, leased)
+            unpublished = [shared.number for shared in own if not shared.is_leased]
+            if unpublished:
+                # Whoever opens the store next collects what cannot be given back now.
+                with suppress(OSError, HillInferError):
+                    store.room.end_writing(unpublished)

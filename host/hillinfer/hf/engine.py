@@ -23,6 +23,7 @@ from hillinfer.kv.sequence import Sequence
 from hillinfer.memory_budget import Loan
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.statistics import CacheStatistics, Counters, LayerHits
+from hillinfer.store.store import Store
 
 # --- whose turn it is ---
 
@@ -164,6 +165,20 @@ class Turns:
 
 # How the names of all threads begin that runtimes start.
 RUNTIME_THREADS = "hillinfer-"
+_STORE_ROOM = os.path.dirname(inspect.getfile(Store))  # noqa: PTH120
+
+
+def _is_within_a_store() -> bool:
+    """Whether this thread is in the middle of a store's own code, whose locks it may hold.
+
+    The garbage collector runs anywhere, and closing a runtime gives its store back what it leases.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_STORE_ROOM):
+            return True
+        frame = frame.f_back
+    return False
 
 
 class _Part:
@@ -310,8 +325,8 @@ class Engine:
         """Count a cache no more that nobody closed; safe in any thread at any moment.
 
         Its sequences are freed by `free_dropped`. After the last cache the runtime is closed
-        instead: here, or where this is a runtime's thread, which would wait for itself, in a fresh
-        one that the interpreter waits for at its exit.
+        instead: here, or where this thread would wait for itself, in a fresh one that the
+        interpreter waits for at its exit.
         """
         if self.is_inherited:
             return
@@ -336,7 +351,7 @@ class Engine:
         finally:
             self._counting.release()
         # Any runtime's thread: two of them may each hold the last cache of the other's.
-        if threading.current_thread().name.startswith(RUNTIME_THREADS):
+        if threading.current_thread().name.startswith(RUNTIME_THREADS) or _is_within_a_store():
             threading.Thread(
                 target=self.runtime.close, name=f"{RUNTIME_THREADS}close", daemon=False
             ).start()

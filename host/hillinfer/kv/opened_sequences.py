@@ -308,13 +308,17 @@ class SequenceOpener:
             Where the budget does not hold one sequence more.
         """
         again, size = self._rows.open(), self._shadow.spec.segment_tokens
-        for group in sequence.groups[: tokens // GROUP_TOKENS]:
-            self._groups.share(group)
-            again.append_groups([group])
-        for segment in sequence.segments[: tokens // size]:
-            if any(own.coded_tokens < size for own in segment.layers):
-                break
-            self._shadow.share_segment(again, segment)
+        try:
+            for group in sequence.groups[: tokens // GROUP_TOKENS]:
+                self._groups.share(group)
+                again.append_groups([group])
+            for segment in sequence.segments[: tokens // size]:
+                if any(own.coded_tokens < size for own in segment.layers):
+                    break
+                self._shadow.share_segment(again, segment)
+        except BaseException:
+            self._rows.release(again)
+            raise
         return again
 
     # --- inside ----------------------------------------------------------------------------

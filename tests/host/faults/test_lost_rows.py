@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from generation_runs import attached_with, run
+from interrupts import interrupted
 from single_reads import SingleReads
 from stored_ways import NEW_TOKENS, WAYS, Asked, ids_of
 from tiny_models import TinyModel, prompts
@@ -20,6 +21,8 @@ from tiny_models import TinyModel, prompts
 import hillinfer
 from hillinfer.errors import ColdPoolError
 from hillinfer.extents.shared_chunks import StoredRowsError
+from hillinfer.kv import opened_sequences
+from hillinfer.kv.sequence import Sequence
 from hillinfer.reuse.model_prompts import ModelPrompts
 from hillinfer.store.pool_files import StoreFailedError, insist
 from hillinfer.store.store import Store
@@ -372,6 +375,28 @@ def test_rows_that_another_cache_had_computed_are_back_for_all(machine):
         assert one.drive.counts["lost reads"] == before
         for own in (cache, fork):
             own.close()
+
+
+@torch.no_grad()
+def test_an_interrupt_before_rows_are_computed_again_leaves_no_sequence(machine):
+    with machine() as one:
+        one.ask("forward")
+        one.drive.pull_after(None)
+        cache = one.hill.new_cache()
+        logits = one.model(ids_of(), past_key_values=cache, logits_to_keep=1).logits
+        token = logits[:, -1].argmax(-1, keepdim=True)
+        one.drive.pull_after(0)
+        parts = cache.engine.runtime.parts
+        held = len(parts.rows.sequences)
+        place = opened_sequences.__file__
+        with interrupted(Sequence.append_groups, "call", place), pytest.raises(KeyboardInterrupt):
+            one.model(token, past_key_values=cache)
+        assert len(parts.rows.sequences) == held
+        # The twin: without one they are computed, by a sequence that is there meanwhile.
+        one.model(token, past_key_values=cache)
+        assert cache.get_seq_length() == 151
+        assert len(parts.rows.sequences) == held
+        cache.close()
 
 
 class StopHereError(Exception):

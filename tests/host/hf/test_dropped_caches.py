@@ -321,6 +321,22 @@ def test_a_program_that_ends_with_a_cache_open_lets_its_store_go(warm_python, co
         assert index.execute("SELECT COUNT(*) FROM owner").fetchone() == (0,)
 
 
+def test_a_last_cache_that_is_collected_within_its_store_stops_nobody(
+    warm_python, cold_dir, tmp_path
+):
+    Store.create(tmp_path / "store", 64 << 20)
+    program = Path(__file__).with_name("dropped_in_store.py")
+    done = subprocess.run(
+        [*warm_python, program, cold_dir, tmp_path / "store"],
+        capture_output=True,
+        text=True,
+        timeout=ENOUGH,
+        check=False,
+    )
+    told = "leased True\ngiven back\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, told, "")
+
+
 def test_garbage_that_is_collected_while_threads_are_looked_at_stops_nobody(warm_python):
     """It may be a cache, whose memory the library frees while another thread begins one."""
     program = Path(__file__).with_name("collected_while_looking.py")
