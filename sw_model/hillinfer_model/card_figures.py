@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from types import MappingProxyType
 
 from hillinfer_model.choices import KeyMode, Scope
@@ -40,7 +41,7 @@ class LaunchCosts:
     Raises
     ------
     ValueError
-        Where a time is negative, or the rate is not positive.
+        Where a time is negative, or the rate is not positive, or one of them is no finite number.
     """
 
     start: float = 30e-6
@@ -50,8 +51,9 @@ class LaunchCosts:
 
     def __post_init__(self) -> None:
         """Refuse what no machine has."""
-        if min(self.start, self.copy, self.poll) < 0 or self.copy_rate <= 0:
-            raise ValueError(f"{self}: times must be 0 or more, the rate above 0")
+        times = (self.start, self.copy, self.poll)
+        if not (all(0 <= one < inf for one in times) and 0 < self.copy_rate < inf):
+            raise ValueError(f"{self}: times must be 0 or more, the rate above 0, and all finite")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -398,8 +399,8 @@ def specs(
         raise SettingsError(f"no preset is named '{preset}'; there are {', '.join(PRESETS)}")
     if not 1 <= tokens <= _MOST_TOKENS:
         raise SettingsError(f"--tokens {tokens} is outside 1..{_MOST_TOKENS}")
-    if host_rate is not None and host_rate <= 0:
-        raise SettingsError(f"--host-rate {host_rate:g} must be above 0")
+    if host_rate is not None and not 0 < host_rate < math.inf:
+        raise SettingsError(f"--host-rate {host_rate:g} must be above 0 and finite")
     try:
         costs = LaunchCosts(launch_us / 1e6, copy_us / 1e6, copy_rate * 1e9, poll_us / 1e6)
     except ValueError as error:

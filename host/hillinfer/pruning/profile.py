@@ -24,6 +24,7 @@ from transformers import DynamicCache
 from hillinfer.errors import SettingsError
 from hillinfer.generate.prompt import DocumentPrompt
 from hillinfer.hf.hooks import predictor_of
+from hillinfer.model_shape import ModelShape
 from hillinfer.pruning.passes import LaterTurns
 from hillinfer.pruning.rankers import Deciding, Ranker
 from hillinfer.pruning.reading import Pruning
@@ -236,11 +237,23 @@ def make_profile(
     Raises
     ------
     SettingsError
-        Where documents have too few blocks to tell anything.
+        Where documents have too few blocks to tell anything, or more tokens than the model has
+        positions.
     """
     if min(len(one.ids) for one in documents) < 8 * BLOCK_TOKENS:
         raise SettingsError(
             f"documents of fewer than {8 * BLOCK_TOKENS} tokens have too few blocks to choose among"
+        )
+    longest = max(
+        len(one.ids) + len(asked.ids) + len(asked.answer_ids)
+        for one in documents
+        for asked in one.questions
+    )
+    positions = ModelShape.from_config(model.config, model.dtype).max_positions
+    if longest > positions:
+        raise SettingsError(
+            f"a document with its question and answer has {longest} tokens, and the model "
+            f"{positions} positions: lower --tokens"
         )
     answered = answered or answer
     shares: list[list[float]] = []

@@ -178,6 +178,11 @@ def test_what_a_profile_finds_is_kept(command, tiny_folder, monkeypatch, tmp_pat
     assert json.loads(file.read_text())["schedule"] is None
 
 
+def test_documents_that_a_model_has_no_positions_for_are_refused(command, tiny_folder):
+    told = command("prune-profile", tiny_folder, "--documents", 1, "--tokens", 4090).error_line()
+    assert "and the model 4096 positions: lower --tokens" in told
+
+
 def test_a_picture_of_what_layers_saw(generate, command, tmp_path):
     pytest.importorskip("matplotlib", reason="pip install 'hillinfer[figures]'")
     _, report = generate(*QUESTIONS, "--prune", "1:25%")
