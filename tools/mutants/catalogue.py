@@ -14,6 +14,17 @@ _FILED = "tests/host/forms/test_filed_forms.py"
 
 CATALOGUE = (
     Mutant(
+        "measured-behind-the-last-position",
+        "Forms are measured by probes that no position of the model was made for.",
+        "host/hillinfer/catalogue/measuring.py",
+        "    if tokens + max(read) > positions:\n",
+        "    if tokens > positions:\n",
+        (
+            "tests/host/cli/test_documents_command.py"
+            "::test_nothing_is_measured_behind_a_models_last_position",
+        ),
+    ),
+    Mutant(
         "two-documents-speak-for-all",
         "What two documents kept is expected of every other.",
         f"{_ROOM}/records.py",

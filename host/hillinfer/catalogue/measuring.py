@@ -32,6 +32,7 @@ from hillinfer.forms.probes import (
 from hillinfer.forms.whole import HeldForm, stored_states
 from hillinfer.generate.answering import Generation
 from hillinfer.generate.tokens import Sampling
+from hillinfer.model_shape import ModelShape
 from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.store.keys import Namespace
 
@@ -257,13 +258,15 @@ def measure_document(
     CacheUseError
         Where the store does not have it.
     SettingsError
-        Where the document is too short for so many probes, or for a form.
+        Where the document is too short for so many probes, or for a form, or so long that the model
+        has no positions for what is read behind it.
     MeasuringEndedError
         Where `is_over()` said so.
     """
     wanted = (wishes.chosen_by, wishes.judged_by)
     chosen_by, judged_by = recall_probes(ids, wanted, wishes.seed, wishes.instruction, wishes.sizes)
     chosen_by = [wishes.shortened(one) for one in wishes.drawn or chosen_by]
+    _check_positions(model, len(ids), [*chosen_by, *judged_by], wishes.questions)
     _go_on(is_over)
     began = clock()
     left = _TimeLeft(wishes.seconds, clock)
@@ -413,6 +416,20 @@ class _TimeLeft:
     def allows(self, seconds: float) -> bool:
         """Return whether so much more ends in time."""
         return self.clock() + seconds <= self._ends
+
+
+def _check_positions(
+    model: Any, tokens: int, probes: Sequence[Probe], questions: Sequence[Sequence[int]]
+) -> None:
+    """Refuse probes and answers to questions that would lie behind a model's last position."""
+    read = [len(one.given) + len(one.answer) - 1 for one in probes]
+    read += [len(one) + _ANSWER_TOKENS - 1 for one in questions]
+    positions = ModelShape.from_config(model.config, model.dtype).max_positions
+    if tokens + max(read) > positions:
+        raise SettingsError(
+            f"measuring reads {max(read)} tokens behind the document's {tokens}, and the model has "
+            f"{positions} positions: ask shorter questions, or put a shorter text"
+        )
 
 
 def _flawless(probes: Sequence[Probe]) -> FormQuality:

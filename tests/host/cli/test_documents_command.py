@@ -117,6 +117,19 @@ def test_a_form_chosen_by_hand_is_pinned_until_it_is_let_go(documents, put, long
     assert documents("ls").out == ""
 
 
+def test_nothing_is_measured_behind_a_models_last_position(documents, put, tmp_path):
+    file, plain = tmp_path / "whole.txt", ("--prompt-style", "plain", "--form", "int4")
+    file.write_text("".join(f"cat {i} sat on mat. " for i in range(400))[:4050])
+    line = put(file, *plain).error_line()
+    assert "behind the document's 4032, and the model has 4096 positions" in line
+    # It is stored, and has no profile yet; the twin: less is read behind it.
+    (known,) = documents("ls", "--json")
+    assert (known["tokens"], known["measured"]) == (4032, [])
+    short = ("--probes", 0, "--question", "who?")
+    told = documents("measure", known["name"], *plain, *short, "--json")
+    assert [one["form"] for one in told["measured"]] == ["int4"]
+
+
 def test_bad_input_is_named_with_the_way_out(documents, put, long_document, tmp_path, cold_dir):
     for form, said in (
         ("int3", "codes of 3 bits: choose one of 8, 6, 5, 4, 2"),
