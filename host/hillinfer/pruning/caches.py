@@ -65,8 +65,8 @@ class OrdinaryCache(StagedCache):
 
     @property
     def is_alike(self) -> bool:
-        """Whether there is one row: `check` sees to it."""
-        return True
+        """Whether there is one row: several that decode side by side hold other tokens."""
+        return int(self._cache.layers[0].keys.shape[0]) == 1
 
     @property
     def is_causal(self) -> bool:

@@ -751,3 +751,29 @@ def test_states_behind_those_that_are_missing_are_not_taken_for_them(how, cold_d
                 refused = pytest.raises(UnsupportedFeatureError, match="hidden states of")
                 with refused, pruning.prompt(320):
                     feed(question, cache)
+
+
+@torch.no_grad()
+def test_answers_side_by_side_leave_no_states_of_the_first_for_the_others():
+    """Rows of an ordinary cache that part are not chosen from by what one of them had."""
+    model, turn = TINY.build(), prompts([20], seed=5)[0]
+    answers, _ = prompts([6, 6], seed=9)
+
+    def decoded(rows, pruning):
+        cache = DynamicCache(config=model.config)
+        model(IDS, past_key_values=cache, logits_to_keep=1)
+        if len(rows) > 1:
+            cache.batch_repeat_interleave(len(rows))
+        for column in rows.split(1, 1):
+            model(column, past_key_values=cache)
+        if len(rows) > 1:
+            cache.batch_select_indices(torch.tensor([1]))
+        with pruning.prompt(TOKENS + 26, 20):
+            model(turn, past_key_values=cache, logits_to_keep=1)
+        return cache
+
+    with hillinfer.prune(model, SCHEDULE, later="anew") as pruning:
+        with pytest.raises(UnsupportedFeatureError, match="of answers in several rows"):
+            decoded(answers, pruning)
+        # The twin: what was decoded alone has its states.
+        assert pruning.read_of(decoded(answers[1:], pruning)).tokens[0] == TOKENS + 26
