@@ -20,6 +20,9 @@ _ENTERED = (
 _BROKEN = f"{_BLOCKS}::test_forks_cropped_answers_and_broken_steps_go_on_alike"
 _RULE = f"{_BLOCKS}::test_layers_attend_to_blocks_that_the_rule_wants"
 
+_TURNED = (
+    "tests/host/pruning/test_completion.py::test_pieces_turn_by_the_length_of_the_whole_document"
+)
 _PROFILE = "host/hillinfer/pruning/profile.py"
 _NAMED = "tests/host/pruning/test_profile.py::test_the_fastest_that_keeps_the_quality_is_named"
 
@@ -122,6 +125,33 @@ LATER_PROMPTS: tuple[Mutant, ...] = (
         (
             "tests/host/pruning/test_slim_text.py"
             "::test_a_second_question_computes_what_operations_say",
+        ),
+    ),
+    Mutant(
+        "pieces-turn-by-themselves",
+        "Scaled rotary positions of a piece turn by that piece's length.",
+        _STAGES,
+        '            last = given["position_ids"].flatten()[-1:].to(places)\n',
+        "            last = places[-1:]\n",
+        (_TURNED,),
+    ),
+    Mutant(
+        "completing-turns-by-the-first-piece",
+        "Scaled rotary positions of a document that is completed turn by where a piece begins.",
+        _STAGES,
+        "        last = positions.new_tensor([[tokens - 1]])\n",
+        "        last = positions.new_tensor([[first]])\n",
+        (_TURNED,),
+    ),
+    Mutant(
+        "the-first-answer-s-states-for-all",
+        "Rows of an ordinary cache that decode side by side count as the first of them.",
+        "host/hillinfer/pruning/caches.py",
+        "        return int(self._cache.layers[0].keys.shape[0]) == 1\n",
+        "        return True\n",
+        (
+            "tests/host/pruning/test_reading.py"
+            "::test_answers_side_by_side_leave_no_states_of_the_first_for_the_others",
         ),
     ),
     Mutant(

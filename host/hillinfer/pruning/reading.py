@@ -276,7 +276,7 @@ class Pruning:
                 more = tokens - start - piece_tokens
                 stop = tokens if more <= 1 else start + piece_tokens
                 states = document.boundary.take(torch.arange(start, stop))
-                self._stages.whole(states, start, staged, cache)
+                self._stages.whole(states, start, tokens, staged, cache)
                 document.completed = stop
             if document.completed == tokens:
                 staged.keep([torch.arange(tokens)] * len(bands), tokens)

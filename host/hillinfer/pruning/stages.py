@@ -57,7 +57,9 @@ class Stages:
         bounds = [*(cut.layer for cut in schedule.cuts), len(layers)]
         self.bands = [range(*two) for two in pairwise(bounds)]
 
-    def whole(self, states: torch.Tensor, first: int, cache: StagedCache, given: Any) -> None:
+    def whole(
+        self, states: torch.Tensor, first: int, tokens: int, cache: StagedCache, given: Any
+    ) -> None:
         """Take tokens through all bands, whether they were to be dropped or not.
 
         Parameters
@@ -66,6 +68,8 @@ class Stages:
             Boundary states (batch, tokens, hidden_size).
         first
             The position of the first of them, behind what all bands have.
+        tokens
+            Of the whole document.
         cache
             As reading in stages knows it.
         given
@@ -75,7 +79,9 @@ class Stages:
         known = self._layers[self.bands[0].start].parameters
         # `through` puts the positions of each piece in the place of the last two.
         own = {"past_key_values": given, "use_cache": True}
-        own |= {name: True for name in ("position_ids", "position_embeddings") if name in known}
+        last = positions.new_tensor([[tokens - 1]])
+        placed = {"position_ids": last, "position_embeddings": True}
+        own |= {name: one for name, one in placed.items() if name in known}
         every = torch.arange(len(positions))
         for band in self.bands:
             came: list[torch.Tensor] = []
@@ -278,12 +284,14 @@ class Stages:
         if "position_ids" in given:
             own["position_ids"] = places.unsqueeze(0)
         if given.get("position_embeddings") is not None:
-            own["position_embeddings"] = self._rotary(hidden, places)
+            # Scaled positions may turn by the length of the text, which no piece says by itself.
+            last = given["position_ids"].flatten()[-1:].to(places)
+            cosines, sines = self._rotary(hidden, torch.cat([places, last]))
+            own["position_embeddings"] = cosines[:, :-1], sines[:, :-1]
         return own
 
-    def _rotary(
-        self, hidden: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def _rotary(self, hidden: torch.Tensor, positions: torch.Tensor) -> Any:
+        """Return cosines and sines, (1, tokens, head_dim) each; None in models without them."""
         rotary = getattr(self._decoder, "rotary_emb", None)
         return None if rotary is None else rotary(hidden, position_ids=positions.unsqueeze(0))
 

@@ -24,6 +24,15 @@ from hillinfer.store.store import Store
 QUESTION, _ = prompts([40], seed=31)
 # Of answers that are read from rows that were made in other pieces.
 CLOSE = {"atol": 2e-3, "rtol": 2e-3}
+# Rotary positions that turn by how long the text is.
+BY_LENGTH = {
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4},
+    "longrope": {
+        "rope_type": "longrope", "factor": 4.0, "rope_theta": 1e4,
+        "original_max_position_embeddings": 256,
+        "short_factor": [1.0] * 4, "long_factor": [3.0, 4.0, 5.0, 6.0],
+    },
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -63,6 +72,39 @@ def read_whole(model, hill=None, ids=IDS):
         for part in ids.split(350, 1):
             model(part, past_key_values=cache, logits_to_keep=1)
     yield cache
+
+
+@pytest.mark.parametrize("kind", BY_LENGTH)
+@torch.no_grad()
+def test_pieces_turn_by_the_length_of_the_whole_document(kind):
+    """Those alone would be turned as a shorter text is, behind layers that were not."""
+    config = TINY.config()
+    config.rope_parameters, config.max_position_embeddings = BY_LENGTH[kind], 256
+
+    def fresh():
+        # Of its own: what such positions turned by last is kept by the model.
+        model = TINY.build()
+        model.model.rotary_emb = type(model.model.rotary_emb)(config)
+        return model
+
+    def answer(chunk, schedule=None, pieces=1024):
+        model, cache = fresh(), DynamicCache(config=config)
+        if schedule is None:
+            for part in IDS.split(chunk, 1):
+                model(part, past_key_values=cache, logits_to_keep=1)
+            return model(QUESTION, past_key_values=cache, logits_to_keep=1).logits
+        with hillinfer.prune(model, schedule, chunk_tokens=pieces) as pruning:
+            if schedule == SCHEDULE:
+                return generated(model, IDS, cache)[1]
+            waits(pruning, model, cache, chunk=chunk)
+            pruning.complete(cache, piece_tokens=pieces)
+            return asked(pruning, model, cache)
+
+    whole = answer(TOKENS)
+    torch.testing.assert_close(answer(TOKENS, "2:50%", pieces=130), whole, **CLOSE)
+    torch.testing.assert_close(answer(TOKENS, SCHEDULE, 100), answer(TOKENS, SCHEDULE), **CLOSE)
+    # The twin: a model that is given the document in such pieces answers something else.
+    assert not torch.allclose(answer(130), whole, atol=0.1)
 
 
 @pytest.mark.parametrize("attaches", [False, True])
