@@ -145,8 +145,8 @@ PRUNING: tuple[Mutant, ...] = (
         "kept-tokens-move-together",
         "Kept tokens are turned to the places that they have among each other.",
         _STAGES,
-        'own["position_embeddings"] = self._rotary(hidden, places)',
-        'own["position_embeddings"] = self._rotary(hidden, torch.arange(len(places)) + start)',
+        "self._rotary(hidden, torch.cat([places, last]))",
+        "self._rotary(hidden, torch.cat([torch.arange(len(places)), last]))",
         (_REFERENCE,),
     ),
     Mutant(
