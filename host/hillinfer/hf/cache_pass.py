@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hillinfer.engine.queries import Explained, Prediction
-from hillinfer.errors import CacheUseError
+from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.hf.attention import AttachedCache, HillInferLayer, is_autocast
 from hillinfer.hf.batch import Batch, CacheFamily, Expectation
 from hillinfer.hf.engine import Engine, Use
@@ -240,7 +240,12 @@ class PassingCache(AttachedCache):
         assert self._plan is not None
         batch, heads, tokens, head_dim = query.shape
         shares = self.lengths.attending(layer, self._plan).shares
-        fresh = self._fresh.pop(layer)
+        fresh = self._fresh.pop(layer, None)
+        if fresh is None:
+            raise UnsupportedFeatureError(
+                f"layer {layer} attends twice to what it stored once (differential attention): "
+                "this model needs its ordinary cache"
+            )
         if batch == tokens == 1 and fresh[0] is None:
             sequence = shares[0].sequence.of(layer)
             attended = self._runtime.attend_selected(layer, sequence, query[0], None, scaling)

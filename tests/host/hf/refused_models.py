@@ -33,6 +33,10 @@ def soft_capped_gemma2_without_sliding_layers():
     return hf.Gemma2ForCausalLM(config)
 
 
+def diffllama_with_differential_attention():
+    return hf.DiffLlamaForCausalLM(hf.DiffLlamaConfig(**_HEADS))
+
+
 def gpt_oss_with_sinks():
     return hf.GptOssForCausalLM(hf.GptOssConfig(**_HEADS, **_EXPERTS))
 

@@ -4,7 +4,11 @@
 import pytest
 import torch
 from generation_runs import attached, ordinary, run
-from refused_models import REFUSED, soft_capped_gemma2_without_sliding_layers
+from refused_models import (
+    REFUSED,
+    diffllama_with_differential_attention,
+    soft_capped_gemma2_without_sliding_layers,
+)
 from tiny_models import FAMILIES, TinyModel, prompts
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
@@ -35,6 +39,18 @@ def test_a_model_with_another_causal_mask_is_refused_before_its_first_token(cold
         with pytest.raises(UnsupportedFeatureError, match=r"causal mask \(windows.*ordinary cache"):
             run(model, cache, ids)
         assert cache.statistics().kv_bytes == 0
+        cache.close()
+
+
+def test_a_model_that_attends_twice_to_what_it_stores_is_refused_by_its_first_pass(cold_dir):
+    """Differential attention: each half attends, to values that are not what the layer stored."""
+    model = diffllama_with_differential_attention().eval()
+    ids, _ = prompts([40])
+    with attached(model, cold_dir) as hill:
+        cache = hill.new_cache()
+        with pytest.raises(UnsupportedFeatureError, match=r"layer 0 attends twice.*ordinary cache"):
+            run(model, cache, ids)
+        assert cache.get_seq_length() == 0
         cache.close()
 
 
