@@ -132,4 +132,15 @@ CACHES: tuple[Mutant, ...] = (
             "test_a_step_that_fails_before_its_first_layer_leaves_no_token",
         ),
     ),
+    Mutant(
+        "what-is-added-to-scores-is-left-out",
+        "A model that adds a bias of its own to its scores is answered without it.",
+        "host/hillinfer/hf/attention.py",
+        "if attention_mask is not None and attention_mask.dim() != 2:",
+        "if False:",
+        (
+            f"{_TESTS}/hf/test_refused_models.py::"
+            "test_a_model_that_adds_to_its_scores_is_refused_by_its_first_pass",
+        ),
+    ),
 )

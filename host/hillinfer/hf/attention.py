@@ -228,6 +228,7 @@ _HARMLESS = frozenset(
         "sliding_window",
         "output_attentions",
         "output_hidden_states",
+        "output_router_logits",
         "is_causal",
     }
 )
@@ -294,6 +295,8 @@ def attention(
         )
         return out
     refuse_arguments(kwargs)
+    if attention_mask is not None and attention_mask.dim() != 2:
+        raise UnsupportedFeatureError("this model adds to its scores: it needs its ordinary cache")
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
     # Scoring is exact in the types it chooses; autocast would choose others for it.

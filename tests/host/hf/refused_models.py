@@ -33,6 +33,21 @@ def soft_capped_gemma2_without_sliding_layers():
     return hf.Gemma2ForCausalLM(config)
 
 
+def doge_that_adds_to_its_scores():
+    return hf.DogeForCausalLM(hf.DogeConfig(**_TEXT, keep_window_size=4))
+
+
+def mixtral():
+    return hf.MixtralForCausalLM(hf.MixtralConfig(**_TEXT, **_EXPERTS))
+
+
+def qwen3_moe():
+    config = hf.Qwen3MoeConfig(
+        **_HEADS, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
+    )
+    return hf.Qwen3MoeForCausalLM(config)
+
+
 def diffllama_with_differential_attention():
     return hf.DiffLlamaForCausalLM(hf.DiffLlamaConfig(**_HEADS))
 

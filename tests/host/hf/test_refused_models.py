@@ -3,10 +3,13 @@
 
 import pytest
 import torch
-from generation_runs import attached, ordinary, run
+from generation_runs import attached, logits, ordinary, run
 from refused_models import (
     REFUSED,
     diffllama_with_differential_attention,
+    doge_that_adds_to_its_scores,
+    mixtral,
+    qwen3_moe,
     soft_capped_gemma2_without_sliding_layers,
 )
 from tiny_models import FAMILIES, TinyModel, prompts
@@ -52,6 +55,34 @@ def test_a_model_that_attends_twice_to_what_it_stores_is_refused_by_its_first_pa
             run(model, cache, ids)
         assert cache.get_seq_length() == 0
         cache.close()
+
+
+def test_a_model_that_adds_to_its_scores_is_refused_by_its_first_pass(cold_dir):
+    model = doge_that_adds_to_its_scores().eval()
+    ids, _ = prompts([40])
+    with attached(model, cold_dir) as hill:
+        cache = hill.new_cache()
+        with pytest.raises(UnsupportedFeatureError, match=r"adds to its scores.*ordinary cache"):
+            run(model, cache, ids)
+        assert cache.get_seq_length() == 0
+        cache.close()
+
+
+@pytest.mark.parametrize("make", [mixtral, qwen3_moe])
+def test_a_model_of_experts_computes_what_it_does_with_its_ordinary_cache(make, cold_dir):
+    """Its layers hand on whether the router's logits are wanted, which attention need not know."""
+    model = make().eval()
+    ids, _ = prompts([40])
+    expected = ordinary(model, ids)
+    with attached(model, cold_dir, alpha=1.0, exact=1.0) as hill:
+        cache = hill.new_cache()
+        found = run(model, cache, ids)
+        cache.close()
+    assert torch.equal(found.sequences, expected.sequences)
+    torch.testing.assert_close(logits(found), logits(expected), rtol=0, atol=1e-4)
+    # The twin: of another token's logits it would be told.
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(logits(found)[1:], logits(expected)[:-1], rtol=0, atol=1e-4)
 
 
 def test_another_transformers_is_refused(monkeypatch, tmp_path, cold_dir):
