@@ -444,13 +444,14 @@ def test_what_lacks_codes_somewhere_keeps_no_layer_from_its_tables(ahead, cold_d
 
 
 def test_a_layer_attends_while_another_thread_scores_the_next_one(ahead, cold_dir):
-    attended = threading.Event()
+    attended, begun = threading.Event(), threading.Event()
     attended.set()
 
     class Late(ImportanceEvaluation):
         is_fast = False
 
         def chosen(self, *given):
+            begun.set()
             assert attended.wait(30)
             return super().chosen(*given)
 
@@ -462,7 +463,9 @@ def test_a_layer_attends_while_another_thread_scores_the_next_one(ahead, cold_di
             self.runtime.announce(0, sequence, queries[0], SCALING)
             assert self.runtime.parts.pipeline.announced(0, sequence) is not None
             attended.clear()
+            begun.clear()
             self.runtime.announce(1, sequence, queries[1], SCALING)
+            assert begun.wait(30)
             for layer, query in enumerate(queries):
                 keys, values = TEXT.keys[layer, :, at], TEXT.values[layer, :, at]
                 self.runtime.append(layer, sequence, keys, values)

@@ -390,6 +390,8 @@ def test_other_kls_have_times_and_ratios_of_their_own_and_judge_nothing():
     assert ratios["0.01"]["real"]["full-drive"]["value"] == pytest.approx(2.0)
     assert alone["equal_quality_at"] == {}
     assert (made["goals"], made["equal_quality"]) == (alone["goals"], alone["equal_quality"])
+    # Whichever was timed first.
+    assert report(timed_models=[at, *own])["goals"] == alone["goals"]
     kls = [row["at_kl"] for row in made["times"]]
     assert kls == [pytest.approx(0.004)] * (len(kls) - len(slower)) + [0.01] * len(slower)
     text = report_text(made)
