@@ -70,8 +70,8 @@ MAKERS: tuple[Mutant, ...] = (
         "vllm-stores-behind-others",
         "vLLM stores what it computed behind another engine's rows.",
         f"{_VLLM}/scheduling.py",
-        "len(prompt.ids) if found.taken is not None else found.tokens",
-        "found.tokens",
+        "            if turn.request in behind:\n",
+        "            if False:\n",
         (f"{_TESTS}::test_vllm_stores_nothing_that_it_computed_behind_rows_of_others",),
     ),
     Mutant(

@@ -216,7 +216,7 @@ class SchedulerSide:
             if known is None:
                 continue
             if turn.request in behind:
-                # Nobody's own, as what is computed behind a load of such rows.
+                # What is computed behind rows of another engine is nobody's own, and is not stored.
                 known.saved = len(known.prompt.ids)
             self._planned(plan, turn, known, output.num_scheduled_tokens[turn.request])
         return plan
@@ -259,9 +259,7 @@ class SchedulerSide:
             others, why = self._others()
             self._tell_once(f"rows of another engine are not taken: {why}" if why else "")
             found = FoundByAll(self._store, self._namespaces, prompt, others)
-            # What is computed behind rows of another engine is nobody's own, and is not stored.
-            saved = len(prompt.ids) if found.taken is not None else found.tokens
-            known = _Known(prompt, found, saved=saved)
+            known = _Known(prompt, found, saved=found.tokens)
             self._known[request.request_id] = known
         return known
 
