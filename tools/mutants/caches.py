@@ -140,7 +140,8 @@ CACHES: tuple[Mutant, ...] = (
         "if False:",
         (
             f"{_TESTS}/hf/test_refused_models.py::"
-            "test_a_model_that_adds_to_its_scores_is_refused_by_its_first_pass",
+            "test_a_model_whose_attention_is_its_own_is_refused_by_its_first_pass"
+            "[doge_that_adds_to_its_scores]",
         ),
     ),
 )

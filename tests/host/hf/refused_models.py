@@ -183,6 +183,12 @@ def llava_with_images():
     return hf.LlavaForConditionalGeneration(config)
 
 
+# What only the attention of a first pass shows, and what its refusal must name.
+REFUSED_BY_FIRST_PASS = {
+    diffllama_with_differential_attention: r"layer 0 attends twice.*ordinary cache",
+    doge_that_adds_to_its_scores: r"adds to its scores.*ordinary cache",
+}
+
 # What makes a model, and what its refusal must name: the feature and the way out.
 REFUSED = {
     sliding_mistral: r"mistral.*sliding.*ordinary cache.*config\.sliding_window = None",

@@ -33,6 +33,17 @@ IDS, _ = prompts([150])
 ENOUGH = 60
 
 
+def ran(python, program, *arguments, patience=ENOUGH):
+    """Run a program that lies beside this file to its end."""
+    return subprocess.run(
+        [*python, Path(__file__).with_name(program), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=patience,
+        check=False,
+    )
+
+
 class Collector(SingleReads):
     """Runs the garbage collector in one of the runtime's threads, once it is let."""
 
@@ -279,14 +290,7 @@ def test_a_program_may_end_while_a_runtimes_thread_collects_its_last_cache(
     warm_python, cold_dir, tmp_path
 ):
     timeline = tmp_path / "timeline.csv"
-    program = Path(__file__).with_name("dropped_at_exit.py")
-    done = subprocess.run(
-        [*warm_python, program, cold_dir, timeline],
-        capture_output=True,
-        text=True,
-        timeout=4 * ENOUGH,
-        check=False,
-    )
+    done = ran(warm_python, "dropped_at_exit.py", cold_dir, timeline, patience=4 * ENOUGH)
     assert (done.returncode, done.stdout, done.stderr) == (0, "collected True\n", "")
     # What was observed reaches the file when the runtime is closed.
     assert len(timeline.read_text().splitlines()) == 1 + TINY.layers
@@ -294,27 +298,13 @@ def test_a_program_may_end_while_a_runtimes_thread_collects_its_last_cache(
 
 def test_a_program_ends_that_a_prompt_breaks_off_in(warm_python, cold_dir):
     """A thread of Python's waits for room for rows that nobody will ask for."""
-    program = Path(__file__).with_name("broken_prompt.py")
-    done = subprocess.run(
-        [*warm_python, program, cold_dir],
-        capture_output=True,
-        text=True,
-        timeout=ENOUGH,
-        check=False,
-    )
+    done = ran(warm_python, "broken_prompt.py", cold_dir)
     assert (done.returncode, done.stdout, done.stderr) == (0, "broke off\n", "")
 
 
 def test_a_program_that_ends_with_a_cache_open_lets_its_store_go(warm_python, cold_dir, tmp_path):
     Store.create(tmp_path / "store", 64 << 20)
-    program = Path(__file__).with_name("store_at_exit.py")
-    done = subprocess.run(
-        [*warm_python, program, cold_dir, tmp_path / "store"],
-        capture_output=True,
-        text=True,
-        timeout=ENOUGH,
-        check=False,
-    )
+    done = ran(warm_python, "store_at_exit.py", cold_dir, tmp_path / "store")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     # Who opens the store removes what an ended process left there.
     with closing(sqlite3.connect(tmp_path / "store" / "index.sqlite")) as index:
@@ -325,24 +315,14 @@ def test_a_last_cache_that_is_collected_within_its_store_stops_nobody(
     warm_python, cold_dir, tmp_path
 ):
     Store.create(tmp_path / "store", 64 << 20)
-    program = Path(__file__).with_name("dropped_in_store.py")
-    done = subprocess.run(
-        [*warm_python, program, cold_dir, tmp_path / "store"],
-        capture_output=True,
-        text=True,
-        timeout=ENOUGH,
-        check=False,
-    )
+    done = ran(warm_python, "dropped_in_store.py", cold_dir, tmp_path / "store")
     told = "leased True\ngiven back\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, told, "")
 
 
 def test_garbage_that_is_collected_while_threads_are_looked_at_stops_nobody(warm_python):
     """It may be a cache, whose memory the library frees while another thread begins one."""
-    program = Path(__file__).with_name("collected_while_looking.py")
-    done = subprocess.run(
-        [*warm_python, program], capture_output=True, text=True, timeout=ENOUGH, check=False
-    )
+    done = ran(warm_python, "collected_while_looking.py")
     assert (done.returncode, done.stdout, done.stderr) == (0, "looked\n", "")
 
 

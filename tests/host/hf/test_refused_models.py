@@ -6,8 +6,7 @@ import torch
 from generation_runs import attached, logits, ordinary, run
 from refused_models import (
     REFUSED,
-    diffllama_with_differential_attention,
-    doge_that_adds_to_its_scores,
+    REFUSED_BY_FIRST_PASS,
     mixtral,
     qwen3_moe,
     soft_capped_gemma2_without_sliding_layers,
@@ -45,24 +44,18 @@ def test_a_model_with_another_causal_mask_is_refused_before_its_first_token(cold
         cache.close()
 
 
-def test_a_model_that_attends_twice_to_what_it_stores_is_refused_by_its_first_pass(cold_dir):
-    """Differential attention: each half attends, to values that are not what the layer stored."""
-    model = diffllama_with_differential_attention().eval()
+@pytest.mark.parametrize(
+    ("make", "message"),
+    REFUSED_BY_FIRST_PASS.items(),
+    ids=[make.__name__ for make in REFUSED_BY_FIRST_PASS],
+)
+def test_a_model_whose_attention_is_its_own_is_refused_by_its_first_pass(make, message, cold_dir):
+    """It attends twice to what it stores, with other values, or adds something to its scores."""
+    model = make().eval()
     ids, _ = prompts([40])
     with attached(model, cold_dir) as hill:
         cache = hill.new_cache()
-        with pytest.raises(UnsupportedFeatureError, match=r"layer 0 attends twice.*ordinary cache"):
-            run(model, cache, ids)
-        assert cache.get_seq_length() == 0
-        cache.close()
-
-
-def test_a_model_that_adds_to_its_scores_is_refused_by_its_first_pass(cold_dir):
-    model = doge_that_adds_to_its_scores().eval()
-    ids, _ = prompts([40])
-    with attached(model, cold_dir) as hill:
-        cache = hill.new_cache()
-        with pytest.raises(UnsupportedFeatureError, match=r"adds to its scores.*ordinary cache"):
+        with pytest.raises(UnsupportedFeatureError, match=message):
             run(model, cache, ids)
         assert cache.get_seq_length() == 0
         cache.close()

@@ -31,7 +31,7 @@ _SCATTERED = ((4 << 10, 1024), (16 << 10, 512), (64 << 10, 192))
 # The channels of a large linear layer.
 _CHANNELS = 4096
 _MEMORY_ROUNDS = 6
-# What two threads of a shared machine read for some milliseconds, no step of theirs does.
+# As long as a step: readings of some milliseconds differ by more than what a step gets does.
 _HELD_SECONDS = 0.1
 # What is read once in a round of so many times the largest cache is hardly there the next time.
 _CACHES = 4
