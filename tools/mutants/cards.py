@@ -31,6 +31,14 @@ CARDS: tuple[Mutant, ...] = (
         ("tests/hw/test_pynq.py::test_a_card_that_names_its_shell_is_worked_with",),
     ),
     Mutant(
+        "an-interrupted-launch-answers-for-the-next",
+        "PYNQ's answer to a launch that Ctrl-C ended is taken for that of the next one.",
+        "plugins/hillinfer_pynq/hillinfer_pynq/front_process.py",
+        "if name is None or own == name:",
+        "if name is None or own in self._asked:",
+        ("tests/host/devices/test_pynq_answers.py",),
+    ),
+    Mutant(
         "a-citation-of-no-section",
         "A comment cites a section that the page does not have.",
         "hw/hls/split.h",

@@ -71,6 +71,9 @@ class FrontProcess:
         grace: float = GRACE_S,
     ) -> None:
         self._count = 0
+        # Launches without an answer: an interrupt leaves one to the front.
+        self._asked: set[str] = set()
+        self._unread = b""
         self._grace = grace
         # Only its owner can enter it.
         self.folder = Path(tempfile.mkdtemp(prefix="hillinfer-pynq-", dir=_PARENT))
@@ -105,7 +108,7 @@ class FrontProcess:
         finally:
             os.close(theirs)
         self._end = weakref.finalize(self, _end, self._process, self.folder, self._replies, guard)
-        self._wait("ready", "load the card", seconds)
+        self._wait("ready", None, "load the card", seconds)
 
     @property
     def pid(self) -> int:
@@ -161,11 +164,13 @@ class FrontProcess:
         for own, content in buffers.items():
             np.save(folder / "in" / f"{own}.npy", content, allow_pickle=False)
         assert self._process.stdin is not None
+        self._asked.add(name)
         # Where nobody reads, the answer says why, or is missing.
         with suppress(BrokenPipeError):
             self._process.stdin.write(f"{name}\n".encode())
             self._process.stdin.flush()
-        self._wait("done", f"run {kernel}", seconds + self._grace)
+        self._wait("done", name, f"run {kernel}", seconds + self._grace)
+        self._asked.remove(name)
         found = tuple(self._read(folder / "out" / f"{own}.npy", buffers[own]) for own in results)
         shutil.rmtree(folder)
         return found
@@ -180,33 +185,48 @@ class FrontProcess:
             select.select([self._replies], [], [], _CLOSE_S)
             self._end()
 
-    def _wait(self, key: str, what: str, seconds: float) -> None:
+    def _wait(self, key: str, name: str | None, what: str, seconds: float) -> None:
         """Wait for an answer; end everything and raise where it is none or no good one."""
-        reason = self._answer(key, seconds)
+        reason = self._answer(key, name, seconds)
         if reason is not None:
             log = self._log.read_text(errors="replace")[-_TAIL:].strip()
             self._end()
             raise PynqError(f"the PYNQ front could not {what}: {reason}\n{log}".strip())
 
-    def _answer(self, key: str, seconds: float) -> str | None:
-        """Return None once the awaited answer is there, or what came in its place."""
+    def _answer(self, key: str, name: str | None, seconds: float) -> str | None:
+        """Return None once the awaited answer is there, or what came in its place.
+
+        Where `name` is a launch's, answers to others that nobody waits for any more are passed by.
+        """
         end = time.monotonic() + seconds
-        line = b""
-        while not line.endswith(b"\n"):
-            ready, _, _ = select.select([self._replies], [], [], max(0, end - time.monotonic()))
-            if not ready:
-                return f"no answer after {seconds:g} s"
-            part = os.read(self._replies, 1 << 16)
-            if not part:
-                return "it has ended"
-            line += part
-        try:
-            fields = json.loads(line)
-        except ValueError:
-            return f"an answer that cannot be read: {line[:200]!r}"
-        if isinstance(fields, dict) and key in fields:
-            return None
-        return str(fields.get("error", fields)) if isinstance(fields, dict) else repr(fields)
+        while True:
+            while b"\n" not in self._unread:
+                left = max(0, end - time.monotonic())
+                ready, _, _ = select.select([self._replies], [], [], left)
+                if not ready:
+                    return f"no answer after {seconds:g} s"
+                part = os.read(self._replies, 1 << 16)
+                if not part:
+                    return "it has ended"
+                self._unread += part
+            line, _, self._unread = self._unread.partition(b"\n")
+            try:
+                fields = json.loads(line)
+            except ValueError:
+                return f"an answer that cannot be read: {line[:200]!r}"
+            if not isinstance(fields, dict):
+                return repr(fields)
+            if key not in fields:
+                return str(fields.get("error", fields))
+            own = str(fields[key])
+            if name is None or own == name:
+                return None
+            if own not in self._asked:
+                return f"an answer to another launch: {own}"
+            self._asked.remove(own)
+            shutil.rmtree(self.folder / own, ignore_errors=True)
+            # Only now does the front begin with what was asked last.
+            end = time.monotonic() + seconds
 
     def _read(self, file: Path, like: Beats) -> Beats:
         try:
