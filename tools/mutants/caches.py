@@ -144,4 +144,15 @@ CACHES: tuple[Mutant, ...] = (
             "[doge_that_adds_to_its_scores]",
         ),
     ),
+    Mutant(
+        "padding-becomes-tokens",
+        "What a row without tokens had as padding may be called tokens later.",
+        "host/hillinfer/hf/batch.py",
+        "bool(sequence.token_ids) or pads[i] < start",
+        "bool(sequence.token_ids)",
+        (
+            "tests/host/hf/test_left_padding.py::"
+            "test_padding_of_a_row_without_tokens_may_grow_but_not_become_tokens",
+        ),
+    ),
 )

@@ -59,4 +59,26 @@ REUSED_ROWS: tuple[Mutant, ...] = (
         "",
         (f"{_OTHERS}::test_nobody_goes_on_storing_behind_rows_of_others_that_turn_out_wrong",),
     ),
+    Mutant(
+        "rows-beside-other-caches-are-stored-as-alone",
+        "Rows that were made in a pass with those of other caches are stored as made alone.",
+        "host/hillinfer/hf/joined_cache.py",
+        "one.cache.begin_joined(own_ids, own, use, len(ids) - len(own_ids))",
+        "one.cache.begin_joined(own_ids, own, use, 0)",
+        (
+            f"{_TESTS}/test_prompts_of_attached_models.py::"
+            "test_exact_stores_no_rows_that_were_made_beside_those_of_other_caches",
+        ),
+    ),
+    Mutant(
+        "padding-behind-what-the-rows-have",
+        "A row that begins behind what a store brought to others counts as longer than they are.",
+        "host/hillinfer/hf/stored_cache.py",
+        "pads = [min(pad, start) for pad, _ in distinct]",
+        "pads = [pad for pad, _ in distinct]",
+        (
+            f"{_TESTS}/test_prompts_of_attached_models.py::"
+            "test_a_first_row_that_begins_behind_what_others_take_loses_them_no_token",
+        ),
+    ),
 )

@@ -220,7 +220,7 @@ class Batch:
             row = share.batch_rows[0]
             before = self._made[row]
             start = max(0, plan.start - self._pads[row])
-            made = before.after(start, share.tokens, plan.tokens, plan.batch)
+            made = before.after(start, share.tokens, plan.tokens, plan.batch + plan.others)
             groups += made.dense // GROUP_TOKENS - before.dense // GROUP_TOKENS
             for one in share.batch_rows:
                 self._made[one] = made
@@ -357,7 +357,9 @@ class Batch:
                 f"cached and {tokens} new tokens need {(batch, start + tokens)}"
             )
         for i, sequence in enumerate(self._sequences):
-            if sequence.token_ids and pads[i] != self._pads[i]:
+            # A row without tokens may get more padding, but nothing in the place of what it has.
+            is_bound = bool(sequence.token_ids) or pads[i] < start
+            if is_bound and pads[i] != self._pads[i]:
                 raise CacheUseError(
                     f"sequence {i} was padded by {self._pads[i]} tokens, now by {pads[i]}"
                 )

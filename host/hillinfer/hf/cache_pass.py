@@ -302,12 +302,14 @@ class PassingCache(AttachedCache):
         """What the pass under way brings, where that is one token to the cache's only row."""
         return LoneToken.of(self._plan, self.lengths, self._fresh)
 
-    def begin_joined(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> None:
-        """Begin this cache's part of a pass of several, whose turn it is; as `begin_forward`."""
+    def begin_joined(
+        self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use, others: int
+    ) -> None:
+        """Begin this cache's part of a pass, whose turn it is, with so many rows of others."""
         self._check_generate()
         self._check_process()
         self._recover()
-        self._take_tokens(ids, mask, use)
+        self._take_tokens(ids, mask, use, others)
 
     def end_joined(self) -> None:
         """Learn that a pass got through, whose turn others end; as `end_forward`."""
@@ -399,7 +401,9 @@ class PassingCache(AttachedCache):
             self.spans.begin(ids.shape[1])
         return plan
 
-    def _take_tokens(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> ForwardPlan:
+    def _take_tokens(
+        self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use, others: int = 0
+    ) -> ForwardPlan:
         start = self.get_seq_length()
         self._is_in_place = not self.takes_one_set
         if self._prompts is not None:
@@ -408,7 +412,7 @@ class PassingCache(AttachedCache):
                 # `generate` repeats its ids for beams, and what came from the store with them.
                 self._batch.repeat(len(ids))
         shares = self._batch.begin_forward(ids, start, mask)
-        plan = ForwardPlan(start=start, tokens=ids.shape[1], batch=ids.shape[0], shares=shares)
+        plan = ForwardPlan(start, ids.shape[1], ids.shape[0], shares, others)
         # First of all: what fails from here on takes its tokens back.
         self._plan, self._pass, self._fresh = plan, use, {}
         self.lengths.begin(plan.tokens)

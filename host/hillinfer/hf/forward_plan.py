@@ -53,12 +53,15 @@ class ForwardPlan:
         Index of its first token, padding included.
     tokens
         Tokens of each batch row, padding included.
+    others
+        Rows of other caches that take the pass too: products of all rows round together.
     """
 
     start: int
     tokens: int
     batch: int
     shares: tuple[SequenceShare, ...]
+    others: int = 0
 
     def check_states(
         self, shape: ModelShape, layer: int, keys: torch.Tensor, values: torch.Tensor

@@ -239,7 +239,8 @@ class JoinedCache(AttachedCache):
                         "joined caches of different lengths need a mask that leaves out what the "
                         "shorter ones do not hold: call the model with **joined.inputs(input_ids)"
                     )
-                one.cache.begin_joined(ids[one.rows], own, use)
+                own_ids = ids[one.rows]
+                one.cache.begin_joined(own_ids, own, use, len(ids) - len(own_ids))
             parts = [
                 (one.cache.family, sequence)
                 for one in self._members

@@ -160,13 +160,16 @@ class StoredCache(HillInferCache):
 
     # --- inside ----------------------------------------------------------------------------
 
-    def _take_tokens(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> ForwardPlan:
-        plan = super()._take_tokens(ids, mask, use)
+    def _take_tokens(
+        self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use, others: int = 0
+    ) -> ForwardPlan:
+        plan = super()._take_tokens(ids, mask, use, others)
         prompts = self._prompts
         prompts.note_pass(plan.start, plan.tokens * plan.batch)
         if prompts.is_recording and plan.tokens > 1:
             ((_, made),) = self._batch.made
-            made = made.after(plan.start, plan.shares[0].tokens, plan.tokens, plan.batch)
+            rows = plan.batch + plan.others
+            made = made.after(plan.start, plan.shares[0].tokens, plan.tokens, rows)
             # Rows of a pass that is not as long as was told have other bits.
             if prompts.store.storable(made) < prompts.store.whole(made.dense):
                 self._end_recordings(plan)
@@ -259,7 +262,8 @@ class StoredCache(HillInferCache):
                     own.crop(min(0, length - own.get_seq_length()))
                 with self._alone(Use(sys._getframe())):
                     parts = [own._batch for own, _ in filled]
-                    pads = [pad for pad, _ in distinct]
+                    # Of a row whose first token comes later, no more than there is of the others.
+                    pads = [min(pad, start) for pad, _ in distinct]
                     self._batch.take(parts, pads, [distinct.index(key) for key in keys])
                     self._settle_lengths()
         return replace(told, found_tokens=sum(lengths))

@@ -112,3 +112,19 @@ def test_padding_may_not_change_later(cold_dir):
         with pytest.raises(CacheUseError, match="sequence 1 was padded by 20 tokens, now by 25"):
             model(ids[:, :1], attention_mask=longer, past_key_values=cache)
         cache.close()
+
+
+def test_padding_of_a_row_without_tokens_may_grow_but_not_become_tokens(cold_dir):
+    """What the cache was not given cannot be attended to."""
+    model = TINY.build()
+    ids, mask = prompts([40, 15])
+    forgotten = mask.clone()
+    forgotten[1, 10:] = 1
+    with attached(model, cold_dir) as hill, torch.no_grad():
+        cache = hill.new_cache()
+        model(ids[:, :20], attention_mask=mask[:, :20], past_key_values=cache)
+        with pytest.raises(CacheUseError, match="sequence 1 was padded by 20 tokens, now by 10"):
+            model(ids[:, 20:], attention_mask=forgotten, past_key_values=cache)
+        model(ids[:, 20:], attention_mask=mask, past_key_values=cache)
+        assert [len(row) for row in cache.token_ids] == [40, 15]
+        cache.close()

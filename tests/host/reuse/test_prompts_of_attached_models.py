@@ -226,6 +226,22 @@ def test_exact_stores_no_passes_of_another_length(store, cold_dir):
             cache.close()
 
 
+@torch.no_grad()
+def test_exact_stores_no_rows_that_were_made_beside_those_of_other_caches(store, cold_dir):
+    """Products of several rows round as those of none alone, whosever they are."""
+    model, ids = tiny().build(), ids_of(256)
+    with attached(model, cold_dir, store=store, reuse="exact") as hill:
+        for rows, stored in ((2, 0), (1, 256)):
+            caches = [hill.new_cache() for _ in range(rows)]
+            assert caches[0].look_up(ids, chunk_tokens=64) == 0
+            joined = hill.join(caches)
+            for chunk in ids.split(64, dim=1):
+                model(**joined.inputs(chunk.repeat(rows, 1)), logits_to_keep=1)
+            assert caches[0].read_from_store.stored_tokens == stored
+            for cache in caches:
+                cache.close()
+
+
 def test_exact_takes_no_prompt_that_other_instructions_attended_to(store, monkeypatch):
     """Products are rounded otherwise by each instruction set; any other reuse does not care."""
     model = tiny().build()
@@ -512,6 +528,30 @@ def test_a_padded_batch_holds_what_it_shares_once(store, cold_dir):
         groups = written // (64 * 2 * 2 * 2 * 32 * 2)
     # A sixth of each of the two rows that begin alike; all else lies in the store.
     assert groups == 2
+
+
+def test_a_first_row_that_begins_behind_what_others_take_loses_them_no_token(store, cold_dir):
+    """The short row comes first, and its padding ends behind what is stored of the long one."""
+    model = tiny().build()
+    ids, mask = prompts([30, 150])
+
+    def answered(hill, prompt, padding=None):
+        cache = hill.new_cache()
+        out = run(model, cache, prompt, padding, 5, prefill_chunk_size=None)
+        told, held = cache.read_from_store, [len(row) for row in cache.token_ids]
+        cache.close()
+        return out.sequences[:, prompt.shape[1] :], told and told.found_tokens, held
+
+    with attached(model, cold_dir) as hill:
+        plain, _, lengths = answered(hill, ids, mask)
+        changed, *_ = answered(hill, ids.flip(0), mask.flip(0))
+    with attached(model, cold_dir, store=store) as hill:
+        answered(hill, ids[1:, :70])
+        tokens, found, held = answered(hill, ids, mask)
+    assert found == 64
+    assert held == lengths == [34, 154]
+    assert torch.equal(tokens, plain)
+    assert not torch.equal(changed, plain)
 
 
 def test_generate_computes_what_a_store_that_goes_away_had(store, cold_dir):
