@@ -220,4 +220,12 @@ SERVER_LIFE: tuple[Mutant, ...] = (
         'self._view.stage("reading", len(ids))',
         (f"{_TESTS}/test_chat.py::test_what_the_cache_has_is_no_part_of_a_readings_rate",),
     ),
+    Mutant(
+        "a-talk-with-a-drive-that-was-full",
+        "A conversation whose drive was full goes on with the engine that keeps what failed.",
+        "host/hillinfer/cli/serving/conversation.py",
+        "                self._has_failed_drive = True\n",
+        "",
+        (f"{_TESTS}/test_chat.py::test_a_drive_that_has_room_again_is_used_again",),
+    ),
 )

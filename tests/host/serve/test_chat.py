@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`hillinfer chat`: a conversation about texts, in the terminal's way and from a pipe."""
 
+import errno
 import itertools
 import re
 
@@ -9,7 +10,8 @@ from generation_runs import SETTINGS
 
 from hillinfer.cli.console import NoProgress
 from hillinfer.cli.serving.conversation import Conversation
-from hillinfer.errors import PromptError
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.errors import ColdPoolError, PromptError
 from hillinfer.generate.tokens import Sampling
 from hillinfer.models.loader import load_model
 from hillinfer.serve.requests import chat_request
@@ -220,3 +222,41 @@ def test_what_is_too_long_is_said_and_the_conversation_goes_on(conversation):
     turn = conversation.ask("what was it?", lambda piece: None)
     assert conversation.messages[-2]["content"] == "b" * 100 + "\n\nwhat was it?"
     assert turn.held_tokens > 100
+
+
+class FullDrive(DriveCalls):
+    """A drive that takes nothing while it is full."""
+
+    is_full = False
+
+    def pwrite(self, descriptor, data, offset):
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().pwrite(descriptor, data, offset)
+
+
+def test_a_drive_that_has_room_again_is_used_again(endless_folder, cold_dir):
+    settings, drive = Settings().changed(cold_dir=cold_dir, **SETTINGS), FullDrive()
+    asked = chat_request(
+        {"model": "m", "messages": [{"role": "user", "content": "x"}], "temperature": 0}
+    )
+    loaded = load_model(str(endless_folder))
+    rules = ServerRules(context_tokens=900, chunk_tokens=64)
+
+    def talked(is_full):
+        with served_model(loaded, settings, rules, calls=drive) as served:
+            conversation, pieces = Conversation(served, asked.wishes, 8, NoProgress()), []
+            conversation.open(BOOK[:300])
+            drive.is_full = is_full
+            for _ in range(2 * is_full):
+                with pytest.raises(ColdPoolError, match="free space on the drive"):
+                    conversation.open("d" * 300)
+            drive.is_full = False
+            turn = conversation.ask("where is the cat?", pieces.append)
+            conversation.close()
+            return turn.held_tokens, "".join(pieces)
+
+    held, told = talked(is_full=False)
+    assert held
+    # All of it is read anew, into an engine of its own.
+    assert talked(is_full=True) == (0, told)

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from hillinfer.cli.console import ProgressView
-from hillinfer.errors import PromptError
+from hillinfer.errors import ColdPoolError, HillInferError, PromptError
+from hillinfer.extents.shared_chunks import StoredRowsError
 from hillinfer.generate.answering import Generation
 from hillinfer.serve.answers import AnswerText, WishedTokens
 from hillinfer.serve.documents import SEPARATOR
@@ -67,6 +68,7 @@ class Conversation:
         # Documents that were opened since the last question, which comes behind them.
         self._opened: list[str] = []
         self._generation: Generation | None = None
+        self._has_failed_drive = False
         self._turns = 0
 
     @property
@@ -81,7 +83,8 @@ class Conversation:
         where it cannot be read.
         """
         coming = [*self._opened, text]
-        _, turn = self._read(self._with(SEPARATOR.join([*coming, ""])))
+        with self._on_drive():
+            _, turn = self._read(self._with(SEPARATOR.join([*coming, ""])))
         self._opened = coming
         return turn
 
@@ -92,6 +95,10 @@ class Conversation:
         answer. Errors are those of `open`.
         """
         messages = self._with(SEPARATOR.join([*self._opened, question]))
+        with self._on_drive():
+            return self._answered(messages, on_text)
+
+    def _answered(self, messages: list[Message], on_text: Callable[[str], None]) -> Turn:
         generation, turn = self._read(messages)
         pieces: list[str] = []
         began, count = time.perf_counter(), 0
@@ -131,6 +138,22 @@ class Conversation:
         return None if self._generation is None else self._generation.statistics()
 
     # --- inside ----------------------------------------------------------------------------
+
+    @contextmanager
+    def _on_drive(self) -> Iterator[None]:
+        """Open the engine anew whose drive has failed: it keeps what failed."""
+        if self._has_failed_drive:
+            self._served.renew()
+            self._has_failed_drive = False
+        try:
+            yield
+        except ColdPoolError as error:
+            # Rows of a store that were lost are one sequence's alone.
+            if not isinstance(error, StoredRowsError):
+                self._has_failed_drive = True
+                with suppress(HillInferError, OSError):
+                    self.close()
+            raise
 
     def _with(self, content: str) -> list[Message]:
         return [*self._messages, {"role": "user", "content": content}]
