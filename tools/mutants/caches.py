@@ -155,4 +155,12 @@ CACHES: tuple[Mutant, ...] = (
             "test_padding_of_a_row_without_tokens_may_grow_but_not_become_tokens",
         ),
     ),
+    Mutant(
+        "a-tokenizer-taken-for-an-argument-of-attention",
+        "Stop strings are refused for the tokenizer that `generate` hands on to the model.",
+        "host/hillinfer/hf/attention.py",
+        '        "tokenizer",  # What',
+        "        # What",
+        (f"{_TESTS}/hf/test_refused_uses.py::test_stop_strings",),
+    ),
 )

@@ -230,6 +230,7 @@ _HARMLESS = frozenset(
         "output_hidden_states",
         "output_router_logits",
         "is_causal",
+        "tokenizer",  # What `generate` needs for stop strings it hands on to the model.
     }
 )
 _NAMES = {

@@ -4,6 +4,7 @@
 import pytest
 import torch
 from generation_runs import LOGIT_TOLERANCE, attached, bits, logits, ordinary, run
+from tiny_folder import character_tokenizer
 from tiny_models import TinyModel, prompts
 
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
@@ -319,6 +320,19 @@ def test_classifier_free_guidance(negative, cold_dir):
     expected = ordinary(model, IDS, **options)
     assert torch.equal(found.sequences, expected.sequences)
     assert (logits(found) - logits(expected)).abs().max() < LOGIT_TOLERANCE[TINY.dtype]
+
+
+def test_stop_strings(cold_dir):
+    """`generate` hands the tokenizer that they need on to the model."""
+    model, tokenizer = TINY.build(), character_tokenizer()
+    told = tokenizer.decode(ordinary(model, IDS, new_tokens=8).sequences[0, IDS.shape[1] :])
+    options = {"stop_strings": [told[3]], "tokenizer": tokenizer, "new_tokens": 8}
+    with attached(model, cold_dir, alpha=1.0) as hill:
+        cache = hill.new_cache()
+        found = run(model, cache, IDS, **options).sequences
+        cache.close()
+    assert torch.equal(found, ordinary(model, IDS, **options).sequences)
+    assert found.shape[1] == IDS.shape[1] + told.index(told[3]) + 1 < IDS.shape[1] + 8
 
 
 def test_autocast_changes_the_model_but_not_the_scoring(cold_dir):
