@@ -228,4 +228,16 @@ SERVER_LIFE: tuple[Mutant, ...] = (
         "",
         (f"{_TESTS}/test_chat.py::test_a_drive_that_has_room_again_is_used_again",),
     ),
+    Mutant(
+        "a-deleted-file-is-empty",
+        "A file that is deleted while a message names it is an empty text.",
+        "host/hillinfer/serve/documents.py",
+        "                if name not in self._texts:\n",
+        "                if not self._texts.setdefault(name, ''):\n                    return ''\n"
+        "                if name not in self._texts:\n",
+        (
+            f"{_TESTS}/test_hostile.py::"
+            "test_a_file_that_goes_while_it_is_named_is_no_empty_text[in memory]",
+        ),
+    ),
 )

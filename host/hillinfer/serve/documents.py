@@ -187,9 +187,7 @@ class Documents:
         with self._lock:
             found = self._known.get(name)
         if found is None or found.tenant != tenant:
-            raise ApiError(
-                404, "there is no file of that name here", "file_not_found", param="file_id"
-            )
+            raise _no_file()
         return found
 
     def of_tenant(self, tenant: bytes) -> list[Document]:
@@ -269,10 +267,15 @@ class Documents:
         """Return a file's text: where files are kept, none of them lies in memory."""
         if self._kept is None:
             with self._lock:
-                return self._texts.get(name, "")
+                if name not in self._texts:
+                    # Deleted since it was looked for: nobody is answered as if it were empty.
+                    raise _no_file()
+                return self._texts[name]
         try:
             return self._kept.text(name)
         except (OSError, ValueError, KeyError) as error:
+            if not self._is_known(name):
+                raise _no_file() from error
             raise ApiError(
                 503, "the file cannot be read back: its drive failed", "drive_failed", SERVER
             ) from error
@@ -359,6 +362,11 @@ def with_documents(
         check_letters(letters)
         made.append({"role": one["role"], "content": SEPARATOR.join(texts)})
     return made
+
+
+def _no_file() -> ApiError:
+    said = "there is no file of that name here"
+    return ApiError(404, said, "file_not_found", param="file_id")
 
 
 def _decoded(data: bytes) -> str:

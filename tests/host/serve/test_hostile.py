@@ -9,6 +9,7 @@ import threading
 import tracemalloc
 from contextlib import ExitStack
 from functools import partial
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import openai
@@ -346,6 +347,34 @@ def test_kept_files_are_known_before_the_model(keeping):
         found.text(made.id, b"")
     assert early.value.code == "file_processing"
     assert [one.suffix for one in files.iterdir()] == [".json"]
+
+
+class DeletedMeanwhile(Documents):
+    """Has another request delete a file once it was found."""
+
+    is_armed = False
+
+    def get(self, name, tenant):
+        found = super().get(name, tenant)
+        if self.is_armed:
+            self.is_armed = False
+            self.remove(name, tenant)
+        return found
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["in memory", "kept"])
+def test_a_file_that_goes_while_it_is_named_is_no_empty_text(kept, tmp_path):
+    """Nor is that a drive's failure."""
+    prompts = SimpleNamespace(of_chat=lambda messages: [1, 2])
+    served = SimpleNamespace(prompts=prompts, store=None, context_tokens=64)
+    rules = ServerRules(files=tmp_path / "files" if kept else None)
+    documents = DeletedMeanwhile(SimpleNamespace(served=served), rules)
+    made = documents.add("book.txt", b"the cat", b"")
+    assert documents.content(made.name, b"") == "the cat"
+    documents.is_armed = True
+    with pytest.raises(ApiError) as gone:
+        documents.content(made.name, b"")
+    assert (gone.value.status, gone.value.code) == (404, "file_not_found")
 
 
 # --- what is counted ---
