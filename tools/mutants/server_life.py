@@ -240,4 +240,12 @@ SERVER_LIFE: tuple[Mutant, ...] = (
             "test_a_file_that_goes_while_it_is_named_is_no_empty_text[in memory]",
         ),
     ),
+    Mutant(
+        "a-text-that-begins-anew",
+        "The answer to a text loses the space that it begins with, of tokenizers of Llama's kind.",
+        "host/hillinfer/serve/scheduler.py",
+        "                job.before,\n",
+        "",
+        (f"{_TESTS}/test_options.py::test_a_text_goes_on_with_its_space",),
+    ),
 )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -108,14 +109,18 @@ class TextStream:
 
     A character may be spread over several tokens and a token's text may depend on the one before
     it, so each piece is the difference of two decodings that start at the same token, and is held
-    back while it ends in an incomplete character. `tokenizer` is one of transformers.
+    back while it ends in an incomplete character. `tokenizer` is one of transformers; `before` are
+    tokens of a text that goes on, whose own text never comes.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
+        self._ids = list(before)
         self._start = 0
-        self._shown = 0
+        self._shown = len(self._ids)
+        if self._text(0, self._shown).endswith(_REPLACEMENT):
+            # It ends within a character, whose rest has no text behind it.
+            self._start = self._shown
 
     def push(self, token_id: int) -> str:
         """Take one token and return the text that is certain now, maybe none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -304,6 +305,8 @@ class AnswerText:
         Tokens that end the model's answers.
     most_tokens
         After so many it ends.
+    before
+        Tokens of the text that it goes on with; none where it begins anew, as in a chat.
     """
 
     def __init__(
@@ -313,9 +316,10 @@ class AnswerText:
         wishes: AnswerWishes,
         stop_ids: frozenset[int],
         most_tokens: int,
+        before: Sequence[int] = (),
     ) -> None:
         self._choice = choice
-        self._stream = TextStream(tokenizer)
+        self._stream = TextStream(tokenizer, before)
         self._stops = wishes.stops
         self._stop_ids = stop_ids if wishes.ends else frozenset()
         self._most = most_tokens

@@ -150,6 +150,8 @@ class Job:
     given
         Tokens of the prompt behind `prompt_ids`: each is a step of its own, as in an answer, so
         that its log-probability is behind selected tokens.
+    before
+        Last tokens of the prompt where an answer's text goes on with theirs; none in a chat.
     """
 
     prompt_ids: list[int]
@@ -166,6 +168,7 @@ class Job:
     endpoint: str = "files"
     trace_parent: str | None = None
     given: tuple[Given, ...] = ()
+    before: tuple[int, ...] = ()
     # --- the scheduler's ---
     generation: Generation | None = None
     steps: Iterator[int] | None = None

@@ -287,6 +287,7 @@ class Scheduler:
                 job.wishes,
                 self._model.stop_ids,
                 job.most_tokens,
+                job.before,
             ),
             deque(job.given),
         )

@@ -5,14 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_folder import byte_tokenizer, character_tokenizer
+from tokenizers import decoders
 
 from hillinfer.generate.tokens import TextStream
 
 BYTES = byte_tokenizer()
 
 
-def streamed(tokenizer, ids):
-    stream = TextStream(tokenizer)
+def streamed(tokenizer, ids, before=()):
+    stream = TextStream(tokenizer, before)
     return [stream.push(token_id) for token_id in ids] + [stream.finish()]
 
 
@@ -39,6 +40,24 @@ def test_special_tokens_are_not_shown(text):
     tokenizer = character_tokenizer()
     pieces = streamed(tokenizer, tokenizer(text).input_ids)
     assert "".join(pieces) == text.replace("<u>", "").replace("<e>", "")
+
+
+def test_a_text_that_goes_on_keeps_its_space():
+    """Decoders of Llama's kind leave out the space that a text begins with."""
+    tokenizer = character_tokenizer()
+    tokenizer.backend_tokenizer.decoder = decoders.Sequence(
+        [decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    before, ids = tokenizer("a cat").input_ids, tokenizer(" sat").input_ids
+    assert "".join(streamed(tokenizer, ids, before)) == " sat"
+    assert "".join(streamed(tokenizer, ids)) == "sat"
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_what_goes_on_behind_half_a_character(cut):
+    before = BYTES("a🙂").input_ids
+    ids = BYTES("é🙂").input_ids
+    assert "".join(streamed(BYTES, ids, before[: len(before) - cut])) == "é🙂"
 
 
 def test_each_step_decodes_a_few_tokens_only():

@@ -6,7 +6,8 @@ import math
 import openai
 import pytest
 import torch
-from servers import CHAT, HTTP
+from servers import CHAT, HTTP, running
+from tokenizers import decoders
 
 from hillinfer.serve.answers import WishedTokens
 from hillinfer.serve.requests import chat_request
@@ -94,6 +95,28 @@ def test_logprobs_of_a_text(client):
     shown = [one if len(one) == 1 else "" for one in told.logprobs.tokens]
     assert "".join(shown) == told.text
     assert told.logprobs.text_offset == [len("".join(shown[:place])) for place in range(4)]
+
+
+def test_a_text_goes_on_with_its_space(endless_folder, cold_dir):
+    """Decoders of Llama's kind leave out the space that a text begins with; a chat begins anew."""
+
+    def of_llamas_kind(own):
+        own.backend_tokenizer.decoder = decoders.Sequence(
+            [decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
+        return own
+
+    with (
+        running(endless_folder, cold_dir, tokenizer=of_llamas_kind) as server,
+        server.client() as client,
+    ):
+        (space,) = HTTP.post(f"{server.url}/tokenize", json={"prompt": " "}).json()["tokens"]
+        options = {"max_tokens": 3, "logit_bias": {str(space): 100}, "temperature": 0}
+        asked = {"model": "tiny", "prompt": "the cat", "echo": True, **options}
+        assert client.completions.create(**asked).choices[0].text == "the cat   "
+        chunks = client.completions.create(**asked, stream=True)
+        assert "".join(one.choices[0].text for one in chunks) == "the cat   "
+        assert text(server.ask(CHAT, client, **options)) == "  "
 
 
 def test_the_token_that_came_is_told_with_the_likeliest_of_a_text(client):

@@ -53,6 +53,8 @@ from hillinfer.serve.served_model import ServedModel
 _LARGE_BYTES = 64 << 10
 # A schema may take a second of a processor, which answers under way need.
 _GRAMMARS_AT_ONCE = 2
+# Tokens that decide what text comes behind them: of some tokenizers whether a space is there.
+_SEEN_BEFORE = 8
 _PAGE = Path(__file__).with_name("page.html")
 _Asked = TypeVar("_Asked")
 
@@ -253,6 +255,7 @@ class Routes:
             endpoint=endpoint,
             trace_parent=request.headers.get("traceparent"),
             given=given,
+            before=tuple(ids[-_SEEN_BEFORE:]) if isinstance(asked, TextRequest) else (),
         )
         visit.notes |= {"prompt_tokens": len(ids), "work": job.number}
         if delivery.unknown:
