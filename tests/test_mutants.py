@@ -17,7 +17,7 @@ import pytest
 import try_mutants
 from mutants.copied_project import CopiedProject, CopyError
 from mutants.mutant import Mutant
-from mutants.software import EQUIVALENT
+from mutants.steps.passes import EQUIVALENT
 from mutants.table import MUTANTS
 from mutants.trial import Outcome, Unharmed, run_tests, try_mutant
 

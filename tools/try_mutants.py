@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 from hillinfer.native.library import native_library  # noqa: E402
 from mutants.copied_project import CopiedProject, CopyError  # noqa: E402
 from mutants.mutant import Mutant  # noqa: E402
-from mutants.software import EQUIVALENT  # noqa: E402
+from mutants.steps.passes import EQUIVALENT  # noqa: E402
 from mutants.table import MUTANTS  # noqa: E402
 from mutants.trial import Outcome, Result, Unharmed, run_tests, try_mutant  # noqa: E402
 

@@ -3,57 +3,75 @@
 
 from __future__ import annotations
 
-from mutants.broken_off import BROKEN_OFF
-from mutants.caches import CACHES
-from mutants.catalogue import CATALOGUE
-from mutants.coded import CODED
-from mutants.frontier import FRONTIER
-from mutants.hardware import HARDWARE
-from mutants.hosts import HOSTS
-from mutants.later_prompts import LATER_PROMPTS
-from mutants.left_behind import LEFT_BEHIND
-from mutants.makers import MAKERS
+from mutants.benchmarks.frontier import FRONTIER
+from mutants.benchmarks.study import STUDY
+from mutants.hardware.cards import CARDS
+from mutants.hardware.golden_model import GOLDEN
+from mutants.hardware.hls import HLS
+from mutants.hardware.queries import QUERIES
+from mutants.hardware.rtl import RTL
 from mutants.mutant import Mutant
-from mutants.native import NATIVE
-from mutants.placement import PLACEMENT
-from mutants.predicted import PREDICTED
-from mutants.prompts import PROMPTS
-from mutants.pruning import PRUNING
-from mutants.reused_rows import REUSED_ROWS
-from mutants.secrecy import SECRECY
-from mutants.server_life import SERVER_LIFE
-from mutants.serving import SERVING
-from mutants.shared_stores import SHARED_STORES
-from mutants.software import SOFTWARE
-from mutants.stores import STORES
-from mutants.study import STUDY
-from mutants.torch_coded import TORCH_CODED
-from mutants.trust import TRUST
+from mutants.prompts.later_prompts import LATER_PROMPTS
+from mutants.prompts.prompts import PROMPTS
+from mutants.prompts.pruned_decoding import PRUNED_DECODING
+from mutants.prompts.pruning import PRUNING
+from mutants.prompts.reused_prompts import REUSED_PROMPTS
+from mutants.prompts.reused_rows import REUSED_ROWS
+from mutants.serving.catalogue import CATALOGUE
+from mutants.serving.server_life import SERVER_LIFE
+from mutants.serving.serving import SERVING
+from mutants.steps.broken_off import BROKEN_OFF
+from mutants.steps.caches import CACHES
+from mutants.steps.coded_steps import CODED_STEPS
+from mutants.steps.kept_codes import KEPT_CODES
+from mutants.steps.native_computing import NATIVE_COMPUTING
+from mutants.steps.native_reading import NATIVE_READING
+from mutants.steps.passes import PASSES
+from mutants.steps.placement import PLACEMENT
+from mutants.steps.predicted import PREDICTED
+from mutants.steps.rows import ROWS
+from mutants.steps.torch_coded import TORCH_CODED
+from mutants.stores.hosts import HOSTS
+from mutants.stores.left_behind import LEFT_BEHIND
+from mutants.stores.makers import MAKERS
+from mutants.stores.secrecy import SECRECY
+from mutants.stores.shared_stores import SHARED_STORES
+from mutants.stores.stores import STORES
+from mutants.stores.trust import TRUST
 
 MUTANTS: tuple[Mutant, ...] = (
-    *SOFTWARE,
-    *PREDICTED,
-    *NATIVE,
-    *HARDWARE,
-    *TRUST,
-    *PROMPTS,
-    *SECRECY,
-    *STORES,
-    *PRUNING,
-    *LATER_PROMPTS,
     *FRONTIER,
-    *CODED,
-    *TORCH_CODED,
     *STUDY,
-    *SERVING,
-    *PLACEMENT,
+    *CARDS,
+    *GOLDEN,
+    *HLS,
+    *QUERIES,
+    *RTL,
+    *LATER_PROMPTS,
+    *PROMPTS,
+    *PRUNED_DECODING,
+    *PRUNING,
+    *REUSED_PROMPTS,
+    *REUSED_ROWS,
     *CATALOGUE,
+    *SERVER_LIFE,
+    *SERVING,
+    *BROKEN_OFF,
     *CACHES,
+    *CODED_STEPS,
+    *KEPT_CODES,
+    *NATIVE_COMPUTING,
+    *NATIVE_READING,
+    *PASSES,
+    *PLACEMENT,
+    *PREDICTED,
+    *ROWS,
+    *TORCH_CODED,
     *HOSTS,
     *LEFT_BEHIND,
     *MAKERS,
-    *REUSED_ROWS,
+    *SECRECY,
     *SHARED_STORES,
-    *SERVER_LIFE,
-    *BROKEN_OFF,
+    *STORES,
+    *TRUST,
 )

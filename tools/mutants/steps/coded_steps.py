@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of decode steps with coded tokens."""
+"""Faults of decode steps with coded tokens: choosing, reading and attending."""
 
 from __future__ import annotations
 
@@ -9,24 +9,14 @@ _STEP = "host/hillinfer/engine/coded_step.py"
 _NATIVE = "host/native/coded_step.cpp"
 _SPLIT = "host/native/coded_split.cpp"
 _SLOTS = "host/native/coded_slots.cpp"
-_VALUES = "host/hillinfer/shadow/values.py"
 _STEP_TESTS = "tests/host/engine/test_coded_step.py"
 _PLACES = f"{_STEP_TESTS}::test_every_placement_gives_the_golden_models_bits"
 _KINDS = f"{_STEP_TESTS}::test_every_kind_of_selection"
-_TAKEN_BACK = f"{_STEP_TESTS}::test_codes_of_tokens_that_were_taken_back_are_not_taken_for_others"
-_FORK = f"{_STEP_TESTS}::test_codes_of_a_fork_are_not_taken_for_those_of_its_original"
-_FILE = "host/hillinfer/shadow/code_file.py"
-_FILE_TESTS = "tests/host/shadow/test_code_file.py"
 _LANES = "tests/host/gpu/test_coded_lanes.py"
-_SESSION_TESTS = "tests/host/sessions/test_coded_sessions.py"
 _COLD_CALLS = "tests/host/engine/test_cold_calls.py"
-_SHORTAGE = "tests/host/shadow/test_shortage_of_codes.py"
 _CENSUS = "tests/host/limits/test_memory_census.py"
 
-_DEFAULTS = "tests/host/engine/test_precision_defaults.py"
-_SETTINGS = "host/hillinfer/settings.py"
-
-CODED: tuple[Mutant, ...] = (
+CODED_STEPS: tuple[Mutant, ...] = (
     Mutant(
         "two-heads-of-a-lonely-tile-are-one",
         "Products of a tile without its neighbour are those of the first of two heads.",
@@ -81,44 +71,12 @@ CODED: tuple[Mutant, ...] = (
         (_KINDS, f"{_STEP_TESTS}::test_products_that_ranked_weigh_and_are_counted"),
     ),
     Mutant(
-        "an-alpha-of-one-s-own-codes-tokens",
-        "Whoever chose alpha alone gets coded tokens, and other bits than before.",
-        _SETTINGS,
-        "self.alpha is None and self.device in HOST_DEVICES",
-        "self.device in HOST_DEVICES",
-        (_DEFAULTS,),
-    ),
-    Mutant(
-        "codes-kept-where-none-is-wanted",
-        "Codes are kept where as large a share is exact as is selected.",
-        _SETTINGS,
-        "and self.exact_share >= self.alpha",
-        "and self.exact_share > 1",
-        (_DEFAULTS,),
-    ),
-    Mutant(
-        "exact-alone-selects-twice-as-much",
-        "With all tokens exact a fifth is selected.",
-        _SETTINGS,
-        "return CODED_ALPHA if self.has_coded_tokens else EXACT_ALPHA",
-        "return CODED_ALPHA",
-        (_DEFAULTS,),
-    ),
-    Mutant(
         "coded-tokens-in-too-small-a-budget",
         "Tokens are coded by default where shadow and tables of codes do not fit.",
         "host/hillinfer/engine/budget_growth.py",
         "if fits and choice.settings.has_coded_tokens:",
         "if choice.settings.has_coded_tokens:",
         ("tests/host/engine/test_shadow_choice.py",),
-    ),
-    Mutant(
-        "codes-of-other-statistics-are-found",
-        "Codes are found by row number alone, whichever statistics they were coded with.",
-        _VALUES,
-        "np.flatnonzero((slots >= 0) & (self.columns.numbers[slots] == numbers))",
-        "np.flatnonzero(slots >= 0)",
-        ("tests/host/shadow/test_value_codes.py",),
     ),
     Mutant(
         "the-library-finds-codes-of-other-statistics",
@@ -184,14 +142,6 @@ CODED: tuple[Mutant, ...] = (
         Built.NATIVE,
     ),
     Mutant(
-        "codes-of-groups-that-went-stay",
-        "Codes of a group are found by who has its number next.",
-        "host/hillinfer/kv/rows.py",
-        "        self._shadow.forget_groups(given)\n",
-        "        pass\n",
-        (_TAKEN_BACK, _FORK),
-    ),
-    Mutant(
         "shadows-are-read-once-for-each-set",
         "Sets of their own ask for streamed shadows one set after the other.",
         "host/hillinfer/engine/cold_rows.py",
@@ -207,14 +157,6 @@ CODED: tuple[Mutant, ...] = (
         "worth_of(own) + slots.step_worth",
         ("tests/host/shadow/test_value_codes.py", "tests/host/shadow/test_shortage_of_codes.py"),
         Built.NATIVE,
-    ),
-    Mutant(
-        "codes-give-way-for-themselves",
-        "Codes give up memory while they take some, and count what they gave.",
-        _VALUES,
-        "if short and not self._is_growing:",
-        "if short:",
-        ("tests/host/shadow/test_value_codes.py", "tests/host/shadow/test_shortage_of_codes.py"),
     ),
     Mutant(
         "exponents-of-another-token",
@@ -242,148 +184,12 @@ CODED: tuple[Mutant, ...] = (
         (f"{_STEP_TESTS}::test_the_library_does_what_python_does_part_by_part",),
     ),
     Mutant(
-        "sessions-forget-statistics-of-values",
-        "A resumed session takes statistics of its values anew.",
-        "host/hillinfer/kv/saved_sequences.py",
-        "own.values = codes.numbered(layer, rows, statistics)\n            codes.lack(own.values)",
-        "continue",
-        (_SESSION_TESTS,),
-    ),
-    Mutant(
-        "sessions-forget-what-codes-are-worth",
-        "How often codes were wanted is saved and not taken up again.",
-        "host/hillinfer/kv/opened_sequences.py",
-        "recall_codes(saved, sequence, self._shadow.values)",
-        "pass",
-        (_SESSION_TESTS,),
-    ),
-    Mutant(
-        "worth-is-saved-in-the-unit-of-a-run",
-        "A session keeps worth relative to the run's first step, not to its last.",
-        _VALUES,
-        "self.columns.worth[rows[known]] / np.float16(self._step_worth)",
-        "self.columns.worth[rows[known]]",
-        (_SESSION_TESTS, "tests/host/shadow/test_value_codes.py"),
-    ),
-    Mutant(
-        "what-is-recalled-takes-worth-away",
-        "A second session of the same rows lowers what the first has found since.",
-        _VALUES,
-        "np.maximum(self.columns.worth[rows], now.astype(np.float16))",
-        "now.astype(np.float16)",
-        ("tests/host/shadow/test_value_codes.py",),
-    ),
-    Mutant(
-        "the-last-codes-never-fit",
-        "The last codes that are missing are not taken where they are less than a sixteenth.",
-        _VALUES,
-        "min(self._capacity + self._capacity // 16, self.covered)",
-        "self._capacity + self._capacity // 16",
-        (f"{_SHORTAGE}::test_the_last_codes_of_a_long_context_fit_too",),
-    ),
-    Mutant(
-        "codes-are-counted-as-before-an-interrupt",
-        "What Ctrl-C left half given up is not looked at again.",
-        _VALUES,
-        "if is_changed or not self._is_whole:",
-        "if is_changed:",
-        ("tests/host/shadow/test_value_codes.py",),
-    ),
-    Mutant(
-        "an-interrupt-leaves-the-library-behind",
-        "After Ctrl-C the library goes on with columns that were replaced.",
-        _VALUES,
-        "if self._seen is not self._next:",
-        "if False:",
-        ("tests/host/shadow/test_value_codes.py",),
-    ),
-    Mutant(
         "codes-of-a-broken-pass-stay",
         "What a pass that broke off began to read of the file of codes is not dropped.",
         _STEP,
         "                    self._reads.has_begun = True\n",
         "",
         (f"{_STEP_TESTS}::test_codes_that_a_pass_began_to_read_are_dropped_when_it_breaks_off",),
-    ),
-    Mutant(
-        "sessions-hold-any-worth",
-        "Worth of a session is taken whatever it says.",
-        "host/hillinfer/kv/saved_sequences.py",
-        "if not ((worth >= 0) & (worth <= MOST_WORTH)).all():",
-        "if False:",
-        (_SESSION_TESTS,),
-    ),
-    Mutant(
-        "codes-of-a-file-are-of-any-statistics",
-        "Codes of a file are taken whichever statistics they were coded with.",
-        _FILE,
-        'mode="clip") == numbers)',
-        'mode="clip") >= 0)',
-        (_FILE_TESTS,),
-    ),
-    Mutant(
-        "codes-that-cannot-be-read-are-coming",
-        "Codes of a file that was given up are waited for.",
-        _FILE,
-        "return self._is_read and coming is not None",
-        "return coming is not None",
-        (_FILE_TESTS,),
-    ),
-    Mutant(
-        "codes-of-the-last-group-are-everybody-s",
-        "A row that the file's table has no place for is taken for one of its last group.",
-        _FILE,
-        "np.full((self._layers, groups + 1), _NOTHING",
-        "np.full((self._layers, groups), _NOTHING",
-        (_FILE_TESTS,),
-    ),
-    Mutant(
-        "codes-of-a-file-outlive-their-group",
-        "Codes of a file are found by who has a group's number next.",
-        _FILE,
-        "self._numbers[:, own[own < self._numbers.shape[1]]] = _NOTHING",
-        "pass",
-        (_FILE_TESTS, _TAKEN_BACK),
-    ),
-    Mutant(
-        "changed-codes-of-a-file-are-taken",
-        "Nobody compares codes that are read with their checksums.",
-        _FILE,
-        "buffer, places, self._landing, sums, starts=starts",
-        "buffer, places, self._landing, None, starts=starts",
-        (_FILE_TESTS,),
-    ),
-    Mutant(
-        "layers-share-their-place-in-the-file-of-codes",
-        "A layer's codes are written where another layer's are.",
-        _FILE,
-        "((span * self._layers + layer) * _SPAN_ROWS + inside)",
-        "(span * _SPAN_ROWS + inside)",
-        (_FILE_TESTS,),
-    ),
-    Mutant(
-        "codes-of-a-file-go-to-their-neighbours",
-        "What was begun to be read is taken in another order than it was.",
-        "host/hillinfer/shadow/coming_codes.py",
-        "at = order[np.minimum(at, len(order) - 1)]",
-        "at = np.minimum(at, len(order) - 1)",
-        (_FILE_TESTS,),
-    ),
-    Mutant(
-        "codes-are-read-on-after-a-failure",
-        "Codes are asked of a file that has failed, again and again.",
-        _FILE,
-        "self._is_written = self._is_read = False",
-        "self._is_written = False",
-        (_FILE_TESTS,),
-    ),
-    Mutant(
-        "codes-land-in-buffers-that-are-being-replaced",
-        "While buffers grow, codes of more tokens than the old ones hold are read to them.",
-        _FILE,
-        "self._tokens, self._buffers, self._landing = 0, [], self._landing[:0].copy()",
-        "self._tokens = tokens",
-        (_FILE_TESTS,),
     ),
     Mutant(
         "a-table-that-grows-goes-while-the-library-looks",
@@ -417,24 +223,6 @@ CODED: tuple[Mutant, ...] = (
         "        self._gpu.arrivals.settle()\n",
         "",
         (_LANES,),
-    ),
-    Mutant(
-        "room-on-a-drive-is-of-rows-alone",
-        "What a context takes on the drive leaves out the codes of its values.",
-        "host/hillinfer/models/needs.py",
-        " + self._code_bytes(choice.settings, tokens)",
-        "",
-        (
-            "tests/host/models/test_context_needs.py::test_a_prompt_writes_the_codes_that_are_estimated",
-        ),
-    ),
-    Mutant(
-        "a-share-of-codes-follows-what-earns-less",
-        "Memory goes to codes where rows earned more.",
-        "tools/hillinfer_bench/replay/following_share.py",
-        "if codes > _FACTOR * rows:",
-        "if rows > _FACTOR * codes:",
-        ("tests/host/replay/test_code_split.py::test_a_share_follows_what_is_wanted",),
     ),
     Mutant(
         "memory-for-exact-rows-is-taken-once-somebody-looks-at-them",
@@ -494,22 +282,6 @@ CODED: tuple[Mutant, ...] = (
         Built.NATIVE,
     ),
     Mutant(
-        "doctor-forgets-tables-of-codes",
-        "The budget that doctor names for all codes has room for those of the tokens alone.",
-        "host/hillinfer/doctor/profile.py",
-        "        return plan.required_bytes + self.all_code_bytes\n",
-        "        return plan.required_bytes + self.need.all_code_bytes\n",
-        ("tests/host/doctor/test_coded_need.py",),
-    ),
-    Mutant(
-        "hot-rows-of-coded-tokens-are-read",
-        "The replay of both pools counts a row of a coded token as read though it is hot.",
-        "tools/hillinfer_bench/replay/code_split.py",
-        "int(cold.sum())",
-        "len(missing)",
-        ("tests/host/replay/test_code_split.py::test_rows_of_a_trace_by_hand",),
-    ),
-    Mutant(
         "refused-products-are-counted-as-had",
         "Products that found no memory are never counted, whoever has it later.",
         _STEP,
@@ -526,97 +298,6 @@ CODED: tuple[Mutant, ...] = (
         "            self._tokens += more\n"
         "            self._accountant.take(Part.STAGING, more * self._token_bytes)\n",
         (f"{_STEP_TESTS}::test_products_are_counted_after_a_refusal",),
-    ),
-    Mutant(
-        "values-of-segments-that-went",
-        "A segment that is made anew is attended to by the values of the one that was there.",
-        "host/hillinfer/kv/sequence.py",
-        "        self.value_words = [None] * len(self.described)\n",
-        "",
-        (f"{_STEP_TESTS}::test_a_segment_that_is_full_when_it_is_asked_for_has_its_own_values",),
-    ),
-    Mutant(
-        "decoded-groups-have-no-codes",
-        "A group that decoding fills has no codes in the file.",
-        "host/hillinfer/kv/rows.py",
-        "            self._shadow.keep_filled(layer, sequence)\n",
-        "",
-        (f"{_STEP_TESTS}::test_groups_that_decoding_filled_have_codes_in_the_file",),
-    ),
-    Mutant(
-        "sessions-get-no-codes-in-the-file",
-        "Segments that a session brought stay without codes in the file.",
-        "host/hillinfer/shadow/kept_codes.py",
-        "            self.lacking[own.number] = own\n",
-        "            pass\n",
-        (f"{_SESSION_TESTS}::test_rows_that_cannot_be_read_for_codes_cost_no_answer",),
-    ),
-    Mutant(
-        "sessions-bring-no-codes",
-        "Codes that a session has are made again of its rows.",
-        "host/hillinfer/kv/saved_sequences.py",
-        "                    codes.bring(layer, rows, own.values, read)\n",
-        "                    pass\n",
-        (f"{_SESSION_TESTS}::test_a_session_brings_its_codes",),
-    ),
-    Mutant(
-        "damaged-codes-of-a-session-are-taken",
-        "Codes of a session are attended to whatever their checksum says.",
-        "host/hillinfer/sessions/opening.py",
-        "if digest != self.manifest.digests[file.name]:",
-        "if file.name not in _SPARE and digest != self.manifest.digests[file.name]:",
-        (f"{_SESSION_TESTS}::test_damaged_codes_cost_time_and_no_answer",),
-    ),
-    Mutant(
-        "codes-that-changed-behind-the-check-are-taken",
-        "What a session's files hold when it is taken up is not compared with what was verified.",
-        "host/hillinfer/sessions/opening.py",
-        "if (sums_of(into, np.arange(len(into))) != known).any():",
-        "if False:",
-        (f"{_SESSION_TESTS}::test_codes_that_change_behind_the_check",),
-    ),
-    Mutant(
-        "damaged-codes-refuse-a-session",
-        "A session whose codes are damaged is refused.",
-        "host/hillinfer/sessions/opening.py",
-        "_SPARE = frozenset({Part.CODES.value})",
-        "_SPARE: frozenset[str] = frozenset()",
-        (f"{_SESSION_TESTS}::test_damaged_codes_cost_time_and_no_answer",),
-    ),
-    Mutant(
-        "caches-of-one-session-take-codes-from-each-other",
-        "Each cache of a session has numbers of its own for the same codes.",
-        "host/hillinfer/shadow/kept_codes.py",
-        "if known is not None and _are_same(known.statistics, statistics):",
-        "if False:",
-        (f"{_SESSION_TESTS}::test_caches_of_one_session_have_the_same_codes",),
-    ),
-    Mutant(
-        "the-same-rows-have-the-same-codes-whatever-their-statistics",
-        "Forks find codes that were made with each other's statistics.",
-        "host/hillinfer/shadow/kept_codes.py",
-        "if known is not None and _are_same(known.statistics, statistics):",
-        "if known is not None:",
-        (
-            "tests/host/shadow/test_kept_codes.py"
-            "::test_the_same_rows_with_the_same_statistics_have_the_same_codes",
-        ),
-    ),
-    Mutant(
-        "codes-of-a-session-begin-anew-with-each-group",
-        "Codes that are saved beside rows are those of a layer's first tokens.",
-        "host/hillinfer/sessions/writing.py",
-        "first, filled = first + self._tokens, 0",
-        "first, filled = 0, 0",
-        (f"{_SESSION_TESTS}::test_a_session_brings_its_codes",),
-    ),
-    Mutant(
-        "rows-that-cannot-be-coded-end-the-step",
-        "Rows of a session that cannot be read for their codes are an error of the step.",
-        "host/hillinfer/shadow/kept_codes.py",
-        "                except HillInferError:\n                    return\n",
-        "                except BudgetError:\n                    return\n",
-        (f"{_SESSION_TESTS}::test_rows_that_cannot_be_read_for_codes_cost_no_answer",),
     ),
     Mutant(
         "rows-that-did-not-land-are-there",
@@ -641,14 +322,6 @@ CODED: tuple[Mutant, ...] = (
         "        mapping.madvise(advice, start, size",
         "        mapping.madvise(mmap.MADV_NOHUGEPAGE, start, size",
         ("tests/host/drive/test_cold_file.py",),
-    ),
-    Mutant(
-        "codes-that-somebody-looks-at-are-overwritten",
-        "Other codes are read to a buffer while attention looks at what came before.",
-        _FILE,
-        "        self._held.setdefault((layer, key), []).append(coming)\n",
-        "        coming.landed.settle()\n",
-        (_FILE_TESTS,),
     ),
     Mutant(
         "buffers-of-codes-stay-in-use",
@@ -680,14 +353,6 @@ CODED: tuple[Mutant, ...] = (
         "host/hillinfer/engine/coded_call.py",
         "split.table.coming = codes\n",
         "split.table.coming = None\n",
-        (_COLD_CALLS,),
-    ),
-    Mutant(
-        "rows-on-their-way-are-waited-for-apart",
-        "A layer whose rows were begun to be read waits for them in a call of its own.",
-        "host/hillinfer/kv/pool_manager.py",
-        "awaited = None if landed is None or misses is None else landed.awaited",
-        "awaited = None",
         (_COLD_CALLS,),
     ),
     Mutant(
@@ -724,18 +389,6 @@ CODED: tuple[Mutant, ...] = (
         "split.exact->addresses[i] = row;",
         (_COLD_CALLS, _PLACES),
         Built.NATIVE,
-    ),
-    Mutant(
-        "buffers-of-codes-that-a-call-took-stay-in-use",
-        "Codes that a call of the library has found keep their buffer for ever.",
-        _FILE,
-        "            self._count(self._landed(coming), coming.taken, own)\n"
-        "        finally:\n"
-        "            self._forget(layer, key)\n",
-        "            self._count(self._landed(coming), coming.taken, own)\n"
-        "        finally:\n"
-        "            pass\n",
-        (_STEP_TESTS,),
     ),
     Mutant(
         "hits-are-noted-of-rows-that-did-not-come",
@@ -826,29 +479,5 @@ CODED: tuple[Mutant, ...] = (
         "                    shadows",
         "                if True:\n                    shadows",
         (_COLD_CALLS,),
-    ),
-    Mutant(
-        "codes-that-a-layer-holds-are-nobodys",
-        "Codes are read to a buffer that others are attended to in.",
-        _FILE,
-        ", *chain.from_iterable(self._held.copy().values())]",
-        "]",
-        (_FILE_TESTS,),
-    ),
-    Mutant(
-        "who-attends-keeps-others-from-the-next-layer",
-        "While a layer waits for the drive nobody may list what the next one lacks.",
-        _VALUES,
-        "with (pool := self.layers[layer]).changing:\n            return call(",
-        "with self._changing, (pool := self.layers[layer]).changing:\n            return call(",
-        (_SHORTAGE,),
-    ),
-    Mutant(
-        "codes-go-while-somebody-looks",
-        "Codes of a layer are given up while a call of the library looks at them.",
-        _VALUES,
-        "            with one.changing:\n                one.resize(capacity)\n",
-        "            one.resize(capacity)\n",
-        (_SHORTAGE,),
     ),
 )

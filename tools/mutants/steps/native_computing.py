@@ -1,24 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults in the native library: tables, choosing, landing and attention in C++."""
+"""Faults of the native library that scores, chooses and attends."""
 
 from __future__ import annotations
 
 from mutants.mutant import Built, Mutant
 
 _TESTS = "tests/host"
-
 _PROMPTS = "host/native/prompt_attention_kernels.h"
 _PROMPT_TESTS = f"{_TESTS}/attention/test_prompt_merge.py"
 
-NATIVE: tuple[Mutant, ...] = (
-    Mutant(
-        "objects-of-older-headers",
-        "What a changed header is part of is not compiled again.",
-        "tools/build_native.py",
-        "            _texts(source.parent / name, found)\n",
-        "            found[name] = name\n",
-        (f"{_TESTS}/scoring/test_native_library.py",),
-    ),
+NATIVE_COMPUTING: tuple[Mutant, ...] = (
     Mutant(
         "prompt-sees-the-next-token",
         "A prompt's query sees the token behind its own, too.",
@@ -94,77 +85,12 @@ NATIVE: tuple[Mutant, ...] = (
         Built.NATIVE,
     ),
     Mutant(
-        "reads-ahead-that-nobody-holds",
-        "Reads ahead without turns go on while attention waits for other rows.",
-        "host/native/lander.cpp",
-        "        held_ = held;\n",
-        "",
-        (
-            f"{_TESTS}/drive/test_row_lander.py::"
-            "test_what_is_held_stands_still_until_somebody_waits",
-        ),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "codes-waited-for-stand-in-line",
-        "Codes that a layer waits for come behind those of the next one.",
-        "host/native/lander.cpp",
-        "void Lander::begin_first(LandingErrand* errand) { add(errand, first_); }",
-        "void Lander::begin_first(LandingErrand* errand) { add(errand, line_); }",
-        (
-            f"{_TESTS}/drive/test_row_lander.py::"
-            "test_rows_that_are_waited_for_come_before_those_under_way",
-        ),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "a-landing-that-gave-way-is-done",
-        "A landing that gave way to another is told to be there.",
-        "host/native/lander.cpp",
-        "            line_.splice(line_.begin(), own);\n            continue;\n",
-        "",
-        (
-            f"{_TESTS}/drive/test_row_lander.py::"
-            "test_rows_that_are_waited_for_come_before_those_under_way",
-        ),
-        Built.NATIVE,
-    ),
-    Mutant(
         "few-rows-of-the-first-eight",
         "Rows behind the eighth get what the first ones have.",
         "host/native/few_rows_kernels.h",
         "static_cast<const Number*>(given.rows) + row * given.row_stride;",
         "static_cast<const Number*>(given.rows);",
         (f"{_TESTS}/projections/test_few_rows.py::test_outputs_are_those_of_the_product",),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "native-tables-move-with-each-growth",
-        "A table of the library's that grows is copied each time.",
-        "host/native/tables.cpp",
-        "            bytes = twice;\n",
-        "",
-        (
-            "tests/host/system/test_growing_tables.py::test_tables_move_a_few_times_and_not_with_each_growth",
-        ),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "native-hits-fade-once",
-        "Hits fade by one step, however many others took.",
-        "host/native/tables.cpp",
-        "for (; fades > 0 && hits >> shift; --fades) {",
-        "if (fades > 0) {",
-        (f"{_TESTS}/kv/test_hot_pool.py",),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "fork-without-hits",
-        "A fork forgets the hits of what it goes on from.",
-        "host/native/tables.cpp",
-        "        std::copy_n(from.hits, from.hit_count, layers_[layer].hits);\n",
-        "",
-        (f"{_TESTS}/engine/test_runtime_points.py::test_a_fork_counts_its_own_hits",),
         Built.NATIVE,
     ),
     Mutant(
@@ -195,15 +121,6 @@ NATIVE: tuple[Mutant, ...] = (
         Built.NATIVE,
     ),
     Mutant(
-        "last-tail-of-a-fork-not-copied",
-        "The open group of a fork's last layer stays empty.",
-        "host/native/tables.cpp",
-        "size_t(tail_bytes_) * layers_.size());",
-        "size_t(tail_bytes_) * (layers_.size() - 1));",
-        (f"{_TESTS}/hf/test_cache_operations.py::test_forks_go_their_own_ways",),
-        Built.NATIVE,
-    ),
-    Mutant(
         "native-hits-overflow",
         "Hit counts of the native step begin anew where 2 bytes are full.",
         "host/native/decode_step.cpp",
@@ -215,142 +132,12 @@ NATIVE: tuple[Mutant, ...] = (
         Built.NATIVE,
     ),
     Mutant(
-        "joined-gap-one-page-longer",
-        "Reads are joined over a gap of one page more.",
-        "host/native/read_plan.cpp",
-        "own_start > end + kJoinGapBytes",
-        "own_start > end + kJoinGapBytes + 4096",
-        (
-            f"{_TESTS}/drive/test_read_plan.py::test_small_gaps_are_read_through_and_large_ones_left_out",
-        ),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "reads-of-pages-where-units-are-smaller",
-        "Reads are of whole pages whatever the file system asks for.",
-        "host/native/read_plan.cpp",
-        "begin / unit_bytes * unit_bytes",
-        "begin / 4096 * 4096",
-        (f"{_TESTS}/drive/test_read_plan.py::test_reads_are_of_whole_units_of_the_file",),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "sealed-pages-read-in-part",
-        "Sealed pages are read in units of the file.",
-        "host/native/landing.cpp",
-        "landing.seals ? std::max(landing.unit_bytes, kSealedPageBytes) : landing.unit_bytes",
-        "landing.unit_bytes",
-        (f"{_TESTS}/drive/test_sealed_landing.py",),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "reads-overrun-their-buffer",
-        "A batch of reads takes one more than the buffer holds.",
-        "host/native/read_plan.cpp",
-        "used + grown > buffer_bytes",
-        "used > buffer_bytes",
-        (f"{_TESTS}/drive/test_read_plan.py",),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "queued-reads-stay-in-a-ring",
-        "What a ring was not handed over is handed over with the reads of the next call.",
-        "host/native/ring.cpp",
-        """    show(pushed_, seen(taken_));
-    for (int tries""",
-        """    for (int tries""",
-        (f"{_TESTS}/drive/test_landing.py::test_what_does_not_come_is_read_again",),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "rows-copied-before-all-pieces-came",
-        "A row is copied out when the first piece of its run has come.",
-        "host/native/landing.cpp",
-        "fetch_sub(1, std::memory_order_acq_rel) == 1)",
-        "fetch_sub(1, std::memory_order_acq_rel) >= 1)",
-        (f"{_TESTS}/drive/test_landing.py::test_rows_come_right_where_nobody_watches",),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "missing-reads-not-made-again",
-        "Landing goes on although reads did not come whole.",
-        "host/native/landing.cpp",
-        "if (landing.missing) {",
-        "if (landing.missing < 0) {",
-        (f"{_TESTS}/drive/test_landing.py::test_what_does_not_come_is_read_again",),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "missing-bytes-believed",
-        "What a read did not bring is taken as if it had come.",
-        "host/hillinfer/drive/read_engines.py",
-        "                        file.read(into, offset)\n            return landing.landed",
-        "                        del into, offset\n            return landing.landed",
-        (f"{_TESTS}/drive/test_landing.py::test_what_does_not_come_is_read_again",),
-    ),
-    Mutant(
-        "any-wrong-row-is-told",
-        "The row that is told is not the first one whose checksum is another.",
-        "host/native/landing.cpp",
-        "(known < 0 || index < known)",
-        "(known < 0 || index > known)",
-        (f"{_TESTS}/drive/test_landing.py::test_the_first_of_several_wrong_rows_is_told",),
-        Built.NATIVE,
-    ),
-    Mutant(
         "tiles-cut-where-rows-came",
         "A tile of attention ends where the rows end that have come.",
         "host/native/attention.cpp",
         ": here / kTileRows * kTileRows;",
         ": here;",
         (f"{_TESTS}/attention/test_coming_attention.py::test_bits_do_not_depend_on_what_comes",),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "groups-freed-while-looked-at",
-        "A table of groups is freed as soon as there is a larger one.",
-        "host/native/tables.cpp",
-        "        groups_.push_back(std::move(grown));\n",
-        "        groups_.clear();\n        groups_.push_back(std::move(grown));\n",
-        (
-            f"{_TESTS}/kv/test_sequence_rows.py::test_groups_that_somebody_looks_at_stay_while_more_come",
-        ),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "settled-rows-give-way",
-        "A promotion takes the place of rows that were selected in the step that is still read.",
-        "host/native/promotion.cpp",
-        "slots.last_selected[slot] >= promotion.settled_before",
-        "slots.last_selected[slot] > promotion.settled_before",
-        (f"{_TESTS}/kv/test_promotion.py::test_native_promotion_is_that_of_numpy",),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "equal-rows-take-places",
-        "A row takes the place of one that is worth as much.",
-        "host/native/promotion.cpp",
-        "lowest.key >= best[into.size()].key",
-        "lowest.key > best[into.size()].key",
-        (f"{_TESTS}/kv/test_hot_pool.py::test_a_candidate_that_is_equal_in_everything_stays_out",),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "placed-groups-in-the-order-of-numbers",
-        "Rows of groups that lie elsewhere are looked for at the place of their numbers.",
-        "host/native/read_plan.cpp",
-        "starts ? starts[row / kGroupTokens]",
-        "starts && row < 0 ? starts[row / kGroupTokens]",
-        (f"{_TESTS}/drive/test_placed_groups.py::test_rows_land_from_where_their_groups_lie",),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "group-one-token-late",
-        "Native code looks a group up one token late.",
-        "host/native/row_places.cpp",
-        "position / kGroupTokens;",
-        "(position - 1) / kGroupTokens;",
-        (f"{_TESTS}/kv/test_row_places.py::test_rows_are_where_pool_and_tail_have_them",),
         Built.NATIVE,
     ),
     Mutant(
@@ -405,26 +192,6 @@ NATIVE: tuple[Mutant, ...] = (
         Built.NATIVE,
     ),
     Mutant(
-        "gone-lander-is-waited-for",
-        "Whoever settles behind a lander's end asks a thread that is gone.",
-        "host/hillinfer/drive/read_engines.py",
-        "        if self in self._begun:\n",
-        "        if self._begun is not None:\n",
-        (
-            f"{_TESTS}/drive/test_row_lander.py::test_what_landed_before_its_thread_ended_is_told_afterwards",
-        ),
-    ),
-    Mutant(
-        "every-slot-ranked-by-whoever-offers",
-        "Whoever offers a few rows ranks all slots of a pool that is full, however many.",
-        "host/hillinfer/kv/hot_pools.py",
-        " or pool.used_rows <= _QUICK_RANKED_ROWS\n",
-        " or pool.used_rows >= 0\n",
-        (
-            f"{_TESTS}/kv/test_promotion.py::test_many_slots_are_ranked_beside_whoever_offers_a_few_rows",
-        ),
-    ),
-    Mutant(
         "query-turned-the-other-way",
         "The library turns the first half of a predicted query by the second one's own sign.",
         "host/native/decode_step.cpp",
@@ -462,15 +229,6 @@ NATIVE: tuple[Mutant, ...] = (
         (
             f"{_TESTS}/engine/test_joined_step.py::test_rows_together_have_the_bits_sets_and_counts_of_rows_alone",
         ),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "pages-of-hot-rows-stay-small",
-        "Hot rows stay in small pages, however many are taken.",
-        "host/native/tables.cpp",
-        "if (first < stop && are_huge",
-        "if (stop < first && are_huge",
-        (f"{_TESTS}/kv/test_hot_pool.py::test_rows_that_are_wholly_taken_lie_in_huge_pages",),
         Built.NATIVE,
     ),
     Mutant(
@@ -548,26 +306,6 @@ NATIVE: tuple[Mutant, ...] = (
         Built.NATIVE,
     ),
     Mutant(
-        "joined-reads-over-a-gap",
-        "One call reads what does not lie one behind the other in the file.",
-        "host/native/file_reads.cpp",
-        "           reads.file_offsets[stop] == reads.file_offsets[first] + bytes &&\n",
-        "",
-        (
-            f"{_TESTS}/drive/test_native_engine.py::test_neighbours_of_a_file_come_in_one_call_wherever_each_goes",
-        ),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "joined-reads-told-as-whole",
-        "Each read of a call that came in part is told as whole.",
-        "host/native/file_reads.cpp",
-        "const int64_t own = std::min(left, reads.byte_counts[i]);",
-        "const int64_t own = reads.byte_counts[i];",
-        (f"{_TESTS}/drive/test_native_engine.py::test_each_of_joined_reads_is_told_what_it_got",),
-        Built.NATIVE,
-    ),
-    Mutant(
         "coded-attention-flushes-subnormal-numbers",
         "Coded attention keeps the thread's mode, in which subnormal numbers may be 0.",
         "host/native/exact_floats.h",
@@ -575,17 +313,6 @@ NATIVE: tuple[Mutant, ...] = (
         "",
         (
             f"{_TESTS}/attention/test_coded_attention.py::test_threads_and_flushed_subnormal_numbers_change_no_bit",
-        ),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "native-calls-flush-subnormal-numbers",
-        "A call computes in its thread's mode, in which subnormal numbers may be 0.",
-        "host/native/api.h",
-        "    const ExactFloats exact;\n",
-        "",
-        (
-            f"{_TESTS}/attention/test_native_attention.py::test_flushed_subnormal_numbers_change_no_bit",
         ),
         Built.NATIVE,
     ),
