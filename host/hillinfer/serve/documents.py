@@ -173,7 +173,7 @@ class Documents:
                 ) from error
             if not self._is_known(document.name):
                 # Whoever deleted it meanwhile found no file there yet.
-                self._kept.remove(document.name)
+                self._delete(document.name)
         try:
             self._read(document, ids)
         except ApiError:
@@ -234,11 +234,19 @@ class Documents:
         return self._text(name)
 
     def remove(self, name: str, tenant: bytes) -> None:
-        """Forget a file; what is being read of it ends within one forward pass."""
+        """Forget a file; what is being read of it ends within one forward pass.
+
+        Raises
+        ------
+        ApiError
+            Where this tenant has none of that name, or its drive does not let it go: it stays.
+        """
         self.get(name, tenant)
+        with self._lock:
+            # Whoever cannot read it any more waits here, and finds that it is gone.
+            self._delete(name)
+            self._known.pop(name, None)
         self._forget(name)
-        if self._kept is not None:
-            self._kept.remove(name)
 
     # --- the server's ----------------------------------------------------------------------
 
@@ -335,6 +343,20 @@ class Documents:
     def _is_known(self, name: str) -> bool:
         with self._lock:
             return name in self._known
+
+    def _delete(self, name: str) -> None:
+        """Delete a file that is kept: one that stayed would be back with the next server."""
+        if self._kept is None:
+            return
+        try:
+            self._kept.remove(name)
+        except OSError as error:
+            raise ApiError(
+                503,
+                f"the file cannot be deleted: {reason_of(error)}; delete it again",
+                "drive_failed",
+                SERVER,
+            ) from error
 
     def _forget(self, name: str) -> None:
         with self._lock:
@@ -439,5 +461,5 @@ class _Kept:
         return found
 
     def remove(self, name: str) -> None:
-        with suppress(OSError):
+        with suppress(FileNotFoundError):
             self._calls.unlink(self._directory / f"{name}.json")

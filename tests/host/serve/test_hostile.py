@@ -336,6 +336,20 @@ def test_a_file_that_cannot_be_kept_leaves_nothing(keeping, fault, code):
     assert put(client, "cat").id
 
 
+def test_a_file_whose_drive_does_not_let_it_go_is_not_told_as_deleted(keeping):
+    """It would be back with the next server."""
+    client, files, calls = keeping
+    made = put(client, "cat")
+    calls.begin(Injection("unlink", None, Fault.EIO))
+    with pytest.raises(openai.InternalServerError) as failed:
+        client.files.delete(made.id)
+    calls.begin()
+    assert failed.value.code == "drive_failed"
+    assert [one.id for one in client.files.list()] == [made.id]
+    assert client.files.delete(made.id).deleted
+    assert list(client.files.list()) == list(files.iterdir()) == []
+
+
 def test_kept_files_are_known_before_the_model(keeping):
     """Nobody is told that a file is gone that is only not read yet."""
     client, files, _ = keeping

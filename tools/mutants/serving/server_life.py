@@ -248,4 +248,15 @@ SERVER_LIFE: tuple[Mutant, ...] = (
         "",
         (f"{_TESTS}/test_options.py::test_a_text_goes_on_with_its_space",),
     ),
+    Mutant(
+        "a-file-that-stays-told-as-deleted",
+        "A file that its drive does not let go is told as deleted.",
+        "host/hillinfer/serve/documents.py",
+        "        with suppress(FileNotFoundError):\n            self._calls.unlink(self._directory",
+        "        with suppress(OSError):\n            self._calls.unlink(self._directory",
+        (
+            f"{_TESTS}/test_hostile.py::"
+            "test_a_file_whose_drive_does_not_let_it_go_is_not_told_as_deleted",
+        ),
+    ),
 )
