@@ -12,6 +12,7 @@ import pytest
 from waiting import until
 
 from hillinfer.catalogue.measuring import ProbeWishes
+from hillinfer.catalogue.records import RestingTimes
 from hillinfer.errors import SettingsError
 from hillinfer.models.loader import load_model
 from hillinfer.placement.policies import LeastRecentlyUsed
@@ -152,6 +153,12 @@ def test_a_small_study_plays_every_rival_within_the_budget(command, tiny_folder,
         assert f"{name}: " in outcome.out
 
 
+def timed_alike(stored, resting):
+    """Return a document whose forms take fixed times, so that no clock says where it is placed."""
+    forms = [replace(one, opening_seconds=0.01, token_seconds=0.01) for one in stored.usual.forms]
+    return replace(stored, usual=replace(stored.usual, resting=resting, forms=tuple(forms)))
+
+
 def test_a_server_plays_and_its_engine_has_a_place_among_larger_files(tiny_folder, tmp_path):
     loaded = load_model(str(tiny_folder), say=lambda line: None)
     workload = mooncake_workload(loaded.tokenizer, WorkloadSize(2, 5, 128, 192))
@@ -162,17 +169,25 @@ def test_a_server_plays_and_its_engine_has_a_place_among_larger_files(tiny_folde
         prompts = StoredPrompts(store, loaded.model)
         study = Harness(loaded.model, prompts, workload, 40.0, notes)
         for seed in range(2):
-            study.store(ProbeWishes(1, 1, seed=seed))
+            stored = study.store(ProbeWishes(1, 1, seed=seed))
+            study.stored[-1] = timed_alike(stored, RestingTimes(text=1.0, rows=0.1, token=0.01))
         server = ServedDocuments(loaded, store, study, tmp_path)
         assert server.budget > study.budget
         served, beside = server.play(SERVED, lru("held"))
         assert len(served.first_tokens) == len(served.agreements) == 5
-        assert {*served.forms} <= {"rows", "held", "int8", "mixed4", "shadow-int4", "lead-0.1"}
+        named = {"rows", "held", "int8", "mixed4", "shadow-int4", "lead-0.1"}
+        assert {*served.forms} <= named
         # The documents were there before anybody asked.
         assert served.forms[0] not in {"rows", ENGINE}
         assert served.moves > 0
         assert 0 < served.dram_peak <= server.budget
         assert beside.forms == ["held"] * 5
+        # The twin: where a document is computed anew sooner than read, the engine answers.
+        study.stored[:] = [
+            timed_alike(one, RestingTimes(text=1e-6, rows=0.1, token=0.01)) for one in study.stored
+        ]
+        anew, _ = server.play(SERVED, lru("held"))
+        assert anew.forms == [ENGINE] * 5
         assert shadowed_quality({"ours, α 1": served}) is None
         assert shadowed_quality({"ours served": replace(served, forms=[ENGINE] * 5)}) <= 1.0
         names = [one.name for one in sized_rivals((1.0,))]
