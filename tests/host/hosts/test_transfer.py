@@ -250,8 +250,8 @@ def trickling(**how):
         server.server_close()
 
 
-# httpx takes 100 KiB of headers: five seconds of these.
-HEADERS = {"head": b"HTTP/1.1 200 OK\r\n", "pause": 0.05, "part": b"X-One: %s\r\n" % (b"1" * 1000)}
+# httpx takes 100 KiB of headers: 25 seconds of these.
+HEADERS = {"head": b"HTTP/1.1 200 OK\r\n", "pause": 0.25, "part": b"X-One: %s\r\n" % (b"1" * 1000)}
 
 
 @pytest.mark.parametrize(
@@ -268,6 +268,6 @@ def test_a_host_that_never_ends_is_given_up_in_time(stores, how, said):
         began = time.monotonic()
         with reading(url, seconds=0.5) as reader, pytest.raises(TransferError, match=said):
             bring(stores[0], reader, wanted(prompt(1, 1024)))
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 15.0
         # What is more is left where it is, a few buffers of sockets beside it.
         assert own.sent < 32 << 20

@@ -125,7 +125,7 @@ def test_an_introduction_takes_no_longer_than_all_may_take(how):
         pytest.raises(TransferError, match="too long"),
     ):
         reader.read(bytes(32), 0, 4096, np.zeros(4096, np.uint8))
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 15.0
 
 
 def test_a_bit_that_a_transport_flips_is_noticed(stores):
