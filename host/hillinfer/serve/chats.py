@@ -109,6 +109,14 @@ class PromptTokens:
             )
         )
 
+    def piece_of(self, token_id: int) -> str:
+        """Return the text of one token inside a text; waits for nobody.
+
+        Some decoders leave out the space that a text begins with: behind itself a token has it.
+        """
+        alone, twice = self.text_of([token_id]), self.text_of([token_id, token_id])
+        return twice[len(alone) :] if twice.startswith(alone) else alone
+
     def check_letters(self, letters: int) -> None:
         """Refuse a prompt of so many characters where no tokens are so long; waits for nobody.
 

@@ -315,3 +315,22 @@ def test_a_prompt_from_a_closed_standard_input_is_empty(forked, tiny_folder):
     ended = forked("generate", "--model", tiny_folder, stdin=None)
     assert ended.status == 2
     assert "the prompt from standard input is empty" in one_line(ended)
+
+
+@pytest.mark.parametrize(("forward", "what", "told"), [(2, "/open", 2), (12, "the answer", 1)])
+def test_an_interrupt_ends_what_a_chat_does_and_not_the_chat(
+    forked, tiny_folder, document, place, forward, what, told
+):
+    asked = ("chat", "--model", tiny_folder, "--threads", 1, "--cold-dir", place / "cold")
+    more = ("--max-new-tokens", 16, "--dram-budget", "64MiB", "--prefill-chunk", 64)
+    lines = f"/open {document}\nwho?\n/open {document}\nwhere?\n".encode()
+    strikes = {"strike": "SIGINT", "forward": forward}
+    ended = forked(*asked, *more, stdin=lines, **strikes)
+    assert ended.status == 0, ended
+    assert f"{what} was interrupted; ask again" in ended.err
+    assert ended.err.count(" tokens/s; ") == told
+    # Other signals end it.
+    ended = forked(*asked, *more, stdin=lines, **strikes | {"strike": "SIGTERM"})
+    assert ended.status == 143
+    assert "interrupted (SIGTERM)" in one_line(ended)
+    assert list((place / "cold").iterdir()) == []

@@ -117,6 +117,13 @@ def test_a_text_goes_on_with_its_space(endless_folder, cold_dir):
         chunks = client.completions.create(**asked, stream=True)
         assert "".join(one.choices[0].text for one in chunks) == "the cat   "
         assert text(server.ask(CHAT, client, **options)) == "  "
+        # So do its tokens, one by one.
+        told = client.completions.create(**asked, logprobs=1).choices[0].logprobs
+        assert "".join(told.tokens) == "the cat   "
+        assert told.text_offset == list(range(10))
+        assert " " in told.top_logprobs[-1]
+        chat = server.ask(CHAT, client, **options, logprobs=True, top_logprobs=1)
+        assert [one.token for one in chat.choices[0].logprobs.content] == ["", " ", " "]
 
 
 def test_the_token_that_came_is_told_with_the_likeliest_of_a_text(client):

@@ -249,6 +249,33 @@ SERVER_LIFE: tuple[Mutant, ...] = (
         (f"{_TESTS}/test_options.py::test_a_text_goes_on_with_its_space",),
     ),
     Mutant(
+        "a-token-without-its-space",
+        "Log-probabilities name a token without the space that it has inside a text.",
+        "host/hillinfer/serve/chats.py",
+        "        return twice[len(alone) :] if twice.startswith(alone) else alone\n",
+        "        return alone\n",
+        (f"{_TESTS}/test_options.py::test_a_text_goes_on_with_its_space",),
+    ),
+    Mutant(
+        "a-chats-first-token-inside-a-text",
+        "Log-probabilities name the first token of a chat's answer as if others came before.",
+        "host/hillinfer/serve/http/wire.py",
+        "        text_of = self._tokens.text if choice in self._begun else self._tokens.first\n",
+        "        text_of = self._tokens.text\n",
+        (f"{_TESTS}/test_options.py::test_a_text_goes_on_with_its_space",),
+    ),
+    Mutant(
+        "an-interrupt-that-ends-a-chat",
+        "Ctrl-C while a chat reads a text ends the chat.",
+        "host/hillinfer/cli/serving/chat.py",
+        '                if str(interrupt) not in ("", "SIGINT"):\n',
+        '                if word.startswith("/"):\n',
+        (
+            "tests/host/cli/test_ending.py"
+            "::test_an_interrupt_ends_what_a_chat_does_and_not_the_chat[2-/open-2]",
+        ),
+    ),
+    Mutant(
         "a-file-that-stays-told-as-deleted",
         "A file that its drive does not let go is told as deleted.",
         "host/hillinfer/serve/documents.py",

@@ -142,6 +142,14 @@ class Talk:
                     self._words.get(word, self._unknown)(rest.strip())
                 else:
                     self._answer(line)
+            except KeyboardInterrupt as interrupt:
+                # Other signals end the command.
+                if str(interrupt) not in ("", "SIGINT"):
+                    raise
+                self._console.print(
+                    f"{word if word.startswith('/') else 'the answer'} was interrupted; ask again, "
+                    "or end with an empty line"
+                )
             except BrokenRunError:
                 raise
             except HillInferError as error:
@@ -150,13 +158,9 @@ class Talk:
     def _answer(self, question: str) -> None:
         try:
             turn = self._conversation.ask(question, show_text)
-        except KeyboardInterrupt as interrupt:
-            # Other signals end the command.
-            if str(interrupt) not in ("", "SIGINT"):
-                raise
+        except KeyboardInterrupt:
             show_text("\n")
-            self._console.print("the answer was interrupted; ask again, or end with an empty line")
-            return
+            raise
         show_text("\n")
         self._console.print(turn.answering)
 

@@ -345,7 +345,8 @@ def _prompt(served: ServedModel, asked: TextRequest) -> tuple[list[int], str]:
 
 def _given(served: ServedModel, ids: Sequence[int]) -> tuple[Given, ...]:
     """Return the tokens of a prompt behind its first, with where each one's text begins."""
-    texts = [len(served.prompts.text_of([one])) for one in ids]
+    prompts = served.prompts
+    texts = [len(prompts.text_of(ids[:1])), *(len(prompts.piece_of(one)) for one in ids[1:])]
     begins = accumulate(texts[:-1])
     whole = sum(texts)
     return tuple(Given(one, begin - whole) for one, begin in zip(ids[1:], begins, strict=True))

@@ -101,6 +101,7 @@ class ChatWire:
     ) -> None:
         self._head, self._tokens = head, TokenTexts(served)
         self._logprobs, self._told_usage = logprobs, told_usage
+        self._begun: set[int] = set()
 
     def first(self, choice: int) -> dict[str, Any]:
         """Return the chunk with the role."""
@@ -160,15 +161,19 @@ class ChatWire:
     def _logprobs_of(self, pieces: Sequence[Piece]) -> dict[str, Any] | None:
         if not self._logprobs:
             return None
-        told = [self._token(chosen) for piece in pieces for chosen, _ in piece.tokens]
+        told = [self._token(piece.choice, one) for piece in pieces for one, _ in piece.tokens]
         return {"content": told, "refusal": None}
 
-    def _token(self, chosen: Chosen) -> dict[str, Any]:
-        top = [self._likely(one) for one in chosen.top]
-        return self._likely(Likely(chosen.token_id, chosen.logprob)) | {"top_logprobs": top}
+    def _token(self, choice: int, chosen: Chosen) -> dict[str, Any]:
+        # A chat's answer is a text of its own, which its first token begins.
+        text_of = self._tokens.text if choice in self._begun else self._tokens.first
+        self._begun.add(choice)
+        top = [self._likely(one, text_of(one.token_id)) for one in chosen.top]
+        own = Likely(chosen.token_id, chosen.logprob)
+        return self._likely(own, text_of(own.token_id)) | {"top_logprobs": top}
 
-    def _likely(self, one: Likely) -> dict[str, Any]:
-        text = self._tokens.text(one.token_id)
+    @staticmethod
+    def _likely(one: Likely, text: str) -> dict[str, Any]:
         # A part of a character has no text of its own.
         own = None if "\ufffd" in text else list(text.encode())
         return {"token": text, "logprob": one.logprob, "bytes": own}
@@ -333,7 +338,7 @@ class TextWire:
         if logprobs is None or self._first_id is None:
             return logprobs
         first = {
-            "tokens": self._tokens.text(self._first_id),
+            "tokens": self._tokens.first(self._first_id),
             "token_logprobs": None,
             "top_logprobs": None,
             "text_offset": 0,
@@ -349,10 +354,14 @@ class TokenTexts:
         self._known: dict[int, str] = {}
 
     def text(self, token_id: int) -> str:
-        """Return the text of one token."""
+        """Return the text of one token that others come before."""
         if token_id not in self._known:
-            self._known[token_id] = self._served.prompts.text_of([token_id])
+            self._known[token_id] = self._served.prompts.piece_of(token_id)
         return self._known[token_id]
+
+    def first(self, token_id: int) -> str:
+        """Return the text of a token that a text begins with."""
+        return self._served.prompts.text_of([token_id])
 
 
 # --- Streams ---
