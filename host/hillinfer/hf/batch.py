@@ -327,15 +327,17 @@ class Batch:
         # Without a mask `generate` finds the padding by itself, and the forward pass checks it.
         pads = self._pads[::copies] if mask is None else left_padding(mask)
         for i, (sequence, pad) in enumerate(zip(self._sequences, self._pads, strict=True)):
-            given = array("i", ids[i // copies, pad:past].tolist())
-            known = given == sequence.token_ids[: len(given)]
-            if pads[i // copies] == pad and known and ids.shape[1] <= past:
+            own = pads[i // copies]
+            given = array("i", ids[i // copies, own:past].tolist())
+            # A row without tokens may get more padding.
+            fits = own == pad or not sequence.token_ids
+            if fits and given == sequence.token_ids[: len(given)] and ids.shape[1] <= past:
                 raise CacheUseError(
                     f"the prompt does not continue what the cache holds (sequence {i}): all of its "
                     f"{ids.shape[1]} tokens are among the {past} that are there; to generate from "
                     f"its end again, call cache.crop({ids.shape[1] - past - 1}) first"
                 )
-            if pads[i // copies] != pad or given != sequence.token_ids:
+            if not fits or given != sequence.token_ids:
                 raise CacheUseError(
                     "the prompt does not continue what the cache holds "
                     f"(sequence {i}): use a new cache for another prompt, or pass the whole "

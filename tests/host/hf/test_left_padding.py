@@ -128,3 +128,32 @@ def test_padding_of_a_row_without_tokens_may_grow_but_not_become_tokens(cold_dir
         model(ids[:, 20:], attention_mask=mask, past_key_values=cache)
         assert [len(row) for row in cache.token_ids] == [40, 15]
         cache.close()
+
+
+def test_generate_goes_on_where_a_row_of_the_cache_has_no_tokens_yet(cold_dir):
+    model = TINY.build()
+    ids, mask = prompts([40, 15])
+    with attached(model, cold_dir) as hill, torch.no_grad():
+
+        def answered(known, padding):
+            cache = hill.new_cache()
+            if known:
+                model(ids[:, :known], attention_mask=mask[:, :known], past_key_values=cache)
+            given = {"attention_mask": padding, "past_key_values": cache}
+            try:
+                out = model.generate(ids, **given, do_sample=False, max_new_tokens=4)
+                return out, [len(row) for row in cache.token_ids]
+            finally:
+                cache.close()
+
+        whole, lengths = answered(0, mask)
+        for known in (20, 25):
+            out, held = answered(known, mask)
+            assert torch.equal(out, whole)
+            assert held == lengths == [43, 18]
+        # The twin: padding that would have become tokens, and tokens that would be lost.
+        for known, pad in ((20, 10), (30, 35)):
+            other = mask.clone()
+            other[1] = torch.arange(40) >= pad
+            with pytest.raises(CacheUseError, match=r"continue what the cache holds \(sequence 1\)"):
+                answered(known, other)

@@ -145,6 +145,28 @@ CACHES: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        "padding-that-may-not-grow",
+        "`generate` refuses more padding of a row without tokens.",
+        "host/hillinfer/hf/batch.py",
+        "            fits = own == pad or not sequence.token_ids\n",
+        "            fits = own == pad\n",
+        (
+            "tests/host/hf/test_left_padding.py::"
+            "test_generate_goes_on_where_a_row_of_the_cache_has_no_tokens_yet",
+        ),
+    ),
+    Mutant(
+        "padding-that-may-move",
+        "`generate` goes on behind other tokens than the cache holds, where padding is as it was.",
+        "host/hillinfer/hf/batch.py",
+        "            if not fits or given != sequence.token_ids:\n",
+        "            if not fits:\n",
+        (
+            "tests/host/hf/test_left_padding.py::"
+            "test_generate_goes_on_where_a_row_of_the_cache_has_no_tokens_yet",
+        ),
+    ),
+    Mutant(
         "padding-becomes-tokens",
         "What a row without tokens had as padding may be called tokens later.",
         "host/hillinfer/hf/batch.py",
