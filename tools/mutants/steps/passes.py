@@ -41,8 +41,8 @@ PASSES: tuple[Mutant, ...] = (
         "ids-of-copies-shifted",
         "Where rows have copies, each is compared with the prompt of another row.",
         "host/hillinfer/hf/batch.py",
-        "ids[i // copies, pad:past]",
-        "ids[i % len(ids), pad:past]",
+        "ids[i // copies, own:past]",
+        "ids[i % len(ids), own:past]",
         (
             f"{_TESTS}/hf/test_ways_of_decoding.py::test_copies_of_a_padded_batch_keep_their_padding",
         ),
