@@ -29,6 +29,8 @@ from hillinfer.store.store import Store
 
 # A user's thread gets no word where a use broke off by an interrupt, so it looks by itself.
 _LOOK_AGAIN_S = 0.05
+# Two that look at once would each find garbage collected or not as the other has just set it.
+_LOOKING = threading.RLock()
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -104,13 +106,15 @@ def _frame_of(thread: int) -> FrameType | None:
     CPython before 3.11.9 may collect garbage meanwhile, and holds a lock that threads begin and end
     under. Where what is collected lets another thread go on that begins one, all would stand still.
     """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        return sys._current_frames().get(thread)
-    finally:
-        if collects:
-            gc.enable()
+    with _LOOKING:
+        collects = gc.isenabled()
+        # Ctrl-C may come behind any call: behind this one, too, garbage is collected again.
+        try:
+            gc.disable()
+            return sys._current_frames().get(thread)
+        finally:
+            if collects:
+                gc.enable()
 
 
 class Turns:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Threads that each use a cache get what each would get alone."""
 
+import gc
+import inspect
+import sys
 import threading
 import time
 from contextlib import ExitStack, closing, contextmanager
@@ -13,6 +16,7 @@ from tiny_models import TinyModel, prompts
 from transformers import DynamicCache
 
 from hillinfer.errors import CacheUseError
+from hillinfer.hf.engine import Use
 
 # A third layer is the first whose query is predicted.
 TINY = TinyModel(layers=3)
@@ -20,6 +24,8 @@ DOCUMENT, _ = prompts([150])
 QUESTIONS = [prompts([9], seed=seed)[0] for seed in (1, 2, 3)]
 # The most that anything waits, however busy the machine.
 ENOUGH = 60
+# For what does not come.
+A_MOMENT = 1
 
 
 @contextmanager
@@ -310,6 +316,70 @@ def test_a_pass_that_broke_off_keeps_nobody_waiting(error, dies, cold_dir):
         (found,) = together(go_on)
         assert all(torch.equal(one, expected) for one in found)
         whole.close()
+
+
+def test_threads_that_look_at_others_at_once_leave_garbage_collected():
+    """Each keeps garbage from being collected while it looks, and has it collected afterwards."""
+    use, is_between, over = Use(inspect.currentframe()), threading.Event(), threading.Event()
+
+    def looks_second():
+        sys.setprofile(stays)
+        assert use.is_elsewhere
+
+    def stays(frame, event, called):
+        """Have the second look stay where it has found garbage uncollected, until the first is."""
+        if event == "c_return" and called is gc.isenabled and not gc.isenabled():
+            is_between.set()
+            over.wait(ENOUGH)
+
+    second = threading.Thread(target=looks_second)
+
+    def begins(frame, event, called):
+        if event == "c_return" and called is gc.disable:
+            sys.setprofile(None)
+            second.start()
+            # It does not come so far where it waits for the first one's end.
+            is_between.wait(A_MOMENT)
+
+    def looks_first():
+        sys.setprofile(begins)
+        assert use.is_elsewhere
+        over.set()
+
+    try:
+        together(looks_first)
+        second.join(ENOUGH)
+        assert gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_an_interrupt_while_another_thread_is_looked_at_leaves_garbage_collected():
+    begun, over = threading.Event(), threading.Event()
+    uses = []
+
+    def waits():
+        uses.append(Use(inspect.currentframe()))
+        begun.set()
+        over.wait(ENOUGH)
+
+    def breaks(frame, event, called):
+        if event == "c_return" and called is gc.disable:
+            raise KeyboardInterrupt
+
+    thread = threading.Thread(target=waits)
+    thread.start()
+    assert begun.wait(ENOUGH)
+    try:
+        sys.setprofile(breaks)
+        with pytest.raises(KeyboardInterrupt):
+            uses[0].is_elsewhere  # noqa: B018
+        assert gc.isenabled()
+    finally:
+        sys.setprofile(None)
+        over.set()
+        thread.join()
+        gc.enable()
 
 
 def test_a_pass_inside_a_pass_is_refused_where_it_would_spoil_it(cold_dir):

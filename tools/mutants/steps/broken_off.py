@@ -6,6 +6,7 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 _DROPPED = "tests/host/hf/test_dropped_caches.py"
+_THREADS = "tests/host/hf/test_threads.py"
 _LOST = "tests/host/faults/test_lost_rows.py"
 _APPENDS = "tests/host/kv/test_broken_appends.py"
 _TABLES = "tests/host/system/test_growing_tables.py"
@@ -21,6 +22,25 @@ BROKEN_OFF = (
         "startswith(RUNTIME_THREADS) or _is_within_a_store():",
         "startswith(RUNTIME_THREADS):",
         (f"{_DROPPED}::test_a_last_cache_that_is_collected_within_its_store_stops_nobody",),
+    ),
+    Mutant(
+        "threads-looked-at-by-several-at-once",
+        "Threads that look at others at once leave the garbage collector off for good.",
+        "host/hillinfer/hf/engine.py",
+        "    with _LOOKING:\n",
+        "    if thread:\n",
+        (f"{_THREADS}::test_threads_that_look_at_others_at_once_leave_garbage_collected",),
+    ),
+    Mutant(
+        "an-interrupt-before-garbage-is-collected-again",
+        "Ctrl-C while another thread is looked at leaves the garbage collector off for good.",
+        "host/hillinfer/hf/engine.py",
+        "        try:\n            gc.disable()\n",
+        "        gc.disable()\n        try:\n",
+        (
+            f"{_THREADS}::"
+            "test_an_interrupt_while_another_thread_is_looked_at_leaves_garbage_collected",
+        ),
     ),
     Mutant(
         "one-failed-end-for-all",
