@@ -88,6 +88,10 @@ class GroupTable:
             self.parts_in_use += 1
         self._owners[group] += 1
 
+    def of_one_owner(self, groups: Iterable[int]) -> list[int]:
+        """Return those of some groups that nobody would own once they are given back."""
+        return [group for group in groups if self._owners[group] == 1]
+
     def give(self, group: int) -> bool:
         """Count one owner less and say whether nobody owns the group now."""
         self._owners[group] -= 1

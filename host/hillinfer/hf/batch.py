@@ -63,6 +63,8 @@ class Batch:
         self._sequences: list[Sequence] = []
         self._pads: list[int] = []
         self._made: list[Made] = []
+        # Those that nobody holds any more, as long as an interrupt keeps them from being freed.
+        self._gone: list[Sequence] = []
 
     @classmethod
     def of(cls, runtime: Runtime, sequence: Sequence) -> Batch:
@@ -148,11 +150,12 @@ class Batch:
         return [list(sequence.token_ids) for sequence in self._sequences]
 
     def clear(self) -> None:
-        """Free all sequences."""
-        gone, self._sequences, self._pads, self._made = _distinct(self._sequences), [], [], []
+        """Free all sequences; those that an interrupt leaves are freed by the next call."""
+        self._gone = _distinct([*self._gone, *self._sequences])
+        self._sequences, self._pads, self._made = [], [], []
         with ExitStack() as freed:
-            for sequence in gone:
-                freed.callback(self._runtime.release, sequence)
+            for sequence in self._gone:
+                freed.callback(self._free, sequence)
 
     def fork(self) -> Batch:
         """Return a batch of the same rows that goes on independently."""
@@ -366,6 +369,15 @@ class Batch:
                     f"sequence {i} was padded by {self._pads[i]} tokens, now by {pads[i]}"
                 )
         return pads
+
+    def _free(self, sequence: Sequence) -> None:
+        try:
+            self._runtime.release(sequence)
+        except Exception:
+            # Freed nevertheless.
+            self._gone = [one for one in self._gone if one is not sequence]
+            raise
+        self._gone = [one for one in self._gone if one is not sequence]
 
     def _open(self, ids: torch.Tensor, pads: list[int]) -> None:
         opened: dict[tuple[int, tuple[int, ...]], Sequence] = {}

@@ -394,7 +394,12 @@ class HillInferCache(PassingCache):
     def _forked(self, family: CacheFamily | None = None) -> Self:
         with self._alone(Use(sys._getframe())):
             batch = self._batch.fork()
-            return self._beside(batch, family)
+            try:
+                return self._beside(batch, family)
+            except BaseException:
+                # Nobody else knows of these rows.
+                batch.clear()
+                raise
 
     def _regaining(self, act: Callable[[], _Result]) -> _Result:
         """Do something that reads rows back, once more where rows of a store had to be regained."""

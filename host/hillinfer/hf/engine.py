@@ -317,9 +317,10 @@ class Engine:
         family, batch
             That cache's, and its rows; they are empty afterwards.
         """
+        # What an interrupt leaves of it is freed by the next use.
+        self._dropped.append(batch)
         try:
             self.free_dropped()
-            batch.clear()
         finally:
             family.lose()
             self._members.pop()
@@ -342,7 +343,9 @@ class Engine:
     def free_dropped(self) -> None:
         """Free the sequences of dropped caches, in the thread that is about to use the runtime."""
         while self._dropped:
-            self._dropped.popleft().clear()
+            # An interrupt leaves it to the next.
+            self._dropped[0].clear()
+            self._dropped.popleft()
 
     def _close_after_the_last(self) -> None:
         # Who holds it is about to be a cache of this engine, or closes it.

@@ -201,7 +201,8 @@ class SequenceManager:
 
     def _drop_bands(self, sequence: Sequence) -> None:
         while sequence.deeper:
-            self.release(sequence.deeper.pop())
+            self.release(sequence.deeper[-1])
+            sequence.deeper.pop()
 
     def fork(self, sequence: Sequence) -> Sequence:
         """Return a sequence with the same tokens; full groups and segments are shared."""
@@ -223,7 +224,12 @@ class SequenceManager:
         return copy
 
     def release(self, sequence: Sequence) -> None:
-        """Free whatever only this sequence owned, also where storing its rows is told to fail."""
+        """Free whatever only this sequence owned, also where storing its rows is told to fail.
+
+        After an interrupt the next call frees the rest; harmless when done twice.
+        """
+        if sequence not in self.sequences:
+            return
         self._drop_bands(sequence)
         try:
             self.settle_recording(sequence)
@@ -233,9 +239,10 @@ class SequenceManager:
             self._give_groups(sequence.truncate(0))
             self._pools.hits.forget(sequence)
             del sequence.token_ids[:]
+            counted = sequence.hits.byte_count + self._observed_bytes
+            # What comes behind this is not done twice.
             self.sequences.remove(sequence)
-            self._accountant.give(Part.OTHER, sequence.hits.byte_count)
-            self._accountant.give(Part.OTHER, self._observed_bytes)
+            self._accountant.give(Part.OTHER, counted)
             self._pools.give_tail()
 
     def note_pass(self, sequence: Sequence) -> None:
@@ -447,11 +454,14 @@ class SequenceManager:
         return np.asarray(sequence.groups[first : first + count], np.int64)
 
     def _give_groups(self, groups: list[int]) -> None:
-        given = [group for group in groups if self._groups.give(group)]
+        given = self._groups.of_one_owner(groups)
         for group in given:
             self._pools.forget_group(group)
         self._shadow.forget_groups(given)
         self._chunks.forget(given)
+        # Last: after an interrupt before that nobody gets a number that old rows are known by.
+        for group in groups:
+            self._groups.give(group)
         self.close_bases()
 
     def settle_recording(self, sequence: Sequence) -> None:

@@ -11,10 +11,15 @@ from contextlib import suppress
 import pytest
 import torch
 from generation_runs import attached, bits, run
+from interrupts import interrupted_at
 from test_broken_forward import PLACES, Breaks
 from tiny_models import TinyModel, prompts
 
 from hillinfer.errors import CacheUseError
+from hillinfer.hf.batch import Batch
+from hillinfer.hf.cache import HillInferCache
+from hillinfer.kv.rows import SequenceManager
+from hillinfer.memory_budget import Part
 
 TINY = TinyModel(layers=3)
 IDS, _ = prompts([70])
@@ -97,6 +102,89 @@ def test_after_an_interrupt_between_passes_the_same_call_is_told_what_to_do(afte
     cache.crop(int(re.search(r"crop\((-\d+)\)", str(no.value)).group(1)))
     assert torch.equal(run(model, cache, IDS).sequences, expected.sequences)
     cache.close()
+
+
+def held_by(attachment):
+    """Return what is counted, but for hot rows: how many these are depends on which groups are."""
+    parts = attachment.accountant.held()
+    return {part: count for part, count in parts.items() if part is not Part.HOT}
+
+
+def closed_at(attachment, function, number):
+    """Close a cache of its own, with Ctrl-C at a moment of a function's file; False past the last.
+
+    A sibling is used afterwards.
+    """
+    own, other = attachment.new_cache(), attachment.new_cache()
+    run(attachment.model, own, IDS)
+    try:
+        with interrupted_at(function, number) as interrupt:
+            own.close()
+    except KeyboardInterrupt:
+        # Closed, whatever is still to be freed.
+        own.close()
+        with pytest.raises(CacheUseError, match="this cache is closed"):
+            own.fork()
+    other.fork().close()
+    other.close()
+    return interrupt.left < 0
+
+
+@pytest.mark.parametrize("function", [SequenceManager.release, Batch.clear])
+def test_the_next_use_frees_what_an_interrupt_left_of_a_closed_cache(function, attachment, cache):
+    """It would be counted as long as another is open, and leave no room for the next one."""
+
+    closed_at(attachment, function, 10**6)
+    before, number = held_by(attachment), 0
+    while closed_at(attachment, function, number):
+        assert held_by(attachment) == before
+        number += 1
+    assert number > 5
+    # The twin: a cache that is open is counted.
+    run(attachment.model, other := attachment.new_cache(), IDS)
+    assert held_by(attachment) != before
+    other.close()
+
+
+def test_rows_of_a_fork_that_an_interrupt_broke_off_are_freed(attachment, cache):
+    cache.fork().close()
+    before, number, has_come = held_by(attachment), 0, True
+    while has_come:
+        with suppress(KeyboardInterrupt), interrupted_at(HillInferCache.fork, number) as moment:
+            cache.fork().close()
+        has_come = moment.left < 0
+        cache.fork().close()
+        assert held_by(attachment) == before
+        number += 1
+    assert number > 5
+    # The twin: a fork that is open is counted.
+    fork = cache.fork()
+    assert held_by(attachment) != before
+    fork.close()
+
+
+@pytest.mark.parametrize("leaves", ["close", "reset", "crop"])
+def test_no_cache_has_rows_of_one_that_an_interrupt_left_half_freed(leaves, attachment, cache):
+    """Numbers of groups are used again, and hot rows are known by them."""
+    model, (others, _) = attachment.model, prompts([70], seed=7)
+    calm = attachment.new_cache()
+    expected = bits(run(model, calm, others, new_tokens=2))
+    calm.close()
+    number, has_come = 0, True
+    while has_come:
+        own, next_one = attachment.new_cache(), attachment.new_cache()
+        given = bits(run(model, own, IDS, new_tokens=2))
+        leave = {"close": own.close, "reset": own.reset, "crop": lambda own=own: own.crop(-70)}
+        with suppress(KeyboardInterrupt), interrupted_at(SequenceManager.release, number) as moment:
+            leave[leaves]()
+        has_come = moment.left < 0
+        assert torch.equal(bits(run(model, next_one, others, new_tokens=2)), expected)
+        # The twin: the rows that were there are another prompt's.
+        assert not torch.equal(given, expected)
+        next_one.close()
+        own.close()
+        number += 1
+    assert number > 5
 
 
 # --- in the middle of a pass of a fork -----------------------------------------------------

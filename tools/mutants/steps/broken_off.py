@@ -7,6 +7,9 @@ from mutants.mutant import Mutant
 
 _DROPPED = "tests/host/hf/test_dropped_caches.py"
 _THREADS = "tests/host/hf/test_threads.py"
+_USED = "tests/host/hf/test_used_caches.py"
+_OTHERS = f"{_USED}::test_no_cache_has_rows_of_one_that_an_interrupt_left_half_freed"
+_LEFT = f"{_USED}::test_the_next_use_frees_what_an_interrupt_left_of_a_closed_cache"
 _LOST = "tests/host/faults/test_lost_rows.py"
 _APPENDS = "tests/host/kv/test_broken_appends.py"
 _TABLES = "tests/host/system/test_growing_tables.py"
@@ -41,6 +44,38 @@ BROKEN_OFF = (
             f"{_THREADS}::"
             "test_an_interrupt_while_another_thread_is_looked_at_leaves_garbage_collected",
         ),
+    ),
+    Mutant(
+        "numbers-given-before-their-rows-are-forgotten",
+        "Ctrl-C while a cache is freed leaves hot rows by numbers that the next cache gets.",
+        "host/hillinfer/kv/rows.py",
+        "        given = self._groups.of_one_owner(groups)\n",
+        "        given = [one for one in groups if self._groups.give(one)]\n        groups = []\n",
+        (f"{_OTHERS}[crop]",),
+    ),
+    Mutant(
+        "a-cache-half-freed-for-good",
+        "What Ctrl-C leaves of a closed cache is counted until the last one is closed.",
+        "host/hillinfer/hf/batch.py",
+        "_distinct([*self._gone, *self._sequences])",
+        "_distinct([*self._sequences])",
+        (f"{_LEFT}[release]",),
+    ),
+    Mutant(
+        "a-fork-broken-off-that-keeps-its-rows",
+        "Rows of a fork that Ctrl-C broke off are counted until the last cache is closed.",
+        "host/hillinfer/hf/cache.py",
+        "                batch.clear()\n                raise\n",
+        "                raise\n",
+        (f"{_USED}::test_rows_of_a_fork_that_an_interrupt_broke_off_are_freed",),
+    ),
+    Mutant(
+        "a-sequence-freed-twice",
+        "A sequence that was freed when Ctrl-C came is freed once more.",
+        "host/hillinfer/kv/rows.py",
+        "        if sequence not in self.sequences:\n            return\n",
+        "",
+        (f"{_LEFT}[release]",),
     ),
     Mutant(
         "one-failed-end-for-all",

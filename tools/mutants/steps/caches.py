@@ -74,21 +74,6 @@ CACHES: tuple[Mutant, ...] = (
         (f"{_ENDS}[close-True]",),
     ),
     Mutant(
-        "rows-freed-twice",
-        "Rows that could not be stored are freed, and once more by the next reset.",
-        f"{_HF}/batch.py",
-        """        with ExitStack() as freed:
-            for sequence in gone:
-                freed.callback(self._runtime.release, sequence)
-""",
-        """        self._sequences = gone
-        for sequence in gone:
-            self._runtime.release(sequence)
-        self._sequences = []
-""",
-        (f"{_ENDS}[reset-True]",),
-    ),
-    Mutant(
         "failure-that-keeps-caches",
         "A failed write of rows keeps every cache that met it, by the trace of its error.",
         "host/hillinfer/kv/cold_store.py",

@@ -54,12 +54,8 @@ ROWS: tuple[Mutant, ...] = (
         "observed-queries-given-back-twice",
         "The memory of a sequence's observed queries is given back twice.",
         "host/hillinfer/kv/rows.py",
-        """            self._accountant.give(Part.OTHER, self._observed_bytes)
-            self._pools.give_tail()
-""",
-        """            self._accountant.give(Part.OTHER, 2 * self._observed_bytes)
-            self._pools.give_tail()
-""",
+        "counted = sequence.hits.byte_count + self._observed_bytes",
+        "counted = sequence.hits.byte_count + 2 * self._observed_bytes",
         (
             f"{_TESTS}/engine/test_runtime_points.py::test_as_many_sequences_fit_after_others_came_and_went",
         ),

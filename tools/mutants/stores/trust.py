@@ -103,8 +103,8 @@ TRUST: tuple[Mutant, ...] = (
         "garbage-is-never-collected-again",
         "Whoever looks for another thread's use leaves the garbage collector off.",
         f"{_HOST}/hf/engine.py",
-        "        if collects:\n            gc.enable()\n",
-        "        pass\n",
+        "            if collects:\n                gc.enable()\n",
+        "            pass\n",
         (f"{_TESTS}/hf/test_dropped_caches.py",),
     ),
     Mutant(
