@@ -417,8 +417,8 @@ class ShadowMemory:
                 self._free(own)
 
     def _buffer(self, own: SegmentLayer) -> NDArray[np.uint8]:
-        self._accountant.take(Part.SHADOW, self._store.slot_bytes)
-        return self._store.view(own.arena.take())
+        with self._accountant.taking(Part.SHADOW, self._store.slot_bytes):
+            return self._store.view(own.arena.take())
 
     def _copied(self, own: SegmentLayer) -> NDArray[np.uint8] | None:
         """Return a copy of a shadow in DRAM; None where the device that held it is lost."""

@@ -6,12 +6,12 @@ import multiprocessing
 import pickle
 import re
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 import torch
 from generation_runs import attached, bits, run
-from interrupts import interrupted_at
+from interrupts import interrupted, interrupted_at
 from test_broken_forward import PLACES, Breaks
 from tiny_models import TinyModel, prompts
 
@@ -20,6 +20,7 @@ from hillinfer.hf.batch import Batch
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.kv.rows import SequenceManager
 from hillinfer.memory_budget import Part
+from hillinfer.shadow.arena import ShadowArena
 
 TINY = TinyModel(layers=3)
 IDS, _ = prompts([70])
@@ -161,6 +162,21 @@ def test_rows_of_a_fork_that_an_interrupt_broke_off_are_freed(attachment, cache)
     fork = cache.fork()
     assert held_by(attachment) != before
     fork.close()
+
+
+def test_a_shadow_that_an_interrupt_kept_from_being_made_is_not_counted(cold_dir):
+    with attached(TINY.build(), cold_dir, alpha=0.2) as hill, closing(hill.new_cache()) as calm:
+        run(hill.model, calm, IDS)
+        before = held_by(hill)
+        broken = hill.new_cache()
+        with pytest.raises(KeyboardInterrupt), interrupted(ShadowArena.take):
+            run(hill.model, broken, IDS)
+        broken.close()
+        assert held_by(hill) == before
+        # The twin: a shadow that is there is counted.
+        run(hill.model, whole := hill.new_cache(), IDS)
+        assert held_by(hill)[Part.SHADOW] > before[Part.SHADOW] > 0
+        whole.close()
 
 
 @pytest.mark.parametrize("leaves", ["close", "reset", "crop"])

@@ -70,6 +70,16 @@ BROKEN_OFF = (
         (f"{_USED}::test_rows_of_a_fork_that_an_interrupt_broke_off_are_freed",),
     ),
     Mutant(
+        "a-shadow-that-was-not-made-is-counted",
+        "A shadow is counted for good where Ctrl-C, or want of memory, keeps it from being made.",
+        "host/hillinfer/shadow/memory.py",
+        "        with self._accountant.taking(Part.SHADOW, self._store.slot_bytes):\n"
+        "            return self._store.view(own.arena.take())\n",
+        "        self._accountant.take(Part.SHADOW, self._store.slot_bytes)\n"
+        "        return self._store.view(own.arena.take())\n",
+        (f"{_USED}::test_a_shadow_that_an_interrupt_kept_from_being_made_is_not_counted",),
+    ),
+    Mutant(
         "a-sequence-freed-twice",
         "A sequence that was freed when Ctrl-C came is freed once more.",
         "host/hillinfer/kv/rows.py",
