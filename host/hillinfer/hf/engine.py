@@ -343,9 +343,12 @@ class Engine:
     def free_dropped(self) -> None:
         """Free the sequences of dropped caches, in the thread that is about to use the runtime."""
         while self._dropped:
+            batch = self._dropped[0]
             # An interrupt leaves it to the next.
-            self._dropped[0].clear()
-            self._dropped.popleft()
+            batch.clear()
+            # Another use may have come in between, of what garbage held.
+            with suppress(ValueError):
+                self._dropped.remove(batch)
 
     def _close_after_the_last(self) -> None:
         # Who holds it is about to be a cache of this engine, or closes it.
