@@ -134,4 +134,6 @@ def refusal_of(request: Any) -> str | None:
         return "images or sound are part of it, of which token numbers say nothing"
     if request.prompt_embeds is not None:
         return "its prompt is of embeddings"
+    if request.pooling_params is not None:
+        return "its tokens are pooled, and of those that are loaded there is nothing to pool"
     return None

@@ -181,7 +181,10 @@ class SchedulerSide:
     def matched(self, request: Request, computed: int) -> int:
         """Return how many tokens behind the computed ones the store has; asked repeatedly."""
         known = self._of(request)
-        if known is None:
+        # vLLM asks also where the answer needs what all tokens compute, as logprobs of the prompt
+        # do: those of loaded tokens would be whatever lay in memory. Their rows are stored all the
+        # same.
+        if known is None or request.skip_reading_prefix_cache:
             return 0
         return max(0, self._loaded_stop(known) - computed)
 

@@ -177,7 +177,7 @@ def test_an_engine_is_refused_with_its_reason(name):
 
 
 def request(**changed):
-    plain = {"mm_features": [], "prompt_embeds": None, "lora_request": None}
+    plain = {"mm_features": [], "prompt_embeds": None, "lora_request": None, "pooling_params": None}
     return SimpleNamespace(**(plain | changed))
 
 
@@ -186,6 +186,7 @@ def request(**changed):
     [
         ({"mm_features": [object()]}, "images or sound are part of it"),
         ({"prompt_embeds": object()}, "its prompt is of embeddings"),
+        ({"pooling_params": object()}, "its tokens are pooled"),
     ],
 )
 def test_a_request_is_left_out_with_its_reason(changed, said):

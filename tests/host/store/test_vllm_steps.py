@@ -59,13 +59,16 @@ def adapter_in(directory, number=1, **more):
     return SimpleNamespace(lora_int_id=number, lora_path=str(directory), **more)
 
 
-def request_of(name, ids, salt=None, refused=None, adapter=None):
+def request_of(name, ids, salt=None, refused=None, adapter=None, skips=False):
     return SimpleNamespace(
         request_id=name,
         prompt_token_ids=ids,
         cache_salt=salt,
         mm_features=[1] if refused == "images" else [],
         prompt_embeds=torch.zeros(1) if refused == "embeddings" else None,
+        pooling_params=object() if refused == "pooled" else None,
+        # As vLLM has it of requests for logprobs of their prompts.
+        skip_reading_prefix_cache=skips,
         lora_request=adapter or (adapter_in("hub/adapter") if refused == "adapter" else None),
     )
 
@@ -259,7 +262,19 @@ def test_what_the_engine_has_itself_is_not_loaded(opened):
     assert external == len(IDS) // 64 * 64 - 10 * BLOCK
 
 
-@pytest.mark.parametrize("refused", ["images", "embeddings", "adapter"])
+@pytest.mark.parametrize("skips", [True, False])
+def test_nothing_is_loaded_where_the_answer_needs_all_tokens_computed(opened, skips):
+    """Logprobs of loaded tokens would be whatever lay in memory. The twin loads them."""
+    opened().read("a", IDS[:700])
+    engine = opened()
+    numbers, external, _ = engine.read("b", IDS, skips=skips)
+    assert external == (0 if skips else 700 // 64 * 64)
+    assert engine.counts.loaded_tokens == external
+    assert engine.holds(IDS, numbers)
+    assert opened().read("c", IDS)[1] == len(IDS) // 64 * 64
+
+
+@pytest.mark.parametrize("refused", ["images", "embeddings", "adapter", "pooled"])
 def test_rows_that_tokens_do_not_decide_are_not_stored(opened, refused):
     engine = opened()
     engine.read("a", IDS, refused=refused)

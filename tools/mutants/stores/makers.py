@@ -67,6 +67,17 @@ MAKERS: tuple[Mutant, ...] = (
         (f"{_TESTS}::test_what_is_read_behind_rows_of_others_is_stored_by_nobody",),
     ),
     Mutant(
+        "logprobs-of-loaded-tokens",
+        "vLLM loads tokens of a prompt whose logprobs are asked for, and computes none of them.",
+        f"{_VLLM}/scheduling.py",
+        "if known is None or request.skip_reading_prefix_cache:",
+        "if known is None:",
+        (
+            "tests/host/store/test_vllm_steps.py::"
+            "test_nothing_is_loaded_where_the_answer_needs_all_tokens_computed",
+        ),
+    ),
+    Mutant(
         "vllm-stores-behind-others",
         "vLLM stores what it computed behind another engine's rows.",
         f"{_VLLM}/scheduling.py",
