@@ -19,7 +19,11 @@ from hillinfer.store.keys import STORE_VERSION
 from hillinfer.store.pool_files import ABOUT, Span, StoreError, StorePlaces
 from hillinfer.system.sqlite_file import FileKind, SqliteFile, is_broken
 
-_INDEX = FileKind("the store's index", StoreError)
+_INDEX = FileKind(
+    "the store's index",
+    StoreError,
+    "end what uses it, and whoever opens it next makes it anew from what the drives hold",
+)
 _SCHEMA = """
 PRAGMA journal_mode = WAL;
 CREATE TABLE meta(name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -173,16 +177,6 @@ class Database(SqliteFile):
                     yield db
             finally:
                 self.rows(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
-
-    def check(self) -> None:
-        """Look at all of it, seconds for a gigabyte; StoreError where it is broken."""
-        try:
-            super().check()
-        except StoreError as error:
-            raise StoreError(
-                f"{error}; end what uses it and remove it, and it is made anew from what the "
-                "drives hold"
-            ) from error
 
     def note(self, name: str) -> object:
         """Return what was noted by a name, None where nothing was."""

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stored_bytes import flip
+from stored_bytes import flip, tangle
 
 from hillinfer.store.eviction import EVICTION_POLICIES
 from hillinfer.store.extent import read_sheets
 from hillinfer.store.keys import UNIT_BYTES, ExtentShape
+from hillinfer.store.maintenance import Parts, chains
 from hillinfer.store.pool_files import StoreError, place_of
 from hillinfer.store.prefix import WrongBytesError
 from hillinfer.store.store import Store
@@ -141,6 +142,31 @@ def test_a_lost_index_is_made_anew_from_the_drives(place, how):
         put(store, space, prompt(6, 3000))
         assert check(store, space, prompt(6, 3000)) == 2944
         assert check(store, space, ids) == 4992
+
+
+@pytest.mark.parametrize("met_by", ["use", "verify", "nobody"])
+def test_an_index_that_is_found_broken_in_use_is_made_anew_when_it_is_opened_next(place, met_by):
+    """The quick look of an opening passes over entries that tables do not have."""
+    space, ids = namespace(), prompt(4, 3000)
+    with Store(place) as store:
+        put(store, space, ids)
+        (name,) = (one.name for one in chains(store.database))
+    tangle(place / "index.sqlite")
+    with Store(place) as store:
+        steps = {"use": lambda: store.remove(name), "verify": lambda: store.verify(Parts.SHEETS)}
+        if met_by in steps:
+            with pytest.raises(StoreError, match="whoever opens it next makes it anew"):
+                steps[met_by]()
+    with Store(place) as store:
+        if met_by == "nobody":
+            # The twin: nothing has told of it.
+            with pytest.raises(StoreError, match="malformed"):
+                store.remove(name)
+            return
+        assert check(store, space, ids) == 2944
+        assert store.remove(name) == 3
+    with Store(place) as store:
+        assert store.verify(Parts.SHEETS).chunks == 0
 
 
 # `saved` weighs what was measured, and so what else the machine does.

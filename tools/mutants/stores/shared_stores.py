@@ -19,6 +19,17 @@ SHARED_STORES: tuple[Mutant, ...] = (
         (f"{_SHARED}::test_an_index_that_cannot_be_opened_for_a_while_is_kept",),
     ),
     Mutant(
+        "an-index-broken-in-use-stays",
+        "An index that failed in use is opened again with the quick look that did not see it.",
+        "host/hillinfer/system/sqlite_file.py",
+        '            self._check("integrity_check")\n            # Where',
+        '            self._check("quick_check")\n            # Where',
+        (
+            "tests/host/store/test_store_damage.py::"
+            "test_an_index_that_is_found_broken_in_use_is_made_anew_when_it_is_opened_next",
+        ),
+    ),
+    Mutant(
         "a-broken-index-goes-before-there-is-a-new-one",
         "A broken index is taken away before a new one is there.",
         _DATABASE,
