@@ -175,9 +175,15 @@ class FormCache:
             if kept is not None:
                 kept.last_used = self._clock()
         if kept is not None:
-            # What the store counts for all processes, it counts for this one too.
-            self._prompts.stored_key(ids)
-            return OpenedDocument(kept.form, ids, kept.made.open())
+            try:
+                opened = kept.made.open()
+            except ColdPoolError:
+                # Its drive failed, or it was given up at this moment: the document rests.
+                self.give_up(document.key, kept.made)
+            else:
+                # What the store counts for all processes, it counts for this one too.
+                self._prompts.stored_key(ids)
+                return OpenedDocument(kept.form, ids, opened)
         # Neither looks at anything but the token numbers.
         states = DocumentStates(ids, ())
         rest = make_form(TEXT) if document.form == TEXT else StoredRowsForm(self._prompts)

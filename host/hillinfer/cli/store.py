@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +32,7 @@ from hillinfer.errors import SettingsError, reason_of, way_out
 from hillinfer.generate.run_report import StoreFacts
 from hillinfer.secrecy.key_sources import OPTIONS, KeySource, WithoutKey, key_source
 from hillinfer.secrecy.key_table import KeyTable
-from hillinfer.secrecy.library import CIPHER
+from hillinfer.secrecy.library import CIPHER, SecrecyError
 from hillinfer.secrecy.pages import CipherRate
 from hillinfer.store.eviction import (
     ADMISSIONS,
@@ -411,7 +412,15 @@ def rekey(
         key_source(key_file, passphrase_file, keyring), "rekey needs the key of the store"
     )
     places = StorePlaces.read(store)
-    count = KeyTable.of_store(places.keys, places.cipher, places.pool, old).rewrap(new)
+    parts = places.keys, places.cipher, places.pool
+    table = KeyTable.of_store(*parts, old)
+    with suppress(SecrecyError):
+        # One that is missing is made below.
+        KeyTable.of_store(*parts, new)
+        raise SettingsError(
+            f"the new key is the one that {store} has, and would go on opening it: give another one"
+        )
+    count = table.rewrap(new)
     line = f"{store}: {count} data key{'s' * (count != 1)} wrapped anew; the old key opens none"
     tell({"data_keys": count}, line, as_json=as_json)
 

@@ -56,8 +56,8 @@ class _PoolRows:
 
     Parameters
     ----------
-    file, drive
-        The file, and its number in the store.
+    file
+        The file.
     chunks
         Knows who uses what of it.
     read_unit
@@ -65,9 +65,9 @@ class _PoolRows:
     """
 
     def __init__(
-        self, file: PoolFile, drive: int, chunks: SharedChunks, read_unit: int = PAGE_BYTES
+        self, file: PoolFile, chunks: SharedChunks, read_unit: int = PAGE_BYTES
     ) -> None:
-        self._file, self._drive, self._chunks = file, drive, chunks
+        self._file, self._chunks = file, chunks
         self.read_unit = read_unit
 
     @property
@@ -103,7 +103,7 @@ class _PoolRows:
 
     def _failed(self, offset: int, what: str) -> StoredRowsError:
         error = StoredRowsError(f"{what}; ask again: the prompt is read anew then")
-        self._chunks.blame(self._drive, offset, error)
+        self._chunks.blame(self._file, offset, error)
         return error
 
 
@@ -138,7 +138,7 @@ class SharedChunks:
             if file not in self._files:
                 seals = self._seals if store.places.cipher else None
                 unit = file.read_unit if seals is None else PAGE_BYTES
-                rows = _PoolRows(file, drive, self, unit)
+                rows = _PoolRows(file, self, unit)
                 self._files[file] = self._others.add_file(rows, file.io_mode, seals)
             return self._files[file]
 
@@ -294,13 +294,13 @@ class SharedChunks:
             self._seals.leave(left)
         _end(ended)
 
-    def blame(self, drive: int, offset: int, error: Exception) -> None:
+    def blame(self, file: PoolFile, offset: int, error: Exception) -> None:
         """Tell the store of a chunk that it cannot be read, or is not as it was written."""
         with self._changing:
             wrong = [
                 shared
                 for shared in self._chunks.values()
-                if shared.span.drive == drive
+                if shared.store.files[shared.span.drive] is file
                 and 0 <= offset - shared.span.offset < shared.span.byte_count
             ]
         for shared in wrong:

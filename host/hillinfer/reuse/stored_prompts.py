@@ -211,22 +211,21 @@ class StoredPrompts:
                 f"load_into fills an empty cache, and this one holds {cache.get_seq_length()} "
                 "tokens: give a new one"
             )
-        found = self._prompts.find(ids)
-        if found is None:
-            return 0
-        tokens = self._usable(found, ids)
-        if not tokens:
-            found.close()
-            return 0
-        self._prompts.note(cache, found)
-        self.loaded.prefixes += 1
-        self.loaded.tokens += tokens
-        if takes_streams(cache):
-            room = len(ids) + new_tokens
-            cache.layers = self._loading(found, tokens, ids, room).layers()
-            return tokens
-        held = self._states(tokens, self._model.device)
-        with found:
+        with ExitStack() as leased:
+            found = self._prompts.find_leased(ids, leased)
+            tokens = 0 if found is None else self._usable(found, ids)
+            if found is None or not tokens:
+                return 0
+            self._prompts.note(cache, found)
+            self.loaded.prefixes += 1
+            self.loaded.tokens += tokens
+            if takes_streams(cache):
+                room = len(ids) + new_tokens
+                cache.layers = self._loading(found, tokens, ids, room).layers()
+                # Closed once all rows have landed.
+                leased.pop_all()
+                return tokens
+            held = self._states(tokens, self._model.device)
             try:
                 for layer, position, rows in found.stream():
                     held.place(layer, position, rows, tokens)

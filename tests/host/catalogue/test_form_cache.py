@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forms are made within a budget and give way; documents open at every moment, rightly."""
 
+import errno
 import shutil
 import threading
 import time
@@ -25,7 +26,9 @@ from hillinfer.catalogue.measuring import (
 )
 from hillinfer.catalogue.planning import PlanRules
 from hillinfer.catalogue.records import CatalogueError, KnownDocument, document_uses
+from hillinfer.drive.calls import DriveCalls
 from hillinfer.errors import BudgetError, ColdPoolError, SettingsError
+from hillinfer.forms.filed import DriveForm, FormFile
 from hillinfer.forms.intervals import lower_end
 from hillinfer.forms.probes import Probe, ProbeKind, ProbeSizes
 from hillinfer.forms.quantised import QuantisedForm
@@ -379,6 +382,41 @@ def test_comparing_and_measuring_end_before_any_pass_and_go_on_later(kept):
     renewed = checks.renewed(document, ids)
     assert [one.form for one in renewed.measured] == [one.form for one in document.measured]
     assert checks.slipped(document) == []
+
+
+class FailingReads(DriveCalls):
+    """A drive that takes what is written, and gives it back as long as it does not fail."""
+
+    fails = False
+
+    def preadv(self, *given):
+        if self.fails:
+            raise OSError(errno.EIO, "the drive fails")
+        return super().preadv(*given)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_document_opens_from_its_rest_where_its_drive_does_not_give_its_form(
+    kept, tmp_path, fails
+):
+    calls = FailingReads()
+    file = FormFile(tmp_path, calls)
+    parts = kept.model, kept.prompts, kept.store, kept.catalogue, Accountant(0)
+    form_cache = FormCache(*parts, form_of=lambda name: DriveForm(make_form("held"), file))
+    kept.catalogue.pin(kept.catalogue.find("d0").key, "drive-held")
+    assert [one.is_made for one in form_cache.settle()] == [True]
+    assert kept.answer(form_cache, "d0") == ("drive-held", kept.expected["d0"])
+    calls.fails = fails
+    # The twin: it opens as before, and stays.
+    form = "rows" if fails else "drive-held"
+    assert kept.answer(form_cache, "d0") == (form, kept.expected["d0"])
+    assert bool(form_cache.held) is not fails
+    calls.fails = False
+    # What was given up is made anew.
+    assert [one.is_made for one in form_cache.settle()] == [True] * fails
+    assert kept.answer(form_cache, "d0") == ("drive-held", kept.expected["d0"])
+    form_cache.close()
+    file.close()
 
 
 class Unreadable(StoredPrompts):

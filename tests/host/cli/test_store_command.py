@@ -2,6 +2,7 @@
 """`hillinfer generate --store` and `hillinfer store`: what was read once is not read again."""
 
 import json
+import shutil
 from xml.etree import ElementTree
 
 import pytest
@@ -233,6 +234,10 @@ def test_an_encrypted_store_gets_another_key_and_forgets_a_salt(
     assert "rekey needs a new key" in command(*rekey, "--key-file", key).error_line()
     line = command(*rekey, "--new-passphrase-file", file).error_line()
     assert "rekey needs the key of the store" in line
+    # Under another name it is the same key, which would open the store as before.
+    same = shutil.copy(key, tmp_path / "same")
+    line = command(*rekey, "--key-file", key, "--new-key-file", same).error_line()
+    assert "would go on opening it: give another one" in line
     told = command(*rekey, "--key-file", key, "--new-passphrase-file", file)
     assert told.out.endswith("2 data keys wrapped anew; the old key opens none\n")
     outcome, _ = generate(*asked, "--key-file", key, code=2)

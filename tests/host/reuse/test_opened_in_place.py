@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -670,6 +671,30 @@ def test_a_flipped_bit_reaches_no_token(name, model, filled, cold_dir, plain_ans
             with store.find(stored(model, store).namespace, ids) as prefix:
                 assert prefix.tokens == STORED
     assert store.statistics()["leases"] == 0
+
+
+def test_what_one_store_has_wrong_is_not_told_of_another(model, store, cold_dir, tmp_path):
+    """Chunks of two stores lie at one place of a drive of each."""
+    ids, budget = ids_of(FEW), least(model, cold_dir, TOKENS)
+    Store.create(tmp_path / "other", 64 * MIB)
+    with Store(tmp_path / "other") as other, attached(model, cold_dir, dram_budget=budget) as hill:
+        opened = []
+        for one, seed in ((store, 0), (other, 1)):
+            with closing(through(model, hill, one)) as first, torch.no_grad():
+                first.read(ids_of(FEW, seed))
+            opened.append(through(model, hill, one))
+            opened[-1].read(ids_of(FEW, seed))
+            assert told(opened[-1]).found_tokens == FEW_STORED
+        os.truncate(store.places.files[0][0], 128 * 1024)
+        list(opened[0].decode(Sampling(), NEW, frozenset()))
+        assert store.counts.quarantined_chunks
+        assert other.counts.quarantined_chunks == 0
+        for one in opened:
+            one.close()
+        with other.find(stored(model, other).namespace, ids_of(FEW, 1)) as found:
+            assert found.tokens == FEW_STORED
+    # The twin: the one whose drive is gone has nothing.
+    assert store.find(stored(model, store).namespace, ids) is None
 
 
 @SEALED_TOO

@@ -141,6 +141,19 @@ def test_a_drive_that_fails_is_a_miss_or_an_error_where_that_is_wanted(tmp_path,
         assert stored.load_into(WholeCache(), ids) == 192
 
 
+def test_nothing_stays_leased_where_there_is_no_memory_to_load_into(store):
+    model, ids = TinyModel(head_dim=32).build(), ids_of(200)
+    full = DynamicCache()
+    Generation(model, full, 64).read(ids)
+    stored = StoredPrompts(store, model)
+    assert stored.keep(full, ids) == 192
+    with pytest.raises((MemoryError, OSError)):
+        stored.load_into(DynamicCache(), ids, new_tokens=1 << 50)
+    assert store.statistics()["leases"] == 0
+    # The twin: there is room for less.
+    assert stored.load_into(DynamicCache(), ids, new_tokens=1 << 10) == 192
+
+
 def test_a_token_that_is_read_alone_is_not_stored(store, cold_dir):
     model = TinyModel(head_dim=32, dtype=torch.bfloat16).build()
     for tokens, chunk, stored in ((128, 127, 64), (128, 64, 128), (192, 1, 0)):

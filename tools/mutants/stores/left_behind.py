@@ -186,4 +186,37 @@ LEFT_BEHIND = (
         "if not is_whole:",
         (f"{_BLOCKS}::{_SAVED}",),
     ),
+    Mutant(
+        "wrong-rows-told-of-another-store",
+        "What one store has wrong is quarantined in another one that lies likewise.",
+        "host/hillinfer/extents/shared_chunks.py",
+        "if shared.store.files[shared.span.drive] is file\n",
+        "if shared.span.drive == 0\n",
+        (
+            f"{_TESTS}/reuse/test_opened_in_place.py::"
+            "test_what_one_store_has_wrong_is_not_told_of_another",
+        ),
+    ),
+    Mutant(
+        "leases-of-what-no-memory-was-for",
+        "A prefix that there is no memory for stays leased until its process ends.",
+        "host/hillinfer/reuse/stored_prompts.py",
+        "            found = self._prompts.find_leased(ids, leased)\n            tokens",
+        "            found = self._prompts.find(ids)\n            tokens",
+        (
+            f"{_TESTS}/reuse/test_stored_prompts.py::"
+            "test_nothing_stays_leased_where_there_is_no_memory_to_load_into",
+        ),
+    ),
+    Mutant(
+        "forms-that-do-not-come-are-errors",
+        "A document whose form its drive does not give back does not open.",
+        "host/hillinfer/catalogue/form_cache.py",
+        "            except ColdPoolError:\n                # Its",
+        "            except CacheUseError:\n                # Its",
+        (
+            f"{_TESTS}/catalogue/test_form_cache.py::"
+            "test_a_document_opens_from_its_rest_where_its_drive_does_not_give_its_form",
+        ),
+    ),
 )
