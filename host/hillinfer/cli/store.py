@@ -46,7 +46,7 @@ from hillinfer.store.eviction import (
 from hillinfer.store.keys import CHUNK_TOKENS, Reuse
 from hillinfer.store.maintenance import Parts, chains
 from hillinfer.store.maintenance import pin as pin_chunks
-from hillinfer.store.pool_files import StoreError, StorePlaces
+from hillinfer.store.pool_files import StoreError, StoreExistsError, StorePlaces
 from hillinfer.store.store import Store
 from hillinfer.store_namespaces import holdings
 from hillinfer.store_rules import Maker, StoreRules, StoreRulesError
@@ -143,7 +143,9 @@ class StoreUse:
         """
         try:
             if self.size is not None and not Store.exists(self.directory):
-                Store.create(self.directory, self.size, key=self.key)
+                # Another process may be as quick.
+                with suppress(StoreExistsError):
+                    Store.create(self.directory, self.size, key=self.key)
             return Store(self.directory, raising=self.raising, calls=calls, key=self.key)
         except OSError as error:
             raise StoreError(

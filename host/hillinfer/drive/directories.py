@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the cold pool lies, and what drive lies behind a directory."""
+"""Where the cold pool lies, what drive lies behind a directory, and who alone changes one."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -173,3 +177,46 @@ def filesystem_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> st
 
 def _unescape(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal.group(1), 8)), text)
+
+
+# --- What several processes change ---
+
+# So often whoever waits for another process looks again.
+_LOOK_SECONDS = 0.005
+
+
+@contextmanager
+def alone_in(place: Path, calls: DriveCalls) -> Iterator[None]:
+    """Wait until no other process is in here with a file or directory, and let none in.
+
+    Raises
+    ------
+    OSError
+        Where it cannot be opened or locked.
+    """
+    descriptor = calls.open(place, os.O_RDONLY)
+    try:
+        while True:
+            with suppress(BlockingIOError):
+                calls.lock(descriptor)
+                break
+            time.sleep(_LOOK_SECONDS)
+        yield
+    finally:
+        calls.close(descriptor)
+
+
+def put_in_place(path: Path, data: bytes, calls: DriveCalls) -> None:
+    """Write a small file that is there as a whole or not at all; OSError where that fails.
+
+    One process at a time.
+    """
+    beside = path.with_suffix(".new")
+    descriptor = calls.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
+    try:
+        if calls.pwrite(descriptor, memoryview(data), 0) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(beside))
+        calls.fsync(descriptor)
+    finally:
+        calls.close(descriptor)
+    calls.rename(beside, path)

@@ -64,9 +64,7 @@ class _PoolRows:
         What reads of rows are multiples of, in bytes: a page where these are sealed.
     """
 
-    def __init__(
-        self, file: PoolFile, chunks: SharedChunks, read_unit: int = PAGE_BYTES
-    ) -> None:
+    def __init__(self, file: PoolFile, chunks: SharedChunks, read_unit: int = PAGE_BYTES) -> None:
         self._file, self._chunks = file, chunks
         self.read_unit = read_unit
 

@@ -9,7 +9,6 @@ stored. Salts are named by a keyed hash, so the table does not tell them.
 
 from __future__ import annotations
 
-import errno
 import hmac
 import json
 import os
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.directories import put_in_place
 from hillinfer.errors import reason_of, way_out
 from hillinfer.secrecy.key_sources import KeySource
 from hillinfer.secrecy.library import (
@@ -408,17 +408,8 @@ def _wrapped(wrapping: bytes, pool: bytes, secret: bytes, about: bytes) -> bytes
 
 def _write(path: Path, table: _Table, calls: DriveCalls) -> None:
     """Put a table in its place at one moment, on the drive before this returns."""
-    beside = path.with_suffix(".new")
     try:
-        descriptor = calls.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
-        try:
-            data = memoryview(table.packed())
-            if calls.pwrite(descriptor, data, 0) != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(beside))
-            calls.fsync(descriptor)
-        finally:
-            calls.close(descriptor)
-        calls.rename(beside, path)
+        put_in_place(path, table.packed(), calls)
         folder = calls.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             calls.fsync(folder)

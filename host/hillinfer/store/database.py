@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
 
 from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.directories import alone_in
 from hillinfer.drive.files import ScratchPath, sweep
 from hillinfer.errors import reason_of, way_out
 from hillinfer.store.keys import STORE_VERSION
@@ -59,8 +58,6 @@ _MOST_LOG_PAGES = 1500
 _CHECKED_BYTES = 32 << 20
 # Texts of queries that are kept prepared.
 _PREPARED = 256
-# So often whoever waits for another process' making looks again.
-_LOOK_SECONDS = 0.005
 # Of what nobody can find: it goes before everything else.
 UNREACHABLE = -1e300
 
@@ -231,7 +228,7 @@ def opened_database(
             return known
         # One process at a time: of what one stores already, another that still looks at the
         # drives would take headers away.
-        with _alone(places):
+        with alone_in(places.directory / ABOUT, DriveCalls()):
             known = _known_database(places)
             if known is not None:
                 return known
@@ -280,19 +277,3 @@ def _known_database(places: StorePlaces) -> Database | None:
         if places.is_shared:
             raise
     return None
-
-
-@contextmanager
-def _alone(places: StorePlaces) -> Iterator[None]:
-    """Wait until no other process makes the index anew, and let none begin."""
-    calls = DriveCalls()
-    descriptor = calls.open(places.directory / ABOUT, os.O_RDONLY)
-    try:
-        while True:
-            with suppress(BlockingIOError):
-                calls.lock(descriptor)
-                break
-            time.sleep(_LOOK_SECONDS)
-        yield
-    finally:
-        calls.close(descriptor)

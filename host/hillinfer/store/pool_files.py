@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.calls import DriveCalls, Reads
-from hillinfer.drive.directories import filesystem_of, is_network
+from hillinfer.drive.directories import alone_in, filesystem_of, is_network, put_in_place
 from hillinfer.drive.files import PAGE_BYTES, IOMode, aligned_buffer, round_up, sweep
 from hillinfer.drive.read_turns import QUANTUM_BYTES, Apart, Patience, ReadTurns
 from hillinfer.errors import HillInferError, reason_of, way_out
@@ -48,6 +48,10 @@ _FIRST_PAGE = struct.Struct("<8sII16s")
 
 class StoreError(HillInferError):
     """A store cannot be used, or something in it is not as it was written."""
+
+
+class StoreExistsError(StoreError):
+    """There is a store already where one was to be made."""
 
 
 class StoreFailedError(StoreError):
@@ -197,17 +201,15 @@ class StorePlaces:
             for place in places:
                 if not place.exists():
                     place.parent.mkdir(parents=True, exist_ok=True)
-                    calls.mkdir(place)
+                    # Another process may be as quick.
+                    with suppress(FileExistsError):
+                        calls.mkdir(place)
                 kind = filesystem_of(place)
                 if is_network(kind):
                     raise StoreError(
                         f"{place} is on {kind}, a network, where processes cannot share a store: "
                         "choose a local drive with --store"
                     )
-            if (directory / ABOUT).exists():
-                raise StoreError(f"{directory} holds a store already: use it, or choose another")
-            if not (directory / _OWNERS).exists():
-                calls.mkdir(directory / _OWNERS)
             left = size - max(_INDEX_LEAST, size // _INDEX_PART)
             own = left // len(places) // UNIT_BYTES * UNIT_BYTES
             pool = secrets.token_bytes(16)
@@ -217,30 +219,25 @@ class StorePlaces:
                 "size": size,
                 "drives": [["", own], *([str(place.resolve()), own] for place in drives)],
             }
-            if key is not None:
-                # Before there is a store, so that there is none that nobody can read.
-                KeyTable.create(directory / _KEYS, pool, key, calls)
-                about |= {"version": SEALED_VERSION, "cipher": CIPHER}
-            _write_new(directory / ABOUT, json.dumps(about, indent=1).encode(), calls)
+            # One process makes all of it: files of two would be of two stores.
+            with alone_in(directory, calls):
+                if (directory / ABOUT).exists():
+                    raise StoreExistsError(
+                        f"{directory} holds a store already: use it, or choose another"
+                    )
+                if not (directory / _OWNERS).exists():
+                    calls.mkdir(directory / _OWNERS)
+                if key is not None:
+                    # Before there is a store, so that there is none that nobody can read.
+                    KeyTable.create(directory / _KEYS, pool, key, calls)
+                    about |= {"version": SEALED_VERSION, "cipher": CIPHER}
+                put_in_place(directory / ABOUT, json.dumps(about, indent=1).encode(), calls)
         except OSError as error:
             raise StoreError(
                 f"no store can be made in {directory}: {reason_of(error)}; "
                 f"{way_out(error, 'choose another --store')}"
             ) from error
         return cls.read(directory)
-
-
-def _write_new(path: Path, data: bytes, calls: DriveCalls) -> None:
-    """Write a small file that is there as a whole or not at all."""
-    beside = path.with_suffix(".new")
-    descriptor = calls.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
-    try:
-        if calls.pwrite(descriptor, memoryview(data), 0) != len(data):
-            raise OSError(errno.ENOSPC, "no room for a small file", str(path))
-        calls.fsync(descriptor)
-    finally:
-        calls.close(descriptor)
-    calls.rename(beside, path)
 
 
 # --- Files of drives ---

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hillinfer.errors import HillInferError
 from hillinfer.store.keys import Namespace
-from hillinfer.store.pool_files import StoreError
+from hillinfer.store.pool_files import StoreError, StoreExistsError
 from hillinfer.store.store import Store
 from hillinfer.store_namespaces import (
     RowKind,
@@ -73,7 +74,9 @@ def opened_store(extra: Mapping[str, Any]) -> Store:
             raise ConnectorError(
                 f"store_size '{extra['store_size']}' is a share: write bytes, as 20GB"
             )
-        Store.create(directory, size)
+        # Of ranks that begin together one makes it.
+        with suppress(StoreExistsError):
+            Store.create(directory, size)
     return Store(directory)
 
 

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 from contextlib import closing
 from functools import partial
+from threading import Barrier, Thread
 
 import numpy as np
 import pytest
@@ -14,13 +15,15 @@ from few_descriptors import free_descriptors
 from stored_bytes import flip
 
 from hillinfer.drive.calls import DriveCalls
+from hillinfer.secrecy.key_sources import KeyFile
 from hillinfer.store.keys import ExtentShape
 from hillinfer.store.maintenance import chains, pin
-from hillinfer.store.pool_files import StoreError
+from hillinfer.store.pool_files import StoreError, StoreExistsError
 from hillinfer.store.prefix import WrongBytesError
 from hillinfer.store.store import Store
 from hillinfer.store_namespaces import prefix_ids, token_ids
 from hillinfer_bench.storing.made_prompts import check, namespace, prompt, put, rows_of
+from hillinfer_vllm.shared_store import opened_store
 
 MIB = 1 << 20
 SPACE = namespace()
@@ -352,3 +355,62 @@ def test_a_store_that_never_held_anything_gets_its_files(tmp_path, there):
         assert put(store, SPACE, IDS) == 2944
     with Store(tmp_path / "store") as store:
         assert check(store, SPACE, IDS) == 2944
+
+
+# --- Several that make a store at once ---
+
+
+class Meeting(KeyFile):
+    """A key that is made while another thread begins to make a store."""
+
+    def meet(self, other):
+        object.__setattr__(self, "other", other)
+        return self
+
+    def make(self, calls):
+        self.other.start()
+        # With nothing in its way it is done by then; what it waits for comes behind this.
+        self.other.join(0.5)
+        super().make(calls)
+
+
+@pytest.mark.parametrize(("where", "said"), [("store", "there"), ("elsewhere", "made")])
+def test_of_two_that_make_a_store_at_once_one_does(tmp_path, where, said):
+    """Else keys, store and files would be of two stores. The twin makes one elsewhere."""
+    place, key, told = tmp_path / "store", KeyFile(tmp_path / "key"), []
+
+    def second():
+        try:
+            Store.create(tmp_path / where, 64 * MIB, key=KeyFile(tmp_path / "other key"))
+        except StoreExistsError:
+            told.append("there")
+        else:
+            told.append("made")
+
+    other = Thread(target=second)
+    Store.create(place, 64 * MIB, key=Meeting(key.path).meet(other))
+    other.join()
+    assert told == [said]
+    with Store(place, key=key) as store:
+        assert put(store, SPACE, IDS) == 2944
+        assert check(store, SPACE, IDS) == 2944
+
+
+def test_ranks_that_begin_together_get_one_store(tmp_path):
+    place, begin, opened = tmp_path / "some" / "store", Barrier(4), []
+
+    def rank():
+        begin.wait()
+        opened.append(opened_store({"store": str(place), "store_size": "64MiB"}))
+
+    ranks = [Thread(target=rank) for _ in range(4)]
+    for one in ranks:
+        one.start()
+    for one in ranks:
+        one.join()
+    assert len(opened) == 4
+    # What one stores all others find.
+    assert put(opened[0], SPACE, IDS) == 2944
+    for store in opened:
+        assert check(store, SPACE, IDS) == 2944
+        store.close()

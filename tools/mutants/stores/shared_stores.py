@@ -114,6 +114,14 @@ SHARED_STORES: tuple[Mutant, ...] = (
         (f"{_SHARED}::test_what_a_damaged_chunk_leaves_goes_first_until_it_is_found_again[True]",),
     ),
     Mutant(
+        "two-make-one-store",
+        "Of two processes that make a store at once, one's files replace some of the other's.",
+        "host/hillinfer/store/pool_files.py",
+        "            with alone_in(directory, calls):",
+        "            with suppress(BlockingIOError):",
+        (f"{_SHARED}::test_of_two_that_make_a_store_at_once_one_does",),
+    ),
+    Mutant(
         "a-mount-point-gets-a-file",
         "The file of a drive that is not mounted is made anew on another drive.",
         "host/hillinfer/store/pool_files.py",
