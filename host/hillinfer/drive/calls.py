@@ -8,6 +8,7 @@ import fcntl
 import mmap
 import os
 import struct
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -165,6 +166,12 @@ class DriveCalls:
     def allocate(self, descriptor: int, offset: int, byte_count: int) -> None:
         """Take room on the drive for a part of a file, which reads as zeros until it is written."""
         os.posix_fallocate(descriptor, offset, byte_count)
+
+    def free_bytes(self, descriptor: int) -> int:
+        """Return the bytes that the drive of an open file has for this user."""
+        found = os.fstatvfs(descriptor)
+        # Some file systems in user space count nothing.
+        return found.f_bavail * found.f_frsize if found.f_blocks else sys.maxsize
 
     def fsync(self, descriptor: int) -> None:
         """Wait until a file's or directory's content is on the drive."""

@@ -354,18 +354,17 @@ class PoolFile:
         return self._calls.size(self._descriptor)
 
     def ensure(self, span: Span) -> None:
-        """Have room on the drive for a span.
-
-        Raises
-        ------
-        OSError
-            Where the drive has none.
-        """
+        """Have room on the drive for a span; OSError where it has none but what the index needs."""
         stop = span.offset + span.byte_count
         size = self.byte_count
         if stop > size:
             step = max(self._most_bytes // _GROWTH_PART, span.byte_count)
             grown = min(max(round_up(stop, step), stop), self._most_bytes)
+            # Without some an index cannot even be looked into, and what fails may keep what it got.
+            left = self._calls.free_bytes(self._descriptor) - _INDEX_LEAST
+            if left < stop - size:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+            grown = grown if grown - size <= left else stop
             try:
                 self._calls.allocate(self._descriptor, size, grown - size)
             except OSError as error:

@@ -66,6 +66,7 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     # A system that does not say it is no failure: reads are of pages then.
     "read_unit": (Fault.DELAY,),
     "size": (Fault.EIO, Fault.DELAY),
+    "free_bytes": _ERRORS,
     "allocate": (*_ERRORS, *_SPACE),
     "fsync": (*_ERRORS, *_SPACE),
     "fdatasync": (*_ERRORS, *_SPACE),

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from hillinfer.drive.calls import DriveCalls
 from hillinfer.store.database import State
 from hillinfer.store.keys import CHUNK_GROUPS, CHUNK_TOKENS, UNIT_BYTES
 from hillinfer.store.store import Store
@@ -297,3 +298,35 @@ def test_room_whose_headers_cannot_be_taken_is_made_by_another_writer(full, call
         facts = store.statistics()
         assert facts["chunk_bytes"] + facts["free_bytes"] == store.files[0].units * UNIT_BYTES
         assert put(failing, SPACE, prompt(3000, TOKENS)) == WHOLE
+
+
+class NearlyFull(DriveCalls):
+    """A drive that has so many bytes for files, and says so."""
+
+    def __init__(self, left):
+        self.left = left
+
+    def free_bytes(self, descriptor):
+        return self.left
+
+    def allocate(self, descriptor, offset, byte_count):
+        self.left -= byte_count
+        assert self.left >= 0, "a drive that is full takes no index either"
+        super().allocate(descriptor, offset, byte_count)
+
+
+@pytest.mark.parametrize("mebibytes", [12, 60])
+def test_rows_leave_the_index_some_of_a_drive(tmp_path, mebibytes):
+    """Of a drive without any nothing could be found any more, nor removed."""
+    space = namespace()
+    Store.create(tmp_path / "store", 256 * MIB)
+    calls = NearlyFull(mebibytes * MIB)
+    with Store(tmp_path / "store", calls=calls) as store:
+        for seed in range(12):
+            put(store, space, prompt(seed, 2048))
+        assert calls.left >= 8 * MIB
+        found = [check(store, space, prompt(seed, 2048)) for seed in range(12)]
+        # The twin has room for all.
+        assert (found == [2048] * 12) is (mebibytes == 60)
+        assert found[0] == 2048
+        assert ("No space left" in store.counts.last_failure) is (mebibytes == 12)

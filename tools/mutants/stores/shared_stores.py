@@ -114,6 +114,14 @@ SHARED_STORES: tuple[Mutant, ...] = (
         (f"{_SHARED}::test_what_a_damaged_chunk_leaves_goes_first_until_it_is_found_again[True]",),
     ),
     Mutant(
+        "rows-take-the-last-of-a-drive",
+        "Rows take all that a drive has, and the index cannot be opened any more.",
+        "host/hillinfer/store/pool_files.py",
+        "self._calls.free_bytes(self._descriptor) - _INDEX_LEAST",
+        "self._calls.free_bytes(self._descriptor)",
+        ("tests/host/store/test_room.py::test_rows_leave_the_index_some_of_a_drive",),
+    ),
+    Mutant(
         "two-make-one-store",
         "Of two processes that make a store at once, one's files replace some of the other's.",
         "host/hillinfer/store/pool_files.py",
