@@ -222,6 +222,7 @@ class Index:
         parent_key: bytes,
         target: bytes,
         given: Sequence[Chunk] = (),
+        ends: Sequence[int] = (),
     ) -> Chunk | None:
         """Take an extent for a chunk that is about to be written; None where no room is free.
 
@@ -239,6 +240,8 @@ class Index:
             Tombed chunks of the owner, without headers on their drives. Their room is freed and
             taken from at once, so that nobody else gets it in between; it stays the owner's where
             None is returned.
+        ends
+            Of each drive the unit behind the last one that it has room for; none: it has for all.
 
         Raises
         ------
@@ -254,10 +257,12 @@ class Index:
             if other is not None:
                 raise AlreadyStoredError("another process stores the same prefix")
             give_back(db, given, owner)
+            last = [part for at, end in enumerate(ends) for part in (at, end - units)]
             place = db.execute(
                 "SELECT drive, unit, units FROM free WHERE units >= ? "
+                f"{'AND NOT (drive = ? AND unit > ?) ' * len(ends)}"
                 "ORDER BY drive <> ?, unit LIMIT 1",
-                (units, drive),
+                (units, *last, drive),
             ).fetchone()
             if place is None:
                 raise _NoRoomError

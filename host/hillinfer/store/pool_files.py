@@ -353,6 +353,11 @@ class PoolFile:
         """Bytes that it takes on the drive now."""
         return self._calls.size(self._descriptor)
 
+    @property
+    def growth_bytes(self) -> int:
+        """What its drive has for it: without the rest an index cannot even be looked into."""
+        return self._calls.free_bytes(self._descriptor) - _INDEX_LEAST
+
     def ensure(self, span: Span) -> None:
         """Have room on the drive for a span; OSError where it has none but what the index needs."""
         stop = span.offset + span.byte_count
@@ -360,8 +365,7 @@ class PoolFile:
         if stop > size:
             step = max(self._most_bytes // _GROWTH_PART, span.byte_count)
             grown = min(max(round_up(stop, step), stop), self._most_bytes)
-            # Without some an index cannot even be looked into, and what fails may keep what it got.
-            left = self._calls.free_bytes(self._descriptor) - _INDEX_LEAST
+            left = self.growth_bytes
             if left < stop - size:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
             grown = grown if grown - size <= left else stop

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -302,13 +304,14 @@ class ExtentRoom:
                 self._next_drive = (self._next_drive + 1) % len(self._files)
                 found = self._index.begin(
                     number, self._owner, shape.units, self._next_drive, position, parent,
-                    parent_key, target, made,
+                    parent_key, target, made, self._ends(),
                 )  # fmt: skip
                 if found is not None:
                     made = []
                     return found
                 more = self._made_room()
                 if not more:
+                    self._check_drives()
                     break
                 made += more
         except AlreadyStoredError:
@@ -468,6 +471,20 @@ class ExtentRoom:
         except BaseException:
             self._retirement.disclaim(chunks, self._owner)
             raise
+
+    def _ends(self) -> list[int]:
+        """Return of each drive the unit behind the last one that it has room for.
+
+        On one that is full chunks take the places of others, as in a full store.
+        """
+        sizes = [file.byte_count + max(0, file.growth_bytes) for file in self._files]
+        return [size // UNIT_BYTES for size in sizes]
+
+    def _check_drives(self) -> None:
+        """Raise OSError where a drive is full before the store is."""
+        for file, end in zip(self._files, self._ends(), strict=True):
+            if end <= file.units:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file.path))
 
     def _number(self, namespace: Namespace) -> int:
         digest = namespace.digest
