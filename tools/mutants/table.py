@@ -12,14 +12,14 @@ from mutants.hardware.queries import QUERIES
 from mutants.hardware.rtl import RTL
 from mutants.mutant import Mutant
 from mutants.prompts.later_prompts import LATER_PROMPTS
-from mutants.prompts.prompts import PROMPTS
+from mutants.prompts.looked_up import LOOKED_UP
 from mutants.prompts.pruned_decoding import PRUNED_DECODING
 from mutants.prompts.pruning import PRUNING
 from mutants.prompts.reused_prompts import REUSED_PROMPTS
 from mutants.prompts.reused_rows import REUSED_ROWS
 from mutants.serving.catalogue import CATALOGUE
+from mutants.serving.requests import REQUESTS
 from mutants.serving.server_life import SERVER_LIFE
-from mutants.serving.serving import SERVING
 from mutants.steps.broken_off import BROKEN_OFF
 from mutants.steps.caches import CACHES
 from mutants.steps.coded_steps import CODED_STEPS
@@ -34,9 +34,9 @@ from mutants.steps.torch_coded import TORCH_CODED
 from mutants.stores.hosts import HOSTS
 from mutants.stores.left_behind import LEFT_BEHIND
 from mutants.stores.makers import MAKERS
+from mutants.stores.one_store import ONE_STORE
 from mutants.stores.secrecy import SECRECY
 from mutants.stores.shared_stores import SHARED_STORES
-from mutants.stores.stores import STORES
 from mutants.stores.trust import TRUST
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -48,14 +48,14 @@ MUTANTS: tuple[Mutant, ...] = (
     *QUERIES,
     *RTL,
     *LATER_PROMPTS,
-    *PROMPTS,
+    *LOOKED_UP,
     *PRUNED_DECODING,
     *PRUNING,
     *REUSED_PROMPTS,
     *REUSED_ROWS,
     *CATALOGUE,
     *SERVER_LIFE,
-    *SERVING,
+    *REQUESTS,
     *BROKEN_OFF,
     *CACHES,
     *CODED_STEPS,
@@ -72,6 +72,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *MAKERS,
     *SECRECY,
     *SHARED_STORES,
-    *STORES,
+    *ONE_STORE,
     *TRUST,
 )

@@ -483,7 +483,7 @@ class ExtentRoom:
     def _check_drives(self) -> None:
         """Raise OSError where a drive is full before the store is."""
         for file, end in zip(self._files, self._ends(), strict=True):
-            if end <= file.units:
+            if end < file.units:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file.path))
 
     def _number(self, namespace: Namespace) -> int:

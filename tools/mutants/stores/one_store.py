@@ -14,7 +14,7 @@ _VALUES = "host/hillinfer/extents/stored_values.py"
 _ROOM = "tests/host/store/test_room.py"
 _STREAMING = f"{_TESTS}/reuse/test_streaming.py"
 
-STORES: tuple[Mutant, ...] = (
+ONE_STORE: tuple[Mutant, ...] = (
     Mutant(
         "codes-of-other-rows-are-taken",
         "Codes that lay in an extent before are taken for those of the chunk that lies there now.",

@@ -12,7 +12,7 @@ _PRODUCTS = (
 _PROJECTIONS = "tests/host/projections/test_few_rows.py"
 _HARNESS = "tests/host/harness/test_selected_model.py"
 
-SERVING: tuple[Mutant, ...] = (
+REQUESTS: tuple[Mutant, ...] = (
     Mutant(
         "scores-of-the-next-token",
         "A prompt's token is scored behind itself.",

@@ -12,7 +12,7 @@ _BROUGHT = (
 )
 _WAYS = f"{_TESTS}::test_every_way_answers_alike_and_finds_what_it_stored"
 
-PROMPTS: tuple[Mutant, ...] = (
+LOOKED_UP: tuple[Mutant, ...] = (
     Mutant(
         "rows-behind-decoded-ones-stored",
         "A question that was read over rows of an answer is stored as if all had been read.",
