@@ -182,8 +182,7 @@ class SchedulerSide:
         """Return how many tokens behind the computed ones the store has; asked repeatedly."""
         known = self._of(request)
         # vLLM asks also where the answer needs what all tokens compute, as logprobs of the prompt
-        # do: those of loaded tokens would be whatever lay in memory. Their rows are stored all the
-        # same.
+        # do. 0.32 loads nothing then, whatever it is told. Rows are stored all the same.
         if known is None or request.skip_reading_prefix_cache:
             return 0
         return max(0, self._loaded_stop(known) - computed)

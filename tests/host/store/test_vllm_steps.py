@@ -264,7 +264,7 @@ def test_what_the_engine_has_itself_is_not_loaded(opened):
 
 @pytest.mark.parametrize("skips", [True, False])
 def test_nothing_is_loaded_where_the_answer_needs_all_tokens_computed(opened, skips):
-    """Logprobs of loaded tokens would be whatever lay in memory. The twin loads them."""
+    """Of loaded tokens there are no logprobs. The twin loads them."""
     opened().read("a", IDS[:700])
     engine = opened()
     numbers, external, _ = engine.read("b", IDS, skips=skips)

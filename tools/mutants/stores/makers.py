@@ -68,7 +68,7 @@ MAKERS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "logprobs-of-loaded-tokens",
-        "vLLM loads tokens of a prompt whose logprobs are asked for, and computes none of them.",
+        "vLLM is promised rows of a prompt whose logprobs are asked for.",
         f"{_VLLM}/scheduling.py",
         "if known is None or request.skip_reading_prefix_cache:",
         "if known is None:",
