@@ -148,9 +148,10 @@ class QuantisedForm(Form):
         Raises
         ------
         SettingsError
-            Where the tokens are no whole groups of 64.
+            Where the tokens are no whole groups of 64, or codes of a head's values no whole bytes.
         """
         _check_groups(self.name, states)
+        _check_channels(self.name, states, self._value_bits)
         coded = [
             _CodedLayer(
                 # (kv_heads, head_dim, tokens): groups of tokens of one channel.
@@ -209,16 +210,18 @@ class MixedForm(Form):
         Raises
         ------
         SettingsError
-            Where the tokens are no whole groups of 64, or a head's channels no whole quarters.
+            Where the tokens are no whole groups of 64, a head's channels no whole quarters, or
+            codes of its values no whole bytes.
         """
         _check_groups(self.name, states)
+        _check_channels(self.name, states, self._bits)
         coded = []
         for keys, values in states.layers:
             channels = keys.cpu().transpose(1, 2)
             if channels.shape[1] % len(_QUARTERS):
                 raise SettingsError(
                     f"{self.name} of heads of {channels.shape[1]} numbers: they have no quarters; "
-                    f"choose int{self._bits}"
+                    "choose int8"
                 )
             order = _by_range(channels)
             parts = _in_order(channels, order).chunk(len(_QUARTERS), 1)
@@ -308,6 +311,15 @@ def _check_groups(name: str, states: DocumentStates) -> None:
         raise SettingsError(
             f"{name} of {states.tokens} tokens: give whole groups of {GROUP_NUMBERS}, as the "
             "store has them"
+        )
+
+
+def _check_channels(name: str, states: DocumentStates, bits: int) -> None:
+    head_dim = states.layers[0][1].shape[-1]
+    if any(value_group(head_dim) * width % 8 for width in _widths(bits)):
+        raise SettingsError(
+            f"{name} of heads of {head_dim} numbers: codes of {bits} bits of a token's value fill "
+            "no whole bytes there; choose int8"
         )
 
 

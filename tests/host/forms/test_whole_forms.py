@@ -219,3 +219,30 @@ def test_what_is_not_stored_or_not_known_is_named(document):
         make_form("int4").make(document.model, short)
     with pytest.raises(SettingsError, match=r"snapkv-0.5 of 60 tokens: it observes 64"):
         make_form("snapkv-0.5").make(document.model, short)
+
+
+def of_heads(head_dim):
+    """A document of 64 tokens whose heads have so many numbers."""
+    states = torch.randn(2, 1, 64, head_dim, generator=torch.Generator().manual_seed(head_dim))
+    return DocumentStates(tuple(range(64)), ((states[0], states[1]),))
+
+
+@pytest.mark.parametrize(
+    ("name", "head_dim", "why"),
+    [
+        # OpenLLaMA-3B has heads of 100 numbers, of which codes of 4 and 6 bits fill bytes.
+        ("int5", 100, "codes of 5 bits of a token's value fill no whole bytes there; choose int8"),
+        ("k8v5", 20, "codes of 5 bits of a token's value fill no whole bytes there; choose int8"),
+        ("mixed5", 100, "codes of 5 bits of a token's value fill no whole bytes there"),
+        ("mixed3", 100, "codes of 3 bits of a token's value fill no whole bytes there"),
+        ("int6", 6, "codes of 6 bits of a token's value fill no whole bytes there"),
+        ("mixed4", 6, "they have no quarters; choose int8"),
+    ],
+)
+def test_heads_that_codes_do_not_suit_are_named(document, name, head_dim, why):
+    with pytest.raises(SettingsError, match=f"{name} of heads of {head_dim} numbers: {why}"):
+        make_form(name).make(document.model, of_heads(head_dim))
+    # What is named instead suits them, and so do as many bits of other heads.
+    for other, own in (("int8", head_dim), (name, 96)):
+        made = make_form(other).make(document.model, of_heads(own))
+        assert made.open().cache.layers[0].values.shape == (1, 1, 64, own)

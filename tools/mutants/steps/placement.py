@@ -132,6 +132,14 @@ PLACEMENT = (
         (f"{_FORM_TESTS}/test_whole_forms.py",),
     ),
     Mutant(
+        "codes-that-fill-no-bytes",
+        "A head's values are coded in bits that fill no whole bytes.",
+        f"{_FORMS}/quantised.py",
+        "if any(value_group(head_dim) * width % 8 for width in _widths(bits)):",
+        "if value_group(head_dim) * bits % 4:",
+        (f"{_FORM_TESTS}/test_whole_forms.py",),
+    ),
+    Mutant(
         "channels-in-their-own-order",
         "Which channel of a key has more bits does not depend on how much it varies.",
         f"{_FORMS}/quantised.py",
