@@ -119,6 +119,7 @@ ROWS = {
     "WrongKeyError": _KEY,
     "StoreRulesError": _STORE,
     "StoreError": _STORE,
+    "StoreExistsError": _STORE,
     "CatalogueError": _STORE,
     "AlreadyStoredError": _STORE,
     "StoreFailedError": _STORE,
