@@ -75,3 +75,16 @@ def test_two_share_a_card_by_what_fits(card, tmp_path):
     other.release()
     shadows.give(taken[0])
     assert [shadows.take(slots + number) is not None for number in range(2)] == [True, True]
+
+
+def test_claims_out_of_reach_lose_the_card_and_not_the_run(card, tmp_path):
+    shadows = card()
+    shutil.rmtree(tmp_path / "cards")
+    # A folder cannot be made where a file is.
+    (tmp_path / "cards").write_text("")
+    slots = CHUNK_BYTES // round_up(SPEC.segment_bytes, PAGE_BYTES)
+    with pytest.warns(HillInferWarning, match="memory cannot be shared.*; the host goes on"):
+        taken = [shadows.take(number) for number in range(slots + 1)]
+    assert taken[0] is not None
+    assert taken[-1] is None
+    assert shadows.lost

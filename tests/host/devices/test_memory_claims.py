@@ -4,11 +4,13 @@
 import json
 import multiprocessing
 import os
+import shutil
 import stat
 
 import pytest
 
 from hillinfer.devices.xrt.process import MemoryClaims
+from hillinfer.errors import DeviceError
 
 
 @pytest.fixture
@@ -85,6 +87,20 @@ def test_files_are_the_owners_and_links_are_not_followed(folder, tmp_path):
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     path.unlink()
     path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(DeviceError, match="symbolic links"):
         own.claim(1)
     assert not (tmp_path / "elsewhere").exists()
+    # There is nothing to be let go of, and nobody to tell.
+    own.release()
+
+
+def test_a_cache_that_is_cleared_meanwhile_is_made_again(folder):
+    own = MemoryClaims(folder, "card", 100)
+    assert own.claim(10)
+    shutil.rmtree(folder)
+    assert own.claim(60)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert not MemoryClaims(folder, "card", 100).claim(50)
+    shutil.rmtree(folder)
+    own.release()
+    assert MemoryClaims(folder, "card", 100).claim(100)

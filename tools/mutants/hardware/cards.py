@@ -184,4 +184,39 @@ CARDS: tuple[Mutant, ...] = (
         '_CODE_DEVICES = frozenset({"nvme", "pynq"})',
         (f"{_CAST}::test_devices_that_cast_nothing_are_refused_by_name[core]",),
     ),
+    Mutant(
+        "a-cleared-cache-loses-the-card",
+        "Whoever clears a cache takes the folder of claims away, and nobody makes it again.",
+        "host/hillinfer/devices/xrt/process.py",
+        "            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)",
+        "            pass",
+        (
+            "tests/host/devices/test_memory_claims.py"
+            "::test_a_cache_that_is_cleared_meanwhile_is_made_again",
+        ),
+    ),
+    Mutant(
+        "claims-out-of-reach-end-the-run",
+        "A file of claims that cannot be opened ends the run, not the card's part in it.",
+        "host/hillinfer/devices/xrt/process.py",
+        """            raise DeviceError(
+                f"the card's memory cannot be shared: {self._path}: {error.strerror}"
+            ) from error""",
+        "            raise",
+        (
+            "tests/host/devices/test_card_without_memory.py"
+            "::test_claims_out_of_reach_lose_the_card_and_not_the_run",
+        ),
+    ),
+    Mutant(
+        "measured-segments-count",
+        "Segments that a device scored to be measured count as those of the run.",
+        "host/hillinfer/rates/profiling.py",
+        "        shadows.count_anew()\n        return cost",
+        "        shadows.launches = shadows.scored_tokens = 0\n        return cost",
+        (
+            "tests/host/rates/test_profiling.py"
+            "::test_sharing_leaves_nothing_behind_and_needs_a_device",
+        ),
+    ),
 )

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -364,11 +364,10 @@ class MemoryClaims:
     card's memory, and those of processes that have ended do not count. Processes of other users are
     not seen here; where the card has no memory left for a claim, it is given back. The claims of
     all cards lie in `folder`, owner-only. `memory_bytes` is what all processes together may take of
-    this card.
+    this card. A claim raises DeviceError where the file cannot be read or written.
     """
 
     def __init__(self, folder: Path, card: str, memory_bytes: int) -> None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # A card's name is no file's.
         self._path = folder / f"{hashlib.sha256(card.encode()).hexdigest()[:16]}.json"
         self._memory_bytes = memory_bytes
@@ -389,22 +388,31 @@ class MemoryClaims:
 
     def release(self) -> None:
         """Let go of everything; harmless when done twice."""
-        with self._claims() as claims:
+        # A file that is out of reach ends no run: what it claims ends with this process.
+        with suppress(DeviceError), self._claims() as claims:
             claims.pop(self._own, None)
 
     @contextmanager
     def _claims(self) -> Iterator[dict[str, int]]:
         """Yield the claims of living processes, and keep what the block makes of them."""
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            claims = _living(os.pread(file, 1 << 20, 0))
-            yield claims
-            content = json.dumps(claims).encode()
-            os.ftruncate(file, 0)
-            os.pwrite(file, content, 0)
-        finally:
-            os.close(file)
+            # Each time: who clears a cache takes the folder away while cards are in use.
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = os.open(self._path, flags, 0o600)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                claims = _living(os.pread(file, 1 << 20, 0))
+                yield claims
+                content = json.dumps(claims).encode()
+                os.ftruncate(file, 0)
+                os.pwrite(file, content, 0)
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise DeviceError(
+                f"the card's memory cannot be shared: {self._path}: {error.strerror}"
+            ) from error
 
 
 def _living(content: bytes) -> dict[str, int]:
