@@ -128,9 +128,7 @@ class DeviceShadows:
         self._fresh = self.staging.stop
         # Asking a card for room takes time, and every token asks.
         self._full = False
-        self.launches = self.shared_launches = self.making_launches = 0
-        self.scored_tokens = self.scored_segments = 0
-        self.read_bytes = 0
+        self.count_anew()
 
     def take(self, number: int) -> Resident | None:
         """Return room for a segment of some number, or None where the host is to score it."""
@@ -293,6 +291,12 @@ class DeviceShadows:
         self.shared_launches += each > 1
         self.scored_segments += each * segments
         self.read_bytes += ahead * self._spec.segment_bytes
+
+    def count_anew(self) -> None:
+        """Forget what was counted so far: what was only measured is no part of a run."""
+        self.launches = self.shared_launches = self.making_launches = 0
+        self.scored_tokens = self.scored_segments = 0
+        self.read_bytes = 0
 
     def count_into(self, counters: Counters) -> None:
         """Let the cache's counters say what the device did so far."""

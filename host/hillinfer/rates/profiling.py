@@ -258,8 +258,7 @@ class Profiling(PlainProfiling):
             raise
         for place in places:
             shadows.give(place)
-        # Nothing of it belongs to a run.
-        shadows.launches = shadows.scored_tokens = 0
+        shadows.count_anew()
         return pace
 
     def sharing(self, f_c: float, f_s: float) -> float:
@@ -299,7 +298,7 @@ class Profiling(PlainProfiling):
             raise DeviceError("the device failed while it was measured")
         for place in places:
             shadows.give(place)
-        shadows.launches = shadows.scored_tokens = 0
+        shadows.count_anew()
         return cost
 
     def _resident(

@@ -74,6 +74,7 @@ def test_a_machine_is_measured_once_and_nothing_of_it_is_left(kept, cold_dir):
         assert key.device == "core"
         statistics = runtime.statistics()
         assert statistics.kernel_launches == statistics.device_scored_tokens == 0
+        assert statistics.device_scored_segments == statistics.device_read_bytes == 0
         shadows = runtime.parts.device
         assert slots_left(shadows) == shadows.device.slots - len(shadows.staging)
     with opened(cold_dir):
@@ -238,7 +239,7 @@ def test_sharing_leaves_nothing_behind_and_needs_a_device(profiling):
     shadows = profiling.scorer.shadows
     assert profiling.sharing(1e9, 0) == 0
     assert profiling.sharing(1e6, 1e9) >= 0
-    assert shadows.launches == shadows.scored_tokens == 0
+    assert shadows.launches == shadows.scored_tokens == shadows.scored_segments == 0
     assert slots_left(shadows) == shadows.device.slots - len(shadows.staging)
 
 
