@@ -53,7 +53,6 @@ from hillinfer.devices.xrt.worker import CASTING_KERNELS, KERNELS
 from hillinfer.devices.xrt.xclbin import (
     HW_EMU,
     Xclbin,
-    XclbinError,
     check_xclbin,
     kernels_for,
     recorded_spec,
@@ -256,13 +255,13 @@ def open_xrt(
         card = worker.ask("open", deadlines.load, xclbin=path, index=0, kernels=asked)
     except DeviceError as error:
         raise SettingsError(f"device=xrt: {error}") from error
+    memory = max(int(card["memory_bytes"]) - reserved_bytes, 0)
     try:
         check_xclbin(xclbin, kernels, str(card["name"]), name)
-    except XclbinError:
+        claims = MemoryClaims(user_cache_dir("cards"), str(card["place"]), memory)
+    except SettingsError:
         worker.close()
         raise
-    memory = max(int(card["memory_bytes"]) - reserved_bytes, 0)
-    claims = MemoryClaims(user_cache_dir("cards"), str(card["place"]), memory)
     opened = XrtRowsDevice if casts else XrtDevice
     device = opened(kernels, worker, memory, claims, deadlines, chunk_bytes)
     pace = Pace.EMULATED if xclbin.mode == HW_EMU else Pace.REAL

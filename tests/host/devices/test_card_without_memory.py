@@ -4,18 +4,35 @@
 import shutil
 from pathlib import Path
 
+import made_xclbin
 import pytest
 
 from hillinfer.devices.device_shadows import DeviceShadows
+from hillinfer.devices.opening import open_xrt
 from hillinfer.devices.xrt.device import CHUNK_BYTES, XrtDevice
 from hillinfer.devices.xrt.process import Deadlines, MemoryClaims, WorkerProcess
+from hillinfer.devices.xrt.xclbin import HARDWARE
 from hillinfer.drive.files import PAGE_BYTES, round_up
-from hillinfer.errors import HillInferWarning, warn_of_loss
+from hillinfer.errors import HillInferWarning, SettingsError, warn_of_loss
+from hillinfer.settings import DeviceOptions
+from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
 
 SPEC = KernelSpec(64, 2, 1)
 MEMORY = 1 << 30
 STAND_IN = Path(__file__).parents[1] / "doctor" / "stand_in_pyxrt.py"
+
+
+def worker_of(folder, fault=""):
+    """A worker whose pyxrt is the stand-in."""
+    modules = folder / "modules"
+    modules.mkdir(exist_ok=True)
+    shutil.copy(STAND_IN, modules / "pyxrt.py")
+    lead = {
+        "PYTHONPATH": str(modules), "TOLD": str(folder / "told"), "FAULT": fault,
+        "SHELL_NAME": made_xclbin.PLATFORM,
+    }  # fmt: skip
+    return WorkerProcess(lead, 1 << 24, 30)
 
 
 @pytest.fixture
@@ -24,14 +41,7 @@ def card(tmp_path):
     opened = []
 
     def of(fault=""):
-        modules = tmp_path / "modules"
-        modules.mkdir(exist_ok=True)
-        shutil.copy(STAND_IN, modules / "pyxrt.py")
-        lead = {
-            "PYTHONPATH": str(modules), "TOLD": str(tmp_path / "told"), "FAULT": fault,
-            "SHELL_NAME": "shell",
-        }  # fmt: skip
-        worker = WorkerProcess(lead, 1 << 24, 30)
+        worker = worker_of(tmp_path, fault)
         worker.ask("open", 30, xclbin="any", index=0)
         claims = MemoryClaims(tmp_path / "cards", "card", MEMORY)
         device = XrtDevice(SPEC, worker, MEMORY, claims, Deadlines())
@@ -88,3 +98,15 @@ def test_claims_out_of_reach_lose_the_card_and_not_the_run(card, tmp_path):
     assert taken[0] is not None
     assert taken[-1] is None
     assert shadows.lost
+
+
+def test_a_card_is_let_go_where_no_claims_can_be_kept(tmp_path, monkeypatch):
+    (tmp_path / "cache").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    image = tmp_path / "kernels.xclbin"
+    image.write_bytes(made_xclbin.make(SPEC, mode=HARDWARE).pack())
+    worker = worker_of(tmp_path)
+    with pytest.raises(SettingsError, match="set XDG_CACHE_HOME"):
+        open_xrt(SPEC, Scope.LAYER, DeviceOptions(xclbin=image), start=lambda *given: worker)
+    assert not worker.running
+    assert not worker.folder.exists()

@@ -219,4 +219,15 @@ CARDS: tuple[Mutant, ...] = (
             "::test_sharing_leaves_nothing_behind_and_needs_a_device",
         ),
     ),
+    Mutant(
+        "a-refused-card-is-kept",
+        "Where no claims can be kept, the process that has the card stays.",
+        "host/hillinfer/devices/opening.py",
+        "    except SettingsError:\n        worker.close()\n        raise",
+        "    except SettingsError:\n        raise",
+        (
+            "tests/host/devices/test_card_without_memory.py"
+            "::test_a_card_is_let_go_where_no_claims_can_be_kept",
+        ),
+    ),
 )
