@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the C++ simulation finds besides wrong results: FIFOs, leftovers, stray writes."""
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -95,6 +96,32 @@ def test_what_a_stream_complains_about_is_an_error(write, said):
     with stdout_of_libraries() as heard:
         library.talk()
     assert said in heard[0]
+
+
+def test_what_others_print_during_a_launch_is_no_complaint(capfd):
+    """Another thread may be telling an answer; so may the streams of a library afterwards."""
+    csim("sequential")()
+    import ctypes
+
+    from hillinfer_hw.csim import stdout_of_libraries
+    from hillinfer_hw.csim_build import compile_sources
+
+    source = (
+        '#include <hls_stream.h>\nextern "C" void talk() { hls::stream<int> s("s"); s.read(); }\n'
+    )
+    library = ctypes.CDLL(str(compile_sources("talk.cpp", {"talk.cpp": source}, [])))
+    with stdout_of_libraries() as heard:
+        os.write(1, b"an answer\n")
+    assert heard == []
+    assert capfd.readouterr().out == "an answer\n"
+    with stdout_of_libraries() as heard:
+        os.write(1, b"an answer\n")
+        library.talk()
+    assert "read while empty" in heard[0]
+    assert "an answer" not in heard[0]
+    assert capfd.readouterr().out == "an answer\n"
+    library.talk()
+    assert "read while empty" in capfd.readouterr().out
 
 
 # A process polls two streams in turn. Once it has nearly polled in vain often enough to wait, both

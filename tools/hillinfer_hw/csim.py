@@ -4,9 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from hillinfer_hw.csim_build import Scheduling, build_kernel
+from hillinfer_hw.csim_build import TESTBENCH, Scheduling, build_kernel, compile_sources
 from hillinfer_model.beats import Beats
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
@@ -163,21 +160,19 @@ def _check_guards(guarded: Beats, message: str) -> None:
 def stdout_of_libraries() -> Iterator[list[str]]:
     """Yield a list that holds, after the block, what C++ wrote to standard output, if anything.
 
-    The stream headers report reads while empty and leftover data there and nowhere else.
+    The stream headers report reads while empty and leftover data there and nowhere else. What
+    Python prints meanwhile, in other threads, is left alone.
     """
     said: list[str] = []
-    sys.stdout.flush()
-    kept = os.dup(1)
+    name = "hearing.cpp"
+    source = (TESTBENCH / name).read_text(encoding="utf-8")
+    ears = ctypes.CDLL(str(compile_sources(name, {name: source}, [])))
+    ears.heard_text.restype = ctypes.c_char_p
+    ears.start_hearing()
     try:
-        with tempfile.TemporaryFile() as file:
-            os.dup2(file.fileno(), 1)
-            try:
-                yield said
-            finally:
-                os.dup2(kept, 1)
-            file.seek(0)
-            text = file.read().decode(errors="replace").strip()
-            if text:
-                said.append(text)
+        yield said
     finally:
-        os.close(kept)
+        text = ears.heard_text().decode(errors="replace").strip()
+        ears.stop_hearing()
+        if text:
+            said.append(text)

@@ -18,9 +18,10 @@ from hillinfer_model.kernel_spec import KernelSpec
 
 HLS = HARDWARE / "hls"
 # Stand-ins for vendor headers that the open ones lack or that tests need otherwise.
-BURSTS = HARDWARE / "testbench" / "bursts"
-SEQUENTIAL = HARDWARE / "testbench" / "sequential"
-THREADS = HARDWARE / "testbench" / "threads"
+TESTBENCH = HARDWARE / "testbench"
+BURSTS = TESTBENCH / "bursts"
+SEQUENTIAL = TESTBENCH / "sequential"
+THREADS = TESTBENCH / "threads"
 _FLAGS = (
     # Launches are short: what -O2 saves in them costs more in the compiler.
     *("-std=c++14", "-O1", "-fPIC", "-fno-gnu-unique", *NO_GARBAGE_COLLECTION),

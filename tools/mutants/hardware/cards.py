@@ -230,4 +230,12 @@ CARDS: tuple[Mutant, ...] = (
             "::test_a_card_is_let_go_where_no_claims_can_be_kept",
         ),
     ),
+    Mutant(
+        "a-launch-that-hears-for-ever",
+        "What libraries say after a simulated launch is swallowed.",
+        "hw/testbench/hearing.cpp",
+        "    std::cout.rdbuf(usual);",
+        "",
+        ("tests/hw/test_csim.py::test_what_others_print_during_a_launch_is_no_complaint",),
+    ),
 )
