@@ -30,6 +30,8 @@ class Heard : public std::streambuf {
 };
 
 std::mutex turn;
+// Whether this thread has its turn: an interrupt may come before it got one.
+thread_local bool hears = false;
 Heard heard;
 std::streambuf *usual = nullptr;
 
@@ -37,14 +39,17 @@ std::streambuf *usual = nullptr;
 
 extern "C" void start_hearing() {
     turn.lock();
+    hears = true;
     heard.text.clear();
     usual = std::cout.rdbuf(&heard);
 }
 
 // Until `stop_hearing`, which the same thread calls.
-extern "C" const char *heard_text() { return heard.text.c_str(); }
+extern "C" const char *heard_text() { return hears ? heard.text.c_str() : ""; }
 
 extern "C" void stop_hearing() {
+    if (!hears) return;
     std::cout.rdbuf(usual);
+    hears = false;
     turn.unlock();
 }

@@ -168,8 +168,9 @@ def stdout_of_libraries() -> Iterator[list[str]]:
     source = (TESTBENCH / name).read_text(encoding="utf-8")
     ears = ctypes.CDLL(str(compile_sources(name, {name: source}, [])))
     ears.heard_text.restype = ctypes.c_char_p
-    ears.start_hearing()
     try:
+        # Within: an interrupt behind the call must not leave others waiting for their turn.
+        ears.start_hearing()
         yield said
     finally:
         text = ears.heard_text().decode(errors="replace").strip()
