@@ -29,6 +29,8 @@ _MIXED_BITS = (5, 4, 3)
 _QUARTERS = (2, 1, 0, -1)
 _SCALE_BYTES, _CHANNEL_BYTES = 4, 2
 _FP16_MOST = 65504.0
+# Below the first of them FP16 has steps of the second, however small a number is.
+_FP16_LEAST_NORMAL, _FP16_LEAST = 2.0**-14, 2.0**-24
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,15 @@ class Codes:
         bounded = numbers.to(torch.float32).clamp(-_FP16_MOST, _FP16_MOST)
         grouped = bounded.reshape(*numbers.shape[:-1], -1, group)
         low = grouped.amin(-1).to(torch.float16)
-        step = ((grouped.amax(-1) - low.float()) / (2**bits - 1)).to(torch.float16)
+        most = 2**bits - 1
+        step = ((grouped.amax(-1) - low.float()) / most).to(torch.float16)
+        # Of steps that small, rounding leaves so much out that the last code misses the greatest
+        # numbers by many steps, or that all numbers become the least.
+        misses = low.float() + step.float() * most < grouped.amax(-1)
+        step = torch.where(misses & (step < _FP16_LEAST_NORMAL), step + _FP16_LEAST, step)
         divisor = torch.where(step == 0, torch.ones_like(step), step).float()
         codes = ((grouped - low.float()[..., None]) / divisor[..., None]).round()
-        codes = codes.clamp(0, 2**bits - 1).to(torch.uint8)
+        codes = codes.clamp(0, most).to(torch.uint8)
         packed, left = [], bits
         for width in _widths(bits):
             left -= width

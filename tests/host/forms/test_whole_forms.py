@@ -122,6 +122,21 @@ def test_codes_are_within_half_a_step(bits):
     assert codes.byte_count == numbers.numel() * bits // 8 + 3 * 5 * 2 * 4
 
 
+@pytest.mark.parametrize("bits", [8, 6, 4, 2])
+@pytest.mark.parametrize("size", [1e-4, 1e-5, 1e-6])
+def test_codes_of_small_numbers_are_as_near_as_fp16_has_steps(bits, size):
+    numbers = size * torch.randn((7, 64), generator=torch.Generator().manual_seed(bits))
+    # As rows are stored.
+    numbers = numbers.to(torch.float16).to(torch.float32)
+    codes, half = Codes.of(numbers, bits, 64), (numbers.amax(-1) - numbers.amin(-1)) / 2
+    bound = 1.07 * half / (2**bits - 1) + 2.0**-24
+    assert bool(((codes.numbers() - numbers).abs().amax(-1) <= bound).all())
+    # The twin: another code is too far away.
+    codes.packed[3, 0, 0] ^= 0x80
+    far = (codes.numbers() - numbers).abs().amax(-1) > bound
+    assert far.tolist() == [row == 3 for row in range(7)]
+
+
 def test_numbers_beyond_fp16_are_bounded():
     codes = Codes.of(torch.tensor([[3e38, -3e38, 0.0, 1.0]]), 8, 4)
     assert bool(codes.numbers().isfinite().all())

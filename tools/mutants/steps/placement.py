@@ -132,6 +132,14 @@ PLACEMENT = (
         (f"{_FORM_TESTS}/test_whole_forms.py",),
     ),
     Mutant(
+        "steps-below-what-is-normal",
+        "Codes of small numbers miss the greatest of them by many steps.",
+        f"{_FORMS}/quantised.py",
+        "torch.where(misses & (step < _FP16_LEAST_NORMAL), step + _FP16_LEAST, step)",
+        "torch.where(misses & (step < 0.0), step + _FP16_LEAST, step)",
+        (f"{_FORM_TESTS}/test_whole_forms.py",),
+    ),
+    Mutant(
         "codes-that-fill-no-bytes",
         "A head's values are coded in bits that fill no whole bytes.",
         f"{_FORMS}/quantised.py",
