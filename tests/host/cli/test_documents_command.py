@@ -2,11 +2,13 @@
 """`hillinfer documents`: a document comes, is measured, planned, pinned, drawn and forgotten."""
 
 import json
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 
 from hillinfer.catalogue.catalogue import Catalogue
+from hillinfer.catalogue.records import MeasuredForm
 from hillinfer.store.store import Store
 
 FORMS = ("--form", "held", "--form", "int4", "--form", "knorm-0.5")
@@ -204,6 +206,31 @@ def test_what_a_server_chose_is_not_pinned_as_it_is(documents, put, long_documen
     assert "'long.txt' lies as shadow-int4, which a server chose" in line
     assert documents("plan", "--dram-budget", "100%").code == 0
     assert "  shadow-int4  " in documents("ls").out
+
+
+def test_a_form_that_others_let_expect_is_listed_and_not_pinned(
+    documents, put, long_document, tmp_path
+):
+    told = put(long_document, "--form", "held", "--json")
+    measured = MeasuredForm("int4", 999, 1.0, 1.0, 0.9, 0.0, 0.01, 0.01)
+    with Store(tmp_path / "store") as store, Catalogue(store.places) as catalogue:
+        (own,) = catalogue.documents()
+        for number in range(1, 4):
+            key = bytes([number]) * 32
+            catalogue.put(replace(own, key=key, title=f"d{number}", measured=(measured,)))
+        catalogue.set_forms([(own.key, "int4")])
+    listed = {one["title"]: one for one in documents("ls", "--json")}["long.txt"]
+    assert 0 < listed["quality"] < 1
+    assert documents("ls", told["name"], "--json") == [listed]
+    line = documents("ls", told["name"]).out.splitlines()[1]
+    assert line.split()[0] == "int4"
+    assert "not measured of it; lower end" in line
+    line = documents("pin", told["name"]).error_line()
+    assert f"hillinfer documents measure {told['name']} --form int4, then pin it" in line
+    # The twin: what was measured of it is pinned.
+    with Store(tmp_path / "store") as store, Catalogue(store.places) as catalogue:
+        catalogue.put(replace(own, measured=(measured,)))
+    assert "pinned as int4" in documents("pin", told["name"]).out
 
 
 def test_a_plan_is_drawn(documents, put, command, long_document, tmp_path):

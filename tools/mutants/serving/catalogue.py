@@ -25,6 +25,17 @@ CATALOGUE = (
         ),
     ),
     Mutant(
+        "one-document-as-it-was-measured",
+        "A document that is listed by its name has no forms that others let expect.",
+        "host/hillinfer/cli/forms/commands.py",
+        "shown = opened.documents if name is None else (opened.find(name),)",
+        "shown = opened.documents if name is None else (opened.catalogue.find(name),)",
+        (
+            "tests/host/cli/test_documents_command.py"
+            "::test_a_form_that_others_let_expect_is_listed_and_not_pinned",
+        ),
+    ),
+    Mutant(
         "two-documents-speak-for-all",
         "What two documents kept is expected of every other.",
         f"{_ROOM}/records.py",

@@ -56,6 +56,12 @@ class OpenedCatalogue:
     documents: tuple[KnownDocument, ...]
     uses: Mapping[bytes, DocumentUse]
 
+    def find(self, name: str) -> KnownDocument:
+        """Return a document as `documents` has it; name and errors as of `Catalogue.find`."""
+        found = self.catalogue.find(name)
+        # One that came since is as it was measured.
+        return next((one for one in self.documents if one.key == found.key), found)
+
 
 @contextmanager
 def opened_catalogue(directory: Path) -> Iterator[OpenedCatalogue]:
@@ -81,7 +87,7 @@ def ls(
 ) -> None:
     """List documents: form, tier, bytes, measured quality, expected first token, hits."""
     with opened_catalogue(store) as opened:
-        shown = opened.documents if name is None else (opened.catalogue.find(name),)
+        shown = opened.documents if name is None else (opened.find(name),)
     if as_json:
         print(
             json.dumps([document_facts(one, opened.uses.get(one.key)) for one in shown], indent=2)
@@ -102,6 +108,12 @@ def pin(name: DocumentName, *, store: Directory, as_json: Json = False) -> None:
         document = opened.catalogue.find(name)
         check_stored(document, opened.uses)
         if document.form not in RESTING and document.of_form(document.form) is None:
+            if opened.find(name).of_form(document.form) is not None:
+                raise CatalogueError(
+                    f"'{document.shown}' lies as {document.form}, which was not measured of it and "
+                    f"is what others let expect: hillinfer documents measure {document.name} "
+                    f"--form {document.form}, then pin it"
+                )
             raise CatalogueError(
                 f"'{document.shown}' lies as {document.form}, which a server chose and no command "
                 f"measures: hillinfer documents form {document.name} FORM pins it as another"
