@@ -205,7 +205,7 @@ class WindowAttention(Dropper):
         assert queries is not None, "it observes queries"
         kv_heads, tokens, head_dim = keys.shape
         window, group = self.observed, len(queries.turned) // kv_heads
-        products = queries.turned @ keys.repeat_interleave(group, 0).transpose(1, 2)
+        products = _wide(queries.turned) @ _wide(keys).repeat_interleave(group, 0).transpose(1, 2)
         products = products / math.sqrt(head_dim)
         hidden = torch.full_like(products, -math.inf).triu(diagonal=tokens - window + 1)
         weights = functional.softmax(products + hidden, dim=-1, dtype=torch.float32)
@@ -238,7 +238,7 @@ class ExpectedAttention(Dropper):
         """Return expected attention weights times norms of values."""
         assert queries is not None, "it observes queries"
         kv_heads, tokens, head_dim = keys.shape
-        plain = queries.plain[:, self._sinks :]
+        keys, values, plain = map(_wide, (keys, values, queries.plain[:, self._sinks :]))
         mean = plain.mean(dim=1, keepdim=True)
         apart = plain - mean
         spread = torch.einsum("hti,htj->hij", apart, apart) / plain.shape[1]
@@ -257,7 +257,7 @@ class ExpectedAttention(Dropper):
     def _mean_rotation(self, turn: Turn, tokens: int, like: torch.Tensor) -> torch.Tensor:
         """Return the mean of the rotations of the positions to come, (head_dim, head_dim)."""
         positions = torch.arange(tokens, tokens + self.coming, device=like.device)
-        cosines, sines = turn(positions)
+        cosines, sines = (part.to(like.dtype) for part in turn(positions))
         head_dim = like.shape[-1]
         one = torch.eye(head_dim, dtype=cosines.dtype, device=like.device)
         # What `rotate_half` does, as a matrix.
@@ -266,6 +266,11 @@ class ExpectedAttention(Dropper):
         turned[head_dim // 2 :, : head_dim // 2] = half
         turned[: head_dim // 2, head_dim // 2 :] = -half
         return (cosines.unsqueeze(1) * one + sines.unsqueeze(1) * turned).mean(dim=0)
+
+
+def _wide(numbers: torch.Tensor) -> torch.Tensor:
+    """Return FP16 numbers in FP32: sums of their products may pass what FP16 has."""
+    return numbers.float() if numbers.dtype is torch.float16 else numbers
 
 
 DROPPERS: Mapping[str, Callable[[], Dropper]] = MappingProxyType(

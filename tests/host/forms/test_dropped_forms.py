@@ -13,6 +13,7 @@ from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.forms.dropped import (
     DROPPERS,
     DroppedForm,
+    LayerQueries,
     kept_positions,
     kept_tokens,
     observed_queries,
@@ -212,6 +213,32 @@ def test_expected_attention_is_what_drawn_queries_give_on_average(precise):
     expected = torch.stack(products).mean(0) * values[head, 4:].double().norm(dim=-1)
     close = torch.corrcoef(torch.stack((expected.log(), scores[head, 4:].double().log())))[0, 1]
     assert float(close) > 0.98
+
+
+@pytest.mark.parametrize("dropper", ["expected", "snapkv"])
+def test_products_beyond_fp16_are_those_of_fp32(dropper):
+    generator = torch.Generator().manual_seed(0)
+    keys, values, queries = (
+        torch.randn((heads, TOKENS, 64), generator=generator) for heads in (2, 2, 4)
+    )
+    # As of a model with biases: each product has 67,600 in it, which is more than FP16 has.
+    keys[..., 0] = queries[..., 0] = 260.0
+    keys, values, queries = (one.half() for one in (keys, values, queries))
+    observed = queries[:, -DROPPERS[dropper].observed :]
+
+    def turn(positions):
+        return torch.ones(len(positions), 64), torch.zeros(len(positions), 64)
+
+    def kept(keys, values, observed):
+        scores = DROPPERS[dropper]().score(keys, values, LayerQueries(observed, observed), turn)
+        own = kept_positions(scores, 160).tolist()
+        return {(head, at) for head, positions in enumerate(own) for at in positions}
+
+    found = kept(keys, values, observed)
+    # Weights are FP16, so neighbours in rank may change places.
+    assert len(found & kept(keys.float(), values.float(), observed.float())) >= 314
+    # The twin: of other tokens others are kept.
+    assert len(found & kept(keys.flip(1), values.flip(1), observed)) < 300
 
 
 def test_how_many_are_kept_is_as_kvpress_counts():

@@ -124,6 +124,14 @@ PLACEMENT = (
         (f"{_FORM_TESTS}/test_dropped_forms.py",),
     ),
     Mutant(
+        "products-of-dropped-keys-in-fp16",
+        "Products of keys and queries pass what FP16 has, and no number says what is kept.",
+        f"{_FORMS}/dropped.py",
+        "return numbers.float() if numbers.dtype is torch.float16 else numbers",
+        "return numbers",
+        (f"{_FORM_TESTS}/test_dropped_forms.py",),
+    ),
+    Mutant(
         "keys-coded-by-token",
         "Channels of a key share a step.",
         f"{_FORMS}/quantised.py",
