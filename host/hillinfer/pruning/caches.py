@@ -136,6 +136,9 @@ class OrdinaryCache(StagedCache):
     def keep(self, positions: Sequence[torch.Tensor], until: int) -> None:
         """Do nothing: the document has them."""
 
+    def kept(self, until: int) -> None:
+        """Return None: the document has them."""
+
     def wait_with(self, states: torch.Tensor) -> States:
         """Keep them in memory: no budget bounds this cache."""
         return StatesInMemory(states)
@@ -333,6 +336,12 @@ class CacheOnDrive(StagedCache):
         for sequence in self._cache.sequences:
             for own, kept in zip(sequence.deeper, positions, strict=True):
                 own.keep(kept.cpu().numpy(), until)
+
+    def kept(self, until: int) -> tuple[list[torch.Tensor], int]:
+        """See `StagedCache`; rows of the batch that parted since have the same ones."""
+        bands = self._cache.sequences[0].deeper
+        rows = [np.append(own.kept, np.arange(own.kept_until, until)) for own in bands]
+        return [*map(torch.from_numpy, rows)], min(own.kept_until for own in bands)
 
     def wait_with(self, states: torch.Tensor) -> States:
         """Write them to the drive, once; where that is encrypted, keep them in the DRAM budget.

@@ -295,9 +295,11 @@ class BlockManager:
         last, band = _last_block(state.tokens), self._stages.bands[number]
         had, before = _blocks(now.document.positions[number], state.tokens), state.attended[number]
         count = max(2, round(share * (last + 1)))
-        if not self.enters:
+        # Of a cache that others went on with nobody knows what entered the first cut.
+        enters = self.enters and now.document.boundary.tokens >= state.tokens
+        if not enters:
             count = min(len(had), count)
-        candidates = self._candidates(now, state, number, count, None if self.enters else had)
+        candidates = self._candidates(now, state, number, count, None if enters else had)
         wanted, swapping = self._wanted(candidates, before or candidates, last), 0.0
         if fresh := sorted(wanted - had):
             decided = time.perf_counter()

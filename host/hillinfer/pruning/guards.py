@@ -205,6 +205,9 @@ class DocumentTracker:
             document.boundary, document.windows = document.boundary.forgotten(), {}
             # Nobody knows what each of them attended to.
             document.dense = 0
+            # Rows of the prompt count, whatever was cut: somebody went on behind them.
+            document.is_new = False
+            self._follow(document, cache, length)
         elif length > document.length:
             raise UnsupportedFeatureError(
                 f"prune: the cache has {length} tokens, of which {document.length} were read in "
@@ -217,9 +220,6 @@ class DocumentTracker:
         document.is_new = False
         if length < document.completed:
             self.empty(document, cache)
-        if length > document.length:
-            new = torch.arange(document.length, length)
-            document.positions = [torch.cat([one, new.to(one)]) for one in document.positions]
         self._blocks.cut_back(document, length)
         if any(_lies_apart(one, length) for one in document.positions):
             # Rows of blocks that entered lay behind what was cut, and went with it.
@@ -236,6 +236,20 @@ class DocumentTracker:
                 self._lose(document, length)
                 return
             cache.shorten(layers, len(left))
+
+    @staticmethod
+    def _follow(document: Document, cache: StagedCache, length: int) -> None:
+        """Learn which tokens bands have where others cropped the cache, or went on with it."""
+        known = cache.kept(length) if document.positions else None
+        if known is None:
+            return
+        positions, uncut = known
+        document.positions = [
+            one.to(old.device) for one, old in zip(positions, document.positions, strict=True)
+        ]
+        if document.swapping is not None and uncut < document.swapping.tokens:
+            # As where the cache is cropped into its prompt here.
+            document.swapping = None
 
     def _lose(self, document: Document, length: int) -> None:
         """Go on where a cache was cropped, which takes as many rows from layers that have fewer."""

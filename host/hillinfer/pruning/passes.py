@@ -341,6 +341,14 @@ class StagedCache(ABC):
         """
 
     @abstractmethod
+    def kept(self, until: int) -> tuple[list[torch.Tensor], int] | None:
+        """Return which of its `until` tokens each band behind the first cut has, as in `keep`.
+
+        Beside them, how many first tokens were not cut off since `keep` said that. None where
+        nobody but who reads in stages knows.
+        """
+
+    @abstractmethod
     def wait_with(self, states: torch.Tensor) -> States:
         """Keep boundary states (batch, tokens, hidden_size), and return them as they wait."""
 

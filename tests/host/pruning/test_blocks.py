@@ -495,6 +495,43 @@ def test_what_goes_on_without_pruning_selects_as_ever(cold_dir):
         }
 
 
+@pytest.mark.parametrize(("cropped", "came"), [(150, 200), (150, 20), (20, 1), (3, 10)])
+def test_rows_of_a_cache_that_was_cropped_without_pruning_are_found(cropped, came, cold_dir):
+    model, schedule = TINY.build(), {"schedule": "2:30%", "decoding": "blocks:99%:1"}
+    with observed(model, cold_dir, None, alpha=1.0, exact=1.0) as hill:
+        with hillinfer.prune(model, **schedule):
+            cache = held(model, hill)
+            if is_answer := came == 10:
+                feed(model, cache, FED[:, :5])
+        cache.crop(-cropped)
+        feed(model, cache, IDS[:, :came])
+        bare = feed(model, cache.fork(), FED[:, :3])
+        with hillinfer.prune(model, **schedule) as pruning:
+            found = feed(model, cache, FED[:, :3])
+            # Of a prompt that was cut no block is ranked any more.
+            assert (pruning.decoding_of(cache) is not None) == is_answer
+    torch.testing.assert_close(found, bare, atol=1e-3, rtol=1e-3)
+    # The twin: another token is seen.
+    assert float((bare[0] - bare[1]).abs().max()) > 0.01
+
+
+def test_nothing_enters_where_others_went_on(cold_dir):
+    model, computed = TINY.build(), []
+    with observed(model, cold_dir, None) as hill:
+        for apart in (0, 5):
+            with hillinfer.prune(model, CUT, ranker="paper", decoding=ENTER):
+                cache = held(model, hill)
+            if apart:
+                feed(model, cache, FED[:, :apart])
+            with hillinfer.prune(model, CUT, ranker="paper", decoding=ENTER) as pruning:
+                feed(model, cache, FED[:, apart : apart + STEPS])
+                told, kept = pruning.decoding_of(cache), pruning.read_of(cache).kept[0]
+                computed.append(told.computed)
+    assert {*told.active[0]} <= {*kept.tolist()}
+    # The twin: where nobody did, states are there.
+    assert computed[0] > 0 == computed[1]
+
+
 def test_what_blocks_are_not_for_is_refused(cold_dir):
     model = TINY.build()
     for name in (NAME, ENTER):

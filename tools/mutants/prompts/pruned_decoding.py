@@ -21,7 +21,42 @@ _SLIM_TESTS = "tests/host/pruning/test_slim_text.py"
 _BENCH = "tools/hillinfer_bench/slim/decoding.py"
 _BENCH_TESTS = "tests/host/pruning/test_slim_command.py"
 
+_BLOCK_TESTS = "tests/host/pruning/test_blocks.py"
+_CROPPED = f"{_BLOCK_TESTS}::test_rows_of_a_cache_that_was_cropped_without_pruning_are_found"
+
 PRUNED_DECODING: tuple[Mutant, ...] = (
+    Mutant(
+        "rows-as-nobody-had-cropped",
+        "A band that was cropped without pruning is taken to lack what came since.",
+        _CACHES,
+        "np.arange(own.kept_until, until)) for own in bands]",
+        "np.arange(until - 1, until)) for own in bands]",
+        (_CROPPED,),
+    ),
+    Mutant(
+        "blocks-of-a-prompt-that-others-cut",
+        "Blocks of a prompt that was cut without pruning are ranked and attended to as before.",
+        "host/hillinfer/pruning/guards.py",
+        "uncut < document.swapping.tokens",
+        "uncut < 0",
+        (_CROPPED,),
+    ),
+    Mutant(
+        "a-read-that-others-went-on-with-is-new",
+        "A prompt that was cropped and gone on with without pruning is to be read anew.",
+        "host/hillinfer/pruning/guards.py",
+        "behind them.\n            document.is_new = False\n",
+        "behind them.\n",
+        (_CROPPED,),
+    ),
+    Mutant(
+        "unknown-states-enter",
+        "Blocks whose states are not known any more are to run through a band.",
+        _DECODING,
+        "enters = self.enters and now.document.boundary.tokens >= state.tokens",
+        "enters = self.enters",
+        (f"{_BLOCK_TESTS}::test_nothing_enters_where_others_went_on",),
+    ),
     Mutant(
         "needles-of-the-first-cut-count",
         "A needle that a later cut drops counts as one that every layer has.",
