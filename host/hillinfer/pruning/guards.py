@@ -269,6 +269,9 @@ class DocumentTracker:
         document.boundary = held.boundary
         document.positions, document.dense = held.positions, held.dense
         document.windows, document.is_new = held.windows, held.is_new
+        if document.passes is not None:
+            # This one will not be counted: whichever is counted next is of others.
+            document.passes -= 1
         self._blocks.undo(now)
         now.cache.undo(range(self._bands[0].start), now.before)
         if now.emptied or not document.positions:

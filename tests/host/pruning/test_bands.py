@@ -536,6 +536,29 @@ def test_a_decoded_token_that_breaks_off_comes_again(layer, model, cold_dir):
         assert lengths(cache) == lengths(fork)
 
 
+@pytest.mark.parametrize("breaks", [False, True])
+def test_what_others_bring_behind_a_token_that_broke_off_is_not_taken_for_ours(
+    breaks, model, cold_dir
+):
+    with attached(model, cold_dir) as hill, torch.no_grad():
+        with hillinfer.prune(model, SCHEDULE, later="anew"):
+            cache = hill.new_cache()
+            generated(model, IDS, cache)
+            if breaks:
+                with breaking(model, 3, 0), pytest.raises(BrokenError):
+                    model(ANSWER[:, :1], past_key_values=cache)
+        # As many tokens as before, and others.
+        cache.crop(-2)
+        model(IDS[:, :2], past_key_values=cache)
+        if not breaks:
+            model(IDS[:, 2:3], past_key_values=cache)
+        with (
+            hillinfer.prune(model, SCHEDULE, later="anew"),
+            pytest.raises(UnsupportedFeatureError, match="nothing can be chosen anew"),
+        ):
+            model(IDS[:, :20], past_key_values=cache)
+
+
 class breaking:  # noqa: N801
     """Breaks off in a layer, after so many calls of it."""
 

@@ -42,6 +42,14 @@ PRUNED_DECODING: tuple[Mutant, ...] = (
         (_CROPPED,),
     ),
     Mutant(
+        "passes-of-others-behind-a-broken-one",
+        "States of tokens that others replaced behind a pass that broke off are chosen from.",
+        "host/hillinfer/pruning/guards.py",
+        "            document.passes -= 1\n",
+        "            document.passes -= 0\n",
+        (f"{_BANDS}::test_what_others_bring_behind_a_token_that_broke_off_is_not_taken_for_ours",),
+    ),
+    Mutant(
         "a-read-that-others-went-on-with-is-new",
         "A prompt that was cropped and gone on with without pruning is to be read anew.",
         "host/hillinfer/pruning/guards.py",
