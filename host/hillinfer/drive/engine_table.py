@@ -43,8 +43,10 @@ class IORing:
     def __init__(self, depth: int, calls: DriveCalls) -> None:
         self._process = os.getpid()
         self.address = calls.ring_open(depth)
-        # A thread that ends takes its ring along.
+        # A thread that ends takes its ring along. At the end of a program one may still read, and
+        # whoever has the engine waits for it there.
         self.close = weakref.finalize(self, calls.ring_close, self.address)
+        self.close.atexit = False
 
     @property
     def is_inherited(self) -> bool:
