@@ -20,6 +20,8 @@ from hillinfer.catalogue.records import (
     MeasuredForm,
     RestingTimes,
 )
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.directories import keep_names
 from hillinfer.errors import reason_of, way_out
 from hillinfer.store.pool_files import StorePlaces
 from hillinfer.system.sqlite_file import FileKind, SqliteFile
@@ -201,6 +203,7 @@ class Catalogue:
                 # Of two processes that make it at once the first one's stays.
                 with suppress(FileExistsError):
                     os.link(scratch, self._path)
+                    keep_names(self._path.parent, DriveCalls())
             finally:
                 scratch.unlink(missing_ok=True)
         except OSError as error:

@@ -209,7 +209,7 @@ def alone_in(place: Path, calls: DriveCalls) -> Iterator[None]:
 def put_in_place(path: Path, data: bytes, calls: DriveCalls) -> None:
     """Write a small file that is there as a whole or not at all; OSError where that fails.
 
-    One process at a time.
+    It is on the drive then, under its name. One process at a time.
     """
     beside = path.with_suffix(".new")
     descriptor = calls.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
@@ -220,3 +220,24 @@ def put_in_place(path: Path, data: bytes, calls: DriveCalls) -> None:
     finally:
         calls.close(descriptor)
     calls.rename(beside, path)
+    keep_names(path.parent, calls)
+
+
+# What file systems say that keep a directory's names without being asked, or have no way to ask.
+_NOT_ASKED = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
+
+
+def keep_names(directory: Path, calls: DriveCalls) -> None:
+    """Wait until the names that a directory has are on the drive; OSError where that fails.
+
+    A file that was synced has its content after a power failure, and its new name only then.
+    """
+    descriptor = calls.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        calls.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NOT_ASKED:
+            raise
+    finally:
+        with suppress(OSError):
+            calls.close(descriptor)

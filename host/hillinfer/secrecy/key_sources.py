@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.directories import keep_names
 from hillinfer.errors import SettingsError, reason_of, way_out
 from hillinfer.secrecy.library import KEY_BYTES, SecrecyError, Stretch, derived
 from hillinfer.system.files import checked_size
@@ -98,6 +99,8 @@ class KeyFile:
             if calls.pwrite(descriptor, data, 0) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
             calls.fsync(descriptor)
+            # What is sealed with it outlasts a power failure, and so must the key.
+            keep_names(self.path.absolute().parent, calls)
         except OSError as error:
             # Half a key is none.
             calls.unlink(self.path)

@@ -410,11 +410,6 @@ def _write(path: Path, table: _Table, calls: DriveCalls) -> None:
     """Put a table in its place at one moment, on the drive before this returns."""
     try:
         put_in_place(path, table.packed(), calls)
-        folder = calls.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            calls.fsync(folder)
-        finally:
-            calls.close(folder)
     except OSError as error:
         raise _not_written(path, error) from error
 

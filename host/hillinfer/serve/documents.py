@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.directories import keep_names
 from hillinfer.errors import FULL, Failure, SettingsError, reason_of
 from hillinfer.generate.tokens import Sampling
 from hillinfer.serve.inference import Inference
@@ -434,9 +435,12 @@ class _Kept:
                 opened.flush()
                 self._calls.fsync(descriptor)
             self._calls.rename(part, file)
+            keep_names(self._directory, self._calls)
         except OSError:
-            with suppress(OSError):
-                self._calls.unlink(part)
+            # Who is told that it is not kept does not find it after a restart.
+            for one in (part, file):
+                with suppress(OSError):
+                    self._calls.unlink(one)
             raise
 
     def text(self, name: str) -> str:
@@ -463,3 +467,6 @@ class _Kept:
     def remove(self, name: str) -> None:
         with suppress(FileNotFoundError):
             self._calls.unlink(self._directory / f"{name}.json")
+        # Also of one that is gone: nobody knows whether that is on the drive.
+        with suppress(FileNotFoundError):
+            keep_names(self._directory, self._calls)

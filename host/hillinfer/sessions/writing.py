@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.directories import keep_names
 from hillinfer.drive.files import ScratchPath, sweep
 from hillinfer.errors import SessionError, reason_of, way_out
 from hillinfer.sessions.manifest import MANIFEST_FILE, Manifest
@@ -149,14 +150,7 @@ class SessionWriter:
 
     def _sync_parent(self) -> None:
         try:
-            descriptor = self._calls.open(
-                self._target.absolute().parent, os.O_RDONLY | os.O_DIRECTORY
-            )
-            try:
-                self._calls.fsync(descriptor)
-            finally:
-                with suppress(OSError):
-                    self._calls.close(descriptor)
+            keep_names(self._target.absolute().parent, self._calls)
         except OSError as error:
             raise cannot_save(
                 self._target, "it is whole but may not outlast a power failure", error

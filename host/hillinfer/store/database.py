@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hillinfer.drive.calls import DriveCalls
-from hillinfer.drive.directories import alone_in
+from hillinfer.drive.directories import alone_in, keep_names
 from hillinfer.drive.files import ScratchPath, sweep
 from hillinfer.errors import reason_of, way_out
 from hillinfer.store.keys import STORE_VERSION
@@ -244,6 +244,7 @@ def opened_database(
                 for suffix in ("-wal", "-shm"):
                     path.with_name(path.name + suffix).unlink(missing_ok=True)
                 beside.rename(path)
+                keep_names(places.directory, DriveCalls())
             finally:
                 scratch.remove()
     except OSError as error:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files are read ahead into the store, beside requests, and answered from there."""
 
+import errno
+import os
 import threading
 import time
 from contextlib import contextmanager
@@ -297,6 +299,64 @@ def test_a_file_that_is_deleted_while_it_is_written_does_not_stay(
         assert [one.id for one in client.files.list()] == [other.id]
         assert len(server.logged("answered")) == 1
     assert [one.stem for one in (tmp_path / "files").iterdir()] == [other.id]
+
+
+class NamesToKeep(DriveCalls):
+    """Knows which names of a directory of files may be others after a power failure."""
+
+    def __init__(self, refuses=False):
+        super().__init__()
+        self.open_names, self.directories, self.refuses = set(), set(), refuses
+
+    def open(self, path, flags, mode=0o600):
+        descriptor = super().open(path, flags, mode)
+        if path.name == "files":
+            self.directories.add(descriptor)
+        return descriptor
+
+    def close(self, descriptor):
+        self.directories.discard(descriptor)
+        super().close(descriptor)
+
+    def fsync(self, descriptor):
+        if descriptor in self.directories:
+            if self.refuses:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            self.open_names.clear()
+        super().fsync(descriptor)
+
+    def rename(self, source, target):
+        super().rename(source, target)
+        if target.parent.name == "files":
+            self.open_names.add(target.name)
+
+    def unlink(self, path):
+        super().unlink(path)
+        if path.parent.name == "files":
+            self.open_names.add(path.name)
+
+
+def test_what_clients_are_told_of_kept_files_outlasts_a_power_failure(
+    endless_folder, cold_dir, tmp_path
+):
+    calls = NamesToKeep()
+    with (
+        running(endless_folder, cold_dir, files=tmp_path / "files", calls=calls) as server,
+        server.client() as client,
+    ):
+        made = put(client, BOOK)
+        assert [one.stem for one in (tmp_path / "files").iterdir()] == [made.id]
+        assert not calls.open_names
+        client.files.delete(made.id)
+        assert not list((tmp_path / "files").iterdir())
+        assert not calls.open_names
+        calls.refuses = True
+        with pytest.raises(openai.InternalServerError) as refused:
+            put(client, BOOK)
+        assert refused.value.code == "drive_failed"
+        # Whoever is told so does not find it after a restart.
+        assert not list((tmp_path / "files").iterdir())
+        assert not client.files.list().data
 
 
 def test_texts_of_kept_files_lie_in_the_directory_alone(endless_folder, cold_dir, tmp_path):

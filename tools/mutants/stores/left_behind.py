@@ -12,6 +12,40 @@ _SAVED = "test_rows_that_entered_are_saved_once_they_lie_in_the_order_of_tokens"
 
 LEFT_BEHIND = (
     Mutant(
+        "small-file-without-its-name",
+        "A power failure may take the name of a small file that was put in its place.",
+        "host/hillinfer/drive/directories.py",
+        "    calls.rename(beside, path)\n    keep_names(path.parent, calls)\n",
+        "    calls.rename(beside, path)\n",
+        (
+            f"{_TESTS}/drive/test_kept_names.py::"
+            "test_a_small_file_is_synced_before_it_has_its_name_and_its_name_behind",
+        ),
+    ),
+    Mutant(
+        "key-without-its-name",
+        "A power failure may take a key file's name, and what is sealed with it stays.",
+        "host/hillinfer/secrecy/key_sources.py",
+        "            keep_names(self.path.absolute().parent, calls)\n",
+        "",
+        (
+            f"{_TESTS}/drive/test_kept_names.py::"
+            "test_a_key_is_there_after_a_power_failure_as_what_it_seals_is",
+        ),
+    ),
+    Mutant(
+        "kept-file-without-its-name",
+        "A file that a client was told to have put may be gone after a power failure.",
+        "host/hillinfer/serve/documents.py",
+        "            self._calls.rename(part, file)\n"
+        "            keep_names(self._directory, self._calls)\n",
+        "            self._calls.rename(part, file)\n",
+        (
+            f"{_TESTS}/serve/test_files.py::"
+            "test_what_clients_are_told_of_kept_files_outlasts_a_power_failure",
+        ),
+    ),
+    Mutant(
         "shadow-beside-its-memory",
         "A shadow in the middle of other memory is read and written at that one's beginning.",
         "host/hillinfer/shadow/store.py",
