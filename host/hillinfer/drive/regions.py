@@ -6,6 +6,7 @@ from __future__ import annotations
 import heapq
 import threading
 from bisect import bisect_right, insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -89,21 +90,41 @@ class GroupTable:
         self._owners[group] += 1
 
     def of_one_owner(self, groups: Iterable[int]) -> list[int]:
-        """Return those of some groups that nobody would own once they are given back."""
-        return [group for group in groups if self._owners[group] == 1]
+        """Return those of some groups that nobody would own once they are given back.
+
+        Each is given back as often as it is among them.
+        """
+        given = Counter(groups)
+        return [group for group, times in given.items() if self._owners[group] == times]
 
     def give(self, group: int) -> bool:
         """Count one owner less and say whether nobody owns the group now."""
-        self._owners[group] -= 1
-        if self._owners[group]:
-            return False
-        self.parts_in_use -= self._parts.pop(group, 1.0)
-        region = self._region_of(group)
-        if region is None:
-            heapq.heappush(self._free, group)
-        else:
-            region.in_use -= 1
-        return True
+        self.give_all([group])
+        return not self._owners[group]
+
+    def give_all(self, groups: list[int]) -> None:
+        """Count one owner less of each of some groups, which leave the list as that is done.
+
+        Where Ctrl-C breaks it off, what is still in the list is still owned.
+        """
+        while groups:
+            group = groups[-1]
+            region = self._region_of(group)
+            # Ctrl-C comes behind calls, and there is none among these.
+            del groups[-1]
+            self._owners[group] -= 1
+            if self._owners[group]:
+                continue
+            if group in self._parts:
+                self.parts_in_use -= self._parts[group]
+                del self._parts[group]
+            else:
+                self.parts_in_use -= 1
+            if region is None:
+                self._free += [group]
+            else:
+                region.in_use -= 1
+        heapq.heapify(self._free)
 
     # --- regions ---------------------------------------------------------------------------
 
@@ -119,10 +140,15 @@ class GroupTable:
         return first
 
     def seal(self, count: int) -> None:
-        """Make the first `count` groups a region, which somebody owns."""
+        """Make the first `count` groups a region, which somebody owns.
+
+        It takes the place of one that begins with them already, which an interrupt left without its
+        files.
+        """
         self._free = sorted(group for group in self._free if group >= count)
         in_use = sum(owners > 0 for owners in self._owners[:count])
-        insort(self._regions, _Region(0, count, in_use))
+        others = [region for region in self._regions if region.first]
+        self._regions = [_Region(0, count, in_use), *others]
 
     def hold(self, first: int) -> None:
         """Keep the region that begins with a group open until `let_go`."""
@@ -132,15 +158,21 @@ class GroupTable:
         """Undo `hold`, or the hold of `open_region`."""
         self._regions[bisect_right(self._regions, _Region(first, 0)) - 1].holds -= 1
 
-    def close_idle_regions(self) -> list[int]:
-        """Close all regions that nobody holds or owns a group of; return the first groups."""
+    def close_idle_regions(self, leave: Callable[[int], object]) -> None:
+        """Close all regions that nobody holds or owns a group of.
+
+        Parameters
+        ----------
+        leave
+            Closes the files that a region's groups lie in, by its first group; before anybody may
+            get these numbers, and once more where an interrupt came in between.
+        """
         idle = [region for region in self._regions if not region.in_use and not region.holds]
         for region in idle:
+            leave(region.first)
             self._regions.remove(region)
-            self._free.extend(range(region.first, region.first + region.count))
-        if idle:
+            self._free = [*self._free, *range(region.first, region.first + region.count)]
             heapq.heapify(self._free)
-        return [region.first for region in idle]
 
     def _region_of(self, group: int) -> _Region | None:
         at = bisect_right(self._regions, _Region(group, 0)) - 1
@@ -390,20 +422,28 @@ class OtherFiles:
     def add_base(self, first: int, base: RowBase) -> None:
         """Let groups from `first` on lie in a base, which is closed with this."""
         number = next(self._numbers)
-        self._files[number] = base.files, base.io_mode
-        self._bases[first] = number, base
         groups = np.arange(first, first + base.count)
-        if base.count:
-            starts = np.tile((groups - first) * self._group_bytes, (self._layers, 1))
-            self.place_in_all(groups, number, starts)
+        try:
+            self._files[number] = base.files, base.io_mode
+            if base.count:
+                starts = np.tile((groups - first) * self._group_bytes, (self._layers, 1))
+                self.place_in_all(groups, number, starts)
+            self._bases[first] = number, base
+        except BaseException:
+            # Ctrl-C: whoever gave them closes them.
+            self.leave(groups)
+            self._files.pop(number, None)
+            raise
 
     def drop_base(self, first: int) -> None:
         """Close the base whose groups begin with `first`, if there is one."""
         if first in self._bases:
-            number, base = self._bases.pop(first)
+            number, base = self._bases[first]
             self.leave(range(first, first + base.count))
-            del self._files[number]
+            self._files.pop(number, None)
             base.close()
+            # Last: after an interrupt before that it is dropped once more.
+            del self._bases[first]
 
     def close(self) -> None:
         """Close all bases."""

@@ -153,9 +153,7 @@ class Batch:
         """Free all sequences; those that an interrupt leaves are freed by the next call."""
         self._gone = _distinct([*self._gone, *self._sequences])
         self._sequences, self._pads, self._made = [], [], []
-        with ExitStack() as freed:
-            for sequence in self._gone:
-                freed.callback(self._free, sequence)
+        self._free_gone()
 
     def fork(self) -> Batch:
         """Return a batch of the same rows that goes on independently."""
@@ -189,14 +187,14 @@ class Batch:
 
     def choose(self, indices: list[int]) -> None:
         """Keep the given rows, in the given order, some of them perhaps more than once."""
-        before = _distinct(self._sequences)
-        self._sequences = [self._sequences[i] for i in indices]
-        self._pads = [self._pads[i] for i in indices]
-        self._made = [self._made[i] for i in indices]
-        kept = set(map(id, self._sequences))
-        for sequence in before:
-            if id(sequence) not in kept:
-                self._runtime.release(sequence)
+        kept = [self._sequences[i] for i in indices]
+        pads, made = [self._pads[i] for i in indices], [self._made[i] for i in indices]
+        ids = set(map(id, kept))
+        gone = _distinct([*self._gone, *self._sequences])
+        gone = [one for one in gone if id(one) not in ids]
+        # At one moment: no interrupt leaves rows that are held and freed, or neither.
+        self._sequences, self._pads, self._made, self._gone = kept, pads, made, gone
+        self._free_gone()
 
     def repeat(self, rows: int) -> None:
         """Have so many rows, each several times, where that comes out even."""
@@ -369,6 +367,11 @@ class Batch:
                     f"sequence {i} was padded by {self._pads[i]} tokens, now by {pads[i]}"
                 )
         return pads
+
+    def _free_gone(self) -> None:
+        with ExitStack() as freed:
+            for sequence in self._gone:
+                freed.callback(self._free, sequence)
 
     def _free(self, sequence: Sequence) -> None:
         try:

@@ -146,6 +146,9 @@ class SequenceManager:
         self._accountant = accountant
         self._chunks = chunks
         self.sequences = sequences = list[Sequence]()
+        # Groups that sequences have no more and that are counted as theirs, until they are given
+        # back: where an interrupt breaks that off, the next who gives any back ends it.
+        self._going: list[int] = []
         # Not by way of this manager, which holds the accountant.
         accountant.shared_by(lambda: sum(one.band.start == 0 for one in sequences))
         self._store_token: Callable[..., int] = native_library().tables.hillinfer_store_token
@@ -172,15 +175,16 @@ class SequenceManager:
         """Return a new, empty sequence."""
         return self._open(partial(Sequence, self._shape.layers, self._shape.row_bytes))
 
-    def _open(self, make: Callable[[], Sequence]) -> Sequence:
+    def _open(self, make: Callable[[], Sequence], hit_bytes: int = 0) -> Sequence:
         self._pools.take_tail()
         try:
-            with self._accountant.taking(Part.OTHER, self._observed_bytes):
+            with self._accountant.taking(Part.OTHER, hit_bytes + self._observed_bytes):
                 sequence = make()
         except BaseException:
             self._pools.give_tail()
             raise
-        self.sequences.append(sequence)
+        # No call, behind which Ctrl-C comes: what is known here is what the caller gets.
+        self.sequences += [sequence]
         return sequence
 
     def open_bands(self, sequence: Sequence, starts: Iterable[int]) -> None:
@@ -216,11 +220,18 @@ class SequenceManager:
         return copy
 
     def _fork_band(self, sequence: Sequence) -> Sequence:
-        with self._accountant.taking(Part.OTHER, sequence.hits.byte_count):
-            copy = self._open(sequence.fork)
-        for group in copy.groups:
-            self._groups.share(group)
-        copy.segments = self._shadow.share(sequence)
+        copy, shared = self._open(sequence.fork, sequence.hits.byte_count), list[int]()
+        try:
+            for group in copy.groups:
+                self._groups.share(group)
+                shared.append(group)
+            copy.segments = self._shadow.share(sequence)
+        except BaseException:
+            # Ctrl-C: groups that are not shared are none of the copy's to give back.
+            copy.truncate(0)
+            self._give_groups(shared)
+            self.release(copy)
+            raise
         return copy
 
     def release(self, sequence: Sequence) -> None:
@@ -454,14 +465,14 @@ class SequenceManager:
         return np.asarray(sequence.groups[first : first + count], np.int64)
 
     def _give_groups(self, groups: list[int]) -> None:
-        given = self._groups.of_one_owner(groups)
+        self._going.extend(groups)
+        given = self._groups.of_one_owner(self._going)
         for group in given:
             self._pools.forget_group(group)
         self._shadow.forget_groups(given)
         self._chunks.forget(given)
         # Last: after an interrupt before that nobody gets a number that old rows are known by.
-        for group in groups:
-            self._groups.give(group)
+        self._groups.give_all(self._going)
         self.close_bases()
 
     def settle_recording(self, sequence: Sequence) -> None:
@@ -474,8 +485,8 @@ class SequenceManager:
 
     def close_bases(self) -> None:
         """Close the files of sessions whose rows nobody has any more."""
-        for first in self._groups.close_idle_regions():
-            self._store.others.drop_base(first)
+        # Numbers are free once nothing tells any more that they lie there.
+        self._groups.close_idle_regions(self._store.others.drop_base)
 
 
 def _recorded(sequence: Sequence) -> Recorded:

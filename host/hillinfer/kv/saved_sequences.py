@@ -381,8 +381,7 @@ def save_sequence(
         fresh: list[ColdFile] = []
         if _holds_only(store, groups, sequence):
             fresh = _fresh_files(store, target)
-            for file in fresh:
-                undo.callback(file.close)
+            undo.callback(_close_unused, store, fresh)
         copied = 0
         with ExitStack() as adding:
             take = adding.enter_context(writer.adding(Part.CODES.value)) if coder else None
@@ -399,10 +398,10 @@ def save_sequence(
                     writer.add(name, content())
                     copied += byte_count
         if fresh:
-            # Whatever comes now, a file that once had a name is not written to again.
-            undo.pop_all()
-            store.freeze(len(sequence.groups), fresh)
+            # Whatever comes now, a file that once had a name is not written to again. Sealed first:
+            # Ctrl-C in between leaves groups that nobody writes to, in files as before.
             groups.seal(len(sequence.groups))
+            store.freeze(len(sequence.groups), fresh)
         for part, pieces in parts:
             writer.add(part.value, pieces)
         writer.finish(
@@ -424,6 +423,14 @@ def _holds_only(store: ColdStore, groups: GroupTable, sequence: Sequence) -> boo
         return False
     in_order = sequence.groups == list(range(groups.groups)) and not sequence.deeper
     return in_order and not store.others.are_used and bool(sequence.groups)
+
+
+def _close_unused(store: ColdStore, fresh: list[ColdFile]) -> None:
+    """Close files that a cold pool does not go on with."""
+    used = {id(file) for file in store.files}
+    for file in fresh:
+        if id(file) not in used:
+            file.close()
 
 
 def _fresh_files(store: ColdStore, target: Path) -> list[ColdFile]:

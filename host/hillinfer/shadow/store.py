@@ -115,7 +115,7 @@ class ShadowStore:
     def let_base_go(self, first: int) -> None:
         """Close a base that `add_base` returned, once nobody has a slot of it."""
         self._slots.let_go(first)
-        self._drop_bases()
+        self._slots.close_idle_regions(self._drop_base)
 
     def buffer(self) -> NDArray[np.uint8]:
         """Return page-aligned zeros that a shadow fits in, uint8 (segment_beats, 64)."""
@@ -150,7 +150,7 @@ class ShadowStore:
     def give(self, slot: int) -> None:
         """Own a slot no more: it is used for another shadow, or goes with its base."""
         self._slots.give(slot)
-        self._drop_bases()
+        self._slots.close_idle_regions(self._drop_base)
 
     def write(self, slot: int, shadow: NDArray[np.uint8]) -> Future[None]:
         """Write a shadow that `buffer` made, in the background; leave it alone until it is done."""
@@ -202,11 +202,10 @@ class ShadowStore:
         for base in self._bases.values():
             base.close()
 
-    def _drop_bases(self) -> None:
-        for first in self._slots.close_idle_regions():
-            closed = self._bases[first]
+    def _drop_base(self, first: int) -> None:
+        if first in self._bases:
+            self._bases[first].close()
             self._bases = {own: base for own, base in self._bases.items() if own != first}
-            closed.close()
 
     def _base_of(self, slot: int) -> int | None:
         """Return the first slot of the base that a slot lies in; None for the own file."""

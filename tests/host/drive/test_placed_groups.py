@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from interrupts import interrupted
 from landings import WAYS, SeenReads, file_of, land, random_content, wanted_rows
 
 from hillinfer.drive.files import PAGE_BYTES, IOMode, probe_io_mode
@@ -74,6 +75,24 @@ def test_files_are_told_apart_however_many_came_and_went():
     # The twin: they lie in the own file once the base is gone.
     others.drop_base(4)
     assert others.placement.of(0, np.arange(7)).tolist() == [-1] * 7
+
+
+@pytest.mark.parametrize(
+    ("function", "event"),
+    [(OtherFiles.place_in_all, "call"), (Placement.place, "call"), (Placement.place, "return")],
+)
+def test_of_a_base_that_ctrl_c_kept_from_coming_nothing_is_there(function, event):
+    """Its files are closed, and others get the numbers of its groups."""
+    others = OtherFiles(1, GROUP * 64)
+    with pytest.raises(KeyboardInterrupt), interrupted(function, event):
+        others.add_base(4, RowBase((), 2, IOMode.DIRECT))
+    assert not others.are_used
+    assert not others.in_base(np.arange(7))
+    assert others.placement.of(0, np.arange(7)).tolist() == [-1] * 7
+    # The twin: it comes.
+    others.add_base(4, RowBase((), 2, IOMode.DIRECT))
+    assert others.are_used
+    assert others.placement.of(0, np.arange(7)).tolist() == [-1] * 4 + [1] * 2 + [-1]
 
 
 def test_files_that_come_while_somebody_asks_how_all_are_read():

@@ -15,10 +15,13 @@ from interrupts import interrupted, interrupted_at
 from test_broken_forward import PLACES, Breaks
 from tiny_models import TinyModel, prompts
 
+from hillinfer.drive.regions import GroupTable
 from hillinfer.errors import CacheUseError
 from hillinfer.hf.batch import Batch
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.kv.rows import SequenceManager
+from hillinfer.kv.sequence import Sequence
+from hillinfer.kv.sequence_shadows import SequenceShadows
 from hillinfer.memory_budget import Part
 from hillinfer.shadow.arena import ShadowArena
 
@@ -111,6 +114,17 @@ def held_by(attachment):
     return {part: count for part, count in parts.items() if part is not Part.HOT}
 
 
+def known_tokens(cache):
+    """Return how many distinct tokens an engine knows of, and in how many sequences."""
+    rows = cache.engine.runtime.parts.rows
+    return rows.tokens, len(rows.sequences)
+
+
+def grown(cache):
+    """Return what a cache holds and some tokens more, as a prompt."""
+    return torch.cat([torch.tensor(cache.token_ids), IDS[:, :3]], dim=1)
+
+
 def closed_at(attachment, function, number):
     """Close a cache of its own, with Ctrl-C at a moment of a function's file; False past the last.
 
@@ -162,6 +176,77 @@ def test_rows_of_a_fork_that_an_interrupt_broke_off_are_freed(attachment, cache)
     fork = cache.fork()
     assert held_by(attachment) != before
     fork.close()
+
+
+@pytest.mark.parametrize(
+    ("function", "event"),
+    [
+        (SequenceManager.fork, "call"),
+        (Sequence.fork, "call"),
+        (GroupTable.share, "call"),
+        (SequenceShadows.share, "call"),
+    ],
+)
+def test_groups_of_a_fork_that_broke_off_are_its_siblings_alone(function, event, attachment, cache):
+    """Given back once too often they would be another prompt's, and never they would stay."""
+    cache.fork().close()
+    before, tokens = held_by(attachment), known_tokens(cache)
+    with pytest.raises(KeyboardInterrupt), interrupted(function, event):
+        cache.fork()
+    assert held_by(attachment) == before
+    # What the budget is planned for, and who shares it.
+    assert known_tokens(cache) == tokens
+    fork = cache.fork()
+    assert known_tokens(cache) != tokens
+    fork.close()
+    assert known_tokens(cache) == tokens
+    model, (others, _) = attachment.model, prompts([70], seed=7)
+    expected = bits(run(model, cache.fork(), grown(cache), new_tokens=2))
+    run(model, attachment.new_cache(), others, new_tokens=2)
+    assert torch.equal(bits(run(model, cache, grown(cache), new_tokens=2)), expected)
+
+
+def test_groups_that_an_interrupt_keeps_from_being_given_back_are_given_by_the_next(
+    attachment, cache
+):
+    model, (others, _) = attachment.model, prompts([200], seed=7)
+    tokens, number, has_come = known_tokens(cache), 0, True
+    came = []
+    while has_come:
+        own = attachment.new_cache()
+        run(model, own, others, new_tokens=2)
+        try:
+            with interrupted_at(GroupTable.give_all, number) as moment:
+                own.close()
+        except KeyboardInterrupt:
+            # The twin: some are not given back yet.
+            came.append(known_tokens(cache) != tokens)
+        has_come = moment.left < 0
+        cache.fork().close()
+        run(model, other := attachment.new_cache(), IDS, new_tokens=2)
+        other.close()
+        assert known_tokens(cache) == tokens
+        number += 1
+    assert sum(came) > 5
+
+
+def test_rows_of_a_batch_that_an_interrupt_kept_from_being_freed_are_freed(attachment, cache):
+    batch = torch.cat([IDS, prompts([70], seed=7)[0]])
+    model = attachment.model
+    before = held_by(attachment)
+    own = attachment.new_cache()
+    run(model, own, batch, new_tokens=2)
+    whole = held_by(attachment)
+    with pytest.raises(KeyboardInterrupt), interrupted(SequenceManager.release, "call"):
+        own.batch_select_indices(torch.tensor([0]))
+    assert len(own.token_ids) == 1
+    # The twin: the other row is still counted.
+    assert held_by(attachment) == whole
+    own.batch_select_indices(torch.tensor([0]))
+    assert held_by(attachment) != whole
+    own.close()
+    cache.fork().close()
+    assert held_by(attachment) == before
 
 
 def test_a_shadow_that_an_interrupt_kept_from_being_made_is_not_counted(cold_dir):

@@ -9,11 +9,14 @@ import pytest
 import torch
 from faulty_calls import FAULTS, HARMLESS, Fault, FaultyCalls, Injection
 from generation_runs import attached_with, run
+from interrupts import interrupted
 from session_runs import PROMPT, TINY, answer, feed
 from tiny_models import prompts
 
 from hillinfer.drive.files import sweep
+from hillinfer.drive.regions import GroupTable, OtherFiles
 from hillinfer.errors import ColdPoolError, HillInferError, SessionError
+from hillinfer.kv.cold_store import ColdStore
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.sessions.writing import SessionWriter, prepare_target
 
@@ -24,10 +27,14 @@ def entries(directory):
     return sorted(entry.name for entry in directory.iterdir())
 
 
+def open_descriptors():
+    """Return what this process has open."""
+    return [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+
+
 def sizes_of_open_files(folder):
     """Return the sizes of the nameless files in a folder that this process has open, by inode."""
-    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-    files = [link for link in links if str(link.readlink()).startswith(str(folder))]
+    files = [link for link in open_descriptors() if str(link.readlink()).startswith(str(folder))]
     return {file.stat().st_ino: file.stat().st_size for file in files}
 
 
@@ -170,6 +177,49 @@ def test_a_file_that_had_a_name_once_is_not_written_to_again(faulty, tmp_path):
         assert sizes[inode] == (size or 5 * 64 * 64)
     calls.begin()
     assert cache.save_session(tmp_path / "session").copied_row_bytes == 2 * 3 * 64 * 64
+
+
+@pytest.mark.parametrize(
+    ("function", "event"),
+    [
+        (GroupTable.seal, "call"),
+        (GroupTable.seal, "return"),
+        (ColdStore.freeze, "call"),
+        (OtherFiles.add_base, "call"),
+        (OtherFiles.place_in_all, "call"),
+        (OtherFiles.place_in_all, "return"),
+        (ColdStore.freeze, "return"),
+        (SessionWriter.finish, "call"),
+    ],
+)
+def test_what_saving_leaves_where_ctrl_c_breaks_it_off_is_a_pool_for_all(
+    attachment, tmp_path, function, event
+):
+    """Numbers of groups that lie in what was to be the session are written to by the next."""
+    model, ids = attachment.model, torch.cat([SHORT, PROMPT[:, -20:]], dim=1)
+    others, open_before = prompts([130], seed=5)[0], len(open_descriptors())
+    with attachment.new_cache() as calm:
+        feed(model, calm, SHORT)
+        expected = answer(model, calm, ids, new_tokens=3)
+    with attachment.new_cache() as calm:
+        of_others = answer(model, calm, others, new_tokens=3)
+    with attachment.new_cache() as kept:
+        own = attachment.new_cache()
+        feed(model, own, SHORT)
+        with pytest.raises(KeyboardInterrupt), interrupted(function, event):
+            own.save_session(tmp_path / "broken")
+        assert entries(tmp_path) == []
+        own.save_session(tmp_path / "whole")
+        with own.fork() as fork:
+            assert torch.equal(answer(model, fork, ids, new_tokens=3), expected)
+        with attachment.load_session(tmp_path / "whole") as loaded:
+            assert torch.equal(answer(model, loaded, ids, new_tokens=3), expected)
+        own.close()
+        found = answer(model, kept, others, new_tokens=3)
+        assert torch.equal(found, of_others)
+        # The twin: rows of the one that was saved would be seen.
+        assert not torch.equal(found, expected)
+    assert len(open_descriptors()) == open_before
 
 
 def test_a_cache_goes_on_while_its_failed_saving_is_still_held(faulty, tmp_path):

@@ -16,9 +16,12 @@ import pytest
 import torch
 from faulty_calls import Fault, FaultyCalls, Injection
 from generation_runs import attached, attached_with, bits, run
+from interrupts import interrupted
 from session_runs import TINY, feed, flip_bit
 from tiny_models import prompts
 
+from hillinfer.drive.regions import OtherFiles
+from hillinfer.drive.shared_files import RowBase
 from hillinfer.errors import BudgetError, CacheUseError, ColdPoolError, SessionError
 
 # With full segments and without, with whole groups and without.
@@ -192,6 +195,28 @@ def test_one_that_is_cut_below_its_session_leaves_the_others(cold, places, expec
     assert torch.equal(asked(cold, twin), expected["long"])
     for cache in (first, second, twin):
         cache.close()
+
+
+@pytest.mark.parametrize("function", [OtherFiles.drop_base, OtherFiles.leave, RowBase.close])
+def test_numbers_of_a_session_that_ctrl_c_left_half_closed_are_nobodys_before_it_is_closed(
+    cold, places, expected, function
+):
+    """Else what the next prompt writes lies elsewhere than where it is read."""
+    kept, session = cold.new_cache(), cold.load_session(places["long"])
+    assert torch.equal(on_a_fork(cold, session), expected["long"])
+    with pytest.raises(KeyboardInterrupt), interrupted(function, "call"):
+        session.close()
+    feed(cold.model, kept, DOCUMENTS["long"])
+    found = asked(cold, kept)
+    with (
+        attached(TINY.build(), cold.settings.cold_dir, dram_budget="10%") as calm,
+        calm.new_cache() as alone,
+    ):
+        feed(calm.model, alone, DOCUMENTS["long"])
+        assert torch.equal(found, asked(calm, alone))
+    assert not torch.equal(found, expected["short"])
+    kept.close()
+    assert files_of(places["long"]) == []
 
 
 def test_two_caches_of_one_session_share_its_rows(attachment, places, expected):

@@ -49,16 +49,17 @@ BROKEN_OFF = (
         "numbers-given-before-their-rows-are-forgotten",
         "Ctrl-C while a cache is freed leaves hot rows by numbers that the next cache gets.",
         "host/hillinfer/kv/rows.py",
-        "        given = self._groups.of_one_owner(groups)\n",
-        "        given = [one for one in groups if self._groups.give(one)]\n        groups = []\n",
+        "        given = self._groups.of_one_owner(self._going)\n",
+        "        given = [one for one in self._going if self._groups.give(one)]\n"
+        "        self._going.clear()\n",
         (f"{_OTHERS}[crop]",),
     ),
     Mutant(
         "a-cache-half-freed-for-good",
         "What Ctrl-C leaves of a closed cache is counted until the last one is closed.",
         "host/hillinfer/hf/batch.py",
-        "_distinct([*self._gone, *self._sequences])",
-        "_distinct([*self._sequences])",
+        "        self._gone = _distinct([*self._gone, *self._sequences])\n",
+        "        self._gone = _distinct([*self._sequences])\n",
         (f"{_LEFT}[release]",),
     ),
     Mutant(

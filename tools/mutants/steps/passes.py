@@ -146,8 +146,8 @@ PASSES: tuple[Mutant, ...] = (
         "pads-in-old-order",
         "Padding stays where it was when beams are reordered.",
         "host/hillinfer/hf/batch.py",
-        "self._pads = [self._pads[i] for i in indices]",
-        "self._pads = self._pads[: len(indices)]",
+        "pads, made = [self._pads[i] for i in indices],",
+        "pads, made = self._pads[: len(indices)],",
         (
             f"{_TESTS}/hf/test_ways_of_decoding.py::test_copies_of_a_padded_batch_keep_their_padding",
         ),

@@ -12,6 +12,100 @@ _SAVED = "test_rows_that_entered_are_saved_once_they_lie_in_the_order_of_tokens"
 
 LEFT_BEHIND = (
     Mutant(
+        "saved-groups-not-sealed",
+        "Ctrl-C between two steps of saving leaves groups of the session's files to be written to.",
+        "host/hillinfer/kv/saved_sequences.py",
+        "            groups.seal(len(sequence.groups))\n"
+        "            store.freeze(len(sequence.groups), fresh)\n",
+        "            store.freeze(len(sequence.groups), fresh)\n"
+        "            groups.seal(len(sequence.groups))\n",
+        (
+            f"{_TESTS}/sessions/test_saving.py::"
+            "test_what_saving_leaves_where_ctrl_c_breaks_it_off_is_a_pool_for_all",
+        ),
+    ),
+    Mutant(
+        "files-closed-that-the-pool-goes-on-with",
+        "Saving that breaks off closes files that the pool writes to already.",
+        "host/hillinfer/kv/saved_sequences.py",
+        "        if id(file) not in used:\n            file.close()\n",
+        "        file.close()\n",
+        (
+            f"{_TESTS}/sessions/test_saving.py::"
+            "test_what_saving_leaves_where_ctrl_c_breaks_it_off_is_a_pool_for_all",
+        ),
+    ),
+    Mutant(
+        "base-half-there",
+        "A base that Ctrl-C kept from being placed counts as one.",
+        "host/hillinfer/drive/regions.py",
+        "            self.leave(groups)\n            self._files.pop(number, None)\n"
+        "            raise\n",
+        "            raise\n",
+        (
+            f"{_TESTS}/drive/test_placed_groups.py::"
+            "test_of_a_base_that_ctrl_c_kept_from_coming_nothing_is_there",
+        ),
+    ),
+    Mutant(
+        "region-free-before-it-is-left",
+        "Numbers of a session's groups are free before its files are forgotten.",
+        "host/hillinfer/drive/regions.py",
+        "            leave(region.first)\n            self._regions.remove(region)\n",
+        "            self._regions.remove(region)\n            leave(region.first)\n",
+        (
+            f"{_TESTS}/drive/test_group_table.py::"
+            "test_a_region_whose_files_are_not_closed_yet_is_closed_by_the_next",
+        ),
+    ),
+    Mutant(
+        "broken-fork-stays",
+        "A fork that Ctrl-C breaks off is counted for good.",
+        "host/hillinfer/kv/rows.py",
+        "            self._give_groups(shared)\n            self.release(copy)\n"
+        "            raise\n",
+        "            raise\n",
+        (
+            f"{_TESTS}/hf/test_used_caches.py::"
+            "test_groups_of_a_fork_that_broke_off_are_its_siblings_alone",
+        ),
+    ),
+    Mutant(
+        "broken-fork-gives-all",
+        "A fork that Ctrl-C breaks off gives groups back that it did not share yet.",
+        "host/hillinfer/kv/rows.py",
+        "            copy.truncate(0)\n            self._give_groups(shared)\n",
+        "",
+        (
+            f"{_TESTS}/hf/test_used_caches.py::"
+            "test_groups_of_a_fork_that_broke_off_are_its_siblings_alone",
+        ),
+    ),
+    Mutant(
+        "groups-going-forgotten",
+        "Groups that Ctrl-C kept from being given back stay.",
+        "host/hillinfer/kv/rows.py",
+        "        self._going.extend(groups)\n",
+        "        self._going = list(groups)\n",
+        (
+            f"{_TESTS}/hf/test_used_caches.py::"
+            "test_groups_that_an_interrupt_keeps_from_being_given_back_are_given_by_the_next",
+        ),
+    ),
+    Mutant(
+        "rows-of-a-batch-forgotten",
+        "Rows of a batch that Ctrl-C kept from being freed are counted for good.",
+        "host/hillinfer/hf/batch.py",
+        "        self._sequences, self._pads, self._made, self._gone = kept, pads, made, gone\n",
+        "        self._sequences, self._pads, self._made, before = kept, pads, made, self._gone\n"
+        "        for one in gone:\n            self._runtime.release(one)\n"
+        "        self._gone = before\n",
+        (
+            f"{_TESTS}/hf/test_used_caches.py::"
+            "test_rows_of_a_batch_that_an_interrupt_kept_from_being_freed_are_freed",
+        ),
+    ),
+    Mutant(
         "small-file-without-its-name",
         "A power failure may take the name of a small file that was put in its place.",
         "host/hillinfer/drive/directories.py",
