@@ -65,6 +65,8 @@ class Accountant:
         self.changes = 0
         self._held = dict.fromkeys(Part, 0)
         self._peak = dict(self._held)
+        # Of what is held: what is counted while room for it is looked for, and may yet be refused.
+        self._sought = dict.fromkeys(Part, 0)
         self._lent = 0
         # What is collected as garbage in the middle of a change gives its bytes back.
         self._changing = threading.RLock()
@@ -118,28 +120,36 @@ class Accountant:
         Raises BudgetError where they do not fit even after hot rows were given up; nothing is
         counted then.
         """
-        self._change(part, byte_count)
         # Opening a long prompt counts hundreds of pieces, and mostly there is room.
-        if self._total() > self.budget_bytes:
+        if not self.take_spare(part, byte_count):
             self._find_room(part, byte_count)
-        if self._total() > sum(self._peak.values()):
-            self._peak = dict(self._held)
 
     def _find_room(self, part: Part, byte_count: int) -> None:
-        """Raise the budget or let hot rows go; count the bytes no more where neither helps."""
-        if self._least_hot is not None:
-            others = self._total() - self._held[Part.HOT]
-            self.raise_to(others + self._least_hot())
+        """Raise the budget or let hot rows go; count the bytes no more where neither helps.
+
+        What others look for room for at the same moment is no reason to refuse: of two that do not
+        fit together, the first that is decided gets its bytes.
+        """
+        self._seek(part, byte_count)
+        is_kept = False
         try:
+            if self._least_hot is not None:
+                others = self._total() - self._held[Part.HOT]
+                self.raise_to(others + self._least_hot())
             for make_room in self._make_room:
                 if self._total() > self.budget_bytes:
                     make_room()
-        except BaseException:
-            self._change(part, -byte_count)
-            raise
-        if self._total() > self.budget_bytes:
-            budget, needed = format_apart(self.budget_bytes, self._total())
-            self._change(part, -byte_count)
+            with self._changing:
+                needed_bytes = self._total() - sum(self._sought.values()) + byte_count
+                if needed_bytes <= self.budget_bytes:
+                    is_kept = True
+                    self._sought[part] -= byte_count
+                    self._note_peak()
+        finally:
+            if not is_kept:
+                self._seek(part, -byte_count)
+        if not is_kept:
+            budget, needed = format_apart(self.budget_bytes, needed_bytes)
             raise BudgetError(
                 f"the DRAM budget of {budget} is too small: "
                 f"{needed} are needed now ({self._describe()}, and "
@@ -153,8 +163,7 @@ class Accountant:
                 return False
             self._held[part] += byte_count
             self.changes += 1
-            if self._total() > sum(self._peak.values()):
-                self._peak = dict(self._held)
+            self._note_peak()
         return True
 
     def lend(self, byte_count: int) -> Loan | None:
@@ -210,6 +219,16 @@ class Accountant:
         with self._changing:
             self._held[part] += byte_count
             self.changes += 1
+
+    def _seek(self, part: Part, byte_count: int) -> None:
+        with self._changing:
+            self._held[part] += byte_count
+            self._sought[part] += byte_count
+            self.changes += 1
+
+    def _note_peak(self) -> None:
+        if self._total() - sum(self._sought.values()) > sum(self._peak.values()):
+            self._peak = {part: held - self._sought[part] for part, held in self._held.items()}
 
     def _total(self) -> int:
         return sum(self._held.values())

@@ -124,7 +124,7 @@ class Runtime:
         self._dense, self._attention, self._gpu = parts.dense, parts.attention, parts.gpu
         self.decode, self.joined, self.coded = parts.decode, parts.joined, parts.coded
         self.observe_selected = observe_selected
-        self._step, self._closed = 0, False
+        self._step, self.is_closed = 0, False
 
     # --- sequences and their rows ----------------------------------------------------------
 
@@ -463,8 +463,8 @@ class Runtime:
 
     def close(self) -> None:
         """Stop all threads and give the drive's space back; harmless when done twice."""
-        if not self._closed:
-            self._closed = True
+        if not self.is_closed:
+            self.is_closed = True
             self.parts.close()
 
     def _forget_ahead(self) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
 import warnings
@@ -324,6 +325,8 @@ class Attachment:
         made = self._made(expectation.tokens, expectation.sequences, settings)
         runtime = self._runtime(made)
         engine = Engine(runtime)
+        # Where Ctrl-C spoiled the count of its caches, which closes it otherwise.
+        weakref.finalize(engine, _end_uncounted, runtime, os.getpid()).atexit = False
         self._engine, self._opened_for = weakref.ref(engine), wanted
         engine.join()
         return engine
@@ -419,6 +422,14 @@ class Attachment:
         trace: TracebackType | None,
     ) -> None:
         self.detach()
+
+
+def _end_uncounted(runtime: Runtime, process: int) -> None:
+    """Close the runtime of an engine that nobody can use any more, as `_closed_aside` does."""
+    # A fork of the process leaves alone what its parent goes on using.
+    if os.getpid() == process and not runtime.is_closed:
+        name = f"{RUNTIME_THREADS}close"
+        threading.Thread(target=runtime.close, name=name, daemon=False).start()
 
 
 def _closed_aside(prompts: PromptStore) -> None:

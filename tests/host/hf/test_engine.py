@@ -2,6 +2,7 @@
 """All caches of an attachment share one engine: files, threads, buffers and one budget."""
 
 import dataclasses
+import gc
 import json
 import subprocess
 import threading
@@ -11,14 +12,20 @@ from pathlib import Path
 import pytest
 import torch
 from generation_runs import attached, bits, run
+from interrupts import interrupted
 from test_cache_operations import feed, feed_singly, open_cold_files
 from tiny_models import TinyModel, prompts
 
 import hillinfer
 from hillinfer.errors import BudgetError
+from hillinfer.hf.batch import CacheFamily
+from hillinfer.hf.cache import HillInferCache
+from hillinfer.hf.engine import Engine
 from hillinfer.statistics import Counters
 
 TINY = TinyModel(layers=3)
+# The most that anything waits, however busy the machine.
+ENOUGH = 60
 COUNTED = [one.name for one in dataclasses.fields(Counters)]
 # What depends on which rows are hot, and so on what the others do, or on time.
 DEPENDS = {
@@ -275,6 +282,48 @@ def test_the_last_cache_closes_the_engine_and_the_next_opens_one(cold_dir):
         assert torch.equal(bits(run(model, third, document)), expected)
         del third
     assert open_cold_files(cold_dir) == []
+
+
+def opened(hill):
+    return hill.new_cache()
+
+
+def closed(hill):
+    hill.new_cache().close()
+
+
+@pytest.mark.parametrize(
+    ("use", "function", "event"),
+    [
+        # It counts one that no cache is there for.
+        (opened, Engine.join, "return"),
+        (opened, Engine.open_family, "call"),
+        (opened, HillInferCache.__init__, "return"),
+        # Or goes on to count one that is closed.
+        (closed, Engine.leave, "call"),
+        (closed, CacheFamily.lose, "call"),
+    ],
+)
+def test_an_engine_whose_caches_ctrl_c_kept_from_being_counted_ends_with_the_last(
+    use, function, event, cold_dir
+):
+    before = set(threading.enumerate())
+    with attached(TINY.build(), cold_dir) as hill:
+        first = hill.new_cache()
+        with pytest.raises(KeyboardInterrupt), interrupted(function, event):
+            use(hill)
+        # The twin: it is open as long as one is.
+        first.fork().close()
+        assert open_cold_files(cold_dir)
+        first.close()
+        del first
+        gc.collect()
+        # In a thread of its own, where nobody closes it.
+        for one in set(threading.enumerate()) - before:
+            one.join(ENOUGH)
+        assert open_cold_files(cold_dir) == []
+        assert set(threading.enumerate()) <= before
+        assert hill.statistics() is None
 
 
 def test_an_attachment_keeps_no_memory_of_caches_that_are_gone(cold_dir):

@@ -81,3 +81,52 @@ def test_an_accountant_holds_no_manager_of_sequences():
     held = weakref.ref(manager)
     del manager
     assert held() is None, "only a garbage collection ends it"
+
+
+def test_what_another_one_looks_for_room_for_is_no_reason_to_refuse():
+    """It may be refused itself, and then neither had its bytes."""
+    accountant, taken = Accountant(100), []
+    accountant.take(Part.HOT, 60)
+
+    def make_room():
+        hot = accountant.held()[Part.HOT]
+        accountant.give(Part.HOT, hot)
+        if not taken:
+            taken.append("begun")
+            # As another thread does at that moment.
+            accountant.take(Part.SHADOW, 70)
+            taken.append("there")
+
+    accountant.on_shortage(make_room)
+    with pytest.raises(BudgetError, match="more for other"):
+        accountant.take(Part.OTHER, 200)
+    assert taken == ["begun", "there"]
+    assert accountant.held() == dict.fromkeys(Part, 0) | {Part.SHADOW: 70}
+    # What was refused was never held.
+    assert sum(accountant.peak().values()) == 70
+    # The twin: what is held is a reason.
+    with pytest.raises(BudgetError):
+        accountant.take(Part.OTHER, 31)
+    accountant.take(Part.OTHER, 30)
+    assert accountant.spare_bytes == 0
+
+
+def test_of_two_that_do_not_fit_together_one_gets_its_bytes_and_the_sum_is_kept():
+    accountant, second = Accountant(100), []
+
+    def make_room():
+        if not second:
+            second.append(70)
+            accountant.take(Part.SHADOW, 70)
+
+    accountant.take(Part.HOT, 10)
+    accountant.on_shortage(make_room)
+    with pytest.raises(BudgetError):
+        accountant.take(Part.OTHER, 95)
+    assert sum(accountant.held().values()) == 80
+    second.clear()
+    with pytest.raises(BudgetError):
+        accountant.take(Part.OTHER, 25)
+    assert sum(accountant.held().values()) == 80
+    accountant.take(Part.OTHER, 20)
+    assert sum(accountant.held().values()) == sum(accountant.peak().values()) == 100

@@ -12,6 +12,39 @@ _SAVED = "test_rows_that_entered_are_saved_once_they_lie_in_the_order_of_tokens"
 
 LEFT_BEHIND = (
     Mutant(
+        "engine-of-a-spoilt-count",
+        "An engine whose count of caches Ctrl-C spoiled keeps its threads and files.",
+        "host/hillinfer/hf/attach.py",
+        "        weakref.finalize(engine, _end_uncounted, runtime, os.getpid()).atexit = False\n",
+        "",
+        (
+            f"{_TESTS}/hf/test_engine.py::"
+            "test_an_engine_whose_caches_ctrl_c_kept_from_being_counted_ends_with_the_last",
+        ),
+    ),
+    Mutant(
+        "refused-for-what-is-refused",
+        "What is refused memory itself has others refused while it looks for room.",
+        "host/hillinfer/memory_budget.py",
+        "needed_bytes = self._total() - sum(self._sought.values()) + byte_count",
+        "needed_bytes = self._total()",
+        (
+            f"{_TESTS}/kv/test_accountant.py::"
+            "test_what_another_one_looks_for_room_for_is_no_reason_to_refuse",
+        ),
+    ),
+    Mutant(
+        "peak-of-what-was-refused",
+        "The peak has bytes that were looked for and refused.",
+        "host/hillinfer/memory_budget.py",
+        "{part: held - self._sought[part] for part, held in self._held.items()}",
+        "dict(self._held)",
+        (
+            f"{_TESTS}/kv/test_accountant.py::"
+            "test_what_another_one_looks_for_room_for_is_no_reason_to_refuse",
+        ),
+    ),
+    Mutant(
         "saved-groups-not-sealed",
         "Ctrl-C between two steps of saving leaves groups of the session's files to be written to.",
         "host/hillinfer/kv/saved_sequences.py",
