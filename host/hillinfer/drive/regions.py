@@ -158,6 +158,11 @@ class GroupTable:
         """Undo `hold`, or the hold of `open_region`."""
         self._regions[bisect_right(self._regions, _Region(first, 0)) - 1].holds -= 1
 
+    def let_all_go(self) -> None:
+        """Undo all holds that Ctrl-C left, where nobody fills a region: one at a time does."""
+        for region in self._regions:
+            region.holds = 0
+
     def close_idle_regions(self, leave: Callable[[int], object]) -> None:
         """Close all regions that nobody holds or owns a group of.
 

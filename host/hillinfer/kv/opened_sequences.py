@@ -158,6 +158,8 @@ class SequenceOpener:
                 base.close()
                 raise
         except BaseException:
+            # Also of what Ctrl-C kept anybody from knowing of: nobody gets closed files to read.
+            self._groups.let_all_go()
             self._rows.release(sequence)
             raise
         return sequence
@@ -189,9 +191,7 @@ class SequenceOpener:
         """Give an empty sequence the first tokens of a session whose groups begin with `first`."""
         groups, whole = tokens // GROUP_TOKENS, tokens == saved.tokens
         sequence.token_ids.extend(saved.token_ids()[:tokens])
-        for group in range(first, first + groups):
-            self._groups.share(group)
-            sequence.append_groups([group])
+        self._share(sequence, range(first, first + groups))
         open_rows = np.arange(groups * GROUP_TOKENS, tokens)
         # Rows of the session's own open group lie in no file of rows.
         is_cut = len(open_rows) > 0 and groups < saved.tokens // GROUP_TOKENS
@@ -309,9 +309,7 @@ class SequenceOpener:
         """
         again, size = self._rows.open(), self._shadow.spec.segment_tokens
         try:
-            for group in sequence.groups[: tokens // GROUP_TOKENS]:
-                self._groups.share(group)
-                again.append_groups([group])
+            self._share(again, sequence.groups[: tokens // GROUP_TOKENS])
             for segment in sequence.segments[: tokens // size]:
                 if any(own.coded_tokens < size for own in segment.layers):
                     break
@@ -322,6 +320,19 @@ class SequenceOpener:
         return again
 
     # --- inside ----------------------------------------------------------------------------
+
+    def _share(self, sequence: Sequence, groups: SequenceOf[int]) -> None:
+        """Append groups of others to a sequence, owned once more each."""
+        for group in groups:
+            count = sequence.group_count
+            self._groups.share(group)
+            try:
+                sequence.append_groups([group])
+            except BaseException:
+                # Ctrl-C: what is not the sequence's is not given back with it.
+                if sequence.group_count == count:
+                    self._groups.give(group)
+                raise
 
     def _part(self, stored: StoredRows, number: int, chunk: StoredChunk, count: int) -> _Part:
         segment = self._chunks.segment(stored.store, chunk) if count == CHUNK_GROUPS else None

@@ -201,11 +201,10 @@ class SavedSession:
         names = [rows_file(layer) for layer in range(manifest.shape.layers)]
         files = [self._files[name] for name in names]
         shadow = self._files[Part.SHADOW.value]
-        self._taken = {*names, shadow.name}
         for file in (*files, shadow):
             file.share(open_files)
         direct = all(file.io_mode is IOMode.DIRECT for file in files if file.byte_count)
-        return StoredBase(
+        base = StoredBase(
             RowBase(
                 files,
                 groups,
@@ -221,6 +220,9 @@ class SavedSession:
                 self._key(shadow),
             ),
         )
+        # Last: until they have been handed over this closes them.
+        self._taken = {*names, shadow.name}
+        return base
 
     def _key(self, file: SessionFile) -> Hashable:
         """Return what a file has in common with itself alone, while nobody writes to it."""

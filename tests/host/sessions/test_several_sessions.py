@@ -20,9 +20,12 @@ from interrupts import interrupted
 from session_runs import TINY, feed, flip_bit
 from tiny_models import prompts
 
-from hillinfer.drive.regions import OtherFiles
-from hillinfer.drive.shared_files import RowBase
+from hillinfer.drive.regions import GroupTable, OtherFiles
+from hillinfer.drive.shared_files import ReopenedFile, RowBase
 from hillinfer.errors import BudgetError, CacheUseError, ColdPoolError, SessionError
+from hillinfer.kv import opened_sequences
+from hillinfer.kv.cold_store import ColdStore
+from hillinfer.kv.sequence import Sequence
 
 # With full segments and without, with whole groups and without.
 LENGTHS = {"long": 1150, "short": 100, "whole": 192}
@@ -217,6 +220,38 @@ def test_numbers_of_a_session_that_ctrl_c_left_half_closed_are_nobodys_before_it
     assert not torch.equal(found, expected["short"])
     kept.close()
     assert files_of(places["long"]) == []
+
+
+@pytest.mark.parametrize(
+    ("function", "event", "caller"),
+    [
+        (ReopenedFile.share, "call", None),
+        (ColdStore.add_base, "call", None),
+        (ColdStore.add_base, "return", None),
+        (Sequence.append_groups, "call", None),
+        (Sequence.append_groups, "return", None),
+        (GroupTable.let_go, "call", opened_sequences.__file__),
+    ],
+)
+def test_a_session_whose_loading_ctrl_c_broke_off_is_loaded_again(
+    cold, places, expected, function, event, caller
+):
+    kept = cold.new_cache()
+    rows = kept.engine.runtime.parts.rows
+    before, files = (rows.tokens, len(rows.sequences)), files_of(places["long"])
+    with pytest.raises(KeyboardInterrupt), interrupted(function, event, caller):
+        cold.load_session(places["long"])
+    assert (rows.tokens, len(rows.sequences)) == before
+    assert files_of(places["long"]) == files
+    with cold.load_session(places["long"]) as session:
+        # The twin: one that is loaded is known.
+        assert rows.tokens > before[0]
+        found = on_a_fork(cold, session)
+    assert torch.equal(found, expected["long"])
+    feed(cold.model, kept, DOCUMENTS["short"])
+    assert torch.equal(asked(cold, kept), expected["short"])
+    assert not torch.equal(found, expected["short"])
+    kept.close()
 
 
 def test_two_caches_of_one_session_share_its_rows(attachment, places, expected):

@@ -108,10 +108,10 @@ REUSED_PROMPTS: tuple[Mutant, ...] = (
         "regained-rows-of-nobody",
         "Rows that are computed again lie beside the places where caches look for them.",
         "host/hillinfer/kv/opened_sequences.py",
-        """                self._groups.share(group)
-                again.append_groups([group])
+        """            self._share(again, sequence.groups[: tokens // GROUP_TOKENS])
 """,
-        """                again.append_groups([self._groups.take()])
+        """            for group in sequence.groups[: tokens // GROUP_TOKENS]:
+                again.append_groups([self._groups.take()])
                 assert group >= 0
 """,
         (f"{_LOST}::test_what_is_computed_anew_is_there_for_every_cache_of_the_prompt",),

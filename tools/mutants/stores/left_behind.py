@@ -12,6 +12,40 @@ _SAVED = "test_rows_that_entered_are_saved_once_they_lie_in_the_order_of_tokens"
 
 LEFT_BEHIND = (
     Mutant(
+        "region-held-for-ever",
+        "A session whose loading Ctrl-C broke off is closed, and found by who loads it again.",
+        "host/hillinfer/kv/opened_sequences.py",
+        "            self._groups.let_all_go()\n",
+        "",
+        (
+            f"{_TESTS}/sessions/test_several_sessions.py::"
+            "test_a_session_whose_loading_ctrl_c_broke_off_is_loaded_again",
+        ),
+    ),
+    Mutant(
+        "group-owned-by-nobody",
+        "A group that Ctrl-C kept from being a sequence's stays owned.",
+        "host/hillinfer/kv/opened_sequences.py",
+        "                if sequence.group_count == count:\n",
+        "                if sequence is None:\n",
+        (
+            f"{_TESTS}/sessions/test_several_sessions.py::"
+            "test_a_session_whose_loading_ctrl_c_broke_off_is_loaded_again",
+        ),
+    ),
+    Mutant(
+        "files-handed-to-nobody",
+        "Files of a session whose loading Ctrl-C broke off stay open.",
+        "host/hillinfer/sessions/opening.py",
+        "        for file in (*files, shadow):\n            file.share(open_files)\n",
+        "        self._taken = {*names, shadow.name}\n"
+        "        for file in (*files, shadow):\n            file.share(open_files)\n",
+        (
+            f"{_TESTS}/sessions/test_several_sessions.py::"
+            "test_a_session_whose_loading_ctrl_c_broke_off_is_loaded_again",
+        ),
+    ),
+    Mutant(
         "engine-of-a-spoilt-count",
         "An engine whose count of caches Ctrl-C spoiled keeps its threads and files.",
         "host/hillinfer/hf/attach.py",
