@@ -345,52 +345,6 @@ class TestLife:
         with pytest.raises(RuntimeError, match="closed"):
             brought(engine, file, reads)
 
-    def test_a_program_may_end_while_a_thread_reads_in_a_ring(self, rings):
-        """What the thread waits for comes while the program ends, once rings were let go."""
-        program = textwrap.dedent(
-            """
-            import os, sys, threading, weakref
-            from types import SimpleNamespace
-            import numpy as np
-            from hillinfer.drive.calls import Reads
-            from hillinfer.drive.engine_table import UringEngine
-            from hillinfer.drive.files import PAGE_BYTES, aligned_buffer
-            sys.path.insert(0, sys.argv[1])
-            from single_reads import SingleReads
-
-            class Keeper:
-                pass
-
-            class Telling(SingleReads):
-                def ring_enter(self, ring, submit, complete):
-                    entered.set()
-                    return super().ring_enter(ring, submit, complete)
-
-            def end():
-                os.write(other_end, bytes(range(1, 9)) * PAGE_BYTES)
-                reader.join(120)
-                print(int(buffer.astype(np.int64).sum()), flush=True)
-
-            entered, keeper = threading.Event(), Keeper()
-            ending, other_end = os.pipe()
-            file = SimpleNamespace(lend=lambda use: use(ending))
-            buffer = aligned_buffer(8 * PAGE_BYTES)
-            reads = Reads(*(np.arange(8) * PAGE_BYTES,) * 2, np.full(8, PAGE_BYTES))
-            # Of those that are called at the end the last one made comes first.
-            weakref.finalize(keeper, end)
-            engine = UringEngine(1, Telling(), depth=8)
-            reader = threading.Thread(target=engine.read, args=(file, buffer, reads), daemon=True)
-            reader.start()
-            assert entered.wait(120)
-            """
-        )
-        faults = str(Path(__file__).parents[1] / "faults")
-        done = subprocess.run(
-            [sys.executable, "-c", program, faults], capture_output=True, text=True, check=False
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        assert int(done.stdout) == sum(range(1, 9)) * PAGE_BYTES
-
     def test_a_child_of_a_fork_makes_a_ring_of_its_own(self, rings, file, content):
         class Counted(DriveCalls):
             rings = 0
@@ -421,3 +375,50 @@ def test_io_uring_is_taken_where_the_kernel_permits_it(rings):
     for choice, name in zip(IOChoice, ("uring", "uring", "threads"), strict=True):
         with opened(open_engine(choice, 1, DriveCalls())) as engine:
             assert engine.name == name
+
+
+def test_a_program_may_end_while_a_thread_reads_in_a_ring(rings):
+    """What the thread waits for comes while the program ends, once rings were let go."""
+    program = textwrap.dedent(
+        """
+        import os, sys, threading, weakref
+        from types import SimpleNamespace
+        import numpy as np
+        from hillinfer.drive.calls import Reads
+        from hillinfer.drive.engine_table import UringEngine
+        from hillinfer.drive.files import PAGE_BYTES, aligned_buffer
+        sys.path.insert(0, sys.argv[1])
+        from single_reads import SingleReads
+
+        class Keeper:
+            pass
+
+        class Telling(SingleReads):
+            def ring_enter(self, ring, submit, complete):
+                entered.set()
+                return super().ring_enter(ring, submit, complete)
+
+        def end():
+            os.write(other_end, bytes(range(1, 9)) * PAGE_BYTES)
+            reader.join(120)
+            print(int(buffer.astype(np.int64).sum()), flush=True)
+
+        entered, keeper = threading.Event(), Keeper()
+        ending, other_end = os.pipe()
+        file = SimpleNamespace(lend=lambda use: use(ending))
+        buffer = aligned_buffer(8 * PAGE_BYTES)
+        reads = Reads(*(np.arange(8) * PAGE_BYTES,) * 2, np.full(8, PAGE_BYTES))
+        # Of those that are called at the end the last one made comes first.
+        weakref.finalize(keeper, end)
+        engine = UringEngine(1, Telling(), depth=8)
+        reader = threading.Thread(target=engine.read, args=(file, buffer, reads), daemon=True)
+        reader.start()
+        assert entered.wait(120)
+        """
+    )
+    faults = str(Path(__file__).parents[1] / "faults")
+    done = subprocess.run(
+        [sys.executable, "-c", program, faults], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) == sum(range(1, 9)) * PAGE_BYTES

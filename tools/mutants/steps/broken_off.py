@@ -27,6 +27,17 @@ BROKEN_OFF = (
         (f"{_DROPPED}::test_a_last_cache_that_is_collected_within_its_store_stops_nobody",),
     ),
     Mutant(
+        "rings-that-go-before-their-readers",
+        "At the end of a program rings are let go while threads still read in them.",
+        "host/hillinfer/drive/engine_table.py",
+        "        self.close.atexit = False\n",
+        "",
+        (
+            "tests/host/drive/test_read_engines.py::"
+            "test_a_program_may_end_while_a_thread_reads_in_a_ring",
+        ),
+    ),
+    Mutant(
         "threads-looked-at-by-several-at-once",
         "Threads that look at others at once leave the garbage collector off for good.",
         "host/hillinfer/hf/engine.py",
